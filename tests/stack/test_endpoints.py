@@ -379,7 +379,7 @@ async def test_a_server_is_removed_and_returned_without_any_failure(three: Serve
         three.name(*others)
         await until_gone(behind, one)
         assert (await reads).finish_reason == "length"
-        assert (await engine_metrics.read(one.metrics)).running == 0
+        await engine_metrics.idle(one.metrics)
         one.signal(signal.SIGTERM)
         assert await asyncio.to_thread(one.wait) == 0
         await load.answered(WORKERS)
