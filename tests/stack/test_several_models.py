@@ -62,9 +62,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         "CHARONIA_STREAM_INTERVAL_MS": "0",
         "CHARONIA_HANG_TIMEOUT_S": "20",
     }
-    command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", "60")
+    command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", str(HANG_S))
     with running(Stack("nothing is served by this name", folder / "run", env, command=command)) as stack:
         served = Two(stack, keys)
+        until_states(served, dict.fromkeys(MODELS, "ready"))  # the gateway is ready with the first that is
         yield served
         for client in served.opened:
             client.close()
@@ -238,8 +239,12 @@ def under_load(two: Two, model: str) -> Iterator[list[str]]:
     assert failed == [] and len(done) > 8
 
 
-def states(two: Two) -> dict[str, str]:
-    return {one["id"]: one["status"] for one in two.web("alice").get("/v1/models").json()["data"]}
+def until_states(two: Two, expected: dict[str, str]) -> None:
+    """Returns when the gateway's last checks have found that: it makes them every second."""
+    web, deadline = two.web("alice"), time.monotonic() + HANG_S
+    while (found := {one["id"]: one["status"] for one in web.get("/v1/models").json()["data"]}) != expected:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("name", "other"), [MODELS[::-1], MODELS])
@@ -264,7 +269,7 @@ def test_a_model_is_unloaded_and_loaded_while_the_other_works(
         assert refused.headers["retry-after"] and refused.json()["error"]["code"] == "model_not_loaded"
         assert f"charonia models load {name}" in refused.json()["error"]["message"]
         assert alice.post("/tokenize", json={"model": name, "prompt": "a"}).status_code == 503
-        assert states(two) == {name: "not ready", other: "ready"}
+        until_states(two, {name: "not ready", other: "ready"})
         ready = alice.get("/health/ready")
         assert (ready.status_code, ready.json()["models"]) == (200, {name: "not ready", other: "ready"})
         before = len(done)
@@ -295,6 +300,9 @@ def test_a_triton_that_is_started_again_has_what_was_loaded(two: Two, alice: htt
     while alice.post("/v1/completions", json=body).status_code != 200:
         assert time.monotonic() < deadline, two.stack.log()
         time.sleep(0.2)
-    assert states(two)["slow/one"] == "not ready"
+    until_states(two, {"demo": "ready", "slow/one": "not ready"})
+    while "Triton is ready again" not in two.stack.log_file.read_text():  # then orders are taken
+        assert time.monotonic() < deadline, two.stack.log()
+        time.sleep(0.05)
     assert two.models("load", "slow/one").returncode == 0, Path(two.stack.log_file).read_text()
     ask(alice, "slow/one")

@@ -3,11 +3,13 @@ tiny_models.py, which answers `<|text0|>` with TEXTS[0], and so on."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -136,9 +138,14 @@ async def test_what_is_not_asked_for_is_not_parsed(caller: Stack, client: Client
     part = await client.complete(GenerateRequest(messages=says(0), tools=TOOLS, stream=False, **GREEDY))
     assert (part.text, part.content, part.tool_calls) == (TEXTS[0], "", [])
     before = executions(caller)
-    await client.complete(GenerateRequest(messages=says(1), stream=False, **GREEDY))
-    after = executions(caller)
-    assert after["postprocessing"] > before["postprocessing"] and after["parsing"] == before["parsing"]
+    for _ in range(3):
+        await client.complete(GenerateRequest(messages=says(1), stream=False, **GREEDY))
+    deadline = time.monotonic() + HANG_S
+    while (after := executions(caller))["postprocessing"] < before["postprocessing"] + 3:
+        assert time.monotonic() < deadline, (before, after)
+        await asyncio.sleep(0.02)
+    # Triton counts when the answer has gone out: one of the test before may have come late.
+    assert after["parsing"] <= before["parsing"] + 1
 
 
 async def test_without_tools_or_with_none_chosen_a_call_is_text(client: Client) -> None:

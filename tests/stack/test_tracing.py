@@ -33,6 +33,7 @@ def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iter
     or the models would not be unloaded.
     """
     env = {"CHARONIA_TRACING_ENDPOINT": receiver.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    env["CHARONIA_DRAIN_TIMEOUT_S"] = str(HANG_S)  # nothing is killed because the machine is slow
     with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("traced"), env)) as served:
         yield served
         receiver.go_away()
