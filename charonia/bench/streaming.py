@@ -45,6 +45,7 @@ SUBSCRIBED = "-subscribed"  # behind a target's name: answers come by a subscrip
 _CLIENT = "client"
 _LAUNCHER = "launcher"  # waits, whatever the others do
 _LEAST_REQUESTS = 8  # of a case: fewer take too little CPU time to be measured
+_SETTLE_S = 0.1
 _TEXT = "postprocessing"
 _MODELS = ("preprocessing", "engine", _TEXT)
 
@@ -158,12 +159,12 @@ def _measure(
     responses = 0.0
     # Every other round the other way about: what grows slower or faster favours neither.
     for stream in (True, False) if number % 2 == 0 else (False, True):
-        counted, before = _queues(served), _cpu_seconds(served.pid)
+        counted, before = _settled_queues(served), _cpu_seconds(served.pid)
         loads[stream], own = clients.submit(send_all, _opener(target, served, stream), jobs, streams).result()
         after = _cpu_seconds(served.pid)
         spent[stream] = {name: after[name] - before.get(name, 0.0) for name in after} | {_CLIENT: own}
         if stream:
-            counts = _queues(served)
+            counts = _settled_queues(served)
             queues = _mean_queue_ms(counted, counts)
             # Each is made into text once; where there is none of them, each is an event.
             responses = counts[_TEXT][1] - counted.get(_TEXT, (0.0, 0.0))[1]
@@ -227,6 +228,15 @@ def process_name(command: Sequence[str]) -> str:
         return Path(command[1]).parts[-3]
     # Of several processes the gateway's others are `-m charonia_gateway.worker`.
     return "gateway" if any(part.partition(".")[0] == "charonia_gateway" for part in command) else _LAUNCHER
+
+
+def _settled_queues(served: Served) -> dict[str, tuple[float, float]]:
+    """As _queues(), once nothing more is counted: Triton counts a request after its response has gone out."""
+    found, before = _queues(served), None
+    while found != before:
+        time.sleep(_SETTLE_S)
+        found, before = _queues(served), found
+    return found
 
 
 def _queues(served: Served) -> dict[str, tuple[float, float]]:
