@@ -10,7 +10,8 @@ from charonia.bench.steps import _Decoding, run_beside_prompts, run_mixed
 from charonia.errors import InvalidRequestError
 
 DEMO = str(Path(__file__).resolve().parents[2] / "models" / "demo" / "model")
-NULL = {"device": "null", "null_step_ms": 2}
+# Sessions in which nothing ends that decodes, however late this process reads it.
+NULL = {"device": "null", "null_step_ms": 2, "session_len": 2000}
 
 
 def test_a_mixed_step_is_held_against_its_two_parts() -> None:
