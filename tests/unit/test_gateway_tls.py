@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from certificates import Authority, Pair
 from charonia_client import Client, Tls
+from charonia_gateway import files
 from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.settings import Settings
@@ -86,8 +87,9 @@ async def ask(port: int, authority: Authority, own: Pair | None = None) -> str:
 
 
 async def test_a_certificate_that_changes_is_the_next_connections(
-    authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
+    authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(files, "CHECK_INTERVAL_S", HANG_S)  # it looks at the files when the test says so
     pair = authority.issue("server", "localhost", "127.0.0.1")
     certificates = Certificates(pair.cert, pair.key)
     async with served(certificates, pair) as port:
