@@ -21,7 +21,8 @@ from charonia_gateway.tls import Certificates
 
 log = logging.getLogger("charonia_gateway")
 
-_LAST_WORDS_S = 1.0  # for requests that are cut off to say so
+_LAST_WORDS_S = 2.0  # for requests that are cut off to say so: before that, Triton has a second to hear it
+_ABORTED_S = 1.0  # for them to end once their connections are gone
 
 
 class Drain:
@@ -194,7 +195,7 @@ class DrainingServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if connection.transport:
                     connection.transport.abort()
-            await self._drain.have_ended(_LAST_WORDS_S)
+            await self._drain.have_ended(_ABORTED_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # The second signal, not one after a drain that the supervisor began: systemd sends one to each process.

@@ -303,6 +303,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             return (await webs[1].get("/health/ready")).status_code == 503
 
         await own.until(drains)
+        server.fall_asleep()  # who is cut off hears of it all the same
         own.process.send_signal(signal.SIGINT)
         assert "shutting down" in await stream
         assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
@@ -464,7 +465,8 @@ async def test_requests_are_answered_while_nothing_shared_can_be_written(tmp_pat
 async def test_a_terminal_that_closes_leaves_no_files(tmp_path: Path) -> None:
     async with Double() as server, gateway(server, tmp_path) as own:
         for pid in (own.process.pid, *own.pids()):
-            os.kill(pid, signal.SIGHUP)
+            with contextlib.suppress(ProcessLookupError):  # the first had it, and has ended this one
+                os.kill(pid, signal.SIGHUP)
         assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
         assert list(own.folder.iterdir()) == []
 
@@ -512,7 +514,6 @@ def test_a_folder_that_takes_no_database_is_one_line(tmp_path: Path) -> None:
 
 async def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_ALIVE_S", 0.2)
-    monkeypatch.setattr(workers, "_SILENT_S", 4.0)
     shared.create(tmp_path)
     async with Double() as server:
         (port,) = free_ports(1)
@@ -533,11 +534,12 @@ async def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path, monkey
 
         try:
             await until(is_well)
-            hung = supervisor._workers[1].process
-            os.kill(hung.pid, signal.SIGSTOP)
-            await until(lambda: hung.returncode is not None)
-            assert hung.returncode == -signal.SIGKILL
-            await until(is_well)
+            hung = supervisor._workers[1]
+            os.kill(hung.process.pid, signal.SIGSTOP)
+            monkeypatch.setattr(workers, "_SILENT_S", 4.0)  # not before all have started, which ends everything
+            await until(lambda: hung.process.returncode is not None)
+            assert hung.process.returncode == -signal.SIGKILL
+            await until(lambda: is_well() and supervisor._workers[1] is not hung)
         finally:
             supervisor._signalled()
             assert await asyncio.wait_for(running, HANG_S) == 0
@@ -547,15 +549,23 @@ async def test_a_worker_that_hangs_before_it_is_ready_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workers, "_ALIVE_S", 0.2)
-    monkeypatch.setattr(workers, "_START_S", 4.0)
     shared.create(tmp_path)
-    never = tmp_path / "endpoints"
-    os.mkfifo(never)  # reading it waits for somebody who writes
+    pipe = tmp_path / "endpoints"
+    os.mkfifo(pipe)
     (port,) = free_ports(1)
-    settings = Settings(triton_endpoints=f"file://{never}", port=port, host="127.0.0.1", model_name=MODEL)
+    settings = Settings(triton_endpoints=f"file://{pipe}", port=port, host="127.0.0.1", model_name=MODEL)
     supervisor = workers._Supervisor(settings, 1, tmp_path)
-    assert await asyncio.wait_for(supervisor.run(), HANG_S) == 1
-    assert "is not ready after 4 s and is killed" in caplog.text
+    running = asyncio.create_task(supervisor.run())
+    while True:
+        with contextlib.suppress(OSError):  # as long as nobody reads it
+            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        assert not running.done(), caplog.text
+        await asyncio.sleep(0.02)
+    monkeypatch.setattr(workers, "_START_S", 0.2)  # from here on it waits for what is never written
+    assert await asyncio.wait_for(running, HANG_S) == 1
+    os.close(writer)
+    assert " s and is killed" in caplog.text and "is not ready after " in caplog.text
 
 
 # --- without processes
