@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "base/text.h"
@@ -17,6 +18,7 @@ namespace charonia::bench {
 namespace {
 
 using cuda::DeviceMemory;
+using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kFormat = 1;
@@ -32,12 +34,26 @@ std::string_view name_of(Size size) { return size == Size::full ? "full" : size 
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-Json described(const Case& what) { return {{"kernel", what.kernel}, {"shape", what.shape}, {"variant", what.variant}}; }
+Json described(const Case& what) {
+  Json shape = Json::object();
+  for (const auto& [name, extent] : what.shape) {
+    std::visit([&, &name = name](const auto& value) { shape[std::string(name)] = value; }, extent.value);
+  }
+  return {{"kernel", what.kernel}, {"shape", std::move(shape)}, {"variant", what.variant}};
+}
 
 }  // namespace
 
+struct Bench::Results {
+  Json rows = Json::array(), skipped = Json::array(), errors = Json::array(), suites = Json::object();
+};
+
 Bench::Bench(Size size, std::filesystem::path file)
-    : size(size), device(cuda::device_info(0)), file_(std::move(file)) {}
+    : size(size), device(cuda::device_info(0)), file_(std::move(file)), results_(std::make_unique<Results>()) {}
+
+Bench::~Bench() = default;
+
+bool Bench::failed() const { return !results_->errors.empty(); }
 
 int Bench::copies(std::size_t bytes) const {
   if (size == Size::tiny) return 2;
@@ -168,19 +184,19 @@ void Bench::measure_limits() {
 void Bench::suite(std::string_view name, const std::function<void()>& run) {
   suite_ = name;
   const auto begin = Clock::now();
-  const auto rows = rows_.size(), errors = errors_.size();
+  const auto rows = results_->rows.size(), errors = results_->errors.size();
   const auto close = [&] {
     const double seconds = seconds_since(begin);
-    suites_[suite_] = {{"rows", rows_.size() - rows}, {"errors", errors_.size() - errors}, {"seconds", seconds}};
+    const auto new_rows = results_->rows.size() - rows, new_errors = results_->errors.size() - errors;
+    results_->suites[suite_] = {{"rows", new_rows}, {"errors", new_errors}, {"seconds", seconds}};
     write();
-    std::printf("%s: %zu measurements, %zu errors, %.1f s\n", suite_.c_str(), rows_.size() - rows,
-                errors_.size() - errors, seconds);
+    std::printf("%s: %zu measurements, %zu errors, %.1f s\n", suite_.c_str(), new_rows, new_errors, seconds);
     std::fflush(stdout);
   };
   try {
     run();
   } catch (const Error& error) {
-    errors_.push_back({{"suite", suite_}, {"error", error.what()}});
+    results_->errors.push_back({{"suite", suite_}, {"error", error.what()}});
     close();
     throw;
   }
@@ -200,7 +216,7 @@ void Bench::measure(const Case& what, const std::function<void(int)>& issue) {
       auto one = described(what);
       one["suite"] = suite_;
       one["error"] = error.what();
-      errors_.push_back(std::move(one));
+      results_->errors.push_back(std::move(one));
       stream.wait(cat("the device after an error of ", what.kernel));  // throws when the device is lost
     }
   }
@@ -217,7 +233,7 @@ void Bench::record(const Case& what, std::optional<bool> overlap, double microse
   row["operations"] = what.operations;
   row["limit"] = by_memory >= by_gemms ? "memory" : "gemm";
   row["share"] = std::max(by_memory, by_gemms) / microseconds;
-  rows_.push_back(std::move(row));
+  results_->rows.push_back(std::move(row));
   if (seconds_since(written_) > kSecondsBetweenFiles) write();
 }
 
@@ -225,7 +241,7 @@ void Bench::skip(const Case& what, std::string why) {
   auto one = described(what);
   one["suite"] = suite_;
   one["why"] = std::move(why);
-  skipped_.push_back(std::move(one));
+  results_->skipped.push_back(std::move(one));
 }
 
 // Replaced as a whole, so that what a killed run leaves can be read.
@@ -246,10 +262,10 @@ void Bench::write() {
                    {"gemm_operations_per_s", limits_.gemms},
                    {"gemm_by", limits_.gemm_by},
                    {"mma_operations_per_s", limits_.mma}}},
-                 {"suites", suites_},
-                 {"rows", rows_},
-                 {"skipped", skipped_},
-                 {"errors", errors_}};
+                 {"suites", results_->suites},
+                 {"rows", results_->rows},
+                 {"skipped", results_->skipped},
+                 {"errors", results_->errors}};
   auto temporary = file_;
   temporary += ".tmp";
   std::ofstream out(temporary);

@@ -2,17 +2,19 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/dtype.h"
@@ -20,8 +22,6 @@
 #include "ops/cuda/gemm/blas.h"
 
 namespace charonia::bench {
-
-using Json = nlohmann::ordered_json;
 
 // full: the tables. quick: fewer shapes and shorter measurements. tiny: shapes for the CPU, whose times say nothing.
 enum class Size { full, quick, tiny };
@@ -35,10 +35,20 @@ struct Limits {
   std::string gemm_by;
 };
 
+// Of a shape: a number or a name.
+struct Extent {
+  template <std::integral T>
+  Extent(T number) : value(static_cast<std::int64_t>(number)) {}
+  template <std::convertible_to<std::string_view> T>
+  Extent(const T& name) : value(std::string(std::string_view(name))) {}
+  std::variant<std::int64_t, std::string> value;
+};
+using Shape = std::vector<std::pair<std::string_view, Extent>>;
+
 // One kernel, or the kernels of one operation, with one shape.
 struct Case {
   std::string kernel;          // its name in benchmarks/cuda_predictions.md
-  Json shape;                  // names and numbers
+  Shape shape;
   std::string variant;         // of several ways to compute it
   double bytes = 0;            // that must move between memory and SMs: read and written once
   double operations = 0;       // multiplications and additions of tensor cores, which fp32 does not use
@@ -48,6 +58,9 @@ struct Case {
 class Bench {
  public:
   Bench(Size size, std::filesystem::path file);
+  ~Bench();
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
 
   const Size size;
   const cuda::DeviceInfo device;
@@ -67,7 +80,7 @@ class Bench {
   // has it.
   void measure(const Case& what, const std::function<void(int index)>& issue);
   void skip(const Case& what, std::string why);
-  bool failed() const { return !errors_.empty(); }
+  bool failed() const;
 
   // How many copies of operands of so many bytes are out of the L2 cache when their turn comes again; at most
   // kMaxCopies.
@@ -86,6 +99,8 @@ class Bench {
   bool fits(std::size_t bytes) const;
 
  private:
+  struct Results;  // JSON, which not every suite compiles
+
   // Median microseconds of one of the launches.
   double time(double expected, const std::function<void(int)>& issue);
   void record(const Case& what, std::optional<bool> overlap, double microseconds);
@@ -96,7 +111,7 @@ class Bench {
   Limits limits_;
   std::string suite_;
   std::chrono::steady_clock::time_point written_{};
-  Json rows_ = Json::array(), skipped_ = Json::array(), errors_ = Json::array(), suites_ = Json::object();
+  std::unique_ptr<Results> results_;
 };
 
 // A model's sizes, as charonia/bench/random_model.py has them. tiny: of the same proportions.

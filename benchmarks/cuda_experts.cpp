@@ -135,7 +135,7 @@ void measure_experts(Bench& bench) {
   if (tiny) rows = {1, 20};
   const auto matrices = kExperts * hidden * inter;
   if (!bench.fits(static_cast<std::size_t>(3 * matrices) * 2)) {
-    return bench.skip({.kernel = "experts", .shape = Json::object(), .variant = ""}, "the weights do not fit");
+    return bench.skip({.kernel = "experts", .shape = {}, .variant = ""}, "the weights do not fit");
   }
   const auto gate_up = bench.random_values(kType, 2 * matrices, 0.02F);
   const auto down = bench.random_values(kType, matrices, 0.02F);

@@ -146,7 +146,7 @@ void measure_gemms(Bench& bench) {
   if (bench.size == Size::tiny) rows = {1, 8, 40};
   std::string why;
   const auto blas = cuda::load_cublas(why);
-  if (blas == nullptr) bench.skip({.kernel = "cuBLASLt", .shape = Json::object(), .variant = ""}, why);
+  if (blas == nullptr) bench.skip({.kernel = "cuBLASLt", .shape = {}, .variant = ""}, why);
   const DeviceMemory workspace(bench.size == Size::tiny ? std::size_t{1} << 20 : kWorkspaceBytes);
   for (const auto& weight : weights_of(bench.size)) {
     for (const auto count : rows) {

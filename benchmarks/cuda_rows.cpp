@@ -44,9 +44,9 @@ struct Measured {
   const ModelShape& model;
   std::int64_t rows;
 
-  Case what(std::string kernel, Json shape, double bytes, std::string variant = "bf16") const {
-    Json all{{"model", model.name}, {"rows", rows}};
-    all.update(shape);
+  Case what(std::string kernel, const Shape& shape, double bytes, std::string variant = "bf16") const {
+    Shape all{{"model", model.name}, {"rows", rows}};
+    all.insert(all.end(), shape.begin(), shape.end());
     return {.kernel = std::move(kernel), .shape = std::move(all), .variant = std::move(variant), .bytes = bytes};
   }
   int copies(double bytes) const { return bench.copies(static_cast<std::size_t>(bytes)); }
