@@ -44,13 +44,19 @@ def backend() -> Path:
     return Path(built.stdout.strip())
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failing") / "parrot"
+    write_model(folder, "byte_level", "parrot")
+    return folder
+
+
 @pytest.fixture
-def make_stack(backend: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+def make_stack(backend: Path, model: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     """Stacks on the emulated device, which are ended after the test whatever happens."""
     made: list[Stack] = []
-    write_model(tmp_path / "parrot", "byte_level", "parrot")
 
-    def make(*, model: Path = tmp_path / "parrot", **env: str) -> Stack:
+    def make(*, model: Path = model, **env: str) -> Stack:
         small = {
             "CHARONIA_DEVICE": "cuda",
             "CHARONIA_MAX_BATCH_SIZE": "2",
@@ -193,9 +199,9 @@ def test_a_device_that_fails_while_the_model_is_loaded_ends_the_stack_with_that_
 
 
 @pytest.fixture
-def warmed_up(tmp_path: Path, make_stack: Callable[..., Stack]) -> Path:
+def warmed_up(model: Path, tmp_path: Path) -> Path:
     """A workspace whose engine the server warms up before it is ready."""
-    workspace = link_workspace(tmp_path / "parrot", tmp_path / "workspace")
+    workspace = link_workspace(model, tmp_path / "workspace")
     config = workspace / "triton_models" / "engine" / "config.pbtxt"
     text = config.read_text()
     config.unlink()

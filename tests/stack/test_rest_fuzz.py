@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -347,14 +348,21 @@ class Fuzz:
         return True
 
 
+@pytest.fixture(scope="module")
+def fuzz_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz_model") / "fuzz"
+    write_model(folder, "byte_level", "babbler", hidden=128, chat_template=TEMPLATE, added=MARKUP)
+    return folder
+
+
 @pytest.fixture(scope="module", params=list(FORMATS))
-def fuzz(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Fuzz]]:
-    folder = tmp_path_factory.mktemp("fuzz")
-    write_model(folder / "fuzz", "byte_level", "babbler", hidden=128, chat_template=TEMPLATE, added=MARKUP)
+def fuzz(
+    request: pytest.FixtureRequest, fuzz_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Stack, Fuzz]]:
     environment = {"CHARONIA_TOOL_CALL_PARSER": request.param, "CHARONIA_GUIDE_TIMEOUT_S": "5"}
     environment["CHARONIA_JUMP_FORWARD"] = str(request.param in JUMPING)
     with (
-        running(Stack(folder / "fuzz", folder / "run", environment)) as stack,
+        running(Stack(fuzz_model, tmp_path_factory.mktemp("fuzz"), environment)) as stack,
         httpx.Client(base_url=stack.gateway, timeout=HANG_S, headers={"Content-Type": "application/json"}) as web,
     ):
         closing = [web.post("/tokenize", json={"prompt": text}).json()["tokens"][0] for text in ('"', "}", "]")]
