@@ -134,9 +134,10 @@ def _fp8(block: int) -> Quantiser:
             made = {"weight_scale": torch.tensor(scale), "input_scale": torch.tensor(0.02)}
             whole: Any = scale
         else:
-            blocks = values.reshape(rows // block, block, cols // block, block)
+            padded = np.pad(values, ((0, -rows % block), (0, -cols % block)))  # the last ones may be short
+            blocks = padded.reshape(len(padded) // block, block, -1, block)
             scales = (np.abs(blocks).max((1, 3)) / 448).astype(np.float32)
-            whole = scales.repeat(block, 0).repeat(block, 1)
+            whole = scales.repeat(block, 0).repeat(block, 1)[:rows, :cols]
             codes = (values / whole).astype(ml_dtypes.float8_e4m3fn)
             made = _tensors(weight_scale_inv=scales)
         made["weight"] = torch.from_numpy(codes.view(np.uint8)).view(torch.float8_e4m3fn)
@@ -211,6 +212,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
     "fp8 of DeepSeek": (
         {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [GROUP, GROUP]},
         _fp8(GROUP),
+    ),
+    "fp8 in blocks of 128": (
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        _fp8(128),
     ),
     "fp8 of AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, _fp8(0)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -181,16 +182,17 @@ class _Finder:
 
     def _check_divides(self, how: Quantization, codes: str, rows: int, cols: int) -> None:
         """Groups, and the numbers that codes and zeros are packed into, divide the weight."""
-        if how.group_rows > 1 and how.group_size and cols % how.group_size:
+        short = how.group_rows > 1 and how.group_size and cols % how.group_size  # the last block
+        if short and math.gcd(how.group_size, cols) % 2:
             raise UnsupportedError(
                 f"{self._folder}: tensor {codes} is of a weight with {cols} columns, of which blocks of "
-                f"{how.group_size} leave the last one short: this is not supported. Take a copy that has a scale for "
-                "each channel, or the 16-bit original"
+                f"{how.group_size} leave the last one with {short}: these must be even numbers. Take a copy that has a "
+                "scale for each channel, or the 16-bit original"
             )
         packed_cols = {"packed-rows": 32 // how.bits, "gptq": 32 // how.bits, "mxfp4": 2}.get(how.layout, 1)
         packed_rows = 32 // how.bits if how.layout in ("awq", "gptq") else 1
         for size, what, unit, units in (
-            (cols, "columns", how.group_size or 1, "groups"),
+            (cols, "columns", 1 if short else how.group_size or 1, "groups"),
             (cols, "columns", packed_cols, "packed numbers"),
             (rows, "rows", packed_rows, "packed numbers"),
         ):
@@ -324,7 +326,7 @@ def _names(module: str) -> tuple[str, ...]:
 
 
 def _groups(how: Quantization, cols: int) -> int:
-    return cols // how.group_size if how.group_size else 1
+    return -(-cols // how.group_size) if how.group_size else 1
 
 
 def _code_shape(how: Quantization, rows: int, cols: int) -> tuple[int, int]:
@@ -408,7 +410,7 @@ def cut_obstacle(part: TensorPart) -> str:
     col_unit = {"rows": 1, "awq": 1, "mxfp4": 2}.get(how.layout, per_number)
     group = how.group_size or 1
     for bound in part.cols or ():
-        if bound % group:
+        if bound % group and bound != part.shape[1]:
             return f"column {bound} of {part.name} is within a group of {group}"
         if bound % col_unit:
             return f"column {bound} of {part.name} is within the {col_unit} that are packed together"

@@ -90,6 +90,7 @@ TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
   constexpr float kTolerance = 1e-3F;
   auto quants = kQuants;
   quants.push_back({"gptq", "U4", 16, true, true});
+  quants.push_back({"rows", "F8_E4M3", 48});  // of 64 and 128 columns
   for (const auto& how : quants) {
     auto some = tiny(how);
     some.biases = true;

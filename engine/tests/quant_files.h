@@ -56,7 +56,7 @@ struct PlainQuant {
   std::vector<int> zeros;         // [rows, groups], of integer codes; empty: all are 2^(bits - 1)
   std::vector<int> column_group;  // [cols]
 
-  std::int64_t groups() const { return cols / group; }
+  std::int64_t groups() const { return (cols + group - 1) / group; }  // the last one may be short
   int bits() const { return dtype == "U4" || dtype == "F4_E2M1" ? 4 : 8; }
   int code(std::int64_t r, std::int64_t c) const { return codes[static_cast<std::size_t>(r * cols + c)]; }
   float scale(std::int64_t r, std::int64_t g) const { return scales[static_cast<std::size_t>(r * groups() + g)]; }

@@ -309,7 +309,8 @@ TEST(QuantLayouts, RowsHaveScalesOfManyShapes) {
     std::int64_t group = 0, group_rows = 1;
   };
   const std::vector<Case> cases = {{{}},      {{1}},         {{1, 1}},        {{20}},
-                                   {{20, 1}}, {{20, 4}, 16}, {{3, 4}, 16, 8}, {{2, 1}, 64, 16}};
+                                   {{20, 1}}, {{20, 4}, 16}, {{3, 4}, 16, 8}, {{2, 1}, 64, 16},
+                                   {{3, 2}, 48, 8}, {{20, 2}, 48}};
   for (const auto& some : cases) {
     for (const auto code : {Code::i8, Code::f8_e4m3}) {
       for (const std::string type : {"F32", "F16", "BF16"}) {
@@ -324,7 +325,8 @@ TEST(QuantLayouts, RowsHaveScalesOfManyShapes) {
         tensors.scales = files.add("l.scale", testing::file_floats(type, some.shape, scales));
         const Quantization how{
             .layout = QuantLayout::rows, .code = code, .group_size = some.group, .group_rows = some.group_rows};
-        const auto groups = some.group == 0 ? 1 : kCols / some.group;
+        const bool is_short = some.group == 48;  // the last group
+        const auto groups = some.group == 0 ? 1 : (kCols + some.group - 1) / some.group;
         const auto element = [&](std::int64_t r, std::int64_t c) {
           const auto index = count == 1 ? 0 : r / some.group_rows * groups + (groups == 1 ? 0 : c / some.group);
           const auto byte = bytes[static_cast<std::size_t>(r * kCols + c)];
@@ -333,7 +335,13 @@ TEST(QuantLayouts, RowsHaveScalesOfManyShapes) {
         };
         expect_all_ranges(how, tensors, element,
                           groups == 1 ? std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 32}, {5, 64}}
+                          : is_short  ? std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 48}, {48, 64}}
                                       : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 16}, {16, 64}});
+        if (is_short) {
+          EXPECT_EQ(opened(how, tensors).format().group, 16);
+          EXPECT_EQ(opened(how, tensors, {}, {{0, 48}}).format().group, 48);
+          expect_refused([&] { opened(how, tensors, {}, {{16, 64}}); }, "begins and ends at groups of 48 columns");
+        }
         EXPECT_EQ(opened(how, tensors).format().scale_type, SafetensorsFile::type_named(type));
       }
     }

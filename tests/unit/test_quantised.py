@@ -162,13 +162,17 @@ def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     folder = tmp_path / "q"
     meant = quantise(dense, folder, name)
     holds(dense, folder, meant, tmp_path, 1)
-    if name != "gptq order":
+    if name == "fp8 in blocks of 128":
+        with pytest.raises(UnsupportedError, match=r"column 96 of .*down_proj.weight is within a group of 128\. Use"):
+            convert(folder, tmp_path / "w", tp=2)
+    elif name != "gptq order":
         holds(dense, folder, meant, tmp_path, 2)
     settings = _engine.read_config_ini(tmp_path / "l1" / workspace.WEIGHTS / "config.ini")
     kinds = {"mx": "mxfp4", "fp": "fp8", "w8": "int8", "gptq 8 bits": "int8"}
     expected = kinds.get(name) or kinds.get(name[:2], "int4")
     assert (settings["weight_type"], settings["data_type"]) == (expected, "fp32")
-    grouped = not any(word in name for word in ("channels", "tensor", "w8a8", "AutoFP8"))
+    # Most rows have 128 columns.
+    grouped = not any(word in name for word in ("channels", "tensor", "w8a8", "AutoFP8", "of 128"))
     assert settings["group_size"] == str(GROUP if grouped else 0)
 
 
@@ -209,6 +213,14 @@ def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
         convert(folder, tmp_path / "w", tp=2)
     edit_tensors(folder, lambda tensors: unquantise(tensors, "model.layers.0.mlp.down_proj", meant))
     holds(source, folder, meant, tmp_path, 2)
+
+
+def test_columns_are_cut_at_blocks_where_the_last_one_of_others_is_short(tmp_path: Path) -> None:
+    source, folder = tmp_path / "m", tmp_path / "q"
+    # Rows of 192 columns, which ranks have whole, and of 256; of the keys' 128 rows a rank has half a block.
+    config = {**SMALL, "model_type": "qwen3", "hidden_size": 192, "head_dim": 64, "intermediate_size": 256}
+    write_random_model(source, config, weight_type="fp32", scale=0.2)
+    holds(source, folder, quantise(source, folder, "fp8 in blocks of 128"), tmp_path, 2)
 
 
 def unquantise(tensors: Tensors, module: str, meant: Tensors) -> None:
@@ -432,8 +444,8 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("gptq", lambda c: c.update(group_size=48), r"columns, which groups of 48 do not divide"),
     (
         "fp8 of DeepSeek",
-        lambda c: c.update(weight_block_size=[32, 48]),
-        r"q_proj\.weight is of a weight with 128 columns, of which blocks of 48 leave the last one short",
+        lambda c: c.update(weight_block_size=[32, 47]),
+        r"q_proj\.weight is of a weight with 128 columns, of which blocks of 47 leave the last one with 34: .* even",
     ),
     ("gptq", lambda c: c.update(group_size="32"), r"group_size is '32'; it must be an integer"),
     ("fp8 of DeepSeek", lambda c: c.update(fmt="e5m2"), r"fmt 'e5m2' is not supported; supported: e4m3"),

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -226,21 +227,24 @@ void QuantPart::find_shape() {
 }
 
 void QuantPart::find_groups() {
-  const auto size = how_.group_size == 0 ? file_cols_ : how_.group_size;
-  if (file_cols_ % size != 0) {
+  const auto size = group_size();
+  const bool may_be_short = how_.layout == QuantLayout::rows;  // the last group
+  if (file_cols_ % size != 0 && !may_be_short) {
     refuse("has ", file_cols_, " columns in ", tensors_.codes.name, ", expected a multiple of its group_size = ", size);
   }
-  file_groups_ = file_cols_ / size;
+  file_groups_ = round_up_quotient(file_cols_, size);
   if (file_groups_ == 1) {
     format_.group = cols_;
     return;
   }
-  if (first_col_ % size != 0 || cols_ % size != 0) {
-    refuse("is columns [", first_col_, ", ", first_col_ + cols_, ") of ", tensors_.codes.name,
+  const auto last_col = first_col_ + cols_;
+  if (first_col_ % size != 0 || (last_col % size != 0 && last_col != file_cols_)) {
+    refuse("is columns [", first_col_, ", ", last_col, ") of ", tensors_.codes.name,
            ", expected a range that begins and ends at groups of ", size,
            " columns: choose fewer ranks (tensor_para_size)");
   }
-  format_.group = size;
+  // Devices take groups of one size: where the last one is short, smaller ones, several of which have one scale.
+  format_.group = std::gcd(size, cols_);
   first_group_ = first_col_ / size;
 }
 
@@ -267,7 +271,7 @@ QuantPart::Steps QuantPart::find_scales() const {
   refuse("has scales ", tensors_.scales.name, " of shape ", text_of(shape), ", expected [", blocks, ", ", file_groups_,
          "]", codes.size() > 2 ? cat(" or [", codes[0], ", ", matrix_blocks, ", ", file_groups_, "]") : "", ": ",
          how_.group_rows > 1 ? cat("blocks of ", how_.group_rows, " of ") : "", "its ", file_rows_,
-         " rows, and groups of ", file_cols_ / file_groups_, " of its ", file_cols_, " columns",
+         " rows, and groups of ", group_size(), " of its ", file_cols_, " columns",
          one_group ? cat("; or [", file_rows_, "], or one for all") : "");
 }
 
@@ -306,7 +310,7 @@ void QuantPart::find_order() {
   order_.clear();
   if (!tensors_.order) return;
   const auto* const data = tensors_.order->view.data.data();
-  const auto group_size = file_cols_ / file_groups_;
+  const auto group_size = this->group_size();
   std::vector<std::int64_t> ends(static_cast<std::size_t>(file_groups_));  // where the next column of a group goes
   for (std::size_t g = 0; g < ends.size(); ++g) ends[g] = static_cast<std::int64_t>(g) * group_size;
   std::vector<std::int32_t> order(static_cast<std::size_t>(file_cols_));
@@ -425,12 +429,13 @@ void QuantPart::read_codes(std::int64_t row, std::int64_t n, std::uint8_t* out) 
 }
 
 void QuantPart::read_scales(std::int64_t row, std::int64_t n, float* out) const {
+  const auto size = group_size();
   with_values(tensors_.scales.view, [&](const auto& value) {
     for (std::int64_t r = row; r < row + n; ++r) {
       const auto first = r / scale_steps_.rows * scale_steps_.row + first_group_ * scale_steps_.group;
       bool finite = true;
       for (std::int64_t g = 0; g < groups(); ++g) {
-        const float scale = value(first + g * scale_steps_.group);
+        const float scale = value(first + g * format_.group / size * scale_steps_.group);
         finite = finite && std::isfinite(scale);
         *out++ = scale;
       }

@@ -23,7 +23,7 @@ std::string_view to_string(QuantLayout layout);  // as the manifest has it
 struct Quantization {
   QuantLayout layout = QuantLayout::rows;
   ops::Code code = ops::Code::i8;
-  std::int64_t group_size = 0;  // columns of the file's tensor that share a scale; 0: all
+  std::int64_t group_size = 0;  // columns of the file's tensor that share a scale; 0: all. Layout rows: at most so many
   std::int64_t group_rows = 1;  // rows that share one; 1 but in layout rows
   bool zeros = false;
   int zero_offset = 1;  // of layout gptq: what is added to a stored zero, 0 or 1
@@ -81,6 +81,9 @@ class QuantPart final : public ops::QuantSource {
   struct Steps {
     std::int64_t rows = 1, row = 0, group = 0;
   };
+
+  // Columns of a group of the whole tensor; of the last one in layout rows at most.
+  std::int64_t group_size() const { return how_.group_size == 0 ? file_cols_ : how_.group_size; }
 
   void find_shape();
   void find_groups();
