@@ -27,6 +27,7 @@ BUILD_LIMIT_S = 3600
 pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + 900)
 # Comes in the midst of an answer of TEXTS[0], which has more tokens.
 FAULT = "step=12"
+ENDLESS = 2000  # tokens, of which each takes a step
 # Each of these requests takes a step at least.
 FAULT_IN_WARMUP = "step=2"
 WARMUP = """
@@ -110,7 +111,10 @@ async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_me
     make_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
     fault = tmp_path / "fault"
-    stack = make_stack(CHARONIA_EMULATED_CUDA_FAULT=f"file={fault}", CHARONIA_EXIT_ON_DEVICE_FAILURE="False").start()
+    # Room for two answers of ENDLESS tokens: what is asked once the engine has been withdrawn is told less.
+    room = {"CHARONIA_SESSION_LEN": "2048", "CHARONIA_CACHE_MAX_ENTRY_COUNT": "64"}
+    env = {"CHARONIA_EMULATED_CUDA_FAULT": f"file={fault}", "CHARONIA_EXIT_ON_DEVICE_FAILURE": "False"}
+    stack = make_stack(**room, **env).start()
     async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as http:
 
         async def ask(**fields: Any) -> httpx.Response:
@@ -128,7 +132,7 @@ async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_me
         async def ask_until_it_fails(stream: bool) -> httpx.Response:
             """On a machine that is slow enough an answer ends before the last one has begun."""
             while True:
-                answer = await ask(stream=stream, max_tokens=200, ignore_eos=True)
+                answer = await ask(stream=stream, max_tokens=ENDLESS, ignore_eos=True)
                 if answer.status_code != 200 or "event: error" in answer.text:
                     return answer
 
