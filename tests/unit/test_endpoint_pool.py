@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from charonia_client import (
     ServerError,
     TokenizeRequest,
     Unavailable,
+    Unresponsive,
 )
 from charonia_gateway import shared
 from charonia_gateway.endpoints import pool, sessions
@@ -35,7 +37,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 120
 CHECK_INTERVAL_S = 0.05
-CHECK_TIMEOUT_S = 0.5  # where a server hangs; elsewhere one that this process keeps waiting is not taken for that
+HUNG_S = 0.05  # after which a server that has fallen asleep is said to hang; one that this process keeps waiting is not
 Responses = AsyncIterator[pb.ModelStreamInferResponse]
 
 
@@ -57,16 +59,14 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 class Gateway:
     """A pool in front of `servers`, with what it told."""
 
-    def __init__(
-        self, servers: Sequence[Double], shared: Shared | None = None, check_timeout_s: float = HANG_S
-    ) -> None:
+    def __init__(self, servers: Sequence[Double], shared: Shared | None = None) -> None:
         self.servers = list(servers)
         self.choices: list[str] = []
         self.retries = 0
         self.pool = Pool(
             [server.target for server in servers],
             check_interval_s=CHECK_INTERVAL_S,
-            check_timeout_s=check_timeout_s,
+            check_timeout_s=HANG_S,
             on_choice=self.choices.append,
             on_retry=self._count_retry,
             shared=shared,
@@ -107,14 +107,34 @@ class Gateway:
     def server_of(self, target: str) -> Double:
         return next(server for server in self.servers if server.target == target)
 
+    def find_those_that_hang(self) -> None:
+        """From now on its checks do."""
+        for endpoint in self.pool.endpoints:
+            check = partial(check_or_hang, self.server_of(endpoint.target), endpoint.client.check)
+            endpoint.client.check = check  # type: ignore[method-assign]
+
+
+async def check_or_hang(server: Double, check: Callable[[float], Awaitable[None]], timeout_s: float) -> None:
+    asked, asleep = asyncio.ensure_future(check(timeout_s)), asyncio.ensure_future(server.asleep.wait())
+    try:
+        await asyncio.wait((asked, asleep), return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done() and not (await asyncio.wait((asked,), timeout=HUNG_S))[0]:
+            raise Unresponsive("it has fallen asleep")
+        asked.result()
+    finally:
+        asked.cancel()
+        asleep.cancel()
+
 
 @asynccontextmanager
-async def several(count: int = 3, check_timeout_s: float = HANG_S) -> AsyncIterator[Gateway]:
+async def several(count: int = 3, *, some_hang: bool = False) -> AsyncIterator[Gateway]:
     """That many servers, all up."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(Double()) for _ in range(count)]
-        gateway = Gateway(servers, check_timeout_s=check_timeout_s)
+        gateway = Gateway(servers)
         await stack.enter_async_context(gateway.pool)
+        if some_hang:
+            gateway.find_those_that_hang()
         await gateway.until_all_are(State.UP)
         yield gateway
         for endpoint in gateway.pool.endpoints:
@@ -149,7 +169,7 @@ def all_but_one(gateway: Gateway, behaviour: Behaviour) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("refusal", ["[503] the engine is shutting down", "[429] the queue is full; retry after 3 s"])
+@pytest.mark.parametrize("refusal", ["[503] the engine is shutting down", "[429] the queue is full; retry after 300 s"])
 async def test_what_one_server_does_not_take_another_answers(refusal: str, stream: bool) -> None:
     async with several() as gateway:
         with all_but_one(gateway, refuse(refusal)) as willing:
@@ -230,7 +250,7 @@ async def test_a_killed_server_takes_no_request_with_it_that_had_not_begun() -> 
 @pytest.mark.parametrize("how", ["hangs", "ends"])
 async def test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begun_stays(how: str) -> None:
     release = asyncio.Event()
-    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
+    async with several(some_hang=True) as gateway:
         for server in gateway.servers:
             server.behaviour = hold(release, [part("begin ")])
         async with AsyncExitStack() as streams:
@@ -358,7 +378,7 @@ async def test_a_conversation_that_is_sent_whole_goes_on_elsewhere_when_its_serv
 
 
 async def test_when_all_hang_requests_wait_for_the_first_that_comes_back() -> None:
-    async with several(2, CHECK_TIMEOUT_S) as gateway:
+    async with several(2, some_hang=True) as gateway:
         for server in gateway.servers:
             server.fall_asleep()
         waiting = asyncio.create_task(gateway.text(ask()))
@@ -433,7 +453,7 @@ async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up(cap
 
 
 async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() -> None:
-    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
+    async with several(some_hang=True) as gateway:
         turn = ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
         assigned.fall_asleep()
@@ -448,7 +468,7 @@ async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() 
 
 
 async def test_a_turn_that_no_other_server_takes_leaves_the_session_where_it_is() -> None:
-    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
+    async with several(some_hang=True) as gateway:
         turn = ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
         for server in gateway.servers:
@@ -529,7 +549,7 @@ async def test_an_end_is_not_said_again_where_the_session_has_begun_anew() -> No
 
 
 async def test_an_end_does_not_wait_for_a_server_that_hangs_with_a_request_of_the_session() -> None:
-    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
+    async with several(some_hang=True) as gateway:
         assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
         assigned.behaviour = hold(asyncio.Event(), [part("begin ")])
         async with aclosing(gateway.stream(ask(session_id="s", stream=True))) as parts:
@@ -755,7 +775,10 @@ async def test_a_stream_that_is_left_does_not_replace_a_history_that_was_to_end(
         await until(lambda: ("end_session", "s") in assigned.actions, "it is still told to forget it")
 
 
-async def test_the_models_quality_is_asked_of_a_server_that_works_and_remembered() -> None:
+async def test_the_models_quality_is_asked_of_a_server_that_works_and_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_DESCRIPTION_TIMEOUT_S", HANG_S)
     async with several(2) as gateway:
         gone, working = gateway.servers
         await gone.go()

@@ -158,6 +158,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._answering: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
         self._awake.set()
+        self.asleep = asyncio.Event()  # the opposite
 
     async def __aenter__(self) -> Double:
         self._server = grpc.aio.server()
@@ -182,8 +183,10 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def fall_asleep(self) -> None:
         """From now on it takes connections and requests, and answers nothing."""
         self._awake.clear()
+        self.asleep.set()
 
     def wake_up(self) -> None:
+        self.asleep.clear()
         self._awake.set()
 
     async def say_name(self, request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
