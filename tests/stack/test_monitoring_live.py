@@ -5,6 +5,7 @@ What this machine lacks (a GPU, the exporters) is served under its documented na
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import engine_metrics
 import httpx
 import prometheus
 import promql_parser as promql
@@ -208,7 +210,8 @@ def test_the_endpoint_picker_of_kubernetes_finds_what_it_reads(watched: Watched,
         for engine in extractor["engineConfigs"]
     ]
     assert {"queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"} <= set(names)
-    text = httpx.get(f"http://127.0.0.1:{stack.ports[2]}/metrics", timeout=HANG_S, trust_env=False).text
+    asyncio.run(engine_metrics.idle(stack.metrics))  # the gauges follow the last answers of the load
+    text = httpx.get(stack.metrics, timeout=HANG_S, trust_env=False).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     values = {}
     for field, name in names.items():
