@@ -131,7 +131,7 @@ def copy_code(page: Page, answer: Locator) -> None:
         }"""
     )
     copy.click()
-    page.wait_for_function("labels.includes('Copied')")
+    page.wait_for_function("() => labels.includes('Copied')")
 
 
 def test_markdown(page: Page, server: Scripted) -> None:
