@@ -82,16 +82,24 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], h
     # Folders of the same name in other places have workspaces of their own, which may be served now.
     place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
     destination = folder / f"{place}-{_fingerprint(model)}"
-    if workspace.hold(destination, held):
-        return destination
-    with _alone(folder / f".{place}.lock", say):
-        if workspace.hold(destination, held):
-            return destination
-        for outdated in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
-            workspace.remove_unheld(outdated)
-        link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
-        workspace.hold(destination, held)
+    lock = folder / f".{place}.lock"
+    if not workspace.hold(destination, held):
+        with _alone(lock, say):
+            if not workspace.hold(destination, held):
+                _remove_outdated(folder, place, destination)
+                link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
+                workspace.hold(destination, held)
+    with lock.open("ab") as file:
+        if _locks(file):  # otherwise another one makes a workspace, which it does not hold yet
+            _remove_outdated(folder, place, destination)
     return destination
+
+
+def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
+    """Those that nobody serves, also what a server has left that was served when a newer one started."""
+    for other in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
+        if other != destination:
+            workspace.remove_unheld(other)
 
 
 @contextlib.contextmanager

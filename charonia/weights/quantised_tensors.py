@@ -19,6 +19,7 @@ _CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layo
 _QUANTISED_TYPES = ("I8", "U8", "F8_E4M3", "I32")  # of a tensor `weight` that is no dense one
 # Tensors of quantised modules that repeat what is known: the weight's shape, and zeros where they say nothing.
 _BESIDE = ("weight_shape", "weight_zero_point", "weight_g_idx", "g_idx", "qzeros", "input_scale", "input_zero_point")
+_LEAST_GROUP = 8  # columns of the groups that a short block leaves: a CPU kernel's step
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # that the engine reads with an order
 _QUANTISABLE = re.compile(
@@ -182,12 +183,12 @@ class _Finder:
 
     def _check_divides(self, how: Quantization, codes: str, rows: int, cols: int) -> None:
         """Groups, and the numbers that codes and zeros are packed into, divide the weight."""
-        short = how.group_rows > 1 and how.group_size and cols % how.group_size  # the last block
-        if short and math.gcd(how.group_size, cols) % 2:
+        short = how.layout == "rows" and how.group_size and cols % how.group_size  # the last block
+        if short and math.gcd(how.group_size, cols) % _LEAST_GROUP:
             raise UnsupportedError(
                 f"{self._folder}: tensor {codes} is of a weight with {cols} columns, of which blocks of "
-                f"{how.group_size} leave the last one with {short}: these must be even numbers. Take a copy that has a "
-                "scale for each channel, or the 16-bit original"
+                f"{how.group_size} leave the last one with {short}: these must be multiples of {_LEAST_GROUP}. Take "
+                "a copy that has a scale for each channel, or the 16-bit original"
             )
         packed_cols = {"packed-rows": 32 // how.bits, "gptq": 32 // how.bits, "mxfp4": 2}.get(how.layout, 1)
         packed_rows = 32 // how.bits if how.layout in ("awq", "gptq") else 1

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -120,17 +121,33 @@ def existing(model: str | os.PathLike[str]) -> Path | None:
         return None
 
 
+_LOOK_S = 1.0  # for more than what is_held() takes
+
+
 def hold(root: Path, until: ExitStack) -> bool:
     """Says that a workspace is served, until `until` is closed or this process dies. False where it is gone, or is
     being removed."""
-    try:
-        file = until.enter_context((root / LOCKED).open("rb"))
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, BlockingIOError):
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return (root / WEIGHTS / "manifest.json").is_file()
+    deadline = time.monotonic() + _LOOK_S
+    while True:
+        with ExitStack() as end:
+            try:
+                file = end.enter_context((root / LOCKED).open("rb"))
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if os.fstat(file.fileno()).st_ino != (root / LOCKED).stat().st_ino:
+                    continue  # another workspace has just taken this one's place
+            except FileNotFoundError:
+                return False
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_LOOK_S / 100)  # somebody may only look whether it is held
+                continue
+            except OSError:  # a file system without locks
+                pass
+            if not (root / WEIGHTS / "manifest.json").is_file():
+                return False
+            until.push(end.pop_all())
+            return True
 
 
 def is_held(root: Path) -> bool:

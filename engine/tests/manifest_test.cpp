@@ -246,6 +246,11 @@ TEST_F(QuantisedManifestTest, IsRead) {
       json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "I8", "shape": [32, 64],
       "quantization": {"layout": "rows", "group_size": 32, "activations": "int8-token"}}}})"));
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).quantised_bytes, 32 * 64 + 32 * 2 * 8);
+  // The last group of 64 is short, so devices have groups of 32.
+  write(
+      json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "F8_E4M3", "shape": [32, 96],
+      "quantization": {"layout": "rows", "group_size": 64, "group_rows": 64}}}})"));
+  EXPECT_EQ(model::Manifest(dir_, 2).elements(0).quantised_bytes, 32 * 96 + 32 * 3 * 4);
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).matrices, 0);
 }
 

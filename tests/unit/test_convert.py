@@ -516,7 +516,7 @@ def test_folders_of_the_same_name_are_served_beside_each_other(model: Path, tmp_
 
 
 def test_a_workspace_that_is_served_stays_when_its_model_has_changed(
-    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = shutil.copytree(model, tmp_path / "m")
     said: list[str] = []
@@ -536,8 +536,16 @@ def test_a_workspace_that_is_served_stays_when_its_model_has_changed(
         fourth = change_and_prepare()
         assert first.is_dir() and second.is_dir() and not third.exists(), "the older server has both of them"
         older.close()
-        change_and_prepare()
-        assert not any(one.exists() for one in (first, second, fourth))
+        assert prepare(str(place), tmp_path, {}) == fourth
+        assert not first.exists() and not second.exists(), "they go with the next start, whatever has changed"
+        with (fourth / workspace.LOCKED).open() as looks, contextlib.ExitStack() as end:
+            fcntl.flock(looks, fcntl.LOCK_EX)  # as is_held() does, for a moment
+            monkeypatch.setattr("charonia.weights.workspace.time.sleep", lambda _: looks.close())
+            assert workspace.hold(fourth, end) and workspace.is_held(fourth)
+            end.close()
+            (fourth / workspace.WEIGHTS / "manifest.json").rename(fourth / "away")
+            assert not workspace.hold(fourth, end) and not workspace.is_held(fourth)
+            change_and_prepare()
 
     made = convert(place, tmp_path / "w")
     with contextlib.ExitStack() as server:

@@ -444,8 +444,8 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("gptq", lambda c: c.update(group_size=48), r"columns, which groups of 48 do not divide"),
     (
         "fp8 of DeepSeek",
-        lambda c: c.update(weight_block_size=[32, 47]),
-        r"q_proj\.weight is of a weight with 128 columns, of which blocks of 47 leave the last one with 34: .* even",
+        lambda c: c.update(weight_block_size=[1, 44]),
+        r"q_proj\.weight is of a weight with 128 columns, of which blocks of 44 leave the last one with 40: .* of 8",
     ),
     ("gptq", lambda c: c.update(group_size="32"), r"group_size is '32'; it must be an integer"),
     ("fp8 of DeepSeek", lambda c: c.update(fmt="e5m2"), r"fmt 'e5m2' is not supported; supported: e4m3"),

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "base/json_text.h"
@@ -205,7 +206,9 @@ void read_beside(const json& part, const Quantization& how, const FileOf& file_o
 std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
   const auto& how = *tensor.quantization;
   const bool four_bits = ops::bits_of(how.code) == 4;
-  const auto groups = how.group_size == 0 ? 1 : std::max<std::int64_t>(1, tensor.cols / how.group_size);
+  // Where the last group is short, devices have smaller ones (QuantPart::find_groups()).
+  const bool whole = how.group_size == 0 || how.group_size >= tensor.cols;
+  const auto groups = whole ? 1 : tensor.cols / std::gcd(how.group_size, tensor.cols);
   DType scale = four_bits ? DType::bf16 : DType::f32;
   if (!tensor.parts.empty() && how.layout != QuantLayout::mxfp4) scale = tensor.parts.front().scales->dtype;
   auto beside = static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0);  // of a group

@@ -227,23 +227,23 @@ void Engine::Impl::measure(const Step& step) {
   const auto now = Clock::now();
   schedule::StepWork work;
   std::int64_t positions = 0;
-  std::int32_t prompt_tokens = 0;  // with what is computed again; without tokens that were forced
+  std::int32_t output_tokens = 0;  // with those that were forced
   for (const auto& part : step.plan.seqs) {
-    if (part.num_tokens == 1 && (part.samples || part.forced)) {
-      ++work.decodes;  // as plan() counts them
-    } else {
+    if (part.forced || (part.samples && part.num_tokens == 1)) {
+      ++work.decodes;
+      output_tokens += part.num_tokens;
+    } else {  // of prompts, and what is computed again
       work.prefill_tokens += part.num_tokens;
       positions += std::int64_t{part.num_tokens} * part.first_position;
-      if (!part.forced) prompt_tokens += part.num_tokens;
     }
   }
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
   step_time_->measured(work, took_s);
-  admission_->step(prompt_tokens, work.decodes + work.prefill_tokens - prompt_tokens, took_s);
+  admission_->step(work.prefill_tokens, output_tokens, took_s);
   observe(Metric::engine_step_seconds, took_s);
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
-  observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + work.decodes));
+  observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + output_tokens));
   last_settled_ = now;
 }
 

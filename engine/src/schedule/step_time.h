@@ -26,7 +26,7 @@ namespace charonia::schedule {
 
 // What a step computed.
 struct StepWork {
-  std::int32_t decodes = 0;           // sequences of which it computed the last token alone
+  std::int32_t decodes = 0;           // sequences of which it computed the last token alone, or forced tokens
   std::int32_t prefill_tokens = 0;    // all its other tokens
   std::int64_t prefill_position = 0;  // the mean of the positions where their parts begin
 };
