@@ -1,10 +1,7 @@
-// Without the check of fortified longjmp, which takes another fiber's stack for a broken one.
-#undef _FORTIFY_SOURCE
 #include "ops/cuda/emulated/host_grid.h"
 
 #include <atomic>
 #include <charconv>
-#include <csetjmp>
 #include <cstdlib>
 #include <exception>
 #include <numeric>
@@ -165,16 +162,20 @@ struct Copy {
   std::size_t bytes;
 };
 
-struct Fiber {
+// What __builtin_setjmp() keeps: a function that calls it has saved the registers itself, so a jump is three loads.
+using Point = void* [5];
+
+struct alignas(64) Fiber {
   Place place;
   Context context = Context::none;
   bool waited = false;
   int exchanges = 0;
+  Point at{};
+  const void* frame = nullptr;                 // where its stack ended when it last waited
   std::vector<Copy> open_copies;               // not committed
   std::vector<std::vector<Copy>> copy_groups;  // committed, oldest first
   std::unique_ptr<Stack> stack;
   StackSwitch stack_switch;
-  jmp_buf at{};
 };
 
 struct Warp {
@@ -204,9 +205,9 @@ class Block {
 
   const Shape& shape() const { return *shape_; }
   Fiber& fiber() { return *current_; }
-  void sync_block() { wait_at(State::at_block_barrier); }
-  void sync_warp() { wait_at(State::at_warp_barrier); }
-  void sync_cluster() { wait_at(State::at_cluster_barrier); }
+  void sync_block() { wait_at(State::at_block_barrier, nullptr); }
+  void sync_warp() { wait_at(State::at_warp_barrier, nullptr); }
+  void sync_cluster() { wait_at(State::at_cluster_barrier, nullptr); }
   const Blocks& cluster() const { return *cluster_; }
   void wait_for_dependency();
   const void* exchange(const void* mine, std::size_t bytes);
@@ -218,12 +219,13 @@ class Block {
  private:
   Fiber* next();
   void run_fibers(Fiber& first);
-  void go_to(Fiber& fiber, StackSwitch& from);
-  void switch_away();
+  [[noreturn]] void go_to(Fiber& fiber, StackSwitch& from);
+  [[noreturn]] void go_on();
+  const void* switch_away(const void* result);
   void arrive();
   static void enter();
   void leave();
-  void wait_at(State state);
+  const void* wait_at(State state, const void* result);
   void set_state(std::size_t thread, State state);
   void release(State from, std::size_t begin, std::size_t end);
   Warp& warp_of(const Fiber& fiber) { return warps_[index_of(fiber) / kLanes]; }
@@ -248,7 +250,7 @@ class Block {
   bool early_ = false, from_scheduler_ = false;
   Fiber* current_ = nullptr;
   std::exception_ptr error_;
-  jmp_buf scheduler_{};
+  Point scheduler_{};
   StackSwitch scheduler_stack_;
   StackSwitch scheduler_bounds_;  // of the same stack, as the fibers see it
 };
@@ -331,13 +333,21 @@ Fiber* Block::next() {
   if (found == nullptr) return nullptr;
   const auto turn = static_cast<std::size_t>(found - ready_.data());
   next_turn_ = turn + 1;
+  // Fibers and their stacks lie far apart in memory, and those of the next turns are most likely needed next.
+  if (turn + 2 < threads_) {
+    constexpr std::size_t kLine = 64;
+    __builtin_prefetch(&fibers_[order_[turn + 2]].at);
+    const auto* const frame = static_cast<const char*>(fibers_[order_[turn + 1]].frame);
+    __builtin_prefetch(frame);
+    __builtin_prefetch(frame + kLine);
+  }
   return &fibers_[order_[turn]];
 }
 
 // Runs fibers, each of which goes on to the next one, until none is ready or one has failed.
 void Block::run_fibers(Fiber& first) {
   running = this;
-  if (_setjmp(scheduler_) == 0) {
+  if (__builtin_setjmp(scheduler_) == 0) {
     from_scheduler_ = true;
     go_to(first, scheduler_stack_);
   }
@@ -353,7 +363,7 @@ void Block::go_to(Fiber& fiber, StackSwitch& from) {
   current_place = &fiber.place;
   if (std::exchange(fiber.context, Context::inside) != Context::none) {
     from.leave(fiber.stack_switch);
-    _longjmp(fiber.at, 1);
+    __builtin_longjmp(fiber.at, 1);
   }
   if (!fiber.stack) fiber.stack = std::make_unique<Stack>();
   fiber.stack->forget();
@@ -371,20 +381,27 @@ void Block::go_to(Fiber& fiber, StackSwitch& from) {
   __asan_handle_no_return();
 #endif
   setcontext(&context);
+  std::abort();  // it returns when it fails
 }
 
-// To the next fiber, or back to run_fibers().
-void Block::switch_away() {
-  auto& fiber = *current_;
-  if (_setjmp(fiber.at) == 0) {
-    if (auto* const to = error_ ? nullptr : next()) {
-      from_scheduler_ = false;
-      go_to(*to, fiber.stack_switch);
-    }
-    fiber.stack_switch.leave(scheduler_bounds_);
-    _longjmp(scheduler_, 1);
+// From the fiber that runs to the next one, or back to run_fibers().
+void Block::go_on() {
+  auto& from = current_->stack_switch;
+  if (auto* const to = error_ ? nullptr : next()) {
+    from_scheduler_ = false;
+    go_to(*to, from);
   }
+  from.leave(scheduler_bounds_);
+  __builtin_longjmp(scheduler_, 1);
+}
+
+// Returns `result` when it is the fiber's turn again. What kernels call ends with a call of this, which the compiler
+// makes a jump: every return behind a switch is to where the processor does not expect it, and costs twenty cycles.
+[[gnu::noinline]] const void* Block::switch_away(const void* result) {
+  current_->frame = __builtin_frame_address(0);
+  if (__builtin_setjmp(current_->at) == 0) go_on();
   arrive();
+  return result;
 }
 
 void Block::arrive() { current_->stack_switch.arrive(from_scheduler_ ? &scheduler_bounds_ : nullptr); }
@@ -402,7 +419,7 @@ void Block::enter() {
       self.error_ = std::current_exception();
     }
     self.current_->context = Context::between;
-    self.switch_away();
+    self.switch_away(nullptr);
   }
 }
 
@@ -432,33 +449,32 @@ void Block::release(State from, std::size_t begin, std::size_t end) {
   if (from == State::at_cluster_barrier) at_cluster_barrier_ = 0;
 }
 
-void Block::wait_at(State state) {
+// Returns `result` when what is waited for has come.
+inline const void* Block::wait_at(State state, const void* result) {
   auto& fiber = *current_;
   set_state(index_of(fiber), state);
   if (state == State::at_block_barrier) {
     if (++at_barrier_ + done_ == threads_) {
       release(state, 0, threads_);
-      return;
+      return result;
     }
   } else if (state == State::at_cluster_barrier) {
     ++at_cluster_barrier_;
-  } else {
+  } else if (state == State::at_warp_barrier) {
     auto& warp = warp_of(fiber);
     if (++warp.arrived == kLanes) {
       warp.arrived = 0;
       const auto first = index_of(fiber) / kLanes * kLanes;
       release(state, first, first + kLanes);
-      return;
+      return result;
     }
   }
-  switch_away();
+  return switch_away(result);
 }
 
 void Block::wait_for_dependency() {
   current_->waited = true;
-  if (!early_) return;
-  set_state(index_of(*current_), State::at_dependency);
-  switch_away();
+  if (early_) wait_at(State::at_dependency, nullptr);
 }
 
 // Two buffers in turn: a lane that is one exchange ahead does not disturb those that still read.
@@ -466,8 +482,7 @@ const void* Block::exchange(const void* mine, std::size_t bytes) {
   auto& fiber = *current_;
   auto* const buffer = warp_of(fiber).exchanged[fiber.exchanges++ % 2];
   std::memcpy(buffer + index_of(fiber) % kLanes * bytes, mine, bytes);
-  sync_warp();
-  return buffer;
+  return wait_at(State::at_warp_barrier, buffer);
 }
 
 void* Block::variable(const void* key, std::size_t bytes, std::size_t alignment) {
