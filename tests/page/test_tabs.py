@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
-from chat import answers, button, expect, field, finished, kept, noticed, opened, say
+from chat import answers, button, expect, field, finished, kept, noticed, opened, say, until
 from scripted import Scripted
 
 if TYPE_CHECKING:
@@ -67,6 +67,57 @@ def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, serv
     other.reload()
     other.get_by_text("Chats are kept in this browser only").wait_for()
     expect(other.locator(".chat-title")).to_have_count(0)
+
+
+def test_a_chat_that_another_tab_adds_to_while_a_message_is_edited_stays_one(page: Page, server: Scripted) -> None:
+    server.script("first", "from the other", "edited")
+    say(page, "Start")
+    finished(page)
+    other = another_tab(page, server)
+    button(other, "Start").click()
+    expect(answers(other)).to_have_count(1)
+    button(page, "Edit").click()
+    editor = page.get_by_role("textbox", name="Edit")
+    editor.fill("Start anew")
+    say(other, "And more")
+    expect(answers(page).locator(".markdown")).to_have_text(["first", "from the other"])
+    expect(editor).to_be_focused()
+    expect(editor).to_have_value("Start anew")
+    editor.press("Enter")
+    expect(finished(page).locator(".markdown")).to_have_text("edited")
+    expect(page.locator(".chat-title")).to_have_count(1)
+    button(page, "Previous version").click()
+    expect(answers(page).locator(".markdown")).to_have_text(["first", "from the other"])
+    button(page, "Delete: Start").click()
+    expect(page.locator(".chat-title")).to_have_count(0)
+
+
+def test_an_answer_that_goes_on_is_the_one_that_is_stored(page: Page, server: Scripted) -> None:
+    server.script(["Once upon", {"wait": True}, "never"], " a time.")
+    say(page, "Tell")
+    expect(answers(page)).to_contain_text("Once upon")
+    field(page).press("Escape")
+    finished(page)
+    server.release()
+    kept(page)
+    other = another_tab(page, server)
+    # The button is of the answer as it was drawn, and the other tab's change comes before the next drawing.
+    page.evaluate("""async () => {
+      window.actions = await import("/page/state.js");
+      const { messages, leaf } = actions.state.current;
+      window.drawn = messages[leaf];
+    }""")
+    button(other, "Tell").click()
+    button(other, "Rename: Tell").click()
+    other.get_by_label("Rename", exact=True).fill("Told")
+    other.keyboard.press("Enter")
+    until(page, "() => actions.state.current.title === 'Told'")
+    page.evaluate("actions.goOn(drawn)")
+    expect(finished(page).locator(".markdown")).to_have_text("Once upon a time.")
+    kept(page)
+    page.reload()
+    button(page, "Told").click()
+    expect(answers(page).locator(".markdown")).to_have_text("Once upon a time.")
 
 
 def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripted) -> None:

@@ -14,7 +14,7 @@ import * as actions from "./state.js";
 const { state } = actions;
 const NARROW = matchMedia("(max-width: 760px)");
 const NEAR_END_PX = 80;
-let composerOf = null; // the conversation whose draft is in the composer
+let composerOf = null; // id of the conversation whose draft is in the composer
 let following = true; // the end of the conversation is kept in view
 
 const field = () => document.getElementById("composer");
@@ -116,7 +116,7 @@ function submit(event) {
   if (state.running.has(state.current.id)) return;
   if (actions.send(field().value)) {
     field().value = "";
-    composerOf = state.current;
+    composerOf = state.current.id;
     following = true;
     fit();
   }
@@ -208,8 +208,8 @@ function draw() {
   render(page(), document.body);
   syncDialogs();
   moveFocus();
-  if (composerOf !== state.current) {
-    composerOf = state.current;
+  if (composerOf !== state.current.id) {
+    composerOf = state.current.id;
     field().value = actions.currentDraft();
     following = true;
     fit();

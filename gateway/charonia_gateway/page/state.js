@@ -94,9 +94,12 @@ async function changedElsewhere(id) {
     return;
   }
   if (state.running.has(id)) return;
-  state.conversations = [...state.conversations.filter((one) => one.id !== id), loaded];
-  state.conversations.sort((a, b) => b.updated - a.updated);
-  if (state.current.id === id && state.editing === null) state.current = loaded;
+  keep(loaded);
+  if (state.current.id === id) {
+    const leaf = state.editing !== null && loaded.messages[state.current.leaf];
+    if (leaf) store.show(loaded, leaf); // whatever the other tab shows: what is edited stays in sight
+    state.current = loaded;
+  }
   settle();
   update();
 }
@@ -235,6 +238,13 @@ export function newChat() {
   update();
 }
 
+/** Has them in the list, in place of what has their ids: another tab's changes come as another object. */
+function keep(...conversations) {
+  const ids = new Set(conversations.map(({ id }) => id));
+  state.conversations = [...conversations, ...state.conversations.filter(({ id }) => !ids.has(id))];
+  state.conversations.sort((a, b) => b.updated - a.updated);
+}
+
 /** A conversation that was drawn, as it is now: another tab may have changed it since. */
 const latest = (drawn) => state.conversations.find(({ id }) => id === drawn.id) ?? drawn;
 
@@ -248,7 +258,7 @@ export function openChat(drawn) {
 
 export function renameChat(drawn, title) {
   const conversation = latest(drawn);
-  if (!title.trim() || title === conversation.title) return;
+  if (!title.trim() || [drawn.title, conversation.title].includes(title)) return;
   conversation.title = title.trim().slice(0, 200);
   saveNow(conversation);
   update();
@@ -269,14 +279,13 @@ export function removeChat(drawn) {
   if (state.current.id === conversation.id) newChat();
   const undo = async () => {
     await removed;
-    restore([conversation]);
+    restore([latest(conversation)]);
   };
   notify(text("removed"), { label: text("undo"), run: undo });
 }
 
 function restore(conversations) {
-  state.conversations.push(...conversations);
-  state.conversations.sort((a, b) => b.updated - a.updated);
+  keep(...conversations);
   conversations.forEach((one) => saveNow(one, true));
   state.notice = null;
   update();
@@ -317,11 +326,6 @@ const WAITING = { busy: "waitingBusy", limit: "waitingLimit", away: "waitingAway
 export function whyItWaits({ state: why, model, waitS }) {
   if (why === "unloaded") return text("waitingModel", model, waitS);
   return why in WAITING ? text(WAITING[why], waitS) : "";
-}
-
-function keep(conversation) {
-  if (!state.conversations.includes(conversation)) state.conversations.unshift(conversation);
-  state.conversations.sort((a, b) => b.updated - a.updated);
 }
 
 async function answer(conversation, message, begun = false) {
@@ -384,8 +388,9 @@ export function regenerate(message) {
   if (!isRunning()) answerUnder(state.current, message.parent);
 }
 
-export function goOn(message) {
-  if (!isRunning()) answer(state.current, message, true);
+export function goOn(drawn) {
+  const message = state.current.messages[drawn.id]; // as it is now: another tab may have changed it, or gone on itself
+  if (message && canGoOn(message) && !isRunning()) answer(state.current, message, true);
 }
 
 export const canGoOn = (message) =>
