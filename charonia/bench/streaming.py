@@ -46,6 +46,7 @@ _CLIENT = "client"
 _LAUNCHER = "launcher"  # waits, whatever the others do
 _LEAST_REQUESTS = 8  # of a case: fewer take too little CPU time to be measured
 _SETTLE_S = 0.1
+_SETTLE_LIMIT_S = 120.0
 _TEXT = "postprocessing"
 _MODELS = ("preprocessing", "engine", _TEXT)
 
@@ -231,9 +232,16 @@ def process_name(command: Sequence[str]) -> str:
 
 
 def _settled_queues(served: Served) -> dict[str, tuple[float, float]]:
-    """As _queues(), once nothing more is counted: Triton counts a request after its response has gone out."""
+    """As _queues(), once nothing more is counted: Triton counts a request after its response has gone out. Raises
+    ModelError where that does not come."""
+    deadline = time.monotonic() + _SETTLE_LIMIT_S
     found, before = _queues(served), None
     while found != before:
+        if time.monotonic() > deadline:
+            raise ModelError(
+                f"Triton has counted requests for {_SETTLE_LIMIT_S:g} s after the last answer: "
+                "do other clients ask this server?"
+            )
         time.sleep(_SETTLE_S)
         found, before = _queues(served), found
     return found

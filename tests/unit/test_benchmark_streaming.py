@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from charonia.bench import records
+from charonia.bench import records, streaming
 from charonia.bench.figures import Trace
 from charonia.bench.streaming import Load, Round, beside_in_process, case_records, delays, jobs_of, process_name
+from charonia.errors import ModelError
 
 
 def test_processes_are_known_by_their_command_lines() -> None:
@@ -81,6 +84,21 @@ def test_how_late_events_come_is_held_against_the_engine_in_process() -> None:
         ("late, median, of in process", 64, 2.0),
         ("late, 99th, of in process", 64, pytest.approx(2.98 / 1.49)),
     ]
+
+
+def test_queues_are_read_once_they_stand_still_and_an_error_where_others_ask_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming, "_SETTLE_S", 0.0)
+    served: Any = None  # _queues() alone would ask it
+    counts = iter([1, 2, 3, 3, 4])
+    monkeypatch.setattr(streaming, "_queues", lambda _: next(counts))
+    assert streaming._settled_queues(served) == 3
+    monkeypatch.setattr(streaming, "_SETTLE_LIMIT_S", 0.01)
+    endless = itertools.count()
+    monkeypatch.setattr(streaming, "_queues", lambda _: next(endless))
+    with pytest.raises(ModelError, match="do other clients ask this server"):
+        streaming._settled_queues(served)
 
 
 def test_a_price_below_zero_is_shown_as_smaller_than_the_noise_and_written_as_it_is() -> None:

@@ -377,6 +377,23 @@ async def test_a_conversation_that_is_sent_whole_goes_on_elsewhere_when_its_serv
         assert await gateway.text(ask(session_id="s")) != assigned.target
 
 
+async def test_a_server_whose_checks_have_no_answer_in_time_is_down_until_it_answers() -> None:
+    async with several(2) as gateway:
+        hangs, well = gateway.servers
+        (endpoint,) = [endpoint for endpoint in gateway.pool.endpoints if endpoint.target == hangs.target]
+        check = endpoint.client.check
+        endpoint.client.check = lambda _: check(HUNG_S)  # type: ignore[method-assign]
+        await endpoint.checked()  # those with the long limit are over
+        hangs.fall_asleep()
+        with pytest.raises(Unresponsive):
+            await check(HUNG_S)
+        await gateway.until_all_are(State.DOWN, hangs)
+        assert await gateway.text(ask()) == well.target
+        endpoint.client.check = check  # type: ignore[method-assign]
+        hangs.wake_up()
+        await gateway.until_all_are(State.UP)
+
+
 async def test_when_all_hang_requests_wait_for_the_first_that_comes_back() -> None:
     async with several(2, some_hang=True) as gateway:
         for server in gateway.servers:
