@@ -48,7 +48,8 @@ def web_command(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Chat with a model, or several, in a browser: the page and the REST API of the gateway, before an engine in this
-    process, or with --triton before a Triton server that runs elsewhere. Ctrl-C ends it at once.
+    process, or with --triton before a Triton server that runs elsewhere. Ctrl-C ends it at once,
+    unless --drain-timeout-s gives running answers time.
 
     Environment and `.env` set what no option does: the names above, the gateway's, and CHARONIA_<KEY> for the
     inference parameters (docs/configuration.md).

@@ -156,7 +156,13 @@ def _run(
     tasks: list[asyncio.Task[None]] = []
 
     def started(app: FastAPI) -> None:
-        _say(f"{head}Ctrl-C ends it.\n\n  Chat        {url}\n  API         {url}/v1   ({url}/docs)\n")
+        wait = settings.shutdown_timeout_s
+        ends = (
+            f"Ctrl-C lets running answers end, for {wait:g} s at most; a second one does not."
+            if wait
+            else "Ctrl-C ends it."
+        )
+        _say(f"{head}{ends}\n\n  Chat        {url}\n  API         {url}/v1   ({url}/docs)\n")
         if then:
             tasks.append(asyncio.get_running_loop().create_task(then(app)))
         if open_browser:
@@ -175,6 +181,8 @@ def _open(url: str) -> None:
 
 
 def _device(info: Any) -> str:
+    if info.device == "null":
+        return "no device: it computes nothing"
     return f"the CPU ({info.instruction_set})" if info.device == "cpu" else f"GPU {info.device_ids}"
 
 

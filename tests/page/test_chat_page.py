@@ -424,7 +424,12 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
     dialog = page.get_by_role("dialog", name="API key")
     expect(dialog.locator("p")).to_have_text("This server asks for an API key. Whoever runs it can give you one")
     none = "it is for models alone that this server does not have"
-    for wrong, said in (("wrong", "401: no such key"), ("of-metrics", "403: no access"), ("of-no-model", none)):
+    refused = {
+        "wrong": "401: no such key",
+        "of-metrics": "403: no access",
+        "“k-123”": "it has characters that are in no key",
+    }
+    for wrong, said in {**refused, "of-no-model": none}.items():
         dialog.get_by_label("Key", exact=True).fill(wrong)
         button(dialog, "Save").click()
         expect(dialog).to_contain_text(f"The server did not take this key: {said}")
@@ -432,7 +437,7 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
     expect(dialog).to_be_hidden()  # which is with the next frame; what is typed before goes to the dialog
     say(page, "Hello?")
     expect(dialog).to_contain_text(none)
-    dialog.get_by_label("Key", exact=True).fill("k-123")
+    dialog.get_by_label("Key", exact=True).fill(" k-\u200b123\n")
     dialog.get_by_label("Remember").set_checked(remember)
     button(dialog, "Save").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("first")

@@ -52,6 +52,32 @@ def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) 
         expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
 
 
+def test_a_name_that_is_typed_stays_when_another_tab_changes_the_chat(page: Page, server: Scripted) -> None:
+    for title in ("Older", "Newer"):
+        button(page, "New chat").first.click()
+        say(page, title)
+        expect(finished(page)).to_contain_text("Hello!")
+    other = another_tab(page, server)
+    button(page, "Older").click()
+    button(page, "Rename: Older").click()
+    rename = page.get_by_role("textbox", name="Rename")
+    rename.press_sequentially("half")
+    button(other, "Older").click()
+    say(other, "Again")
+    finished(other, 2)
+    expect(page.locator(".chat-item").first.locator("input")).to_have_value("half")  # it is the newest now
+    button(other, "Rename: Older").click()
+    other.get_by_role("textbox", name="Rename").fill("Renamed elsewhere")
+    other.get_by_role("textbox", name="Rename").press("Enter")
+    expect(other.locator(".chat-title").first).to_have_text("Renamed elsewhere")
+    expect(page).to_have_title("Renamed elsewhere · Charonia")
+    expect(rename).to_be_focused()
+    page.keyboard.type(" way")
+    page.keyboard.press("Enter")
+    expect(page.locator(".chat-title")).to_have_text(["half way", "Newer"])
+    expect(answers(page)).to_have_count(2)
+
+
 def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, server: Scripted) -> None:
     server.script(["Once", {"wait": True}, " more"])
     say(page, "Tell")

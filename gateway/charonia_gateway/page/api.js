@@ -50,6 +50,7 @@ async function failure(response, key) {
 async function request(path, { body, signal } = {}) {
   const headers = {};
   const key = apiKey();
+  if (key && !/^[\x21-\x7e]+$/.test(key)) throw new ServerError("key", text("keyCharacters"), { key }); // no header takes it
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body) headers["Content-Type"] = "application/json";
   let response;

@@ -205,7 +205,11 @@ let editingShown = null;
 let renamingShown = null;
 
 function draw() {
+  const focused = document.activeElement;
+  state.drawing = true;
   render(page(), document.body);
+  state.drawing = false;
+  if (focused.isConnected && focused !== document.activeElement) focused.focus();
   syncDialogs();
   moveFocus();
   if (composerOf !== state.current.id) {
@@ -213,7 +217,7 @@ function draw() {
     field().value = actions.currentDraft();
     following = true;
     fit();
-    if (!NARROW.matches && !document.querySelector("dialog[open], #search:focus")) field().focus();
+    if (!NARROW.matches && !document.querySelector("dialog[open], #search:focus, .chat-item input")) field().focus();
   }
   if (state.editing !== editingShown) {
     editingShown = state.editing;

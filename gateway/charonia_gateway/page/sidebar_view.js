@@ -9,33 +9,35 @@ import { composes, iconButton } from "./message_view.js";
 import * as actions from "./state.js";
 
 const { state } = actions;
-let renaming = null;
+let renaming = null; // the conversation, as it was when its renaming began
 
 function rename(conversation) {
-  renaming = conversation.id;
+  renaming = { ...conversation };
   actions.update();
 }
 
-function renameField(conversation) {
+// Another tab may give the chat another name or place meanwhile: what is typed stays.
+function renameField() {
   const end = (event) => {
-    if (renaming === null) return;
+    if (renaming === null || state.drawing) return;
+    const drawn = renaming;
     renaming = null;
-    actions.renameChat(conversation, event.target.value);
+    actions.renameChat(drawn, event.target.value);
     actions.update();
   };
   const keys = (event) => {
     event.stopPropagation();
-    if (event.key === "Escape") event.target.value = conversation.title;
+    if (event.key === "Escape") event.target.value = renaming.title;
     if ((event.key === "Enter" && !composes(event)) || event.key === "Escape") event.target.blur();
   };
-  return html`<input type="text" maxlength="200" aria-label=${text("rename")} .value=${conversation.title} @keydown=${keys} @blur=${end}>`;
+  return html`<input type="text" maxlength="200" aria-label=${text("rename")} .value=${renaming.title} @keydown=${keys} @blur=${end}>`;
 }
 
 function item(conversation) {
   const current = conversation === state.current;
   return html`<li class="chat-item ${current ? "current" : ""}">
-    ${renaming === conversation.id
-      ? renameField(conversation)
+    ${renaming?.id === conversation.id
+      ? renameField()
       : html`<button type="button" class="chat-title" dir="auto" aria-current=${current ? "page" : nothing}
             title=${conversation.title} @click=${() => actions.openChat(conversation)} @dblclick=${() => rename(conversation)}>
             ${state.running.has(conversation.id) ? html`<i class="pulse"></i>` : nothing}${conversation.title || text("untitled")}

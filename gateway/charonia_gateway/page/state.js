@@ -28,6 +28,7 @@ export const state = {
   spoken: "", // for screen readers
   sidebarOpen: false, // on narrow screens
   keyDialog: null, // {reason, done}
+  drawing: false, // an element that loses the focus does so because it is moved
   settingsOpen: false,
   stored: true,
 };
