@@ -12,8 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import ModelSpec, TensorPart
 from charonia.json_files import read_json
 from charonia.quality.evaluate import default_text
-from charonia.quantize import environment
+from charonia.quantize import environment, programs
 from charonia.quantize.driver import JobError, read_calibration
 from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
@@ -110,7 +109,7 @@ def quantize(
         "max_length": max_length,
     }
     try:
-        with _locked(partial / _JOB, json.dumps(job)):
+        with programs.locked(partial / _JOB, json.dumps(job)):
             say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
             environment.run(partial / _JOB, made, say)
     except BaseException as error:
@@ -191,20 +190,6 @@ def _remove(partial: Path) -> None:
     """The job last: while it is there, the next run knows what the rest is."""
     shutil.rmtree(partial / "model", ignore_errors=True)
     shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def _locked(file: Path, text: str) -> Iterator[None]:
-    """A file that is locked from when it has its name; it goes when all went well."""
-    new = file.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as stream:
-        with contextlib.suppress(OSError):  # a file system without locks: there nobody sweeps
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.write(text)
-        stream.flush()
-        new.rename(file)
-        yield
-        file.unlink()
 
 
 def check_calibration(file: Path) -> None:

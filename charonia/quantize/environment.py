@@ -40,15 +40,15 @@ _STDERR = 2  # the descriptor: stdout is for what a command has to say
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """The first SIGTERM or SIGHUP is a KeyboardInterrupt, so that what was begun is removed; one that is ignored, as
-    under nohup, stays so. Only the main thread can use it."""
+    """The first SIGINT, SIGTERM, SIGHUP or SIGQUIT is a KeyboardInterrupt, so that what was begun is removed; one that
+    is ignored, as under nohup, stays so. Only the main thread can use it."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for one in before:  # what is removed now is removed whole
             signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    numbers = [one for one in programs.INTERRUPTS if signal.getsignal(one) != signal.SIG_IGN]
     before = {one: signal.getsignal(one) for one in numbers}
     for one in numbers:
         signal.signal(one, interrupt)
@@ -156,7 +156,7 @@ def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    with programs.started(command, _variables(), stdout=_STDERR) as installer:
+    with programs.started(command, _variables(), folder.parent, stdout=_STDERR) as installer:
         pass
     if installer.returncode != 0:
         raise QuantizeError(
@@ -214,13 +214,12 @@ def _follow(
     """Exit code, and the error that driver.py has said. A line ends also where a progress bar begins anew."""
     error, done, rest = "", "", b""
     with ExitStack() as stack:
-        program = programs.started(command, variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        program = programs.started(command, variables, _run_dir(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             child = stack.enter_context(program)
         except OSError as problem:
             raise QuantizeError(f"{command[0]} cannot be run: {problem.strerror}") from problem
-        assert child.stdout is not None
-        while piece := os.read(child.stdout.fileno(), 1 << 16):
+        for piece in programs.output(child):
             log.write(piece)
             *lines, rest = re.split(rb"[\r\n]", rest + piece)
             for line in (line.decode(errors="replace") for line in lines):

@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,12 +38,16 @@ HANG_S = 120
 DRIVER = Path(environment.__file__).with_name("driver.py")
 # In place of the environment's Python: called as `python driver.py JOB`, it copies the model and says what it got.
 STAND_IN = """#!{python}
-import json, os, pathlib, shutil, subprocess, sys, tempfile, time
+import json, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
 job = json.loads(pathlib.Path(sys.argv[2]).read_text())
 print("noise of a package", file=sys.stderr)
 print("charonia: stand-in has the job\\n(1/3): Calibrating:  50%|#  |", file=sys.stderr, end="")
 print("\\r(1/3): Calibrating: 100%|##|\\r(2/3): Propagating: 1%\\ncharonia: writing", file=sys.stderr)
 if "{mode}" == "fails":
+    sys.exit(3)
+if "{mode}" == "leaves":
+    print("the last", file=sys.stderr)
+    subprocess.Popen(["sleep", "3600"])
     sys.exit(3)
 if "{mode}" == "lazy":
     sys.exit(0)
@@ -58,8 +61,10 @@ out.mkdir()
 if "{mode}" == "waits":
     tempfile.mkdtemp()
     own = subprocess.Popen(["sleep", "3600"])
+    signal.signal(signal.SIGCONT, lambda *_: pathlib.Path("{seen}.continued").touch())
     pathlib.Path("{seen}").write_text(json.dumps([os.getpid(), own.pid]))
-    time.sleep(3600)
+    while True:
+        time.sleep(3600)
 for name in ("config.json", "model.safetensors"):
     shutil.copyfile(pathlib.Path(job["model"]) / name, out / name)
 (out / "model.safetensors").chmod(0o600)
@@ -119,6 +124,7 @@ def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
     ("mode", "problem"),
     [
         ("fails", r"failed with exit code 3: \(2/3\): Propagating: 1% "),
+        ("leaves", "failed with exit code 3: the last "),
         ("killed", "signal 9"),
         ("says", "^no such thing "),
         ("lazy", "python has written nothing"),
@@ -160,12 +166,12 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
     number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After SIGKILL the folder that was begun stays until the next run for the same destination; one that another run
-    works in stays as long as that. What the driver has started is ended with it, unless by SIGKILL."""
+    """After SIGKILL the folder that was begun and temporary files stay until the next run for the same destination;
+    those of another run stay as long as that works. What the driver has started is ended with it, unless by SIGKILL."""
     seen = stand_in(tmp_path, monkeypatch, "waits")
     out = tmp_path / "out"
     pids = []
@@ -190,8 +196,9 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
             assert run.returncode == 130 and "interrupted: nothing was written" in run.communicate()[1]
             assert left == [] and list((tmp_path / "run").iterdir()) == []
             wait_for(lambda: is_gone(started))
-            assert list((tmp_path / "temporary").iterdir()) == []
             return
+        temporary = list((tmp_path / "run").glob("quantize-tmp-*"))
+        assert len(temporary) == 2
         assert len(left) == 2 and all(folder.name.startswith(".q.") for folder in left)
         stand_in(tmp_path, monkeypatch)
         said: list[str] = []
@@ -200,6 +207,43 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
             f"removing {folder}, which a run that was killed has left" for folder in left if not folder.exists()
         ]
         assert sum(folder.exists() for folder in left) == 1 and not is_gone(pids[0])
+        assert sum(folder.exists() for folder in temporary) == 1
+        assert len(list((tmp_path / "run").glob("quantize-tmp-*"))) == 1
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("start", [os.setpgrp, os.setsid])
+def test_ctrl_z_stops_all_unless_nobody_could_continue_it(
+    start: Callable[[], None], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a session of its own a process has no shell, and the kernel lets no SIGTSTP stop it."""
+    seen = stand_in(tmp_path, monkeypatch, "waits")
+    with contextlib.ExitStack() as end:
+        run = end.enter_context(
+            subprocess.Popen(command_of(model, tmp_path / "q"), stderr=subprocess.DEVNULL, preexec_fn=start)
+        )
+        end.callback(run.kill)
+        wait_for(lambda: seen.exists() and seen.read_text())
+        driver, started = json.loads(seen.read_text())
+        end.callback(kill, started)
+        wait_for(lambda: catches(run.pid, signal.SIGTSTP))
+        for _ in range(2):
+            run.send_signal(signal.SIGTSTP)
+            if start == os.setpgrp:
+                wait_for(lambda: all(is_stopped(pid) for pid in (run.pid, driver, started)))
+                run.send_signal(signal.SIGCONT)
+            wait_for(Path(f"{seen}.continued").exists)
+            Path(f"{seen}.continued").unlink()
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(HANG_S) == 130
 
 
 def test_what_installs_the_environment_is_ended_with_all_that_it_has_started(
@@ -214,15 +258,51 @@ def test_what_installs_the_environment_is_ended_with_all_that_it_has_started(
         "os.kill(os.getppid(), signal.SIGTERM)\n"
         "time.sleep(3600)\n"
     )
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
     with contextlib.ExitStack() as end:
         with pytest.raises(KeyboardInterrupt), environment.signals_as_interrupts():
-            environment._run([sys.executable, "-c", installer], tmp_path)
+            environment._run([sys.executable, "-c", installer], run / "environment")
         started = int(seen.read_text())
         end.callback(kill, started)
         wait_for(lambda: is_gone(started))
-    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list(run.iterdir()) == []
+
+
+def test_interrupts_wait_where_something_would_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes as soon as the program has been started, others while it is killed and its files are removed."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(module: ModuleType, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            result = real(*given, **named)
+            signal.raise_signal(signal.SIGINT)
+            if module is subprocess:
+                children.append(result)
+            return result
+
+        monkeypatch.setattr(module, name, call)
+
+    interrupted(subprocess, "Popen")
+    interrupted(os, "killpg")
+    interrupted(shutil, "rmtree")
+    with pytest.raises(KeyboardInterrupt):
+        environment._run(["sleep", "3600"], tmp_path / "environment")
+    monkeypatch.undo()
+    assert children[0].returncode == -signal.SIGKILL and list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_failure_is_seen_where_sigchld_is_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(environment.QuantizeError, match="could not be installed"):
+            environment._run(["false"], tmp_path / "environment")
+    finally:
+        assert signal.signal(signal.SIGCHLD, before) == signal.SIG_IGN
 
 
 def test_a_signal_that_is_ignored_stays_so(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +311,11 @@ def test_a_signal_that_is_ignored_stays_so(model: Path, tmp_path: Path, monkeypa
     try:
         with pytest.raises(KeyboardInterrupt), environment.signals_as_interrupts():
             signal.raise_signal(signal.SIGHUP)
-            signal.raise_signal(signal.SIGTERM)
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+                    assert signal.getsignal(number) == signal.SIG_IGN, "what is removed now is removed whole"
     finally:
         assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
 
