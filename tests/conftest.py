@@ -17,9 +17,15 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
-# What a shell starts in the background ignores Ctrl-C, and what it starts in turn: the programs tested here must not.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a shell starts in the background ignores a terminal's keys, and under nohup its end; so does what it starts in
+# turn. The programs tested here must not.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_collection_finish() -> None:

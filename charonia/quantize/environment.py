@@ -44,8 +44,9 @@ def signals_as_interrupts() -> Iterator[None]:
     is ignored, as under nohup, stays so. Only the main thread can use it."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for one in before:  # what is removed now is removed whole
-            signal.signal(one, signal.SIG_IGN)
+        for one in before:  # what is removed now is removed whole; a second Ctrl-C is for a download that hangs
+            if one != signal.SIGINT:
+                signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     numbers = [one for one in programs.INTERRUPTS if signal.getsignal(one) != signal.SIG_IGN]

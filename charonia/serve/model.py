@@ -89,7 +89,7 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], h
                 _remove_outdated(folder, place, destination)
                 link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
                 workspace.hold(destination, held)
-    with lock.open("ab") as file:
+    with contextlib.suppress(OSError), lock.open("ab") as file:  # a folder that is there may be read-only
         if _locks(file):  # otherwise another one makes a workspace, which it does not hold yet
             _remove_outdated(folder, place, destination)
     return destination

@@ -183,7 +183,8 @@ class _Finder:
 
     def _check_divides(self, how: Quantization, codes: str, rows: int, cols: int) -> None:
         """Groups, and the numbers that codes and zeros are packed into, divide the weight."""
-        short = how.layout == "rows" and how.group_size and cols % how.group_size  # the last block
+        may_be_short = how.layout == "rows"  # the last group
+        short = cols % how.group_size if may_be_short and 0 < how.group_size < cols else 0
         if short and math.gcd(how.group_size, cols) % _LEAST_GROUP:
             raise UnsupportedError(
                 f"{self._folder}: tensor {codes} is of a weight with {cols} columns, of which blocks of "
@@ -193,7 +194,7 @@ class _Finder:
         packed_cols = {"packed-rows": 32 // how.bits, "gptq": 32 // how.bits, "mxfp4": 2}.get(how.layout, 1)
         packed_rows = 32 // how.bits if how.layout in ("awq", "gptq") else 1
         for size, what, unit, units in (
-            (cols, "columns", 1 if short else how.group_size or 1, "groups"),
+            (cols, "columns", 1 if may_be_short else how.group_size or 1, "groups"),
             (cols, "columns", packed_cols, "packed numbers"),
             (rows, "rows", packed_rows, "packed numbers"),
         ):

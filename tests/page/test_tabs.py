@@ -78,6 +78,31 @@ def test_a_name_that_is_typed_stays_when_another_tab_changes_the_chat(page: Page
     expect(answers(page)).to_have_count(2)
 
 
+def test_a_chat_that_is_renamed_while_another_tab_writes_in_it_keeps_the_name(page: Page, server: Scripted) -> None:
+    server.script(["Once", {"wait": True}, " more"])
+    say(page, "Tell")
+    expect(answers(page)).to_contain_text("Once")
+    other = another_tab(page, server)
+    button(other, "Tell").click()
+    button(other, "Rename: Tell").click()
+    other.get_by_role("textbox", name="Rename").fill("Told")
+    other.get_by_role("textbox", name="Rename").press("Enter")
+    until(
+        other,
+        """async () => {
+          const { openDB } = await import("/page/libraries/idb/build/index.js");
+          const database = await openDB("charonia");
+          const chats = await database.getAll("conversations");
+          database.close();
+          return chats[0].title === "Told";
+        }""",
+    )
+    server.release()
+    expect(finished(page)).to_contain_text("Once more")
+    for tab in (page, other):
+        expect(tab.locator(".chat-title")).to_have_text("Told")
+
+
 def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, server: Scripted) -> None:
     server.script(["Once", {"wait": True}, " more"])
     say(page, "Tell")
@@ -140,6 +165,7 @@ def test_an_answer_that_goes_on_is_the_one_that_is_stored(page: Page, server: Sc
     until(page, "() => actions.state.current.title === 'Told'")
     page.evaluate("actions.goOn(drawn)")
     expect(finished(page).locator(".markdown")).to_have_text("Once upon a time.")
+    until(page, "() => !actions.state.running.size")
     kept(page)
     page.reload()
     button(page, "Told").click()

@@ -47,11 +47,14 @@ async function failure(response, key) {
   return new ServerError(kind, [response.status, message || response.statusText].filter(Boolean).join(": "), { retryAfter, key });
 }
 
+const HEALTH = "health/ready"; // which needs no key
+
 async function request(path, { body, signal } = {}) {
   const headers = {};
   const key = apiKey();
-  if (key && !/^[\x21-\x7e]+$/.test(key)) throw new ServerError("key", text("keyCharacters"), { key }); // no header takes it
-  if (key) headers.Authorization = `Bearer ${key}`;
+  const fits = /^[\x21-\x7e]+( +[\x21-\x7e]+)*$/.test(key); // into a header
+  if (key && !fits && path !== HEALTH) throw new ServerError("key", text("keyCharacters"), { key });
+  if (key && fits) headers.Authorization = `Bearer ${key}`;
   if (body) headers["Content-Type"] = "application/json";
   let response;
   try {
@@ -86,7 +89,7 @@ export async function models() {
 /** Why requests cannot be served now, or null. */
 export async function whyNotReady() {
   try {
-    await request("health/ready", { signal: AbortSignal.timeout(8000) });
+    await request(HEALTH, { signal: AbortSignal.timeout(8000) });
     return null;
   } catch (error) {
     if (error instanceof ServerError && error.kind === "key") return null; // it lives

@@ -51,6 +51,9 @@ export async function save(conversation, undo = false) {
   const transaction = database.transaction(STORE, "readwrite");
   const kept = await transaction.store.get(conversation.id);
   if (kept?.removed && !undo) return false;
+  if ((kept?.renamed ?? 0) > (conversation.renamed ?? 0)) {
+    Object.assign(conversation, { title: kept.title, renamed: kept.renamed }); // by another tab, while this one wrote
+  }
   const stored = kept?.messages ?? {};
   let grown = false;
   for (const [id, message] of Object.entries(stored)) {

@@ -170,7 +170,7 @@ const settings = () => html`<dialog id="settings" aria-labelledby="settings-titl
 function giveKey(event) {
   event.preventDefault();
   const { key, remember } = event.target.elements;
-  actions.closeKeyDialog(key.value.replace(/[\s\u200b-\u200d\u2060\ufeff]/g, ""), remember.checked);
+  actions.closeKeyDialog(key.value.replace(/[\u200b-\u200d\u2060\ufeff]/g, "").trim(), remember.checked);
 }
 
 const keyBody = (dialog) => html`<form @submit=${giveKey}>

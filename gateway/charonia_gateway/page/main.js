@@ -207,9 +207,12 @@ let renamingShown = null;
 function draw() {
   const focused = document.activeElement;
   state.drawing = true;
-  render(page(), document.body);
-  state.drawing = false;
-  if (focused.isConnected && focused !== document.activeElement) focused.focus();
+  try {
+    render(page(), document.body);
+  } finally {
+    state.drawing = false;
+  }
+  if (focused.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
   syncDialogs();
   moveFocus();
   if (composerOf !== state.current.id) {

@@ -65,6 +65,7 @@ const takeFile = (event) => {
 
 export function sidebar(close) {
   const found = actions.foundChats();
+  if (renaming && !found.some(({ id }) => id === renaming.id)) renaming = null;
   return html`<nav id="sidebar" class="sidebar" aria-label=${text("chats")}>
     <div class="brand"><img src="page/icon.svg" alt="" width="26" height="26">Charonia${iconButton("close", text("closeSidebar"), close, { className: "narrow-only close" })}</div>
     <button type="button" class="new-chat" @click=${actions.newChat}>${icon("add")}${text("newChat")}</button>

@@ -261,6 +261,7 @@ export function renameChat(drawn, title) {
   const conversation = latest(drawn);
   if (!title.trim() || [drawn.title, conversation.title].includes(title)) return;
   conversation.title = title.trim().slice(0, 200);
+  conversation.renamed = Date.now();
   saveNow(conversation);
   update();
 }
@@ -384,9 +385,12 @@ export function send(typed) {
 
 export const stop = () => state.running.get(state.current.id)?.abort();
 
+/** Whether a message that was drawn is there still: another tab may have deleted the chat since. */
+const isHere = ({ id }) => id in state.current.messages;
+
 /** Makes the answer once more, beside the one that is there. */
 export function regenerate(message) {
-  if (!isRunning()) answerUnder(state.current, message.parent);
+  if (!isRunning() && isHere(message)) answerUnder(state.current, message.parent);
 }
 
 export function goOn(drawn) {
@@ -409,7 +413,7 @@ export function edit(id) {
 export function sendEdited(message, content) {
   state.editing = null;
   update();
-  if (!content.trim() || content === message.content || isRunning()) return;
+  if (!content.trim() || content === message.content || isRunning() || !isHere(message)) return;
   const { role, files, parent } = message;
   const made = store.add(state.current, parent, { role, content: content.trim(), files });
   keep(state.current);
@@ -418,7 +422,7 @@ export function sendEdited(message, content) {
 
 /** Gives the results of an answer's calls back to the model. */
 export function sendResults(message, results) {
-  if (isRunning()) return;
+  if (isRunning() || !isHere(message)) return;
   let parent = message.id;
   message.toolCalls.forEach((call, index) => {
     parent = store.add(state.current, parent, { role: "tool", content: results[index], toolCallId: call.id }).id;
@@ -427,6 +431,7 @@ export function sendResults(message, results) {
 }
 
 export function showVersion(message) {
+  if (!isHere(message)) return;
   store.show(state.current, message);
   saveNow(state.current);
   update();
