@@ -4,6 +4,7 @@
 # and prints the library's path. For tests: it is slow, and no product.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PATH=$PWD/.venv/bin:$PATH  # for its CMake: another version would compile all again
 . scripts/use_ccache.sh
 folder=build/engine
 {
