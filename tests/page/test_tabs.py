@@ -21,6 +21,16 @@ def another_tab(page: Page, server: Scripted) -> Page:
     return opened(page.context.new_page(), server)
 
 
+def beside_a_writing_one(page: Page, server: Scripted) -> Page:
+    """Another tab with the chat "Tell", in which this one writes: its answer is "Once" until the server is released."""
+    server.script(["Once", {"wait": True}, " more"])
+    say(page, "Tell")
+    expect(answers(page)).to_contain_text("Once")
+    other = another_tab(page, server)
+    button(other, "Tell").click()
+    return other
+
+
 def test_two_tabs_have_the_same_conversations(page: Page, server: Scripted) -> None:
     other = another_tab(page, server)
     say(page, "From the first tab")
@@ -79,11 +89,7 @@ def test_a_name_that_is_typed_stays_when_another_tab_changes_the_chat(page: Page
 
 
 def test_a_chat_that_is_renamed_while_another_tab_writes_in_it_keeps_the_name(page: Page, server: Scripted) -> None:
-    server.script(["Once", {"wait": True}, " more"])
-    say(page, "Tell")
-    expect(answers(page)).to_contain_text("Once")
-    other = another_tab(page, server)
-    button(other, "Tell").click()
+    other = beside_a_writing_one(page, server)
     button(other, "Rename: Tell").click()
     other.get_by_role("textbox", name="Rename").fill("Told")
     other.get_by_role("textbox", name="Rename").press("Enter")
@@ -104,11 +110,7 @@ def test_a_chat_that_is_renamed_while_another_tab_writes_in_it_keeps_the_name(pa
 
 
 def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, server: Scripted) -> None:
-    server.script(["Once", {"wait": True}, " more"])
-    say(page, "Tell")
-    expect(answers(page)).to_contain_text("Once")
-    other = another_tab(page, server)
-    button(other, "Tell").click()
+    other = beside_a_writing_one(page, server)
     field(page).fill("a draft")
     button(other, "Delete: Tell").click()
     noticed(page, "This chat was deleted in another tab")
@@ -185,11 +187,7 @@ def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripte
 
 
 def test_an_answer_is_being_written_as_long_as_its_tab_is_there(page: Page, server: Scripted) -> None:
-    server.script(["Once", {"wait": True}, " more"])
-    say(page, "Tell")
-    expect(answers(page)).to_contain_text("Once")
-    other = another_tab(page, server)
-    button(other, "Tell").click()
+    other = beside_a_writing_one(page, server)
     expect(answers(other)).to_contain_text("Once")  # it is kept
     for wait_ms in (0, 2500):  # so long tabs have to say what they write
         other.wait_for_timeout(wait_ms)
