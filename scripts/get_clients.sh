@@ -14,8 +14,8 @@ if ! is_there; then
   exec 8>build/clients.lock
   flock 8
   if ! is_there; then
-    .venv/bin/python -m venv --clear "$folder" >&2
-    "$folder/bin/python" -m pip --disable-pip-version-check --no-input --quiet install --requirement "$wanted" >&2
+    .venv/bin/python -m venv --clear --without-pip "$folder" >&2
+    .venv/bin/python scripts/install.py --into "$folder/bin/python" --requirement "$wanted" >&2
     cp "$wanted" "$folder/made-of"
   fi
 fi

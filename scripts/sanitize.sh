@@ -4,7 +4,7 @@
 #
 #   address  address and undefined behaviour: all tests but those of the CUDA device
 #   thread   data races, in what has threads: scheduler, cache and parsers have one; and kernels share their threads' work
-#            in the same way whatever the instruction set is
+#            in the same way whatever the instruction set is, so those of one are tested
 #   grid     address and undefined behaviour: the kernels of the CUDA device, which run on an emulated grid, and one step
 #            of the whole device. (The grid's threads are no threads but stacks, which the thread sanitizer does not follow.)
 set -uo pipefail
@@ -21,6 +21,13 @@ grid_tests='^on_host\.(HostGrid|Mode/|Runtime|GrowingMemory|Gemm|Rotary|CudaRows
 grid_tests+='|CudaAttentionTest\.(tiles_in|decodes_of_many|groups_that_no_tile|uncut_decodes|the_plain_kernel_does)'
 grid_tests+='|CudaAttentionQuantTest\.any_head_size)'
 grid_long='a_file_that_is_not_ours|what_was_measured|many_at_once|every_tactic_is_the_gemm|is_read_as_its_values|order_|immediate'
+
+# Which tests are of other instruction sets than one that this machine has.
+if grep -qw avx512dq /proc/cpuinfo; then
+  other_isas='/(portable|avx2|avx512_bf16)(_int[48])?$'
+else
+  other_isas='/(portable|avx512|avx512_bf16|amx)(_int[48])?$'
+fi
 
 # sanitize FOLDER SANITIZERS TARGET [ctest's arguments]
 sanitize() {
@@ -47,7 +54,7 @@ for one in "$@"; do
       ;;
     thread)
       sanitize thread thread charonia_tests -R '^(Device|Ranks|Isa|Kinds|ThreadPool|ProcessGroup|EngineRanks|DecoderMemory|MaskThread)' \
-        -E '/(portable|avx2)' || failed+=("$one")
+        -E "$other_isas" || failed+=("$one")
       ;;
     *)
       echo "sanitize.sh: $one is none of address, thread, grid" >&2

@@ -22,10 +22,7 @@ done_at() { mkdir -p "$stamps" && touch -r build/step-began "$stamps/$1"; }
 
 . scripts/use_ccache.sh
 
-# Python makes the bytecode of what is imported, and keeps it: a small part of all. Where it may not keep it, pip makes all.
-bytecode=--no-compile
-if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then bytecode=--compile; fi
-pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet "$@" "$bytecode"; }
+get_packages() { .venv/bin/python scripts/install.py "$@"; }
 
 # CHARONIA_CUDA=ON or OFF says whether the engine is built with CUDA. Unsaid, it is where there are a GPU and nvcc, for
 # that GPU.
@@ -64,7 +61,7 @@ engine_settings() {
   echo "-DCHARONIA_KERNELS=${kernels%% *}"
 }
 
-# with_progress COMMAND...: runs it, and says every ten seconds how far it is. pip is silent, for minutes the first time. It
+# with_progress COMMAND...: runs it, and says every ten seconds how far it is. Compilers and installers are silent, for minutes the first time. It
 # is a process group of its own, which ends with this script.
 with_progress() {
   local began=$SECONDS rules=build/engine/build.ninja compiled all
@@ -105,10 +102,10 @@ install_packages() {
   local needed=build/dependencies-$purpose.txt
   .venv/bin/python scripts/dependencies.py "$purpose" >"$needed"
   if [ "$purpose" = test ]; then
-    pip install --requirement "$needed" --requirement scripts/requirements-test.txt
-    pip install --no-deps --requirement scripts/requirements-test-alone.txt
+    get_packages --requirement "$needed" --requirement scripts/requirements-test.txt
+    get_packages --no-deps --requirement scripts/requirements-test-alone.txt
   else
-    pip install --requirement "$needed"
+    get_packages --requirement "$needed"
   fi
 }
 
@@ -117,7 +114,8 @@ install_engine() {
   local settings
   settings=$(engine_settings) || return
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} PATH="$PWD/.venv/bin:$PATH" \
-    CUDACXX=$nvcc CMAKE_ARGS="${CMAKE_ARGS:-} ${settings//$'\n'/ }" pip install --no-build-isolation "$@"
+    CUDACXX=$nvcc CMAKE_ARGS="${CMAKE_ARGS:-} ${settings//$'\n'/ }" \
+    .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet install --no-build-isolation "$@"
   mkdir -p "$stamps"
   echo "$cuda" >"$stamps/cuda"
   echo "$kernels" >"$stamps/kernels"
@@ -140,7 +138,7 @@ if outdated packages "${sources[@]}" ||
   { [ "$purpose" = test ] && outdated test "${sources[@]}" scripts/requirements-test*.txt; }; then
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
-  with_progress pip install --requirement scripts/requirements-build.txt
+  with_progress get_packages --requirement scripts/requirements-build.txt
   with_progress install_all
   done_at packages
   done_at engine

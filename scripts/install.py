@@ -1,0 +1,123 @@
+"""Installs packages into this Python's environment, as `pip install ARGUMENTS` does, with uv, in a tenth of the time.
+
+    python scripts/install.py [--into PYTHON] ARGUMENTS      ARGUMENTS: what pip and uv both understand
+
+--into: another environment, by its Python. It needs no pip.
+
+uv does not read pip's settings (pip.conf, PIP_*): it is told them. pip installs where one of them has no like in uv,
+where there is no uv for this machine, and where uv fails. CHARONIA_INSTALLER=pip asks for pip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+# pip's settings and the environment variables by which uv has them. pip separates values by blanks.
+OF_UV = {
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "constraint": "UV_CONSTRAINT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "index-url": "UV_DEFAULT_INDEX",
+    "proxy": "ALL_PROXY",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "trusted-host": "UV_INSECURE_HOST",
+}
+COMMAS = {"UV_FIND_LINKS"}  # uv separates these values so, and others by blanks
+# They say how pip speaks and where it keeps files, not what it installs.
+WITHOUT_EFFECT = {
+    "break-system-packages",
+    "cache-dir",
+    "compile",
+    "config-file",
+    "debug",
+    "disable-pip-version-check",
+    "keyring-provider",
+    "log",
+    "no-cache-dir",
+    "no-color",
+    "no-compile",
+    "no-input",
+    "no-warn-script-location",
+    "progress-bar",
+    "quiet",
+    "require-virtualenv",
+    "resume-retries",
+    "retries",
+    "root-user-action",
+    "verbose",
+}
+# `pip config list` names each value by where it stands. The later one holds.
+SECTIONS = ("global", "install", ":env:")
+
+
+def settings_of_uv(config: str) -> dict[str, str]:
+    """The environment in which uv installs as pip would, from what `pip config list` prints.
+
+    Raises ValueError for a setting that uv cannot be told.
+    """
+    values = {}
+    for section in SECTIONS:
+        for line in config.splitlines():
+            name, _, value = line.partition("=")
+            if name.startswith(f"{section}."):
+                values[name.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
+    env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: the best version of all indexes
+    for name, value in values.items():
+        if name in OF_UV:
+            variable = OF_UV[name]
+            env[variable] = ("," if variable in COMMAS else " ").join(value.split())
+        elif name not in WITHOUT_EFFECT:
+            raise ValueError(f"pip's setting {name}")
+    return env
+
+
+def find_uv() -> str:
+    """Of this environment, where it is installed when it is not there. Raises OSError when it cannot be."""
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        command = [*PIP, "--quiet", "install", "--only-binary", ":all:", "--no-compile", "uv"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0 or not uv.exists():
+            raise OSError(f"there is no uv: {done.stderr.strip()[-300:]}")
+    return str(uv)
+
+
+def install_with_uv(python: str, arguments: list[str]) -> None:
+    """Raises OSError or ValueError, with the reason, when pip has to do it."""
+    if os.environ.get("CHARONIA_INSTALLER") == "pip":
+        raise ValueError("CHARONIA_INSTALLER")
+    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True).stdout
+    env = {**settings_of_uv(listed), **os.environ}
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):  # else Python makes the bytecode of what is imported
+        env["UV_COMPILE_BYTECODE"] = "1"
+    command = [find_uv(), "pip", "install", "--quiet", "--python", python, *arguments]
+    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise OSError(f"uv failed: {done.stderr.strip()[-1000:]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", default=sys.executable, metavar="PYTHON")
+    given, arguments = parser.parse_known_args()
+    try:
+        install_with_uv(given.into, arguments)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        print(f"setup: pip installs, which takes longer ({error})", file=sys.stderr)
+        bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
+        return subprocess.run([*PIP, "--quiet", "--python", given.into, "install", bytecode, *arguments]).returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
