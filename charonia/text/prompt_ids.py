@@ -329,9 +329,9 @@ def _begun_answer(messages: Sequence[Message], *, interactive: bool) -> str:
 def check_messages(messages: Sequence[Any]) -> list[Message]:
     """Messages as chat templates take them.
 
-    Content may be a string, null or a list of OpenAI's text parts, which are joined. A tool call's arguments, a JSON
-    string with OpenAI, become an object, which is what templates print. Those that are no JSON, as in an answer that
-    was cut off, stay the text that they are.
+    Content may be a string, null or a list of OpenAI's text parts. Those of an answer are pieces of one text; others are
+    texts of their own, each on a new line. A tool call's arguments, a JSON string with OpenAI, become an object, which
+    is what templates print. Those that are no JSON, as in an answer that was cut off, stay the text that they are.
     """
     if not messages:
         raise PromptError("messages", "an empty list is no conversation", "send at least one message")
@@ -343,7 +343,7 @@ def _check_message(field: str, message: Any) -> Message:
         raise PromptError(field, f"{show(message)} is no object", 'send {"role": ..., "content": ...}')
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise PromptError(f"{field}.role", "missing or no string", 'send "system", "user", "assistant" or "tool"')
-    checked = {**message, "content": _joined(f"{field}.content", message.get("content"))}
+    checked = {**message, "content": _joined(f"{field}.content", message.get("content"), message["role"])}
     if message.get("content") is None and not message.get("tool_calls"):
         raise PromptError(f"{field}.content", "missing", "send the message's text as a string")
     if message.get("tool_calls") is not None:
@@ -351,7 +351,7 @@ def _check_message(field: str, message: Any) -> Message:
     return checked
 
 
-def _joined(field: str, content: Any) -> str:
+def _joined(field: str, content: Any, role: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -365,7 +365,7 @@ def _joined(field: str, content: Any) -> str:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise PromptError(f"{field}[{number}]", f"a part of type {kind!r} is not understood", remedy)
         texts.append(part["text"])
-    return "".join(texts)
+    return ("" if role == "assistant" else "\n").join(texts)
 
 
 def _check_calls(field: str, calls: Any) -> list[Any]:

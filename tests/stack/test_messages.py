@@ -140,7 +140,7 @@ async def test_system_and_turns_reach_the_model_and_are_counted(
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hel\n\nagain"},
         {"role": "assistant", "content": "Hi."},
-        {"role": "user", "content": "Who are you?"},
+        {"role": "user", "content": "Who\n are you?"},
     ]
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as web:
         body = {"model": model, "messages": same, "max_tokens": 24, "temperature": 0}

@@ -211,8 +211,13 @@ def test_max_completion_tokens_wins_over_its_older_name() -> None:
 def test_messages_may_be_a_string_and_content_may_be_parts() -> None:
     assert chat(messages="hi").engine_request().messages == USER
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
-    request = chat(messages=[{"role": "developer", "content": parts}]).engine_request()
-    assert request.messages == [{"role": "system", "content": "a b"}]
+    for role, shown, content in (
+        ("developer", "system", "a \nb"),
+        ("tool", "tool", "a \nb"),
+        ("assistant", "assistant", "a b"),
+    ):
+        request = chat(messages=[{"role": role, "content": parts}]).engine_request()
+        assert request.messages == [{"role": shown, "content": content}]
 
 
 def test_a_tool_call_in_the_history_reaches_the_template() -> None:

@@ -233,14 +233,21 @@ def test_anthropics_history_becomes_the_templates() -> None:
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": text} for text in "23"],
+                },
                 {"type": "tool_result", "tool_use_id": "c2", "content": "no a", "is_error": True},
                 {"type": "tool_result", "tool_use_id": "c3"},
                 {"type": "text", "text": "And?"},
+                {"type": "text", "text": "Well?"},
             ],
         },
         {"role": "user", "content": "Go on."},
-        system=[{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be brief."}],
+        system=[
+            {"type": "text", "text": text} for text in ("x-anthropic-billing-header: cch=1;", "Be brief.", "Contract:")
+        ],
         tools=[TOOL, {**TOOL, "name": "sub", "type": "custom", "strict": True, "eager_input_streaming": True}],
         tool_choice={"type": "auto", "disable_parallel_tool_use": True},
         thinking={"type": "enabled", "budget_tokens": 2048},
@@ -252,13 +259,13 @@ def test_anthropics_history_becomes_the_templates() -> None:
         for id, arguments in (("c1", {"a": 1}), ("c2", {}))
     ]
     assert request.messages == [
-        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "Be brief.\nContract:"},
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
-        {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"},
+        {"role": "tool", "content": "2\n3", "tool_call_id": "c1", "name": "add"},
         {"role": "tool", "content": "Error: no a", "tool_call_id": "c2", "name": "add"},
         {"role": "tool", "content": "", "tool_call_id": "c3"},
-        {"role": "user", "content": "And?\n\nGo on."},
+        {"role": "user", "content": "And?\nWell?\n\nGo on."},
     ]
     function = {**IN_OPENAIS_FORM["function"], "name": "sub", "strict": True}  # type: ignore[dict-item]
     strict = {"type": "function", "function": function}
@@ -277,11 +284,19 @@ def test_openais_items_become_the_templates_messages() -> None:
         {"role": "user", "content": "hi"},
         {"role": "user", "content": "there"},
         {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": text} for text in ("I ", "add.")],
+        },
         {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}', "status": "completed"},
         {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{oh"},
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
-        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "no"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": text} for text in ("no", "c2")],
+        },
     ]
     asked = parse(
         ResponsesRequest,
@@ -306,7 +321,7 @@ def test_openais_items_become_the_templates_messages() -> None:
         {"role": "user", "content": "there"},
         {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
         {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"},
-        {"role": "tool", "content": "no", "tool_call_id": "c2", "name": "add"},
+        {"role": "tool", "content": "no\nc2", "tool_call_id": "c2", "name": "add"},
     ]
     assert request.tools == [IN_OPENAIS_FORM] and request.parallel_tool_calls is False and request.parsed
     assert request.chat_template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}

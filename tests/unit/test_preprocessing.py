@@ -163,9 +163,8 @@ def test_a_plain_string_is_the_users_message(tokenizer: Any, messages: str) -> N
 
 def test_text_parts_are_joined(tokenizer: Any) -> None:
     content = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    assert build(tokenizer, messages=json.dumps([{"role": "user", "content": content}])).text.startswith(
-        "<|user|>one two"
-    )
+    messages = [{"role": role, "content": content} for role in ("user", "assistant")]
+    assert build(tokenizer, messages=json.dumps(messages)).text.startswith("<|user|>one \ntwo<|assistant|>one two")
 
 
 def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from charonia_gateway.json_values import TOO_MANY, has_too_many_values
@@ -116,8 +116,14 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     return biases
 
 
-def text_of_parts(value: Any) -> str | None:
-    """A message's content: a string, null, or OpenAI's list of text parts, which are joined."""
+def join_parts(texts: Iterable[str], role: str | None) -> str:
+    """The parts of a message's content as one text. Those of an answer are pieces of one; others are texts of their
+    own, such as documents or a tool's results."""
+    return ("" if role == "assistant" else "\n").join(texts)
+
+
+def text_of_parts(value: Any, role: str | None = None) -> str | None:
+    """A message's content: a string, null, or OpenAI's list of text parts, which are joined as `role` has it."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -131,7 +137,11 @@ def text_of_parts(value: Any) -> str | None:
             said = f"is of type {kind!r}" if isinstance(kind, str) else "has no type"
             raise wrong(f'part {number} {said[:60]}: this model takes {{"type": "text", "text": ...}} only')
         texts.append(part["text"])
-    return "".join(texts)
+    return join_parts(texts, role)
+
+
+def _content(value: Any, info: ValidationInfo) -> str | None:
+    return text_of_parts(value, info.data.get("role"))
 
 
 def function_name(what: str, name: Any, limit: int = 64) -> str:
@@ -303,7 +313,7 @@ LogitBias = Annotated[
 ]
 Content = Annotated[
     str | None,
-    BeforeValidator(text_of_parts),
+    BeforeValidator(_content),
     _schema(_STRING, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}),
 ]
 Tools = Annotated[

@@ -17,6 +17,7 @@ from charonia_gateway.schemas.fields import (
     check_function,
     check_names,
     function_name,
+    join_parts,
     refused,
     text_of_parts,
     wrong,
@@ -203,13 +204,13 @@ class AnthropicMessage(BaseModel):
                     turns.call(block["id"], block["name"], block["input"])
                 case "tool_result":
                     if texts:
-                        turns.say(self.role, "".join(texts))
+                        turns.say(self.role, join_parts(texts, self.role))
                         texts = []
                     text = block["text"]
                     turns.result(block["tool_use_id"], f"Error: {text}" if block["is_error"] else text)
                 # A redacted thought nobody here can read.
         if texts or not self.content:
-            turns.say(self.role, "".join(texts))
+            turns.say(self.role, join_parts(texts, self.role))
 
 
 class CountTokensRequest(BaseModel):

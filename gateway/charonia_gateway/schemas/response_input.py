@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, check_arguments, wrong
+from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, check_arguments, join_parts, wrong
 from charonia_gateway.schemas.turns import Turns, arguments_object
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -33,7 +33,7 @@ def _item(number: int, item: Any) -> dict[str, Any]:
         case "function_call":
             return _call(number, item)
         case "function_call_output":
-            text = _text(number, "output", item.get("output"))
+            text = _text(number, "output", item.get("output"), "tool")
             return {"type": kind, "id": _needed(number, item, "call_id"), "text": text}
         case "reasoning":
             return _reasoning(number, item)
@@ -46,11 +46,11 @@ def _said(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
         raise wrong(f"item {number}: its role is none of {', '.join(_ROLES)}")
-    text = _text(number, "content", item.get("content"))
+    text = _text(number, "content", item.get("content"), role)
     return {"type": "message", "role": "system" if role == "developer" else role, "text": text}
 
 
-def _text(number: int, field: str, value: Any) -> str:
+def _text(number: int, field: str, value: Any, role: str) -> str:
     parts = [{"type": "input_text", "text": value}] if isinstance(value, str) else value
     if not isinstance(parts, list) or len(parts) > MAX_PARTS:
         raise wrong(f"item {number}: its {field} is neither a text nor a list of at most {MAX_PARTS} parts")
@@ -60,7 +60,7 @@ def _text(number: int, field: str, value: Any) -> str:
         if named not in _TEXT_PARTS or not isinstance(part.get("text"), str):
             raise wrong(f"item {number} has a part of type {str(named)[:40]!r}: this model takes texts only")
         texts.append(part["text"])
-    return "".join(texts)
+    return join_parts(texts, role)
 
 
 def _needed(number: int, item: Mapping[str, Any], field: str) -> str:
