@@ -71,20 +71,20 @@ class Record:
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:
-        """The id of the request's answer."""
-        self._name = f"{prefix}-{uuid.uuid4().hex}"
+        """The id of the request's answer. Its prefix is as the API's own clients know it: some look at it."""
+        self._name = f"{prefix}{uuid.uuid4().hex}"
         return self._name
 
     @property
     def request_id(self) -> str:
         """The client's; else the answer's; else, where there is none, one that is made up."""
-        return self._given or self._name or self.name("request")
+        return self._given or self._name or self.name("request-")
 
     @property
     def engine_id(self) -> str:
         """Begins the ids of the engine's requests. Those of two requests differ whatever their clients call them, and
         up to a '#' they are the request id."""
-        own = self._name or self.name("request")
+        own = self._name or self.name("request-")
         return f"{self._given}#{own}" if self._given else own
 
     @property

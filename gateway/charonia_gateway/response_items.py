@@ -13,7 +13,7 @@ from charonia_client.types import ToolCallDelta
 from charonia_gateway.answer_deltas import in_order
 from charonia_gateway.schemas.turns import Turns, arguments_object
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
 class _Item:
@@ -21,7 +21,7 @@ class _Item:
 
     def __init__(self, kind: str, index: int, name: str = "", call_id: str = "") -> None:
         self.kind = kind
-        self.id = f"{_PREFIXES[kind]}-{uuid.uuid4().hex}"
+        self.id = f"{_PREFIXES[kind]}{uuid.uuid4().hex}"
         self.index = index
         self.texts: list[str] = []
         self.name = name

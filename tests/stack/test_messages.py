@@ -49,7 +49,7 @@ async def test_an_answer_fits_anthropics_type(web: httpx.AsyncClient, model: str
     answer = await web.post("/v1/messages", json=body, headers={"x-api-key": "any", "anthropic-version": "2023-06-01"})
     message = strict(Message, answer.json())
     assert (
-        message.id.startswith("msg-") and answer.headers["request-id"] == answer.headers["x-request-id"] == message.id
+        message.id.startswith("msg_") and answer.headers["request-id"] == answer.headers["x-request-id"] == message.id
     )
     (block,) = message.content
     assert (block.type, block.text) == ("text", expected)

@@ -34,7 +34,7 @@ async def test_an_answer_fits_openais_type(api: openai.AsyncOpenAI, stack: Stack
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as web:
         written = (await web.post("/v1/responses", json=body)).json()
     answer = TypeAdapter(Response).validate_python(written)
-    assert answer.id.startswith("resp-") and answer.output_text == expected
+    assert answer.id.startswith("resp_") and answer.output_text == expected
     assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
     assert answer.metadata == {"a": "b"} and written["store"] is False
     assert answer.usage is not None and answer.usage.total_tokens > answer.usage.input_tokens > 5

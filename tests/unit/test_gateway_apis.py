@@ -40,7 +40,7 @@ async def test_an_error_in_a_stream_has_the_form_of_its_route() -> None:
         message = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
         response = events((await web.post("/v1/responses", json={**RESPONSES, "stream": True})).text)
     assert [one["type"] for one in message[-2:]] == ["content_block_delta", "error"]
-    assert message[-1]["error"]["type"] == "overloaded_error" and message[-1]["request_id"].startswith("msg-")
+    assert message[-1]["error"]["type"] == "overloaded_error" and message[-1]["request_id"].startswith("msg_")
     assert response[-1]["code"] == "service_unavailable" and response[-1]["sequence_number"] == len(response) - 1
     assert response[-2]["type"] == "response.output_text.delta"
 

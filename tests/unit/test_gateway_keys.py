@@ -90,7 +90,7 @@ def routes_of(routes: Any) -> set[tuple[str, str]]:
     return found
 
 
-def address(path: str, id: str = "resp-none") -> str:
+def address(path: str, id: str = "resp_none") -> str:
     return path.replace("{id}", id).replace("{model:path}", MODEL)
 
 
@@ -202,8 +202,8 @@ async def test_stored_answers_are_those_of_their_key(file: KeyFile) -> None:
         for method in ("GET", "DELETE"):
             answer = await web.request(method, f"/v1/responses/{id}", headers=file.bearer("bob"))
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
-            absent = await web.request(method, "/v1/responses/resp-none", headers=file.bearer("bob"))
-            assert absent.text.replace("resp-none", id) == answer.text, "as if there were none"
+            absent = await web.request(method, "/v1/responses/resp_none", headers=file.bearer("bob"))
+            assert absent.text.replace("resp_none", id) == answer.text, "as if there were none"
         on = {**stored, "previous_response_id": id}
         answer = await web.post("/v1/responses", json=on, headers=file.bearer("bob"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_not_found")

@@ -118,6 +118,7 @@ async def test_openais_items_come_one_after_the_other() -> None:
         assert group[-1]["type"] == "response.output_item.done" and group[-1]["item"]["status"] == "completed"
         item = group[-1]["item"]
         assert {event.get("item_id", item["id"]) for event in group} == {item["id"]} == {group[0]["item"]["id"]}
+        assert item["id"].startswith({"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}[item["type"]])
         text = item.get("arguments") or item["content"][0]["text"]
         assert "".join(event.get("delta", "") for event in group) == text
         found.append((item["type"], text))
@@ -129,6 +130,7 @@ async def test_openais_items_come_one_after_the_other() -> None:
         ("function_call", "{}"),
         ("message", "So."),
     ]
+    assert events[-1]["response"]["id"].startswith("resp_"), "LangChain goes on only from such an id"
     assert events[-1]["response"]["output"] == [group[-1]["item"] for group in grouped]
     assert events[-1]["response"]["tools"] == [{**FUNCTION, "strict": None}]
 

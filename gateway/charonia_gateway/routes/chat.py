@@ -48,7 +48,7 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     (docs/tools.md)."""
     body = await gateway.read(request, ChatRequest)
     gateway.check_choices(body.choices_made)
-    head = Head(gateway, request, body, "chatcmpl")
+    head = Head(gateway, request, body, "chatcmpl-")
     formats = await head.engine.pool.answer_formats()
     requests = [body.engine_request(reasons=bool(formats.get("reasoning")))]
     if not body.stream:

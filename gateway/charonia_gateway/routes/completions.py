@@ -45,7 +45,7 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
     requests = body.engine_requests()
     if not body.stream:
         gateway.check_logprobs(requests)
-    head = Head(gateway, request, body, "cmpl")
+    head = Head(gateway, request, body, "cmpl-")
     if body.stream:
         return EventStream(_stream(body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s)
     return await while_connected(request, _whole(body, requests, head))

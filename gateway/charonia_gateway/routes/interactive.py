@@ -39,7 +39,7 @@ async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
     """LMDeploy's interactive chat. A conversation that the server does not know (any more) begins with this prompt.
     One whose server is known to be gone, or to drain, has the error 410 first."""
     body = await gateway.read(request, InteractiveRequest)
-    head = Head(gateway, request, body, "interactive")
+    head = Head(gateway, request, body, "interactive-")
     if body.acts or body.ends:
         await _act(head.engine, body)
         return JSONResponse(_nothing(), headers=head.headers)

@@ -57,7 +57,7 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
     """Anthropic's Messages. Calls of `tools` and reasoning are read in the format of the model's chat template
     (docs/tools.md); reasoning is in the answer where `thinking` asks for it."""
     body = await gateway.read(request, MessagesRequest)
-    head = Head(gateway, request, body, "msg")
+    head = Head(gateway, request, body, "msg_")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
     asked = body.engine_request(reasons=await head.engine.pool.reasons())
     if body.stream:
@@ -80,7 +80,7 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
 async def count_tokens(request: Request, gateway: GatewayState) -> JSONResponse:
     """Tokens of the prompt that the same messages and tools are in a request for an answer."""
     body = await gateway.read(request, CountTokensRequest)
-    head = Head(gateway, request, body, "count")
+    head = Head(gateway, request, body, "count-")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
     found = await while_connected(request, head.engine.pool.tokenize(body.tokenize_request()))
     return JSONResponse({"input_tokens": len(found.token_ids)}, headers=headers)

@@ -57,7 +57,7 @@ async def create_response(request: Request, gateway: GatewayState) -> Response:
     """OpenAI's Responses. Calls of `tools` and reasoning are read in the format of the model's chat template
     (docs/tools.md). An answer is stored only with `store` = true."""
     body = await gateway.read(request, ResponsesRequest)
-    head = Head(gateway, request, body, "resp")
+    head = Head(gateway, request, body, "resp_")
     answer = _Answer(gateway, body, head, reasons=await head.engine.pool.reasons())
     if body.stream:
         return EventStream(

@@ -77,6 +77,17 @@ def loop(chat: Any) -> None:
     assert call["args"] == {"a": 7}
 
 
+def goes_on(chat: Any) -> None:
+    """From a stored answer: what came before is not sent again."""
+    question = HumanMessage(CALL)
+    first = chat.bind_tools([add]).invoke([question])
+    (call,) = first.tool_calls
+    result = ToolMessage(add.invoke(call["args"]), tool_call_id=call["id"])
+    last = chat.bind_tools([add]).invoke([question, first, result])
+    stored = chat.root_client.responses.retrieve(last.response_metadata["id"])
+    assert last.text == "It is sunny." and stored.previous_response_id == first.response_metadata["id"], last
+
+
 def structured(chat: Any, methods: dict[str, str]) -> None:
     for method, prompt in methods.items():
         found = chat.with_structured_output(Sum, method=method).invoke(prompt)
@@ -92,6 +103,7 @@ for chat in (completions, responses):
 structured(anthropic, {"function_calling": CALL, "json_schema": JSON})
 for chat in (completions, responses, anthropic):
     loop(chat)
+goes_on(ChatOpenAI(**openai, use_responses_api=True, use_previous_response_id=True, store=True))
 thinking = {"type": "enabled", "budget_tokens": 1024}
 thinks = ChatAnthropic(base_url=GATEWAY, api_key="none", model=MODEL, max_tokens=2000, max_retries=0, thinking=thinking)
 for chat in (completions, responses, thinks):
