@@ -329,9 +329,10 @@ def _begun_answer(messages: Sequence[Message], *, interactive: bool) -> str:
 def check_messages(messages: Sequence[Any]) -> list[Message]:
     """Messages as chat templates take them.
 
-    Content may be a string, null or a list of OpenAI's text parts. Those of an answer are pieces of one text; others are
-    texts of their own, each on a new line. A tool call's arguments, a JSON string with OpenAI, become an object, which
-    is what templates print. Those that are no JSON, as in an answer that was cut off, stay the text that they are.
+    Content may be a string, null or a list of OpenAI's text parts. Those of an answer are pieces of one text; others
+    are texts of their own, each on a new line. A tool call's arguments, a JSON string with OpenAI, become an object,
+    which is what templates print. Those that are no JSON, as in an answer that was cut off, stay the text that they
+    are.
     """
     if not messages:
         raise PromptError("messages", "an empty list is no conversation", "send at least one message")

@@ -167,6 +167,23 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [("add", {})],
     ),
+    (  # several calls between two marks
+        "hermes",
+        None,
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n'
+        '{"name": "add", "arguments": {"a": 1, "b": -2.5e3}}}, {"name": "search"}\n</tool_call> Done.',
+        "Done.",
+        "",
+        [WEATHER, ("add", SUM), ("search", {})],
+    ),
+    (
+        "hermes",
+        None,
+        '<tool_call>{"name": "search"} {"indeed": 1}.</tool_call>, {"name": "search"}',
+        '{"indeed": 1}., {"name": "search"}',
+        "",
+        [("search", {})],
+    ),
     ("hermes", None, "a <tool_call> is markup", "a <tool_call> is markup", "", []),
     ("hermes", None, "<tool_call>{'name': 1}</tool_call>", "<tool_call>{'name': 1}</tool_call>", "", []),
     ("hermes", None, "1 <tool_", "1 <tool_", "", []),
@@ -186,6 +203,41 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         "",
         [("add", SUM), WEATHER],
+    ),
+    (
+        "llama3_json",
+        None,
+        '{"name": "add", "parameters": {"a": 1, "b": -2.5e3}}, {"name": "get_weather", '
+        '"parameters": {"city": "Paris", "days": 3}}\n{"name": "search", "parameters": {}}',
+        "",
+        "",
+        [("add", SUM), WEATHER, ("search", {})],
+    ),
+    (
+        "llama3_json",
+        None,
+        '\n[{"name": "add", "parameters": {"a": 1, "b": -2.5e3}}, {"name": "search", "parameters": {}}]\n',
+        "",
+        "",
+        [("add", SUM), ("search", {})],
+    ),
+    ("llama3_json", None, '[{"name": "Ann"}, {"name": "add"}]', '[{"name": "Ann"}, {"name": "add"}]', "", []),
+    ("llama3_json", None, "[1] is a source", "[1] is a source", "", []),
+    (
+        "llama3_json",
+        None,
+        '{"name": "search", "parameters": {}}, {"name": "Ann"}',
+        ', {"name": "Ann"}',
+        "",
+        [("search", {})],
+    ),
+    (
+        "phi4_mini",
+        None,
+        '<|tool_call|>{"name": "search"}, {"name": "add", "arguments": {"a": 1, "b": -2.5e3}}<|/tool_call|>',
+        "",
+        "",
+        [("search", {}), ("add", SUM)],
     ),
     ("llama3_json", None, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', "", []),
     ("llama3_json", None, '{"city": {"name": "add"}}', '{"city": {"name": "add"}}', "", []),
@@ -300,6 +352,13 @@ def test_a_recorded_answer_is_the_same_at_every_cut(
     for at in range(len(answer) + 1):
         assert read([answer[:at], answer[at:]], format, reasoning) == whole
     assert read(list(answer), format, reasoning) == whole
+
+
+def test_beside_a_strict_function_what_no_grammar_made_is_no_call() -> None:
+    call = '{"name": "add", "parameters": {}}'
+    for text in (f"[{call}]", f"{call}, {call}"):
+        assert read([text], "llama3_json", certain=True).content == text.removeprefix(call)
+    assert len(read([f"{call}; {call}"], "llama3_json", certain=True).calls) == 2
 
 
 @pytest.mark.parametrize("format", CALL_FORMATS)

@@ -334,7 +334,7 @@ class AnswerParser:
         if self._thought and (yield from self._accept(self._thought[0])):
             yield from self._read_reasoning()
             return True
-        if self._calls and self._calls.bare and char == "{":
+        if self._calls and self._calls.bare and (char == "{" or (char == "[" and not self._certain)):
             yield from self._read_calls("")
             return True
         return False
@@ -380,14 +380,14 @@ class AnswerParser:
         return ""
 
     def _read_json(self, *, strict: bool) -> Reading:
-        """An object, a list of them, or, where calls need no markup, several with semicolons between."""
+        """An object; several, with nothing or a comma between, or semicolons where calls need no markup; or a list."""
         assert self._calls is not None
-        if (yield from self._spaces()) == "[" and not strict:
+        if (yield from self._spaces()) == "[":
             self._take(1)
             self._in_list = True
             while True:
                 yield from self._spaces()
-                yield from self._read_object(strict=False)
+                yield from self._read_object(strict=strict)
                 if (char := (yield from self._spaces())) != ",":
                     break
                 self._take(1)
@@ -397,10 +397,15 @@ class AnswerParser:
             yield from self._read_end("]")
             return
         yield from self._read_object(strict=strict)
-        yield from self._read_end("}")
-        while self._calls.bare and (yield from self._spaces(";")) == "{":
+        # A grammar has semicolons alone, and what comes after others is not of its making.
+        commas = not (self._calls.bare and self._certain)
+        while (char := (yield from self._spaces("};" if self._calls.bare else "}"))) == "{" or (char == "," and commas):
             self._hold()
-            yield from self._read_object(strict=True)
+            if char == ",":
+                self._take(1)
+                yield from self._spaces()
+            yield from self._read_object(strict=strict or self._calls.bare)
+        yield from self._read_end("}")
 
     def _read_end(self, closing: str) -> Reading:
         """The end of calls, with brackets that come too often before it. Where it is missing, it is no text when it
