@@ -84,7 +84,7 @@ class Items:
 
     def messages(self) -> list[dict[str, Any]]:
         """What the answer is in a conversation, for the chat template."""
-        turns = Turns(join=False)
+        turns = Turns()
         for item in self._made:
             if item.kind == "function_call":
                 turns.call(item.call_id, item.name, arguments_object(item.text))

@@ -18,10 +18,11 @@ from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.response_input import conversation
 from charonia_gateway.schemas.turns import MAX_ARGUMENTS_DEPTH
 from gateway_in_process import MODEL, gateway
+from test_continuation import STRICT, tokenizer
 from triton_double import error, input_number, input_text, parsed, part
 from tritonclient.grpc import service_pb2 as pb
 
-from charonia.text.prompt_ids import parse_json
+from charonia.text.prompt_ids import encode_chat, parse_json
 
 Responses = AsyncIterator[pb.ModelStreamInferResponse]
 USER = [{"role": "user", "content": "hi"}]
@@ -283,6 +284,7 @@ def test_anthropics_history_becomes_the_templates() -> None:
 
 def test_openais_items_become_the_templates_messages() -> None:
     items: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Answer."},
         {"role": "user", "content": "hi"},
         {"role": "user", "content": "there"},
         {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
@@ -305,6 +307,7 @@ def test_openais_items_become_the_templates_messages() -> None:
         json.dumps(
             {
                 "model": "m",
+                "instructions": "Be brief.",
                 "input": items,
                 "tools": [FUNCTION],
                 "reasoning": {"effort": "none", "summary": "auto"},
@@ -319,8 +322,8 @@ def test_openais_items_become_the_templates_messages() -> None:
         for id, arguments in (("c1", {"a": 1}), ("c2", {"INVALID_JSON": "{oh"}))
     ]
     assert request.messages == [
-        {"role": "user", "content": "hi"},
-        {"role": "user", "content": "there"},
+        {"role": "system", "content": "Be brief.\n\nAnswer."},
+        {"role": "user", "content": "hi\n\nthere"},
         {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
         {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"},
         {"role": "tool", "content": "no\nc2", "tool_call_id": "c2", "name": "add"},
@@ -328,6 +331,24 @@ def test_openais_items_become_the_templates_messages() -> None:
     assert request.tools == [IN_OPENAIS_FORM] and request.parallel_tool_calls is False and request.parsed
     assert request.chat_template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
     assert request.guide is not None and json.loads(request.guide.text) == SCHEMA
+
+
+def test_a_coding_agents_items_fit_a_template_whose_roles_alternate() -> None:
+    """Codex sends instructions, a developer's message, and the user's in several items."""
+    alternates = tokenizer("{{ messages[0].content }}{% set messages = messages[1:] %}" + STRICT)
+    stored: list[dict[str, Any]] = []
+    for said in ("AGENTS.md", "Go on."):
+        roles = {"developer": "Rules.", "user": said} if not stored else {"assistant": "Hm.", "user": said}
+        items = [{"role": role, "content": text} for role, text in roles.items()]
+        body = {"model": "m", "instructions": "Be brief.", "input": [*items, *USER]}
+        asked = parse(ResponsesRequest, json.dumps(body).encode())
+        messages = conversation(stored, asked.input)
+        shown = asked.engine_request(messages, None, reasons=False).messages
+        prompt = encode_chat(alternates, shown or ()).text
+        stored = [*messages, {"role": "assistant", "content": "Done."}]
+    first = "Be brief.\n\nRules.<user>AGENTS.md\n\nhi<assistant>"
+    assert prompt == f"{first}Done.\n\nHm.<user>Go on.\n\nhi<assistant>"
+    assert stored[2]["content"] == "Done.\n\nHm."
 
 
 async def test_the_output_of_a_call_that_is_not_there_is_refused() -> None:

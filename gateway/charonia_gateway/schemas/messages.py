@@ -320,7 +320,7 @@ class CountTokensRequest(BaseModel):
 
     def conversation(self) -> list[dict[str, Any]]:
         """For the chat template."""
-        turns = Turns(join=True)
+        turns = Turns()
         if self.system:
             turns.say("system", self.system)
         for message in self.messages:

@@ -243,18 +243,25 @@ class ResponsesRequest(BaseModel):
             return None
         return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
+    def _instructed(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With `instructions`. A conversation has one system message at most: some chat templates want no more."""
+        if not self.instructions:
+            return conversation
+        has_system = conversation[0]["role"] == "system"
+        texts = [self.instructions, *(message["content"] for message in conversation[:has_system])]
+        return [{"role": "system", "content": "\n\n".join(texts)}, *conversation[has_system:]]
+
     def engine_request(
         self, conversation: list[dict[str, Any]], session_id: str | None, *, reasons: bool
     ) -> GenerateRequest:
         """conversation: all of it, with what is new and without the instructions. reasons: the model's answers may
         hold reasoning, which is told apart."""
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         tools = self.functions()
         choice = self.tool_choice
         if isinstance(choice, dict):
             choice = {"type": "function", "function": {"name": choice["name"]}}
         return GenerateRequest(
-            messages=[*system, *conversation],
+            messages=self._instructed(conversation),
             tools=tools,
             tool_choice=choice if tools and choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,

@@ -96,8 +96,7 @@ def _reasoning(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
 def conversation(before: Sequence[dict[str, Any]], items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for the chat template: those of `before`, and checked items. Raises KeyError, with the call's id, for
     the output of a call that is not there."""
-    calls = (call for message in before for call in message.get("tool_calls", ()))
-    turns = Turns(join=False, names={call["id"]: call["function"]["name"] for call in calls})
+    turns = Turns(before)
     for item in items:
         match item["type"]:
             case "message":
@@ -110,4 +109,4 @@ def conversation(before: Sequence[dict[str, Any]], items: Sequence[Mapping[str, 
                 if item["id"] not in turns.names:
                     raise KeyError(item["id"])
                 turns.result(item["id"], item["text"])
-    return [*before, *turns.messages()]
+    return turns.messages()

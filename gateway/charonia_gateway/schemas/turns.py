@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,12 @@ class _Turn:
     calls: list[dict[str, Any]] = field(default_factory=list)
     fields: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> _Turn:
+        """The assistant's, to go on with."""
+        texts, thoughts = ([text] if text else [] for text in (message["content"], message.get("reasoning_content")))
+        return cls(message["role"], texts, thoughts, [*message.get("tool_calls", ())])
+
     def message(self) -> dict[str, Any]:
         made: dict[str, Any] = {"role": self.role, "content": "\n\n".join(self.texts), **self.fields}
         if self.thoughts:
@@ -62,40 +68,38 @@ class _Turn:
 
 
 class Turns:
-    """Reasoning, text and calls of one answer are one message; the result of a call is one of its own. join: so are all
-    texts of one role that follow each other. Otherwise each is a message, as far as it is no part of an answer with
-    more. names: of the functions that were called before, by the calls' ids."""
+    """What follows each other of one role is one message: some chat templates want roles to alternate. The result of a
+    call is one of its own. before: messages that these go on from; names: of the functions called there, by the calls'
+    ids."""
 
-    def __init__(self, *, join: bool, names: dict[str, str] | None = None) -> None:
-        self.names = names or {}
-        self._join = join
+    def __init__(self, before: Sequence[dict[str, Any]] = ()) -> None:
+        calls = (call for message in before for call in message.get("tool_calls", ()))
+        self.names = {call["id"]: call["function"]["name"] for call in calls}
+        self._before = list(before)
         self._turns: list[_Turn] = []
+        if before and before[-1]["role"] == "assistant":
+            self._turns.append(_Turn.of(self._before.pop()))
 
     def messages(self) -> list[dict[str, Any]]:
-        return [turn.message() for turn in self._turns]
+        return [*self._before, *(turn.message() for turn in self._turns)]
 
     def say(self, role: str, text: str) -> None:
-        last = self._turns[-1] if self._turns else None
-        if last is None or last.role != role or not (self._join or last.calls or not last.texts):
-            last = self._begin(role)
-        last.texts.append(text)
+        self._of(role).texts.append(text)
 
     def think(self, text: str) -> None:
-        self._answer().thoughts.append(text)
+        self._of("assistant").thoughts.append(text)
 
     def call(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         self.names[id] = name
         function = {"name": name, "arguments": arguments}
-        self._answer().calls.append({"id": id, "type": "function", "function": function})
+        self._of("assistant").calls.append({"id": id, "type": "function", "function": function})
 
     def result(self, id: str, text: str) -> None:
         """Some templates want to know the function's name."""
         name = {"name": self.names[id]} if id in self.names else {}
         self._turns.append(_Turn("tool", [text], fields={"tool_call_id": id, **name}))
 
-    def _answer(self) -> _Turn:
-        return self._turns[-1] if self._turns and self._turns[-1].role == "assistant" else self._begin("assistant")
-
-    def _begin(self, role: str) -> _Turn:
-        self._turns.append(_Turn(role))
+    def _of(self, role: str) -> _Turn:
+        if not self._turns or self._turns[-1].role != role:
+            self._turns.append(_Turn(role))
         return self._turns[-1]
