@@ -136,6 +136,16 @@ async def test_openais_items_come_one_after_the_other() -> None:
     assert events[-1]["response"]["tools"] == [{**FUNCTION, "strict": None}]
 
 
+@pytest.mark.parametrize(
+    ("thinking", "thinks"),
+    [(None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True), ({"type": "between_tools"}, True)],
+)
+def test_a_model_thinks_for_who_asks_for_it(thinking: Any, thinks: bool) -> None:
+    asked = anthropic(*USER, thinking=thinking)
+    for request in (asked.engine_request(reasons=True), asked.tokenize_request()):
+        assert request.chat_template_kwargs == {"enable_thinking": thinks}
+
+
 async def test_reasoning_is_shown_to_who_asks_for_it() -> None:
     answers = {"reasoning": "hm", "content": "so"}
     shown = await whole("/v1/messages", {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 1024}}, **answers)

@@ -327,15 +327,14 @@ class CountTokensRequest(BaseModel):
             message.add_to(turns)
         return turns.messages()
 
-    def template_variables(self) -> dict[str, Any] | None:
-        variables: dict[str, Any] = {}
-        if self.thinking or self.continues:
-            variables["enable_thinking"] = self.shows_thinking
+    def template_variables(self) -> dict[str, Any]:
+        """Who leaves `thinking` out wants none: what nobody sees would take the answer's tokens."""
+        variables: dict[str, Any] = {"enable_thinking": self.shows_thinking}
         if self.thinking and self.thinking["type"] == "enabled":
             variables["thinking_budget"] = self.thinking["budget_tokens"]
         if effort := (self.output_config or {}).get("effort"):
             variables["reasoning_effort"] = effort
-        return variables or None
+        return variables
 
     def tokenize_request(self) -> TokenizeRequest:
         return TokenizeRequest(
