@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from charonia_gateway.body import ignored_fields, parse
@@ -15,6 +15,7 @@ from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
+from openai.types.shared import ReasoningEffort
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_fields.md"
 USER = {"role": "user", "content": "Hello"}
@@ -120,6 +121,14 @@ def test_what_is_taken_and_what_is_ignored_is_so(route: str) -> None:
         for name, field in schema.model_fields.items()
         if re.match("taken[,;]", field.description or "") and name in rows(route)
     }
+
+
+@pytest.mark.parametrize("effort", get_args(get_args(ReasoningEffort)[0]))
+def test_each_effort_of_openais_is_taken(effort: str) -> None:
+    chat = parse(ChatRequest, body("/v1/chat/completions", reasoning_effort=effort))
+    response = parse(ResponsesRequest, body("/v1/responses", reasoning={"effort": effort}))
+    for variables in (chat.template_variables(), response.template_variables()):
+        assert variables is not None and variables["reasoning_effort"] == effort
 
 
 @pytest.mark.parametrize(("route", "fields"), [(route, fields) for route in REFUSED for fields in REFUSED[route]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -291,6 +291,7 @@ def _schema(*forms: dict[str, Any]) -> WithJsonSchema:
 _STRING = {"type": "string"}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # OpenAI's, of reasoning
 Stop = Annotated[list[str] | None, BeforeValidator(_stop), _schema(_STRING, {**_STRINGS, "maxItems": MAX_STOPS})]
 StopOrEnd = Annotated[
     bool | list[str] | None,

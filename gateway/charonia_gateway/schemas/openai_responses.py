@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from charonia_client import GenerateRequest, Guide
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -12,6 +12,7 @@ from charonia_gateway.schemas.fields import (
     CACHE_SALT,
     MAX_TOOLS,
     CacheSalt,
+    Effort,
     check_function,
     check_names,
     function_list,
@@ -25,7 +26,7 @@ from charonia_gateway.schemas.response_input import input_items
 from charonia_gateway.schemas.structured import refuse_guides
 
 MAX_METADATA = 16
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_EFFORTS = get_args(Effort)
 _SUMMARIES = ("auto", "concise", "detailed")
 # What a format may have, by its type: what constrains an answer is not ignored.
 _FORMAT = {

@@ -21,6 +21,7 @@ from charonia_gateway.schemas.fields import (
     ChatTemplate,
     Content,
     ContinueFinalMessage,
+    Effort,
     FunctionCall,
     Functions,
     LogitBias,
@@ -248,7 +249,7 @@ class ChatRequest(Sampling):
     function_call: FunctionCall = Field(None, description="refused: send tool_choice")
     modalities: TextModality = Field(None, description='["text"]')
     audio: Audio = Field(None, description="refused: answers are text")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    reasoning_effort: Effort | None = Field(
         None, description="a variable of the chat template; none also sets enable_thinking = false"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
