@@ -52,8 +52,8 @@ class AnswerFormats:
         *,
         num_begun: int = 0,
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """The stop words that count, and the texts from the first of which on they do not: stop words are for content,
-        and an answer that is forced to be calls has none. Arguments as of `options`."""
+        """The stop words that count, and the texts from the first of which on they do not: they are for what comes
+        before calls, and an answer that is forced to be calls has nothing there. Arguments as of `options`."""
         if prompt is None or functions is None or self.calls is None or not words:
             return words, ()
         bare = () if is_continued(prompt, num_begun) else self.calls.bare_begin

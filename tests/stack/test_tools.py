@@ -204,7 +204,7 @@ async def test_a_choice_that_cannot_be_made_is_refused(client: Client) -> None:
             )
 
 
-async def test_stop_words_are_for_content_and_end_no_call(client: Client) -> None:
+async def test_stop_words_end_reasoning_and_content_and_no_call(client: Client) -> None:
     fields: dict[str, Any] = {"parsed": True, "name_stop_word": True, "stream": False, **GREEDY}
     request = GenerateRequest(messages=says(0), tools=TOOLS, stop_words=["city", "Paris", '"'], **fields)
     part = await client.complete(request)
