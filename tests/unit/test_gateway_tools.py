@@ -576,6 +576,8 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
     assert asked.messages == counted.messages == turns
     assert asked.chat_template_kwargs == {"enable_thinking": False}
     assert not anthropic(turns[0]).engine_request(reasons=True).continue_final_message
+    several = anthropic(*turns, {"role": "assistant", "content": "sum"}).engine_request(reasons=True)
+    assert several.messages == [turns[0], {"role": "assistant", "content": "The\n\nsum"}]
     said = "messages: the last one is the assistant's, which begins the answer: "
     for more, says in (
         ({"thinking": {"type": "adaptive"}}, "leave thinking out"),
@@ -590,7 +592,9 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
         assert caught.value.param == "messages"
     call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
     for content, says in (("The ", "white space"), ("", "not empty"), ([call], "send the tool_result")):
-        with pytest.raises(ApiError, match=f"^{said}.*{says}"):
-            anthropic(turns[0], {"role": "assistant", "content": content})
-    with pytest.raises(ApiError, match="send the user's message before it"):
-        anthropic(turns[1])
+        for before in (turns[:1], turns):
+            with pytest.raises(ApiError, match=f"^{said}.*{says}"):
+                anthropic(*before, {"role": "assistant", "content": content})
+    for alone in (turns[1:], turns[1:] * 2):
+        with pytest.raises(ApiError, match="send the user's message before it"):
+            anthropic(*alone)

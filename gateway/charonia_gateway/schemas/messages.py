@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -262,13 +263,14 @@ class CountTokensRequest(BaseModel):
         return self
 
     def _check_begun(self, choice: str | None) -> None:
-        """The last message is the beginning of the answer: Anthropic's rules for that."""
+        """The last message is the beginning of the answer, or the last ones are: Anthropic's rules for that."""
         begun = "messages: the last one is the assistant's, which begins the answer"
-        if len(self.messages) < 2 or self.messages[-2].role == "assistant":
+        last = list(itertools.takewhile(lambda message: message.role == "assistant", reversed(self.messages)))
+        if len(last) == len(self.messages):
             raise wrong(f"{begun}: send the user's message before it")
-        if any(block["type"] != "text" for block in self.messages[-1].content):
+        if any(block["type"] != "text" for message in last for block in message.content):
             raise wrong(f"{begun}: it is text; of a call send the tool_result, too")
-        text = "".join(block["text"] for block in self.messages[-1].content)
+        text = self.conversation()[-1]["content"]
         if not text or text != text.rstrip():
             raise wrong(f"{begun}: its text is not empty, and does not end with white space")
         if self.shows_thinking:
