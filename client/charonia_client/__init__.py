@@ -9,6 +9,7 @@ from charonia_client.errors import (
     NotReady,
     Overloaded,
     ServerError,
+    TooManyRounds,
     Unavailable,
     Unresponsive,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Tls",
     "TokenizeRequest",
     "Tokenized",
+    "TooManyRounds",
     "ToolCallDelta",
     "ToolResult",
     "Tools",

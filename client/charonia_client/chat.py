@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from charonia_client.client import Client
-from charonia_client.errors import BadRequest, CharoniaError, Overloaded
+from charonia_client.errors import BadRequest, CharoniaError, Overloaded, TooManyRounds
 from charonia_client.terminal import LEAVE, Reader, plain
 from charonia_client.tools import ToolResult, Tools, converse
 from charonia_client.types import GenerateRequest, GenerateResponse
@@ -115,21 +115,24 @@ class Chat:
         part: GenerateResponse | None = None
         dim = False
         rounds = converse(self._client, request, self._tools, self._history, request_id=new_id)
-        async with aclosing(rounds) as answer:
-            async for item in answer:
-                if isinstance(item, ToolResult):
-                    parts.clear()
-                    self._console.print(f"\n{_shown(item)}", style="dim", markup=False)
-                    continue
-                part = item
-                parts.append(part.content)
-                if part.reasoning:
-                    self._console.print(plain(part.reasoning), style="dim italic", end="", markup=False)
-                elif dim and part.content:
-                    self._console.print("\n")
-                dim = bool(part.reasoning) or (dim and not part.content)
-                self._console.out(plain(part.content), end="", highlight=False)
-                self._console.file.flush()
+        try:
+            async with aclosing(rounds) as answer:
+                async for item in answer:
+                    if isinstance(item, ToolResult):
+                        parts.clear()
+                        self._console.print(f"\n{_shown(item)}", style="dim", markup=False)
+                        continue
+                    part = item
+                    parts.append(part.content)
+                    if part.reasoning:
+                        self._console.print(plain(part.reasoning), style="dim italic", end="", markup=False)
+                    elif dim and part.content:
+                        self._console.print("\n")
+                    dim = bool(part.reasoning) or (dim and not part.content)
+                    self._console.out(plain(part.content), end="", highlight=False)
+                    self._console.file.flush()
+        except TooManyRounds as error:
+            self._console.print(f"({error}: send a message to go on)", style="dim", markup=False, end="")
         parts.clear()  # it is in the history
         if part is not None and part.finish_reason == "cancelled":
             self._console.print(f"\n{_INTERRUPTED}", style="dim", markup=False, end="")

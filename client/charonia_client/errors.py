@@ -48,6 +48,10 @@ class DeadlineExceeded(CharoniaError):
     """The request did not end within its time: its own (`timeout_ms`) or its caller's (`timeout_s`)."""
 
 
+class TooManyRounds(CharoniaError):
+    """`converse` has run the calls of as many answers as it may, and the model has called functions in each."""
+
+
 class ServerError(CharoniaError):
     """The server failed through no fault of the caller."""
 

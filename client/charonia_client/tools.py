@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from charonia_client.client import Client
+from charonia_client.errors import TooManyRounds
 from charonia_client.types import GenerateRequest, GenerateResponse
 
 _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -67,27 +68,32 @@ async def converse(
     max_rounds: int = _MAX_ROUNDS,
     request_id: Callable[[], str] | None = None,
 ) -> AsyncGenerator[GenerateResponse | ToolResult, None]:
-    """Answers `history` and runs the tools that the model calls, until it calls none, or `max_rounds` answers are made.
+    """Answers `history` and runs the tools that the model calls, until it calls none.
 
     Yields the parts of each answer and the results of its calls. `history` gets the messages of what happens: each
-    answer, once it has ended, and the results of its calls. request: everything but messages and tools, streamed; its
-    tool_choice is for the first answer alone, so that a call which is forced is answered in the end. request_id: makes
-    the id of each round's request. Raises the client's errors.
+    answer, once it has ended, with its reasoning, and the results of its calls. request: everything but messages and
+    tools, streamed; its tool_choice is for the first answer alone, so that a call which is forced is answered in the
+    end. request_id: makes the id of each round's request. Raises the client's errors, and TooManyRounds after
+    `max_rounds` answers with calls, whose results are in `history`: it can be answered again.
     """
     for number in range(max_rounds):
         choice = request.tool_choice if number == 0 or request.tool_choice == "none" else None
         asked = replace(request, messages=history, tools=tools.described, tool_choice=choice, parsed=True)
         content: list[str] = []
+        reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
         ended: str | None = None
         id = request_id() if request_id else None
         async with aclosing(client.generate(asked, request_id=id)) as answer:
             async for part in answer:
                 content.append(part.content)
+                reasoning.append(part.reasoning)
                 _join_calls(calls, part)
                 ended = part.finish_reason
                 yield part
         message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
+        if thought := "".join(reasoning):
+            message["reasoning_content"] = thought
         # Of an answer that was cut off, nothing is run: its last call may not be what the model meant.
         if ended != "stop" or not calls:
             if message["content"]:
@@ -99,6 +105,7 @@ async def converse(
             answered = {"role": "tool", "tool_call_id": result.call_id, "name": result.name, "content": result.text}
             history.append(answered)
             yield result
+    raise TooManyRounds(f"the model has called functions in each of {max_rounds} answers and was not asked again")
 
 
 def _join_calls(calls: list[dict[str, Any]], part: GenerateResponse) -> None:

@@ -332,6 +332,7 @@ async def test_the_client_library_runs_functions_until_the_model_calls_none(clie
     ]
     assert [message["role"] for message in history] == ["user", "assistant", "tool", "tool", "assistant"]
     assert history[1]["content"] == CONTENT and len(history[1]["tool_calls"]) == 2
+    assert history[1]["reasoning_content"] == REASONING
     assert history[2]["tool_call_id"] == history[1]["tool_calls"][0]["id"]
     assert history[-1]["content"] == TEXTS[1]
 
@@ -342,7 +343,7 @@ async def test_no_function_runs_for_an_answer_that_was_cut_off(client: Client) -
     history: list[dict[str, Any]] = list(says(0))
     items = [item async for item in converse(client, request, TOOLBOX, history)]
     assert not any(isinstance(item, ToolResult) for item in items)
-    assert history[1:] == [{"role": "assistant", "content": CONTENT}]
+    assert history[1:] == [{"role": "assistant", "content": CONTENT, "reasoning_content": REASONING}]
 
 
 def test_the_terminal_chat_shows_reasoning_and_runs_the_functions_of_a_file(caller: Stack, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from charonia_client import Client, GenerateRequest, GenerateResponse, Tools, converse
+from charonia_client import Client, GenerateRequest, GenerateResponse, Tools, TooManyRounds, converse
+from charonia_client.chat import Chat
 from charonia_client.cli import _tools_of
 from charonia_client.types import ToolCallDelta
 
@@ -100,20 +101,56 @@ async def test_what_goes_wrong_is_told_to_the_model(name: str, arguments: str, t
     assert (await Tools([weather, fail]).call("1", name, arguments)).text.startswith(text)
 
 
+class Caller(Client):
+    """Of a model that thinks, and calls `weather` in its first answers. choices: what it was asked with."""
+
+    def __init__(self, calls: int) -> None:
+        self.choices: list[Any] = []
+        self._calls = calls
+
+    async def generate(self, request: GenerateRequest, **_: Any) -> Any:
+        self.choices.append(request.tool_choice)
+        calls = (
+            [ToolCallDelta(0, "1", "weather", '{"city": "Paris"}', True)] if len(self.choices) <= self._calls else []
+        )
+        yield GenerateResponse("", reasoning="I thi")
+        yield GenerateResponse("", reasoning="nk.", finish_reason="stop", tool_calls=calls)
+
+    async def end_session(self, session_id: str) -> None: ...
+
+
 async def test_a_call_is_forced_in_the_first_answer_alone() -> None:
     """Otherwise the model would call for ever."""
-
-    class Recorded(Client):
-        def __init__(self) -> None:
-            self.choices: list[Any] = []
-
-        async def generate(self, request: GenerateRequest, **_: Any) -> Any:
-            self.choices.append(request.tool_choice)
-            calls = [ToolCallDelta(0, "1", "weather", '{"city": "Paris"}', True)] if len(self.choices) < 3 else []
-            yield GenerateResponse("", finish_reason="stop", tool_calls=calls)
-
     for choice, seen in (("required", ["required", None, None]), ("none", ["none"] * 3), (None, [None] * 3)):
-        client = Recorded()
+        client = Caller(2)
         request = GenerateRequest(messages=[], tool_choice=choice)
-        _ = [item async for item in converse(client, request, Tools([weather]), [{"role": "user", "content": "x"}])]
+        history: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+        _ = [item async for item in converse(client, request, Tools([weather]), history)]
         assert client.choices == seen
+        assert [message.get("reasoning_content") for message in history] == [None, "I think.", None, "I think.", None]
+
+
+async def test_a_model_that_calls_for_ever_is_asked_no_more() -> None:
+    request, history = GenerateRequest(messages=[]), [{"role": "user", "content": "x"}]
+    with pytest.raises(TooManyRounds, match="functions in each of 2 answers"):
+        _ = [item async for item in converse(Caller(9), request, Tools([weather]), history, max_rounds=2)]
+    assert [message["role"] for message in history] == ["user", *["assistant", "tool"] * 2]
+
+
+class Once:
+    """Reads one message."""
+
+    hint = ""
+
+    def __init__(self) -> None:
+        self._messages = ["x"]
+
+    async def read(self) -> str | None:
+        return self._messages.pop() if self._messages else None
+
+
+async def test_the_terminal_says_that_a_model_is_asked_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    client = Caller(100)
+    assert await Chat(client, Once(), sampling={}, tools=Tools([weather])).run() == 0
+    assert "in each of 8 answers and was not asked again: send a message to go on)" in capsys.readouterr().out
+    assert len(client.choices) == 8
