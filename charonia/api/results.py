@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.api.sampling_fields import SamplingFields
@@ -18,10 +18,6 @@ class SamplingParams(SamplingFields):
 
     The same request with the same `seed` gives the same tokens, whatever else runs.
     """
-
-    def with_seed(self, seed: int | None) -> SamplingParams:
-        """The same with another seed."""
-        return replace(self, seed=seed)
 
 
 @dataclass(frozen=True)

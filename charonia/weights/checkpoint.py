@@ -35,7 +35,6 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # AutoGPTQ's old names of weight files, of which a large model has several.
 _GPTQ_FILE = re.compile(r"(gptq_model-.+?)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?")
 # config.ini's weight_type to safetensors' name.

@@ -115,6 +115,18 @@ const Utf8Case kUtf8Cases[] = {
      "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD", 8},
 };
 
+// Length of the longest prefix of `bytes` that no later byte can change the decoding of.
+std::size_t decodable_prefix(std::string_view bytes) {
+  Utf8State state;
+  std::size_t end = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    // A byte that cuts a character short settles what was before it.
+    if (state.push(static_cast<unsigned char>(bytes[i]))) end = i;
+    if (state.between_characters()) end = i + 1;
+  }
+  return end;
+}
+
 TEST(Utf8, InvalidBytesAreReplacedAsPythonDoesIt) {
   for (const auto& [bytes, text, decodable] : kUtf8Cases) {
     EXPECT_EQ(to_valid_utf8(bytes), text) << testing::PrintToString(bytes);
@@ -208,7 +220,7 @@ std::string stream(const std::vector<std::string>& tokens, const std::vector<std
     }
     const auto chunk = stream.take();
     taken += chunk.num_tokens;
-    EXPECT_EQ(stream.held_tokens(), i + 1 - taken);
+    EXPECT_LE(taken, i + 1);
     if (chunk.num_tokens > 0) out += chunk.text + "|";
   }
   return out + stream.finish().text;
@@ -280,7 +292,6 @@ TEST(TextStream, TokensAfterAStopWordHaveNoPartInTheText) {
   const auto chunk = stream.finish();
   EXPECT_EQ(chunk.text, "a");
   EXPECT_EQ(chunk.num_tokens, 2);
-  EXPECT_EQ(stream.held_tokens(), 0);
 }
 
 TEST(TextStream, AnEndTokenHasNoPartInTheText) {
@@ -288,7 +299,6 @@ TEST(TextStream, AnEndTokenHasNoPartInTheText) {
   TextStream stream(table, stops({"ab"}), false);
   stream.push(0, true);
   stream.push_silent(1);
-  EXPECT_EQ(stream.held_tokens(), 2);
   const auto chunk = stream.finish();
   EXPECT_EQ(chunk.text, "a");
   EXPECT_EQ(chunk.num_tokens, 2);
@@ -361,7 +371,6 @@ TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
     stream.push(0, true);
     EXPECT_EQ(stream.take().num_tokens, 0);
   }
-  EXPECT_EQ(stream.held_tokens(), kTokens);
   stream.push(1, true);
   EXPECT_EQ(stream.take().num_tokens, kTokens + 1);
 }
@@ -419,16 +428,20 @@ std::string until(const std::vector<std::string>& tokens, const std::vector<std:
   const auto table = table_of(tokens);
   TextStream stream(table, stops(words), false, stops(marks));
   std::string out;
+  int held = 0;
   if (special_first) {
     EXPECT_FALSE(stream.push(static_cast<int>(tokens.size()), true));
+    ++held;
   }
   for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
     if (stream.push(i, true)) return out + stream.finish().text + "$";
-    out += stream.take().text;
+    const auto chunk = stream.take();
+    held += 1 - chunk.num_tokens;
+    out += chunk.text;
   }
   // Of one byte none has begun.
   if (std::ranges::all_of(words, [](const auto& word) { return word.size() == 1; })) {
-    EXPECT_EQ(stream.held_tokens() > 0, stream.holds_stop());
+    EXPECT_EQ(held > 0, stream.holds_stop());
   }
   return out + stream.finish().text;
 }
@@ -598,8 +611,7 @@ TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
       if (random.below(3) != 0) {
         check(stream.take());
         ASSERT_EQ(sent_tokens, std::max(sent_tokens, reference.settled()));
-        ASSERT_EQ(static_cast<std::size_t>(stream.held_tokens()), reference.ends.size() - sent_tokens);
-        held += stream.held_tokens() > 0;
+        held += sent_tokens < reference.ends.size();
       }
       if (stop) break;
     }
@@ -612,7 +624,6 @@ TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
     }
     check(stream.finish());
     ASSERT_EQ(sent_tokens, reference.ends.size());
-    ASSERT_EQ(stream.held_tokens(), 0);
     ASSERT_EQ(joined, reference.whole());
   }
   EXPECT_GT(stopped, 500);

@@ -73,13 +73,10 @@ constexpr std::uint8_t kv_quantise(float x, float scale, float zero, int bits) {
   const float within = !(steps > 0) ? 0 : steps > most ? most : steps;  // 0 for NaN
   return static_cast<std::uint8_t>((within + kNoFraction) - kNoFraction);
 }
-constexpr float kv_dequantise(std::uint8_t q, float scale, float zero) { return static_cast<float>(q) * scale + zero; }
 
-// Four bits: elements i and i + head_dim / 2, and back.
+// Four bits: elements i and i + head_dim / 2.
 constexpr std::uint8_t kv_pack(std::uint8_t first, std::uint8_t second) {
   return static_cast<std::uint8_t>(first | (second << 4));
 }
-constexpr std::uint8_t kv_unpack_first(std::uint8_t packed) { return static_cast<std::uint8_t>(packed & 15U); }
-constexpr std::uint8_t kv_unpack_second(std::uint8_t packed) { return static_cast<std::uint8_t>(packed >> 4); }
 
 }  // namespace charonia::ops

@@ -147,7 +147,6 @@ class Scheduler {
   // Of a known sequence (otherwise Error(internal)). Spans stay valid until the next call that is not const.
   std::span<const TokenId> tokens(SeqId id) const;  // prompt and sampled so far; the last may be a placeholder: < 0
   std::span<const cache::BlockId> blocks(SeqId id) const;  // covers at least the tokens planned so far
-  std::int32_t num_computed(SeqId id) const;
   // The nodes of the prefix index for its full computed blocks, in their order, for a session to pin. Empty while it
   // waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;
@@ -163,7 +162,9 @@ class Scheduler {
   std::int64_t prefix_hit_tokens() const;
   std::int64_t capacity_tokens() const;  // num_blocks * block_len: less once the pool's memory did not suffice
 
+  // For tests.
   void check_integrity() const;  // throws Error(internal); includes the block manager's
+  std::int32_t num_computed(SeqId id) const;
 
  private:
   struct Impl;

@@ -51,7 +51,6 @@ class TextStream {
 
   // Whether there is a stop word within the beginning of one of stop_until. If nothing follows, the text ends before it.
   bool holds_stop() const { return waiting_.has_value(); }
-  int held_tokens() const { return static_cast<int>(held_.size()); }  // pushed and not taken
 
  private:
   struct Held {

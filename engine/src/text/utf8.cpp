@@ -53,15 +53,4 @@ std::string to_valid_utf8(std::string_view bytes) {
   return out;
 }
 
-std::size_t decodable_prefix(std::string_view bytes) {
-  Utf8State state;
-  std::size_t end = 0;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    // A byte that cuts a character short settles what was before it.
-    if (state.push(static_cast<unsigned char>(bytes[i]))) end = i;
-    if (state.between_characters()) end = i + 1;
-  }
-  return end;
-}
-
 }  // namespace charonia::text

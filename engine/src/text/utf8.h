@@ -1,7 +1,6 @@
 // UTF-8, one byte at a time (table 3-7 of the Unicode standard), with invalid bytes allowed.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,8 +26,5 @@ class Utf8State {
 
 // `bytes` with every maximal invalid subpart replaced by U+FFFD, as Python's bytes.decode("utf-8", "replace").
 std::string to_valid_utf8(std::string_view bytes);
-
-// Length of the longest prefix of `bytes` that no later byte can change the decoding of.
-std::size_t decodable_prefix(std::string_view bytes);
 
 }  // namespace charonia::text
