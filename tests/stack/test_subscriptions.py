@@ -428,6 +428,23 @@ async def test_open_subscriptions_are_counted(reloading: Stack) -> None:
         await until_counted(reloading, 0, "charonia_subscriptions")
 
 
+async def test_one_more_subscription_than_may_be_open_is_rejected(reloading: Stack) -> None:
+    async with grpc.aio.insecure_channel(reloading.grpc) as channel:
+        readers = [Reader(channel) for _ in range(1024)]
+        for reader in readers:
+            await reader.until_open()
+        more = Reader(channel)
+        await more.until(lambda: more.over)
+        assert more.error.startswith("[429] there are 1024 subscriptions")
+        await readers[0].end()
+        await until_counted(reloading, 1023, "charonia_subscriptions")
+        again = Reader(channel)
+        await again.until_open()
+        for reader in (again, *readers[1:]):
+            await reader.end()
+    await until_counted(reloading, 0, "charonia_subscriptions")
+
+
 async def test_an_unloaded_model_ends_an_idle_subscription_and_is_gone(reloading: Stack) -> None:
     orders = Orders(reloading)
     loaded, unloaded = orders.count("loaded", "ensemble"), orders.count("unloaded")

@@ -112,6 +112,27 @@ async def test_work_on_much_is_done_beside_the_event_loop() -> None:
     assert await aside(10_000, get_ident) != get_ident()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"model": MODEL, "prompt": ["a", "b"]}),
+        ("/v1/completions", {"model": MODEL, "prompt": "a", "best_of": 4}),
+    ],
+)
+async def test_more_completions_at_once_than_are_allowed_are_rejected(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHARONIA_GATEWAY_MAX_CHOICES", "3")
+    async with gateway() as (web, server):
+        rejected = await web.post(path, json={"n": 4, **body})
+        assert not server.requests
+        fewer = await web.post(path, json={**body, "n": 1, "best_of": 1} if "best_of" in body else {**body, "n": 1})
+    assert rejected.status_code == 400 and rejected.json()["error"]["param"] == "n"
+    assert "at most 3" in rejected.json()["error"]["message"]
+    assert fewer.status_code == 200
+
+
 MANY: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 32768}
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -107,6 +108,28 @@ def test_servers_that_hang_are_not_started_again_for_ever(stack: _Stack, monkeyp
             break
     assert len(started) == 1 + stack._restarts.limit
     assert [child.exit_status() for child in started] == ["was killed by SIGKILL"] * 3
+
+
+def test_what_is_not_ready_in_time_is_told_with_the_setting_of_the_time(
+    stack: _Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def wait(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        return False
+
+    assert stack._restart()  # one that lives
+    said = r"Triton is not ready after 50 s \(b does not answer\).*CHARONIA_START_TIMEOUT_S"
+    with monkeypatch.context() as patched:
+        patched.setenv("CHARONIA_START_TIMEOUT_S", "50")
+        patched.setattr(stack, "_settings", ServeSettings(gateway=False))
+        patched.setattr(stack._signals, "wait", wait)
+        patched.setattr(launcher, "time", SimpleNamespace(monotonic=lambda: now))
+        with pytest.raises(ServeError, match=said):
+            stack._until(stack._children[0], {"a": lambda: True, "b": lambda: False})
+    assert 50 <= now < 51
 
 
 def killed(name: str, number: signal.Signals, said: str = "") -> Child:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from charonia_gateway import shared
+from charonia_gateway.app import responses_of
+from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared
 from charonia_gateway.stored import ResponseStore, SharedResponseStore, Stored
 
@@ -99,6 +101,22 @@ def test_what_is_old_is_forgotten(make: Make) -> None:
     assert store.get("a") is None and store.get("b") is not None
     now = 211
     assert len(store) == 0 and store.bytes == 0
+
+
+def test_limits_are_those_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_GATEWAY_MAX_RESPONSES", "2")
+    monkeypatch.setenv("CHARONIA_GATEWAY_RESPONSE_TTL_S", "20")
+    now = [100.0]
+    shared.create(tmp_path)
+    for workers in (None, Shared(tmp_path, 1)):
+        store = responses_of(Settings(_env_file=None), workers)
+        monkeypatch.setattr(store, "_clock", lambda: now[0])
+        assert all(store.add(entry(id)) for id in "abc")
+        assert [store.get(id) is not None for id in "abc"] == [False, True, True]
+        now[0] += 19
+        assert store.get("c") is not None
+        now[0] += 2
+        assert store.get("c") is None
 
 
 def test_a_chain_of_answers_is_known_by_its_session(make: Make) -> None:
