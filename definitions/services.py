@@ -156,7 +156,9 @@ def fields(reader: str) -> str:
         names = {one.name for one in variables()}
         for one in service_settings():
             names |= {one.name, *one.gateway_names}
-        rows = "".join(f"    {literal(name)},\n" for name in sorted(names - {one.name for one in own}))
+        rows = "".join(
+            f"    {literal(name)},\n" for name in sorted(names - {one.name for one in own}) if name.startswith(PREFIX)
+        )
         tail += f"\n# What the gateway, the engine and scripts read themselves.\nOTHERS = (\n{rows})\n"
     return (
         head("#", _SOURCE, *(["environment.toml"] if reader == "serve" else []))

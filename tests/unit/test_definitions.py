@@ -122,16 +122,19 @@ def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
 
 _QUOTED = re.compile(r'"(CHARONIA_[A-Z0-9_]*[A-Z0-9])"')
 _EXPANDED = re.compile(r"\$\{?(CHARONIA_[A-Z0-9_]+)")
+_OF_COMPOSE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)")
 _PATTERNS = {"py": _QUOTED, "cpp": _QUOTED, "h": _QUOTED, "cu": _QUOTED}
 _PATTERNS |= dict.fromkeys(("sh", "yml", "Dockerfile", "Makefile", "run"), _EXPANDED)
 
 
 def variables_named() -> dict[str, set[str]]:
-    """Variable -> the files that name it: C++ and Python in quotes, scripts and compose where they expand it."""
+    """Variable -> the files that name it: C++ and Python in quotes, scripts and compose where they expand it. Compose's
+    are all, whatever their names begin with."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found: dict[str, set[str]] = {}
     for path in listed.split("\0"):
-        pattern = _PATTERNS.get(re.split(r"[./]", path)[-1])
+        compose = path.startswith("docker-compose")
+        pattern = _OF_COMPOSE if compose else _PATTERNS.get(re.split(r"[./]", path)[-1])
         if pattern is not None and not path.startswith(("tests/", "engine/tests/")):
             for name in pattern.findall((ROOT / path).read_text(encoding="utf-8")):
                 found.setdefault(name, set()).add(path)
@@ -151,7 +154,8 @@ def test_every_variable_that_code_names_is_documented() -> None:
 def test_every_variable_of_the_environment_is_read_somewhere() -> None:
     of_tests = "CHARONIA_TEST_DOCKER_UP"
     assert f'"{of_tests}"' in (ROOT / "tests" / "docker" / "conftest.py").read_text(encoding="utf-8")
-    unread = {one.name for one in variables()} - set(variables_named()) - {of_tests}
+    of_library = {"HF_TOKEN", "HF_ENDPOINT"}  # huggingface_hub's
+    unread = {one.name for one in variables()} - set(variables_named()) - {of_tests} - of_library
     assert not unread, "nothing reads what definitions/environment.toml has"
 
 
