@@ -28,6 +28,7 @@ class ServiceSetting:
     type: str
     help: str
     default: Any = None
+    default_from: str = ""
     unset: str = ""
     gateway_default: Any = None
     gateway_names: tuple[str, ...] = ()
@@ -44,6 +45,15 @@ class ServiceSetting:
             raise ValueError(f"[{self.name}] is of type {self.type!r}; expected one of {', '.join(_TYPES)}")
         if not self.of or set(self.of) - set(_READERS):
             raise ValueError(f"[{self.name}] is of {self.of}; expected some of {', '.join(_READERS)}")
+        if self.default_from:
+            if self.default is not None:
+                raise ValueError(f"[{self.name}] has default and default_from; expected one of them")
+            shared = {one.name: one.default for one in engine_settings()}
+            if self.default_from not in shared:
+                raise ValueError(f"[{self.name}] has the default of {self.default_from!r}, which is no engine setting")
+            value = shared[self.default_from]
+            whole = isinstance(value, float) and value.is_integer()
+            object.__setattr__(self, "default", int(value) if whole else value)
         if self.default is None and not self.unset:
             raise ValueError(f"[{self.name}] needs a default, or unset: what holds without one, in words")
 

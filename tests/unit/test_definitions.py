@@ -22,7 +22,7 @@ from charonia.families import ModelConfig  # noqa: E402
 from charonia.settings import ServeSettings, env_name  # noqa: E402
 from definitions.outputs import FILES, render  # noqa: E402
 from definitions.sampling import SamplingParameter, parameters  # noqa: E402
-from definitions.services import TRUE_WORDS, service_settings, variables  # noqa: E402
+from definitions.services import TRUE_WORDS, ServiceSetting, service_settings, variables  # noqa: E402
 from definitions.settings import Setting, engine_settings, model_attributes  # noqa: E402
 from definitions.tensors import STEPS, Tensor, inputs, tensors  # noqa: E402
 
@@ -64,6 +64,19 @@ def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
 def test_an_entry_that_says_too_little_is_refused(entry: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
         Setting(name="x", help="a setting", **({"type": "int"} | entry))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"default_from": "drain_time"}, "'drain_time', which is no engine setting"),
+        ({"default_from": "drain_timeout_s", "default": 30}, "expected one of them"),
+        ({}, "needs a default, or unset"),
+    ],
+)
+def test_a_setting_without_one_default_is_rejected(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
+        ServiceSetting(name="x", of=("gateway",), type="float", min=0, help="a setting", **given)
 
 
 def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> None:
