@@ -227,7 +227,7 @@ def process_name(command: Sequence[str]) -> str:
     if program == "triton_python_backend_stub":
         # Its first argument is the model's file: .../postprocessing/1/model.py
         return Path(command[1]).parts[-3]
-    # Of several processes the gateway's others are `-m charonia_gateway.worker`.
+    # Of several processes the gateway's others are `-m charonia_gateway.worker_main`.
     return "gateway" if any(part.partition(".")[0] == "charonia_gateway" for part in command) else _LAUNCHER
 
 

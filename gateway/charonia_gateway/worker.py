@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
 import select
 import signal
-import sqlite3
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
-from charonia_gateway.folder import hold, remove_unheld
-from charonia_gateway.port import PortError
 from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared
-
-log = logging.getLogger("charonia_gateway")
 
 # From a worker: it listens; its event loop gets on; since it is to end, nothing runs any more. To a worker: all have
 # listened once; take no new request; end now.
@@ -100,50 +92,3 @@ class Worker:
     def _send(self, message: Message) -> None:
         with contextlib.suppress(OSError):
             self._connection.send(message)
-
-
-def main() -> None:
-    """`python -m charonia_gateway.worker DESCRIPTOR`: of the connection to the supervisor, which starts it."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # as in charonia_gateway.__main__
-        signal.signal(number, lambda *_: sys.exit(0))
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not with nohup
-        signal.signal(signal.SIGHUP, lambda *_: sys.exit(0))
-    connection = Connection(int(sys.argv[1]))
-    try:
-        post: Post = connection.recv()
-    except EOFError:
-        sys.exit(0)
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(post.folder)
-    from prometheus_client import values
-
-    # By number: the one that replaces another goes on with its counters, and there are no more files than workers.
-    values.ValueClass = values.MultiProcessValue(lambda: post.number)  # type: ignore[no-untyped-call]
-    from charonia_gateway.logs import configure_logging
-    from charonia_gateway.process import serve
-
-    configure_logging(post.settings)
-    try:
-        held = hold(post.folder)
-        worker = Worker(post, connection)
-    except (OSError, sqlite3.Error) as error:
-        log.error("what the workers of this gateway share is gone, or cannot be had: %s", error)
-        sys.exit(1)
-    try:
-        serve(post.settings, worker=worker)
-    except ValueError as error:  # of a file
-        print(f"charonia_gateway: {error}", file=sys.stderr)
-        sys.exit(2)
-    except PortError as error:
-        log.error("%s", error)
-        sys.exit(1)
-    finally:
-        if worker.is_orphan:  # the last one does what the supervisor would have done
-            with contextlib.suppress(OSError):
-                remove_unheld(post.folder, held)
-
-
-if __name__ == "__main__":
-    # Not this module once more, beside the one that `post` is of.
-    from charonia_gateway import worker
-
-    worker.main()

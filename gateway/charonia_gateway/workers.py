@@ -179,7 +179,7 @@ class _Supervisor:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "charonia_gateway.worker",
+                "charonia_gateway.worker_main",
                 str(its.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(its.fileno(),),

@@ -20,7 +20,7 @@ def test_processes_are_known_by_their_command_lines() -> None:
     assert process_name(["/opt/tritonserver", "--model-repository=/x"]) == "Triton"
     assert process_name([stub, "/run/model_repository/postprocessing/1/model.py", "triton_shm"]) == "postprocessing"
     assert process_name(["/venv/bin/python", "-m", "charonia_gateway"]) == "gateway"
-    assert process_name(["/venv/bin/python", "-m", "charonia_gateway.worker", "7"]) == "gateway"
+    assert process_name(["/venv/bin/python", "-m", "charonia_gateway.worker_main", "7"]) == "gateway"
     assert process_name(["/venv/bin/python", "-m", "charonia", "serve", "x"]) == "launcher"
     assert process_name([]) == "launcher"
 

@@ -1,4 +1,4 @@
-"""What the package's folders import of each other."""
+"""What the packages' folders and modules import of each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "charonia"
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "charonia"
+
+
+def name_of(file: Path, package: Path) -> str:
+    return ".".join((package.name, *file.relative_to(package).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def part_of(module: str) -> str:
@@ -15,22 +22,38 @@ def part_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def imported(file: Path) -> Iterator[str]:
-    """Modules of the package, also those that are imported in functions or for types alone."""
+def imported(file: Path, package: Path) -> Iterator[str]:
+    """What it imports of the package, also in functions or for types alone."""
+    folder = [package.name, *file.relative_to(package).parts[:-1]]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [one.name for one in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:  # others stay in their folder
-            names = [f"{node.module}.{one.name}" for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = folder[: len(folder) + 1 - node.level] if node.level else []
+            names = [".".join((*base, *([node.module] if node.module else []), one.name)) for one in node.names]
         else:
             continue
-        yield from (name for name in names if name.startswith("charonia."))
+        yield from (name for name in names if name.startswith(f"{package.name}."))
 
 
 def test_no_two_folders_import_each_other_by_whatever_way() -> None:
     graph: dict[str, set[str]] = {}
     for file in PACKAGE.rglob("*.py"):
         own = part_of(".".join(("charonia", *file.relative_to(PACKAGE).with_suffix("").parts)))
-        graph.setdefault(own, set()).update(part_of(module) for module in imported(file) if part_of(module) != own)
+        parts = map(part_of, imported(file, PACKAGE))
+        graph.setdefault(own, set()).update(part for part in parts if part != own)
     assert {"api", "text", "weights"} <= set(graph) and "text" in graph["api"]
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names them
+
+
+@pytest.mark.parametrize("folder", ["gateway/charonia_gateway", "client/charonia_client"])
+def test_no_two_modules_import_each_other_by_whatever_way(folder: str) -> None:
+    package = ROOT / folder
+    files = {name_of(file, package): file for file in package.rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for own, file in files.items():
+        # A name that is no module is one in the module before its last dot.
+        names = {name if name in files else name.rpartition(".")[0] for name in imported(file, package)}
+        graph[own] = (names & set(files)) - {own}
+    assert sum(map(len, graph.values())) > len(graph)
+    list(TopologicalSorter(graph).static_order())
