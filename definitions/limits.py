@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from definitions.sampling import parameters
 from definitions.settings import engine_settings
 from definitions.text import comment, with_region
 from definitions.toml_files import entries
@@ -22,8 +23,22 @@ class Limit:
     help: str
 
 
-def constants(path: str) -> str:
-    rows = (comment("#", one.help, 0) + f"MAX_{one.name.upper()} = {one.value}\n" for one in entries(_SOURCE, Limit))
+def limits() -> Iterator[Limit]:
+    """Those of request_limits.toml, and what a bias of logit_bias may be."""
+    yield from entries(_SOURCE, Limit)
+    (bias,) = (one for one in parameters() if one.type == "token_biases")
+    if bias.max is None or bias.min != -bias.max:
+        raise ValueError(f"[{bias.name}] needs bounds of which one is minus the other")
+    yield Limit(bias.name, int(bias.max), f"of each bias of {bias.name}, and the minimum is minus that")
+
+
+def constants(path: str, names: tuple[str, ...]) -> str:
+    """names: those that the file gets; empty: all."""
+    rows = (
+        comment("#", one.help, 0) + f"MAX_{one.name.upper()} = {one.value}\n"
+        for one in limits()
+        if not names or one.name in names
+    )
     return with_region(path, "request limits", "".join(rows))
 
 
@@ -39,8 +54,12 @@ def settings(path: str, names: tuple[str, ...]) -> str:
 
 FILES: dict[str, Callable[[], str]] = {
     **{
-        path: partial(constants, path)
-        for path in ("charonia/text/prompt_ids.py", "gateway/charonia_gateway/schemas/fields.py")
+        path: partial(constants, path, names)
+        for path, names in {
+            "charonia/text/prompt_ids.py": (),
+            "charonia/text/answers/scanners.py": ("depth",),
+            "gateway/charonia_gateway/schemas/fields.py": (),
+        }.items()
     },
     "preprocessing/context_length.py": partial(settings, "preprocessing/context_length.py", ("guide_max_bytes",)),
 }

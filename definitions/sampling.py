@@ -182,8 +182,8 @@ void visit_sampling(Visitor&& visit) {
 
 
 def _check(one: SamplingParameter) -> str:
-    value = f"*{one.name}" if one.optional else one.name
-    suffix = "F" if one.type == "float" else ""
+    value = f"*{one.name}" if one.optional else "bias" if one.type == "token_biases" else one.name
+    suffix = "F" if one.type in ("float", "token_biases") else ""
 
     def number(bound: float) -> str:
         return f"{float(bound)}{suffix}" if suffix else f"{bound}"
@@ -197,11 +197,13 @@ def _check(one: SamplingParameter) -> str:
     if one.none is not None:
         condition = f"{value} == {one.none} || ({condition})"
     unless_unset = f"if ({one.name}) " if one.optional else ""
+    if one.type == "token_biases":
+        unless_unset = f"for (const auto& [id, {value}] : {one.name})\n  "
     return f"{unless_unset}require({condition},\n        {literal(one.name)}, {value}, {literal(one.range)});\n"
 
 
 def cpp_checks() -> str:
-    checked = [one for one in parameters() if one.is_value and one.range and one.validator != "own"]
+    checked = [one for one in parameters() if one.range and one.validator != "own"]
     checks = "".join(_check(one) for one in checked)
     return head("//", _SOURCE) + "// Statements of SamplingParams::validate().\n" + checks
 

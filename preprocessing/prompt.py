@@ -12,9 +12,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from prompt_ids import Encoded, PromptError, check_variables, encode_chat, encode_ids, encode_text, parse_json, show
-
-LOGIT_BIAS_LIMIT = 100.0
+from prompt_ids import (
+    MAX_LOGIT_BIAS,
+    Encoded,
+    PromptError,
+    check_variables,
+    encode_chat,
+    encode_ids,
+    encode_text,
+    parse_json,
+    show,
+)
 
 
 def decode_utf8(field: str, value: bytes | str) -> str:
@@ -157,10 +165,11 @@ def parse_logit_bias(text: str) -> tuple[list[int], list[float]]:
         if not re.fullmatch(r"0*\d{1,10}", key, re.ASCII) or int(key[-10:]) > 2**31 - 1:
             raise PromptError("logit_bias", f"{show(key)} is no token id", remedy)
         wrong = isinstance(bias, bool) or not isinstance(bias, int | float)
+        allowed = f"send a number in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
         if wrong or (isinstance(bias, float) and not math.isfinite(bias)):
-            raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is no number", "send a number in [-100, 100]")
-        if abs(bias) > LOGIT_BIAS_LIMIT:
-            raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is out of range", "send a number in [-100, 100]")
+            raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is no number", allowed)
+        if abs(bias) > MAX_LOGIT_BIAS:
+            raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is out of range", allowed)
         ids.append(int(key))
         biases.append(float(bias))
     return ids, biases

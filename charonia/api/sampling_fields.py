@@ -40,7 +40,7 @@ class SamplingFields:
     ignore_eos: bool = False
     # texts or token sequences that are never completed
     bad_words: Sequence[str | Sequence[int]] = ()
-    # added to the logits, by token id; [-100, 100]; of a token named twice, the sum
+    # added to the logits, by token id; of a token named twice, the sum; in [-100, 100]
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
     logprobs: int | None = None

@@ -31,6 +31,8 @@ MAX_DEPTH = 200
 MAX_BAD_WORDS = 1000
 # bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times
 MAX_BAD_WORD_BYTES = 1024
+# of each bias of logit_bias, and the minimum is minus that
+MAX_LOGIT_BIAS = 100
 # end of generated: request limits
 # Characters that are tokenized at once of a text that is perhaps too long.
 _SLICE = 1 << 15

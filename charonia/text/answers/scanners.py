@@ -12,7 +12,10 @@ import json
 import re
 from typing import Protocol
 
-MAX_DEPTH = 200  # of lists and objects; as preprocessing takes it of requests
+# generated: request limits, from definitions/ by `make generate`
+# levels of JSON, the gateway's own limit: what takes values apart level by level needs Python's stack for each
+MAX_DEPTH = 200
+# end of generated: request limits
 MAX_WORD = 256  # characters of a key or a number that Gemma writes without quotes
 
 # Surrogates stand for special tokens, which no argument contains.

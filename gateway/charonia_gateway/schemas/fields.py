@@ -20,6 +20,8 @@ MAX_DEPTH = 200
 MAX_BAD_WORDS = 1000
 # bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times
 MAX_BAD_WORD_BYTES = 1024
+# of each bias of logit_bias, and the minimum is minus that
+MAX_LOGIT_BIAS = 100
 # end of generated: request limits
 # Far above what conversations have. The event loop does nothing else while it checks a body, so no list is endless.
 MAX_MESSAGES = 10_000
@@ -110,8 +112,8 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     for token, bias in value.items():
         if not re.fullmatch(r"\d{1,9}", token, re.ASCII):
             raise wrong(f"{token[:40]!r} is no token id: keys are whole numbers from 0 on, as strings")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise wrong(f"the bias of token {token} is not a number from -100 to 100")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= MAX_LOGIT_BIAS:
+            raise wrong(f"the bias of token {token} is not a number from -{MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}")
         biases[int(token)] = float(bias)
     return biases
 
@@ -307,7 +309,7 @@ LogitBias = Annotated[
     _schema(
         {
             "type": "object",
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
             "maxProperties": MAX_BIASES,
         }
     ),

@@ -44,7 +44,7 @@ struct SamplingParams : RowSampling {
   bool ignore_eos = false;
   // texts or token sequences that are never completed
   std::vector<std::vector<std::int32_t>> bad_words;
-  // added to the logits, by token id; [-100, 100]; of a token named twice, the sum
+  // added to the logits, by token id; of a token named twice, the sum; in [-100, 100]
   std::vector<std::pair<std::int32_t, float>> logit_bias;
   // log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
   int logprobs = -1;
