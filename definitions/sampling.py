@@ -52,6 +52,7 @@ class SamplingParameter:
     above: float | None = None
     values: str = ""
     row: bool = False
+    counts: bool = False
     tensor: str = ""
     reader: str = ""
     validator: str = ""
@@ -67,6 +68,8 @@ class SamplingParameter:
             raise ValueError(f"[{self.name}] needs python and expected, because it is not one value")
         if self.row and self.type not in ("int", "float"):
             raise ValueError(f"[{self.name}] cannot be of a row: it is no number")
+        if self.counts and (not self.row or self.default is None):
+            raise ValueError(f"[{self.name}] cannot have tokens counted: it needs row and default")
 
     @property
     def is_value(self) -> bool:
@@ -208,6 +211,28 @@ def cpp_checks() -> str:
     return head("//", _SOURCE) + "// Statements of SamplingParams::validate().\n" + checks
 
 
+def cpp_counts() -> str:
+    asked = " || ".join(f"row.{one.name} != {one.default!r}F" for one in parameters() if one.counts)
+    return (
+        head("//", _SOURCE)
+        + """#pragma once
+
+#include "charonia/generated/sampling.h"
+
+namespace charonia {
+
+// Whether the tokens of the row's sequence have to be counted.
+inline bool has_penalties(const RowSampling& row) {
+  return """
+        + asked
+        + """;
+}
+
+}  // namespace charonia
+"""
+    )
+
+
 # --- Python
 
 
@@ -259,6 +284,7 @@ class SamplingFields:
 FILES: dict[str, Callable[[], str]] = {
     "engine/include/charonia/generated/sampling.h": cpp_structs,
     "engine/src/base/generated/sampling_checks.inc": cpp_checks,
+    "engine/src/ops/generated/penalties.h": cpp_counts,
     "charonia/_engine.pyi": stub,
     "charonia/api/sampling_fields.py": python_fields,
 }

@@ -101,6 +101,7 @@ def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> Non
         ({"type": "int", "default": 1, "optional": True}, "needs one of default, optional and none"),
         ({"type": "strings"}, "needs python and expected"),
         ({"type": "bool", "default": True, "row": True}, "it is no number"),
+        ({"type": "float", "default": 1.0, "counts": True}, "needs row and default"),
     ],
 )
 def test_a_sampling_parameter_that_is_not_consistent_is_refused(given: dict[str, object], message: str) -> None:

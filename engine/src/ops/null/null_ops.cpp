@@ -13,6 +13,7 @@
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cpu/sample.h"
+#include "ops/generated/penalties.h"
 #include "ops/null/make_null_ops.h"
 
 namespace charonia::ops {
@@ -201,8 +202,7 @@ std::vector<Sampled> NullOps::collect() {
 Sampled NullOps::sample(const SampleRow& row) {
   const auto chosen = word(row);
   const bool plain = row.mask == nullptr && row.target < 0 && row.logprobs < 0 && row.bias.empty() &&
-                     row.repetition_penalty == 1 && row.presence_penalty == 0 && row.frequency_penalty == 0 &&
-                     !std::ranges::binary_search(row.banned, chosen);
+                     !has_penalties(row) && !std::ranges::binary_search(row.banned, chosen);
   Sampled out;
   if (plain) {
     out.token = chosen;

@@ -10,6 +10,7 @@
 #include "ops/broken_logits.h"
 #include "ops/cpu/sample.h"
 #include "ops/cuda/kernels/sample.h"
+#include "ops/generated/penalties.h"
 
 namespace charonia::cuda {
 namespace {
@@ -35,10 +36,6 @@ struct SharedList {
            banned.size() == row.banned.size();
   }
 };
-
-bool has_penalties(const ops::SampleRow& row) {
-  return row.repetition_penalty != 1 || row.presence_penalty != 0 || row.frequency_penalty != 0;
-}
 
 template <class T>
 DeviceMemory elements(std::int64_t n, std::string_view what) {
