@@ -1,13 +1,18 @@
-"""The scripts that look a machine over before anything is installed, run on machines that lack something."""
+"""The scripts that look a machine over before anything is installed, run on machines that lack something; and how long
+functions are."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+MOST_LINES = 80  # of a function
+KERNELS = "engine/src/ops/cuda/kernels/"  # whose functions may have more
 
 
 def run(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -20,6 +25,42 @@ def make_python(folder: Path, name: str, version: str) -> Path:
     file.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo "Python {version}"; exit 0; fi\nexit 1\n')
     file.chmod(0o755)
     return file
+
+
+def long_functions(lines: list[str], most: int) -> list[str]:
+    """The first lines of functions of C++ or CUDA that have more lines than that, as clang-format writes them: one of a
+    namespace ends with a brace in the first column, one of a class with a brace in the third."""
+    found = []
+    begin = {"": 0, "  ": 0}
+    for at, line in enumerate(lines):
+        for indent in begin:
+            if re.match(rf"{indent}[^ #}}/]", line):
+                begin[indent] = at
+            if line == f"{indent}}}" and at - begin[indent] >= most:
+                found.append(lines[begin[indent]])
+    return found
+
+
+def test_functions_are_long_only_where_a_kernel_needs_it() -> None:
+    assert long_functions(["class A {", "  int f(", "      int x) {", *["    x += 1;"] * 5, "  }", "};"], 7) == [
+        "  int f("
+    ]
+    assert long_functions(["int f() {", *["  x += 1;"] * 5, "}"], 7) == []
+    root = SCRIPTS.parent
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    found: dict[str, list[str]] = {}
+    for name in names.split("\0"):
+        if name.endswith(".py"):
+            tree = ast.walk(ast.parse((root / name).read_text(encoding="utf-8")))
+            functions = [node for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            long = [one.name for one in functions if (one.end_lineno or 0) - one.lineno >= MOST_LINES]
+        elif name.endswith((".h", ".cpp")) and not name.startswith(("engine/third_party/", KERNELS)):
+            long = long_functions((root / name).read_text(encoding="utf-8").split("\n"), MOST_LINES)
+        else:
+            continue
+        if long:
+            found[name] = long
+    assert not found
 
 
 def test_this_machine_is_in_order() -> None:

@@ -180,10 +180,10 @@ std::size_t CudaOps::experts_scratch_bytes(const ops::ExpertsShape& shape, std::
   return ExpertsWorkspace(shape, rows).bytes;
 }
 
-void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router,
-                      const ops::Experts& weights, const ops::RouterParams& how, ops::Activation activation,
-                      void* scratch) {
-  const auto& w = static_cast<const CudaExperts&>(weights);
+namespace {
+
+void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const CudaExperts& w,
+                   int top_k) {
   require(in.dtype == w.type() && out.dtype == w.type() && router.dtype == DType::f32,
           cat("in ", shape_of(in), " and out ", shape_of(out), " must be of the weights' type ", to_string(w.type()),
               ", router ", shape_of(router), " fp32"));
@@ -191,102 +191,160 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
               router.rows == in.rows,
           cat("in ", shape_of(in), ", out ", shape_of(out), ", router ", shape_of(router), " and ", w.count(),
               " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
-  require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
-  if (how.top_k > kMaxExpertsOfRow) {
+  require(top_k >= 1 && top_k <= w.count(), cat("top_k ", top_k, " must be in [1, ", w.count(), "]"));
+  if (top_k > kMaxExpertsOfRow) {
     throw Error(ErrorCode::unsupported,
-                cat("num_experts_per_tok = ", how.top_k, "; on CUDA it may be up to ", kMaxExpertsOfRow));
+                cat("num_experts_per_tok = ", top_k, "; on CUDA it may be up to ", kMaxExpertsOfRow));
   }
-  if (tracing_ || in.rows == 0) return;
+}
 
-  const ExpertsWorkspace workspace({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, in.rows);
-  auto* const memory = static_cast<std::byte*>(scratch);
-  const auto ints = [&](std::size_t offset) { return reinterpret_cast<std::int32_t*>(memory + offset); };
-  const auto gate_up = w.gate_up_quant(), down = w.down_quant();
-  const int tile_rows = gate_up
-                            ? quant_expert_tile_rows(w.type(), {gate_up->format, workspace.hidden},
-                                                     {down->format, workspace.inter}, workspace.assignments, w.count())
-                            : expert_tile_rows(w.type(), workspace.assignments, w.count());
-  RouteParams route{.logits = static_cast<const float*>(router.data),
-                    .stride = router.stride,
-                    .rows = static_cast<int>(in.rows),
-                    .experts = w.count(),
-                    .top_k = how.top_k,
-                    .tile_rows = tile_rows,
-                    .num_tiles = static_cast<int>(max_expert_tiles(workspace.assignments, w.count(), tile_rows)),
-                    .renormalize = how.renormalize,
-                    // A step's padding must not bring experts of its own.
-                    .real_rows = begun_.any && in.rows == begun_.capacity.rows
-                                     ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
-                                     : nullptr,
-                    .chosen = ints(workspace.chosen),
-                    .weights = reinterpret_cast<float*>(memory + workspace.weights),
-                    .places = ints(workspace.places),
-                    .rows_of = ints(workspace.rows_of),
-                    .tiles = reinterpret_cast<ExpertTile*>(memory + workspace.tiles)};
-  route_rows(stream_, route);
-  const bool prepares = gate_up && (has_integer_inputs(gate_up->format) || gate_up->order != nullptr);
-  const bool by_place = gate_up && gate_up->order != nullptr;  // each expert has its own order
-  const bool readable = aligned(in) && in.cols == workspace.hidden && !prepares;
-  auto gate_up_weight = gate_up, down_weight = down;
-  // The outputs of down are not there yet.
-  auto* const padded_in = memory + (by_place ? workspace.down : workspace.in);
-  if (prepares) {
-    gate_up_weight = prepare_expert_inputs(stream_, w.type(), *gate_up,
-                                           {.in = in.data,
-                                            .in_stride = in.stride,
-                                            .rows = in.rows,
-                                            .cols = in.cols,
-                                            .out = padded_in,
-                                            .padded = workspace.hidden,
-                                            .scales = reinterpret_cast<float*>(memory + workspace.in_scales),
-                                            .tiles = by_place ? route.tiles : nullptr,
-                                            .rows_of = route.rows_of,
-                                            .num_tiles = route.num_tiles,
-                                            .tile_rows = tile_rows});
-  } else if (!readable) {
-    pad_rows(stream_, in, padded_in, workspace.hidden);
+// One mixture of experts: its steps in the order in which they are issued, between which the scratch memory holds what
+// ExpertsWorkspace says.
+class ExpertsRun {
+ public:
+  ExpertsRun(Stream& stream, const DeviceInfo& device, const CudaExperts& weights, std::int64_t rows, int top_k,
+             void* scratch)
+      : stream_(stream),
+        device_(device),
+        weights_(weights),
+        space_({weights.count(), top_k, weights.hidden(), weights.inter(), weights.type()}, rows),
+        memory_(static_cast<std::byte*>(scratch)),
+        gate_up_(weights.gate_up_quant()),
+        down_(weights.down_quant()) {
+    const auto type = weights.type();
+    const int tile_rows = gate_up_
+                              ? quant_expert_tile_rows(type, {gate_up_->format, space_.hidden},
+                                                       {down_->format, space_.inter}, space_.assignments,
+                                                       weights.count())
+                              : expert_tile_rows(type, space_.assignments, weights.count());
+    route_ = {.rows = static_cast<int>(rows),
+              .experts = weights.count(),
+              .top_k = top_k,
+              .tile_rows = tile_rows,
+              .num_tiles = static_cast<int>(max_expert_tiles(space_.assignments, weights.count(), tile_rows)),
+              .chosen = part<std::int32_t>(space_.chosen),
+              .weights = part<float>(space_.weights),
+              .places = part<std::int32_t>(space_.places),
+              .rows_of = part<std::int32_t>(space_.rows_of),
+              .tiles = part<ExpertTile>(space_.tiles)};
   }
-  const auto multiply = [&](ExpertGemm gemm) {
-    gemm.type = w.type();
-    gemm.tiles = route.tiles;
-    gemm.num_tiles = route.num_tiles;
-    gemm.tile_rows = tile_rows;
+
+  // real_rows: as RouteParams has it.
+  void route(const ops::Tensor& router, bool renormalize, const std::int32_t* real_rows) {
+    route_.logits = static_cast<const float*>(router.data);
+    route_.stride = router.stride;
+    route_.renormalize = renormalize;
+    route_.real_rows = real_rows;
+    route_rows(stream_, route_);
+  }
+
+  void gate_and_up(const ops::Tensor& in, ops::Activation activation) {
+    const bool prepares = gate_up_ && (has_integer_inputs(gate_up_->format) || gate_up_->order != nullptr);
+    const bool by_place = gate_up_ && gate_up_->order != nullptr;  // each expert has its own order
+    const bool readable = aligned(in) && in.cols == space_.hidden && !prepares;
+    auto quant = gate_up_;
+    // The outputs of down are not there yet.
+    auto* const padded_in = memory_ + (by_place ? space_.down : space_.in);
+    if (prepares) {
+      quant = prepare_expert_inputs(stream_, weights_.type(), *gate_up_,
+                                    {.in = in.data,
+                                     .in_stride = in.stride,
+                                     .rows = in.rows,
+                                     .cols = in.cols,
+                                     .out = padded_in,
+                                     .padded = space_.hidden,
+                                     .scales = part<float>(space_.in_scales),
+                                     .tiles = by_place ? route_.tiles : nullptr,
+                                     .rows_of = route_.rows_of,
+                                     .num_tiles = route_.num_tiles,
+                                     .tile_rows = route_.tile_rows});
+    } else if (!readable) {
+      pad_rows(stream_, in, padded_in, space_.hidden);
+    }
+    multiply({.in = readable ? in.data : padded_in,
+              .in_stride = readable ? in.stride : space_.hidden,
+              .rows_of = by_place ? nullptr : route_.rows_of,
+              .weight = weights_.gate_up(),
+              .out = memory_ + space_.gated,
+              .n = 2 * space_.inter,
+              .k = space_.hidden,
+              .gated = true,
+              .activation = activation,
+              .quant = quant});
+  }
+
+  void down() {
+    auto* const gated = memory_ + space_.gated;
+    auto quant = down_;
+    if (down_ && has_integer_inputs(down_->format)) {
+      quant = prepare_expert_inputs(stream_, weights_.type(), *down_,
+                                    {.in = gated,
+                                     .in_stride = space_.inter,
+                                     .rows = space_.assignments,
+                                     .cols = space_.inter,
+                                     .out = gated,
+                                     .padded = space_.inter,
+                                     .scales = part<float>(space_.gated_scales)});
+    }
+    multiply({.in = gated,
+              .in_stride = space_.inter,
+              .weight = weights_.down(),
+              .out = memory_ + space_.down,
+              .n = space_.hidden,
+              .k = space_.inter,
+              .quant = quant});
+  }
+
+  void add(const ops::Tensor& out) {
+    add_experts(stream_, {.out = out,
+                          .type = weights_.type(),
+                          .down = memory_ + space_.down,
+                          .padded = space_.hidden,
+                          .places = route_.places,
+                          .weights = route_.weights,
+                          .top_k = route_.top_k});
+  }
+
+ private:
+  template <class T>
+  T* part(std::size_t offset) const {
+    return reinterpret_cast<T*>(memory_ + offset);
+  }
+
+  void multiply(ExpertGemm gemm) {
+    gemm.type = weights_.type();
+    gemm.tiles = route_.tiles;
+    gemm.num_tiles = route_.num_tiles;
+    gemm.tile_rows = route_.tile_rows;
     multiply_experts(stream_, device_, gemm);
-  };
-  multiply({.in = readable ? in.data : padded_in,
-            .in_stride = readable ? in.stride : workspace.hidden,
-            .rows_of = by_place ? nullptr : route.rows_of,
-            .weight = w.gate_up(),
-            .out = memory + workspace.gated,
-            .n = 2 * workspace.inter,
-            .k = workspace.hidden,
-            .gated = true,
-            .activation = activation,
-            .quant = gate_up_weight});
-  if (down && has_integer_inputs(down->format)) {
-    down_weight = prepare_expert_inputs(stream_, w.type(), *down,
-                                        {.in = memory + workspace.gated,
-                                         .in_stride = workspace.inter,
-                                         .rows = workspace.assignments,
-                                         .cols = workspace.inter,
-                                         .out = memory + workspace.gated,
-                                         .padded = workspace.inter,
-                                         .scales = reinterpret_cast<float*>(memory + workspace.gated_scales)});
   }
-  multiply({.in = memory + workspace.gated,
-            .in_stride = workspace.inter,
-            .weight = w.down(),
-            .out = memory + workspace.down,
-            .n = workspace.hidden,
-            .k = workspace.inter,
-            .quant = down_weight});
-  add_experts(stream_, {.out = out,
-                        .type = w.type(),
-                        .down = memory + workspace.down,
-                        .padded = workspace.hidden,
-                        .places = route.places,
-                        .weights = route.weights,
-                        .top_k = how.top_k});
+
+  Stream& stream_;
+  const DeviceInfo& device_;
+  const CudaExperts& weights_;
+  ExpertsWorkspace space_;
+  std::byte* memory_;
+  std::optional<QuantWeight> gate_up_, down_;  // none: the weights are not quantised
+  RouteParams route_;
+};
+
+}  // namespace
+
+void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router,
+                      const ops::Experts& weights, const ops::RouterParams& how, ops::Activation activation,
+                      void* scratch) {
+  const auto& w = static_cast<const CudaExperts&>(weights);
+  check_experts(out, in, router, w, how.top_k);
+  if (tracing_ || in.rows == 0) return;
+  // A step's padding must not bring experts of its own.
+  const auto* const real_rows = begun_.any && in.rows == begun_.capacity.rows
+                                    ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
+                                    : nullptr;
+  ExpertsRun run(stream_, device_, w, in.rows, how.top_k, scratch);
+  run.route(router, how.renormalize, real_rows);
+  run.gate_and_up(in, activation);
+  run.down();
+  run.add(out);
 }
 
 }  // namespace charonia::cuda
