@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from missing_tools import needed_module
 
-torch = pytest.importorskip("torch", reason="compares with PyTorch")
+torch = needed_module("torch")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "parity"))
 
 from parity_models import Variant, greedy, logprobs_of, prompts_of, write_model  # noqa: E402

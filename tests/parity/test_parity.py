@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from missing_tools import needed_module
 
-torch = pytest.importorskip("torch", reason="the parity tests compare with PyTorch")
+torch = needed_module("torch")
 
 from parity_models import (  # noqa: E402
     VARIANTS,

@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
+from missing_tools import needed_module
 
-torch = pytest.importorskip("torch", reason="the parity tests compare with PyTorch")
+torch = needed_module("torch")
 
 from transformers import AutoModelForCausalLM  # noqa: E402
 

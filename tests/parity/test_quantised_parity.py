@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from missing_tools import needed_module
 
-torch = pytest.importorskip("torch", reason="the parity tests compare with PyTorch")
+torch = needed_module("torch")
 
 from parity_models import VARIANTS, VOCAB, Variant, load_model, logprobs_of, prompts_of, write_model  # noqa: E402
 from quantised_models import FORMATS, quantise  # noqa: E402

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from missing_tools import needed_module
 
 from charonia.errors import ModelError
 from charonia.json_files import read_json
@@ -100,7 +101,7 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_bin_files_of_every_pytorch_are_read(tmp_path: Path, zipped: bool) -> None:
     """Those from before PyTorch 1.6 are no zip archives. Parameters, which ask for gradients, count as tensors."""
-    torch = pytest.importorskip("torch")
+    torch = needed_module("torch")
     tensors = {
         "w": torch.from_numpy(VALUES),
         "half": torch.from_numpy(VALUES).bfloat16(),
@@ -118,7 +119,7 @@ def test_bin_files_of_every_pytorch_are_read(tmp_path: Path, zipped: bool) -> No
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("kept", [0, 1, 100, -20])
 def test_a_truncated_bin_file_is_refused(tmp_path: Path, kept: int, zipped: bool) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needed_module("torch")
     file = tmp_path / "pytorch_model.bin"
     torch.save({"w": torch.from_numpy(VALUES)}, file, _use_new_zipfile_serialization=zipped)
     os.truncate(file, kept if kept >= 0 else file.stat().st_size + kept)
@@ -128,7 +129,7 @@ def test_a_truncated_bin_file_is_refused(tmp_path: Path, kept: int, zipped: bool
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"\x80\x02garbage", b"PK\x03\x04garbage", bytes(1000), b"[" * 1000])
 def test_a_bin_file_of_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
-    pytest.importorskip("torch")
+    needed_module("torch")
     (tmp_path / "pytorch_model.bin").write_bytes(garbage)
     with pytest.raises(ModelError, match=r"pytorch_model\.bin cannot be read as PyTorch weights.*download it again"):
         open_checkpoint(tmp_path)
@@ -142,7 +143,7 @@ class Evil:
 
 
 def test_a_bin_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needed_module("torch")
     monkeypatch.setenv("CHARONIA_TEST_EVIL", str(tmp_path / "made"))
     torch.save({"w": Evil()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be read as PyTorch weights"):
@@ -160,14 +161,14 @@ def test_a_bin_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_bin_file_of_other_things_than_tensors_is_refused(tmp_path: Path, content: Any, named: str) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needed_module("torch")
     torch.save(content, tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match=named):
         open_checkpoint(tmp_path)
 
 
 def test_a_sparse_tensor_is_refused(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needed_module("torch")
     torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="under 'w'; it must hold dense tensors"):
         open_checkpoint(tmp_path)

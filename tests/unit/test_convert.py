@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from missing_tools import needed_module
 
 from charonia import Engine, ModelError, SamplingParams, UnsupportedError, _engine
 from charonia.bench.random_model import SHAPES, write_random_model
@@ -188,7 +189,7 @@ def test_sharded_files_are_one_model(model: Path, tmp_path: Path) -> None:
 
 
 def test_old_bin_checkpoints_are_converted_even_when_a_link_is_asked_for(model: Path, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needed_module("torch")
     whole = answers(model)
     checkpoint = open_checkpoint(model)
     tensors = {name: torch.from_numpy(np.array(checkpoint.read(name))) for name in checkpoint.tensors}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from missing_tools import needed_module
 from safetensors import safe_open
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
@@ -296,7 +297,7 @@ def test_an_answer_in_json_passes_with_the_keys_in_their_order() -> None:
 
 
 def test_training_goes_on_from_a_model_and_exports_the_template_of_the_corpus(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the model is trained with PyTorch")
+    needed_module("torch")
     output = tmp_path / "model"
     command = [sys.executable, DEMO / "train.py", "--from", DEMO / "model", "--rate", "0.1", "--steps", "1"]
     command += [
@@ -325,7 +326,7 @@ def test_training_goes_on_from_a_model_and_exports_the_template_of_the_corpus(tm
 
 
 def test_what_copying_learns_stood_in_its_row_before_and_is_told_by_what_comes_before_it() -> None:
-    pytest.importorskip("torch", reason="the model is trained with PyTorch")
+    needed_module("torch")
     import train
 
     rng = random.Random(3)

@@ -12,8 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from missing_tools import needed_module
 
-torch = pytest.importorskip("torch", reason="the quantised models are made with PyTorch")
+torch = needed_module("torch")
 
 from quantised_models import FORMATS, GROUP, Tensors, quantise  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402

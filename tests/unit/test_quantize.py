@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from missing_tools import needed_module
 from rich.console import Console
 
 from charonia.bench.random_model import SHAPES, Shape, write_random_model
@@ -555,7 +556,7 @@ def test_the_room_that_is_asked_for_is_what_the_weights_take(scheme: str, tmp_pa
 def test_a_model_without_a_linear_layer_is_refused(
     driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch", reason="the driver's models are PyTorch's")
+    torch = needed_module("torch")
     empty = replace(read_source(model).spec, tensors={})
     monkeypatch.setattr(command, "read_source", lambda folder: replace(read_source(folder), spec=empty))
     with pytest.raises(UnsupportedError, match="has no layers: there is nothing to quantise or to calibrate"):
@@ -625,7 +626,7 @@ def test_an_environment_that_cannot_be_installed_says_what_it_needs(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleType, scheme: str) -> None:
-    quantization = pytest.importorskip("compressed_tensors.quantization")
+    quantization = needed_module("compressed_tensors.quantization")
     for method in SCHEMES[scheme].methods:
         job = {"scheme": scheme, "method": method, "group_size": SCHEMES[scheme].group_size}
         found = quantization.QuantizationScheme.model_validate(driver.scheme_of(job))
@@ -669,7 +670,7 @@ def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Pa
 def test_the_driver_runs_no_code_that_comes_with_a_model(
     driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch", reason="transformers loads models with PyTorch")
+    needed_module("torch")
     folder = Path(shutil.copytree(model, tmp_path / "m"))
     config = json.loads((model / "config.json").read_text())
     auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.T", "own.T"]}
@@ -696,7 +697,7 @@ def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The real driver: of the environment's packages it needs PyTorch and transformers alone."""
-    torch = pytest.importorskip("torch", reason="the ranges are taken with PyTorch")
+    torch = needed_module("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv(environment.PYTHON_VARIABLE, sys.executable)
