@@ -189,3 +189,53 @@ def test_the_engine_and_the_gateway_take_the_same_words_for_true() -> None:
     for word in ("", "2", "enabled", "wahr"):
         with pytest.raises(ValidationError):
             settings.validate_python(word)
+
+
+_WITH_DEFAULT = re.compile(r"\$\{([A-Z][A-Z0-9_]*):?-([^${}]*)\}")
+# docker compose has defaults of its own for these, which .env.example names; setup.sh for the last, which is in words.
+_DEFAULT_OF_OWN = {"MODEL", "CHARONIA_MODEL_NAME", "CHARONIA_GATEWAY_WORKERS", "CHARONIA_DEVICE", "CHARONIA_CUDA"}
+
+
+def defined_defaults() -> dict[str, str]:
+    found = {one.name: one.default for one in variables()}
+    found |= {f"CHARONIA_{one.name.upper()}": str(one.default) for one in engine_settings()}
+    return found | {one.name: str(one.default) for one in service_settings()}
+
+
+def same_default(written: str, defined: str) -> bool:
+    """defined may be in words."""
+    nothing = written in ("", "/dev/null") and defined.startswith(("none", "all "))
+    return nothing or defined in (written, f"the volume {written}")
+
+
+def test_defaults_that_scripts_and_compose_repeat_are_those_that_are_defined() -> None:
+    defined = defined_defaults()
+    files = [*ROOT.glob("docker-compose*.yml"), *ROOT.glob("scripts/*.sh"), *ROOT.glob("charonia/*.sh")]
+    written = [given for file in files for given in _WITH_DEFAULT.findall(file.read_text(encoding="utf-8"))]
+    compared = [(name, value) for name, value in written if name in defined and name not in _DEFAULT_OF_OWN and value]
+    assert {"CHARONIA_HTTP_PORT", "CHARONIA_GATEWAY_PORT", "CHARONIA_SHM_SIZE", "GRAFANA_PORT"} <= dict(compared).keys()
+    assert [(name, value) for name, value in compared if not same_default(value, defined[name])] == []
+    (grace,) = {value for name, value in compared if name == "CHARONIA_STOP_GRACE_PERIOD"}
+    assert grace == f"{2 * float(defined['CHARONIA_DRAIN_TIMEOUT_S']) + 15:g}s"
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "names"),
+    [
+        ("Makefile", r"\$\{port:-(\d+)\}", ("GRPC",)),
+        ("client/charonia_client/cli.py", r"^DEFAULT_PORT = (\d+)", ("GRPC",)),
+        ("docker/health.py", r'"CHARONIA_GATEWAY_PORT", "(\d+)"', ("GATEWAY",)),
+        ("docker/gateway.Dockerfile", r"^EXPOSE (\d+)$", ("GATEWAY",)),
+        ("docker/gateway.Dockerfile", r'"health", "(\d+)"', ("GATEWAY",)),
+        ("docker/server.Dockerfile", r"^EXPOSE (\d+) (\d+) (\d+)$", ("HTTP", "GRPC", "METRICS")),
+        ("docker/server.Dockerfile", r'"health", "(\d+)"', ("HTTP",)),
+        ("docker-compose.yml", r"CHARONIA_GATEWAY_PORT:-\d+\}:(\d+)", ("GATEWAY",)),
+        ("charonia/service_docker_up.sh", r"CHARONIA_HTTP_PORT:-\d+\}:(\d+)", ("HTTP",)),
+        ("charonia/service_docker_up.sh", r"CHARONIA_GRPC_PORT:-\d+\}:(\d+)", ("GRPC",)),
+        ("charonia/service_docker_up.sh", r"CHARONIA_METRICS_PORT:-\d+\}:(\d+)", ("METRICS",)),
+    ],
+)
+def test_ports_are_those_that_are_defined(file: str, pattern: str, names: tuple[str, ...]) -> None:
+    found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    assert found.groups() == tuple(defined_defaults()[f"CHARONIA_{name}_PORT"] for name in names)
