@@ -17,6 +17,7 @@ _MOST = {
 }
 MOST_EXPERTS = 100_000  # of all layers together
 MOST_KV_HEADS = 100_000  # likewise
+_TOO_LARGE_ID = 1 << 31
 _MOST_OF_ANY = 1 << 53  # what a float holds exactly
 
 T = TypeVar("T", bound="int | float | bool")
@@ -85,8 +86,10 @@ def token_ids(config: HfConfig, key: str) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
-        raise ModelError(f"config.json: {key} is {value!r}; it must be a token id or a list of them")
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item < _TOO_LARGE_ID for item in ids):
+        # What the second file says of these has taken the first one's place (read_config).
+        file = "config.json or generation_config.json" if key == "eos_token_id" else "config.json"
+        raise ModelError(f"{file}: {key} is {value!r}; it must be a token id or a list of them")
     return tuple(item for item in ids if item >= 0)
 
 
