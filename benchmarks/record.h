@@ -18,7 +18,7 @@ struct Case {
 };
 
 // A figure on standard output: a line of JSON that charonia/bench/records.py reads. It is the median of `values`, of
-// which there is at least one, with the least and the greatest of them.
+// which there is at least one, with the smallest and the largest of them.
 inline void print_figure(const Case& of, std::string_view name, std::string_view unit, std::vector<double> values) {
   std::ranges::sort(values);
   const auto middle = values.size() / 2;

@@ -29,7 +29,7 @@ GROUP = 32
 
 
 def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Quantiser:
-    """A format of compressed-tensors; scales by the least and the greatest value, as its observers find them."""
+    """A format of compressed-tensors; scales by the smallest and the largest value, as its observers find them."""
     scheme = QuantizationScheme.model_validate(
         {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "format": form}
     )

@@ -34,7 +34,7 @@ class Chunk:
     """What is new in a stream. Joined texts are the whole text, byte for byte.
 
     The last one has a finish_reason: stop | length | cancelled; before it is None. logprobs[i] belongs to token_ids[i];
-    top_logprobs[i] are the likeliest tokens at that place, likeliest first, as (id, logprob). Of a request with n > 1
+    top_logprobs[i] are the most likely tokens at that place, in that order, as (id, logprob). Of a request with n > 1
     the chunks of all its sequences come in one stream, and `index` tells them apart. prompt_logprobs[i] belongs to
     token i + 1 of the prompt; they come with the first chunk of sequence 0.
     """

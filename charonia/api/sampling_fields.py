@@ -49,7 +49,7 @@ class SamplingFields:
     prompt_logprobs: int | None = None
     # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
     n: int = 1
-    # sequences to sample, n at least; the n of greatest mean log probability per token are returned, best first. More
+    # sequences to sample, n at least; the n of largest mean log probability per token are returned, best first. More
     # than n: only without streaming; in [1, 128]
     best_of: int | None = None
 

@@ -35,7 +35,7 @@ _ANY_WIDTH = 100_000  # characters: as much as a table wants
 
 @dataclass(frozen=True)
 class Record:
-    """One figure: the median of `repeats` measurements, the least and the greatest of them.
+    """One figure: the median of `repeats` measurements, the smallest and the largest of them.
 
     benchmark: what measured it: "static", "scheduler". unit: of value, minimum, maximum and asked; "" for counts. case:
     what varies between the lines of a table, by the heading of its column: {"batch": 8}. asked: what value should

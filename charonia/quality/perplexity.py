@@ -110,7 +110,7 @@ class Comparison:
     kl_mean: float
     kl_p99: float  # 99 of 100 places have at most this
     kl_max: float
-    top1_agreement: float  # share of the places where both have the same likeliest token
+    top1_agreement: float  # share of the places where both have the same most likely token
 
 
 def compare(

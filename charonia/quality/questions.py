@@ -45,7 +45,7 @@ class Question(BaseModel):
             if isinstance(self.answer, int) or not self.answer or not all(map(str.strip, self.answers)):
                 raise ValueError("answer must be a text, or a list of texts, none of them empty")
         elif not all(map(str.strip, self.choices)):
-            raise ValueError("choices must not be empty: of no tokens, one would always be the likeliest")
+            raise ValueError("choices must not be empty: of no tokens, one would always be the most likely")
         elif not isinstance(self.answer, int) or not 0 <= self.answer < len(self.choices):
             raise ValueError(f"answer must be the number of a choice, 0 to {len(self.choices) - 1}")
         return self
@@ -145,7 +145,7 @@ def _say(engine: Engine, questions: Sequence[Question]) -> list[str]:
 
 
 def _choose(engine: Engine, questions: Sequence[Question]) -> list[int]:
-    """The likeliest choice of each question: by the sum of its tokens' log probabilities."""
+    """The most likely choice of each question: by the sum of its tokens' log probabilities."""
     prompts: list[list[int]] = []
     begins: list[int] = []  # of the choice, in its prompt
     for question in questions:

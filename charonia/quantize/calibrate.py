@@ -36,7 +36,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of a linear layer: mean and maximum of absolute values; outliers: the greatest channel's maximum by the median
+    """Of a linear layer: mean and maximum of absolute values; outliers: the largest channel's maximum by the median
     channel's."""
 
     mean: float

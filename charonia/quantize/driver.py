@@ -227,7 +227,7 @@ class Inputs:
         self.count += len(rows)
 
     def report(self) -> dict[str, float]:
-        """outliers: how many times the median channel's maximum the greatest channel's is."""
+        """outliers: how many times the median channel's maximum the largest channel's is."""
         median = float(self.most.median())
         return {
             "mean": float((self.total / self.count).mean()),

@@ -50,7 +50,7 @@ class ReferenceScore(_Part):
     kl_mean: float
     kl_p99: float
     kl_max: float
-    top1_agreement: float  # share of the places where both have the same likeliest token
+    top1_agreement: float  # share of the places where both have the same most likely token
     questions_right: int | None = None
 
 

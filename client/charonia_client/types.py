@@ -117,7 +117,7 @@ class GenerateRequest(ScalarFields, _Chat):
     end_id: Sequence[int] = ()  # instead of the model's own
     guide: Guide | None = None  # what the text has to be
     name_stop_word: bool | None = None  # say which of stop_words ended an answer
-    logprobs: int | None = None  # of the token chosen and of this many likeliest, 0 to 20
+    logprobs: int | None = None  # of the token chosen and of this many most likely, 0 to 20
     stream: bool = True  # False: one response with the whole text
     echo: bool = False  # begin with the prompt's text
     # A name under which the server keeps the conversation's KV blocks, and its tokens.
@@ -185,7 +185,7 @@ class Timings:
 
 @dataclass(slots=True)
 class TopToken:
-    """One of the likeliest tokens at a place. `token` are its bytes, a special token's name included; None where they
+    """One of the most likely tokens at a place. `token` are its bytes, a special token's name included; None where they
     cannot be known, as in `tokens` of GenerateResponse."""
 
     id: int
@@ -214,7 +214,7 @@ class GenerateResponse:
     """A part of an answer; the texts of all parts, joined, are the answer.
 
     `finish_reason` is set on the last one alone; with `n` answers, on the last part of each. When `logprobs` was asked
-    for, there is one entry per token of `token_ids` in `logprobs`, `tokens` and `top_logprobs` (likeliest first).
+    for, there is one entry per token of `token_ids` in `logprobs`, `tokens` and `top_logprobs` (most likely first).
     `tokens` are the bytes that each one adds to the text: none for special tokens and for what a stop word cut off, so
     that, joined, they are the text (where it has U+FFFD for bytes that are no character, they are those bytes).
     None is a token whose bytes cannot be known, as the server ends and has no vocabulary any more. After one, the

@@ -185,14 +185,14 @@ TEST_P(EngineGroupTest, WhatCannotBeIsRejectedByName) {
 TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
   std::vector<TokenId> prompt;
   for (TokenId i = 0; i < 37; ++i) prompt.push_back((7 * i + 3) % 40);
-  std::vector<std::map<TokenId, float>> likeliest;
+  std::vector<std::map<TokenId, float>> most_likely;
   const auto reference = engine();
   for (std::size_t length = 1; length < prompt.size(); ++length) {
     auto head = request({prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length)}, 1);
     head.sampling.logprobs = 20;
     Collector out;
     reference->submit(head, out.callback());
-    auto& row = likeliest.emplace_back();
+    auto& row = most_likely.emplace_back();
     for (const auto& [id, logprob] : out.last().top_logprobs.at(0)) row[id] = logprob;
   }
   for (const auto* budget : {"5", "512"}) {
@@ -215,11 +215,11 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
         for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
           ASSERT_EQ(first.prompt_top_logprobs[i].size(), 20U);
           for (const auto& [id, logprob] : first.prompt_top_logprobs[i]) {
-            EXPECT_EQ(logprob, likeliest[i].at(id));
+            EXPECT_EQ(logprob, most_likely[i].at(id));
             EXPECT_NEAR(logprob, log_softmax(rows.logits[i], id), 1e-5);
           }
-          const auto known = likeliest[i].find(prompt[i + 1]);
-          if (known != likeliest[i].end()) {
+          const auto known = most_likely[i].find(prompt[i + 1]);
+          if (known != most_likely[i].end()) {
             EXPECT_EQ(first.prompt_logprobs[i], known->second) << i;
           } else {
             EXPECT_LE(first.prompt_logprobs[i], first.prompt_top_logprobs[i].back().logprob);

@@ -55,7 +55,7 @@ struct Weight {
     for (const auto r : rows) {
       parts.push_back(MemoryQuantSource::random(random, r, k, format));
       parts.back().set_order(order);
-      // The greatest holds for all.
+      // The largest holds for all.
       if (kind.activations == Activations::i8_tensor) parts.back().input = parts.size() == 1 ? 0.02F : 0.015F;
       if (with_bias) biases.push_back(Matrix::random(random, DType::f32, r, 1));
       n += r;

@@ -263,7 +263,7 @@ TEST_P(RowsTest, a_token_that_the_step_before_sampled_is_embedded_unseen) {
   const auto table = Matrix::random(random, DType::f32, kVocab, kHidden);
   const auto embedding = ops->make_embedding(table.host(), DType::f32);
   const DeviceMatrix residual(*ops, ops->precision(DType::f32).residual, 3, kHidden);
-  // The likeliest tokens of the rows are 31 and 7; the third row has none.
+  // The most likely tokens of the rows are 31 and 7; the third row has none.
   Matrix logits(DType::f32, 3, kVocab);
   logits.set(0, 31, 9);
   logits.set(1, 7, 9);

@@ -63,7 +63,7 @@ std::vector<double> changed_logits(const std::vector<float>& logits, const Sampl
   return out;
 }
 
-// Candidates that top_k, top_p and min_p leave, likeliest first, with their probabilities before the last filter's
+// Candidates that top_k, top_p and min_p leave, most likely first, with their probabilities before the last filter's
 // renormalisation.
 std::vector<std::pair<std::int32_t, double>> candidates(const std::vector<float>& logits, const SampleRow& row) {
   const auto changed = changed_logits(logits, row);
@@ -170,7 +170,7 @@ TEST_P(SampleTest, frequencies_follow_the_probabilities) {
   EXPECT_LT(chi_square, 18.5);  // four degrees of freedom, one in a thousand; seed and draws are fixed
 }
 
-TEST_P(SampleTest, greedy_takes_the_lowest_of_the_likeliest) {
+TEST_P(SampleTest, greedy_takes_the_lowest_of_the_most_likely) {
   std::vector<float> logits(1000, 1.0F);
   logits[700] = logits[300] = logits[301] = 2;
   SampleRow row;

@@ -22,7 +22,7 @@ TRITONSERVER_MetricKind kind_of(MetricKind kind) {
 
 ParameterPtr make_label(const std::string& name, const std::string& value) {
   ParameterPtr label(TRITONSERVER_ParameterNew(name.c_str(), TRITONSERVER_PARAMETER_STRING, value.c_str()));
-  if (!label) throw Error(ErrorCode::internal, "the server refused the metric label " + name + "=" + value);
+  if (!label) throw Error(ErrorCode::internal, "the server rejected the metric label " + name + "=" + value);
   return label;
 }
 

@@ -26,7 +26,7 @@ class Filler {
   }
   void add(Output output, std::int32_t value) { add(output, std::span<const std::int32_t>(&value, 1)); }
   void add(Output output, float value) { add(output, std::span<const float>(&value, 1)); }
-  // Rows of the likeliest tokens, flat: their ids and their log probabilities.
+  // Rows of the most likely tokens, flat: their ids and their log probabilities.
   void add(Output ids, Output logprobs, const std::vector<std::vector<TokenLogprob>>& rows) {
     std::vector<std::int32_t> flat_ids;
     std::vector<float> flat_logprobs;

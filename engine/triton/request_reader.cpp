@@ -74,7 +74,7 @@ int read_prompt_logprobs(const Inputs& inputs) {
   return top;
 }
 
-// -1: none. Asking for the likeliest tokens asks for log probabilities.
+// -1: none. Asking for the most likely tokens asks for log probabilities.
 int read_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("top_logprobs").value_or(0);
   if (top < 0 || top > kMostTopLogprobs) {

@@ -11,12 +11,12 @@ from charonia_client import GenerateResponse
 # JSON has no infinity; OpenAI writes this for a token that cannot be.
 MIN_LOGPROB = -9999.0
 
-# Log probabilities, the likeliest tokens' included, in one answer that is sent whole: some 20 MB of JSON.
+# Log probabilities, the most likely tokens' included, in one answer that is sent whole: some 20 MB of JSON.
 MAX_ENTRIES = 1 << 18
 
 
 def count_entries(response: GenerateResponse) -> int:
-    """Log probabilities of a response, its prompt's and the likeliest tokens' included."""
+    """Log probabilities of a response, its prompt's and the most likely tokens' included."""
     return sum(
         len(logprobs) * (1 + (len(tops[0]) if tops else 0))
         for logprobs, tops in (

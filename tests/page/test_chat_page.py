@@ -318,10 +318,10 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
 
 def test_a_refusal_is_shown(page: Page, server: Scripted) -> None:
     answer = ask(page, server, {"status": 400, "error": "temperature: too hot"})
-    expect(answer.get_by_role("alert")).to_have_text("The server refused the request: 400: temperature: too hot")
+    expect(answer.get_by_role("alert")).to_have_text("The server rejected the request: 400: temperature: too hot")
     answer = ask_again(page, server, ["Half", {"error": {"message": "no memory", "code": 500}}], version=2)
     expect(answer).to_contain_text("Half")
-    expect(answer.get_by_role("alert")).to_have_text("The server refused the request: no memory")
+    expect(answer.get_by_role("alert")).to_have_text("The server rejected the request: no memory")
     gone = {"message": "the server went down", "type": "service_unavailable_error", "code": "service_unavailable"}
     for version, reply in enumerate((["Half", {"cut": True}], ["Half", {"error": gone}]), 3):
         answer = ask_again(page, server, reply, version)

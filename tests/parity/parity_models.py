@@ -219,7 +219,7 @@ def write_model(
 ) -> PreTrainedModel:
     """Writes a model of transformers and returns it, its weights rounded to `dtype` and held in fp32.
 
-    Weights are large enough that logits spread over several units and the likeliest token is clear. scale: their
+    Weights are large enough that logits spread over several units and the most likely token is clear. scale: their
     standard deviation, which a wider model needs less of.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -270,7 +270,7 @@ def prompts_of(seed: int, lengths: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy tokens, the log probabilities of the whole vocabulary at each, and the least lead of a likeliest token."""
+    """Greedy tokens, the log probabilities of the whole vocabulary at each, and the least lead of a top token."""
 
     token_ids: list[int]
     logprobs: torch.Tensor  # [tokens, vocab], float64
@@ -349,7 +349,7 @@ class ReferenceModel:
         """The greedy answer, as long as `answer`.
 
         Unless it must be generated, it is found by giving `answer` to the model: where every token of it is the
-        likeliest one after those before, it is the greedy answer, and where one is not, the first such token differs.
+        most likely one after those before, it is the greedy answer, and where one is not, the first such token differs.
         """
         if self._numpy is not None:
             logprobs = torch.from_numpy(self._numpy.logprobs(prompt, answer))

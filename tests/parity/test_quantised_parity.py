@@ -99,7 +99,7 @@ def test_every_group_of_families_answers_so_in_place_and_converted_with_one_rank
 
 
 def rounded_to_int8(x: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """Activations that have gone through 8 bits; scale: of all, or of each row its greatest magnitude's."""
+    """Activations that have gone through 8 bits; scale: of all, or of each row its largest magnitude's."""
     step = x.abs().amax(-1, keepdim=True) / 127 if scale is None else torch.tensor(scale)
     codes = torch.where(step > 0, x / step, 0).round().clamp(-127, 127)
     return codes * step

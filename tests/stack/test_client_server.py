@@ -48,7 +48,7 @@ async def test_log_probabilities_come_with_the_bytes_of_their_tokens(client: Cli
     whole = await client.complete(request)
     assert len(whole.logprobs) == len(whole.tokens) == len(whole.top_logprobs) == len(whole.token_ids)
     assert b"".join(whole.tokens).decode() == whole.text
-    # The end token adds nothing to the text, and has a name among the likeliest.
+    # The end token adds nothing to the text, and has a name among the most likely.
     assert whole.tokens[-1] == b""
     last = {top.id: top.token for top in whole.top_logprobs[-1]}
     assert last[whole.token_ids[-1]] != b""

@@ -152,7 +152,7 @@ async def test_chat_logprobs_join_to_the_text_whole_and_streamed(api: openai.Asy
     for entry in whole.logprobs.content:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 2
         assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
-        # Greedy: the token is the likeliest, or one as likely.
+        # Greedy: the token is the most likely, or one as likely.
         assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob, abs=1e-4)
     streamed = []
     async for chunk in await api.chat.completions.create(stream=True, **fields):

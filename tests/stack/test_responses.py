@@ -135,7 +135,7 @@ async def test_messages_of_every_form_are_taken(api: openai.AsyncOpenAI, model: 
         ({"conversation": "c"}, "conversation: there are no conversations"),
         ({"prompt": {"id": "p"}}, "prompt: there are no stored prompts"),
         ({"reasoning": {"effort": "some"}}, "reasoning: effort: send one of"),
-        ({"truncation": "auto"}, "truncation: a conversation that does not fit is refused"),
+        ({"truncation": "auto"}, "truncation: a conversation that does not fit is rejected"),
         ({"top_logprobs": 2}, "top_logprobs: log probabilities are those"),
         ({"metadata": {"a": "b" * 513}}, "metadata: send at most 16 keys"),
         ({"input": []}, "input: send a text, or a list of items"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,31 @@ def test_links_of_the_documentation_lead_somewhere() -> None:
         file = page.parent / target if target else page
         assert file.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
+
+
+# Words for which the field has others: most likely, KV, backend, SM, L2, ProcessGroup, captured step, abort, deadline,
+# suspect, child of, disconnected clients.
+_NOT_OURS = re.compile(
+    r"\b(likeliest|k/v|back[ -]end|multiprocessors?|second-level cache|LocalGroup|recorded step|give_up|begin_by|"
+    r"end_by|in doubt|hangs behind|leavers)\b",
+    re.IGNORECASE,
+)
+_MAY_HAVE_THEM = (
+    "CHANGELOG.md",
+    "engine/third_party/",
+    "models/demo/",
+    "charonia/quality/data/",
+    "tests/unit/test_docs.py",
+)
+
+
+def test_the_words_are_the_fields() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kinds = (".py", ".h", ".cpp", ".cu", ".md", ".toml", ".js", ".yml", ".sh")
+    files = [name for name in listed.split("\0") if name.endswith(kinds) and not name.startswith(_MAY_HAVE_THEM)]
+    assert len(files) > 500
+    found = {name: words for name in files if (words := _NOT_OURS.findall((ROOT / name).read_text(encoding="utf-8")))}
+    assert not found
 
 
 def test_the_index_of_the_results_names_every_file_and_no_other() -> None:

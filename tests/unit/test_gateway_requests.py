@@ -631,7 +631,7 @@ def test_offsets_also_count_what_is_no_character() -> None:
 
 
 def prompt_part(tokens: list[bytes], special: list[bool]) -> GenerateResponse:
-    """A prompt's tokens with -1, -2 ... as log probabilities and themselves as the likeliest."""
+    """A prompt's tokens with -1, -2 ... as log probabilities and themselves as the most likely."""
     count = len(tokens)
     part = GenerateResponse("x", prompt_ids=tuple(range(count)))
     part.prompt_tokens, part.prompt_special = tokens, special

@@ -139,11 +139,11 @@ def test_end_ids_of_the_request_end_it_where_the_text_may_end_alone(engine: Engi
 
 def test_a_token_that_a_grammar_names_is_a_choice_beside_certain_text(engine: Engine) -> None:
     [free] = engine.generate(PROMPT, params(max_tokens=1, temperature=0.0))
-    [likeliest] = free.token_ids
-    named = Guide.grammar(f'root ::= Token({likeliest}) " and so on" | "Xylophones of another kind, and of a third"')
+    [most_likely] = free.token_ids
+    named = Guide.grammar(f'root ::= Token({most_likely}) " and so on" | "Xylophones of another kind, and of a third"')
     [answer] = expect_same(engine, params(temperature=0.0), named)
-    assert answer.token_ids[0] == likeliest
-    alone = Guide.grammar(f'root ::= Token({likeliest}) " and this is certain, and so is this" [0-9]')
+    assert answer.token_ids[0] == most_likely
+    alone = Guide.grammar(f'root ::= Token({most_likely}) " and this is certain, and so is this" [0-9]')
     before = engine.stats().jump_forward_tokens
     [answer] = expect_same(engine, params(), alone)
     assert answer.finish_reason == "stop"

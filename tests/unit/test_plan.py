@@ -133,7 +133,7 @@ def test_a_quantised_cache_takes_the_bits_and_four_bytes_of_each_head(model: Pat
 def test_a_gpu_that_is_elsewhere_is_planned_from_its_memory(model: Path) -> None:
     made = make_plan(model, {"device": "cuda", "tensor_para_size": 2}, memory="80GiB")
     assert (made.device, made.ranks, made.free_bytes) == ("cuda", 2, 160 << 30)
-    # Nothing is known of its multiprocessors: those of an H100 are taken.
+    # Nothing is known of its SMs: those of an H100 are taken.
     assert (made.token_budget, made.max_batch_size) == (2048, 256)
     small = make_plan(model, {"device": "cuda", "token_budget": 99}, memory="8GiB")
     assert (small.token_budget, small.max_batch_size) == (99, 64)

@@ -62,7 +62,7 @@ def parsed(content: str = "", reasoning: str = "", reason: str = "", calls: Any 
 
 
 def with_logprobs(answer: pb.ModelStreamInferResponse, tokens: int, tops: int) -> pb.ModelStreamInferResponse:
-    """The same response with that many tokens, each with its log probability and those of the likeliest."""
+    """The same response with that many tokens, each with its log probability and those of the most likely."""
     message = answer.infer_response
     ids = range(tokens)
     at = [tensor.name for tensor in message.outputs].index("output_ids")

@@ -28,7 +28,7 @@ batch = llama_cpp.llama_batch_init(max(512, batch_size), 0, 1)
 
 
 def step(rows: list[tuple[int, int, int, bool]]) -> dict[int, int]:
-    """Rows of (token, position, sequence, wanted): the likeliest next token of every sequence whose row is wanted."""
+    """Rows of (token, position, sequence, wanted): the most likely next token of every sequence whose row is wanted."""
     batch.n_tokens = len(rows)
     for i, (token, position, sequence, wanted) in enumerate(rows):
         batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted

@@ -118,7 +118,7 @@ struct Result {
   int text_end = 0;
   std::string text;                 // that text, valid UTF-8
   std::vector<float> logprobs;                         // per token of token_ids, if asked for
-  std::vector<std::vector<TokenLogprob>> top_logprobs; // per token, likeliest first, if asked for
+  std::vector<std::vector<TokenLogprob>> top_logprobs; // per token, most likely first, if asked for
   FinishReason finish_reason = FinishReason::none;     // set on the last result of a request, and only there
   std::string error;                // with FinishReason::error
   ErrorCode error_code = ErrorCode::internal;  // of that error
@@ -127,7 +127,7 @@ struct Result {
   double cumulative_logprob = 0;    // of its tokens so far, where log probabilities or best_of were asked for
   // Per token of the prompt from the second on, if asked for; with the first result of sequence 0.
   std::vector<float> prompt_logprobs;
-  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  // likeliest first
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  // most likely first
   // Of a request with prompt_logits, in results without tokens, before the first token of sequence 0: rows [vocab_size]
   // of logits, unchanged by the sampling parameters. Row i is at position first_logits + i of the prompt and says what
   // follows there. Rows come in order, each once, but for that of the prompt's last token.

@@ -48,7 +48,7 @@ std::optional<T> parse_number(std::string_view text) {
 
 std::string_view trim(std::string_view text);
 
-// The candidate with the least edit distance to `word`, or empty when none is near.
+// The candidate with the smallest edit distance to `word`, or empty when none is near.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
 
 }  // namespace charonia

@@ -96,7 +96,7 @@ class BlockManager {
   void unpin(std::span<const PrefixNode> nodes);
   int num_pinned() const;  // blocks that have pins of their own
 
-  // Takes a block and all behind it out of the index: what they hold is in doubt. Cached ones become Free, and Active
+  // Takes a block and its descendants out of the index: what they hold is suspect. Cached ones become Free, and Active
   // ones when they are released. A node that is no longer in the index is skipped.
   void forget_prefix(const PrefixNode& node);
 

@@ -19,7 +19,7 @@ namespace {
 constexpr int kMaxBrackets = 64;
 constexpr std::int64_t kMaxRepeats = 100'000;  // of everything inside one another: {100}{100} are 10,000
 
-// The greatest number of a repetition that begins with the brace, or 0 where it is none.
+// The largest number of a repetition that begins with the brace, or 0 where it is none.
 std::int64_t repeats_at(std::string_view text, std::size_t brace) {
   std::int64_t most = 0, number = 0;
   bool any = false;
@@ -43,7 +43,7 @@ std::int64_t repeats_at(std::string_view text, std::size_t brace) {
 
 void check_expression(std::string_view text, Syntax syntax, std::string_view what) {
   int depth = 0;
-  std::vector<std::int64_t> inside{1};  // by depth: the greatest product of repetitions in the brackets
+  std::vector<std::int64_t> inside{1};  // by depth: the largest product of repetitions in the brackets
   std::int64_t closed = 1;              // of the brackets that have just been closed
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];

@@ -65,7 +65,7 @@ class QuantPart final : public ops::QuantSource {
   void open();
 
   // Gives parts, opened, the same form of zeros and scales, so that formats differ only in what devices cannot join;
-  // and the greatest of their input's scales, for they have one input, or are the experts of a layer.
+  // and the largest of their input's scales, for they have one input, or are the experts of a layer.
   static void unify(std::span<QuantPart* const> parts);
 
   void read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales, std::int8_t* zeros) const override;

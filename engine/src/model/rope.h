@@ -80,7 +80,7 @@ class RotaryTables {
 // Log-n attention scaling, [positions]: 1 up to logn_length, then log_{logn_length}(p + 1).
 std::vector<float> logn_table(int logn_length, int positions);
 
-// The slopes of ALiBi (https://arxiv.org/abs/2108.12409) for any number of heads: with the greatest power of two m <=
+// The slopes of ALiBi (https://arxiv.org/abs/2108.12409) for any number of heads: with the largest power of two m <=
 // heads, 2^(-8 i / m) for i = 1 .. m, then every other one of those for 2 m heads.
 std::vector<float> alibi_slopes(int heads);
 

@@ -32,7 +32,7 @@ bool any_from(const ops::HostMatrix& matrix, Bits limit, const std::stop_token& 
   return greatest >= limit;
 }
 
-// `held` is the type that the weights are rounded to: the least magnitude that becomes infinite in it counts as well.
+// `held` is the type that the weights are rounded to: the smallest magnitude that becomes infinite in it counts too.
 bool any_infinite(const ops::HostMatrix& matrix, DType held, const std::stop_token& stop) {
   switch (matrix.dtype) {
     case DType::f32:

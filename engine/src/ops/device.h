@@ -120,7 +120,7 @@ class Device {
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) = 0;
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
   // The same of quantised weights, which stay quantised. Parts are of one format, and of one order() where they have
-  // one; where their input scales differ the greatest holds for all. `data`: the weight type that precision() is asked
+  // one; where their input scales differ the largest holds for all. `data`: the weight type that precision() is asked
   // for elsewhere: inputs and outputs have its types. Sources are read and not kept. Throws Error(unsupported), naming
   // the weight and what would work, for a format that the device does not have.
   virtual std::unique_ptr<Linear> make_quantised_linear(std::span<const QuantSource* const> parts,

@@ -1,5 +1,5 @@
 // k and v as integers, the same on all devices. A token's k (or v) of one head, x [head_dim], becomes head_dim integers
-// of 8 or 4 bits, a scale and a zero (its least value), both f16:
+// of 8 or 4 bits, a scale and a zero (its minimum), both f16:
 //
 //   lo = min(x), hi = max(x)
 //   zero = f16(lo), scale = f16((hi - lo) / (2^bits - 1)), rounded to nearest even, clamped to what f16 holds
@@ -34,7 +34,7 @@ inline constexpr std::size_t kKvScaleBytes = 4;  // scale and zero
 
 constexpr bool is_kv_quant_bits(int bits) { return bits == 4 || bits == 8; }
 
-// Greatest integer: 15 or 255.
+// Largest integer: 15 or 255.
 constexpr int kv_quant_max(int bits) { return (1 << bits) - 1; }
 
 // Bytes of the integers of one token's k (or v) of one head; with the scale and the zero. head_dim is even.
@@ -49,7 +49,7 @@ constexpr std::size_t kv_quant_head_bytes(int head_dim, int block_len, int bits)
   return std::size_t{2} * static_cast<std::size_t>(block_len) * kv_quant_token_bytes(head_dim, bits);
 }
 
-// The lesser and the greater of two; NaN when one is NaN.
+// The smaller and the larger of two; NaN when one is NaN.
 constexpr float kv_lesser(float a, float b) { return a < b || a != a ? a : b; }
 constexpr float kv_greater(float a, float b) { return a > b || a != a ? a : b; }
 

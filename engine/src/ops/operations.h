@@ -41,7 +41,7 @@ struct AttentionParams {
 
 enum class Activation { silu, gelu_tanh };
 
-// How a mixture-of-experts layer chooses: the `top_k` experts of greatest router logits (ties: the lowest index), with
+// How a mixture-of-experts layer chooses: the `top_k` experts of largest router logits (ties: the lowest index), with
 // the softmax of the logits over all experts as weights; with `renormalize` these are divided by their sum.
 struct RouterParams {
   int top_k = 0;

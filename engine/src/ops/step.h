@@ -54,7 +54,7 @@ struct SampleRow : RowSampling {  // where it is greedy, the lowest id wins a ti
   std::span<const std::pair<std::int32_t, float>> bias;
   // Token ids that must not be sampled (min_tokens' end ids, bad words), ascending.
   std::span<const std::int32_t> banned;
-  int logprobs = -1;                     // -1: none; n: sampled token's and the n likeliest, of the unmodified logits
+  int logprobs = -1;                     // -1: none; n: sampled token's and the n most likely, of the unmodified logits
   std::int32_t target = -1;  // >= 0: nothing is sampled: this token is reported, with the log probabilities asked for
   bool logits = false;       // report the whole row of logits too; only with a target
   const TokenMask* mask = nullptr;  // asked as late as possible: a device waits for it when the logits are under way.
@@ -64,7 +64,7 @@ struct SampleRow : RowSampling {  // where it is greedy, the lowest id wins a ti
 struct Sampled {
   std::int32_t token = 0;
   float logprob = 0;                                // log softmax of the unmodified logits
-  std::vector<std::pair<std::int32_t, float>> top;  // likeliest first, ties by lowest id
+  std::vector<std::pair<std::int32_t, float>> top;  // most likely first, ties by lowest id
   std::vector<float> logits;                        // [vocab] where they were asked for; else empty
   std::string error;  // why this row could not be sampled (NaN, nothing left to sample); else empty
 };

@@ -22,7 +22,7 @@ struct DeviceChoice {
 // Auto means the GPUs where there is one that can be used, else the CPU. Throws as make_devices().
 DeviceChoice choose_devices(const EngineConfig& config);
 
-// The least number of SMs of these GPUs; 0 for none.
+// The smallest number of SMs of these GPUs; 0 for none.
 int sms_of(const std::vector<int>& gpus);
 
 // Operations of the tensor_para_size ranks, in their order. `device`, `device_ids`, `threads` and the sizes of steps

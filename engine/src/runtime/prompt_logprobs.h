@@ -12,7 +12,7 @@ namespace charonia::runtime {
 
 class PromptLogprobs {
  public:
-  // top: likeliest tokens at each place.
+  // top: most likely tokens at each place.
   PromptLogprobs(int prompt_tokens, int top);
 
   // What the row at `position`, with `tokens` [prompt and output so far], is to report: the token after it, and the

@@ -4,8 +4,8 @@
 // On the CPU: 512 tokens, 64 sequences. More tokens make it no faster, as its GEMMs are bound by arithmetic from a few
 // dozen rows on, and let decoding requests wait for longer.
 //
-// On a GPU with S SMs (the least of all ranks' GPUs), of which a rank has F bytes free before its weights
-// are loaded (the least of all ranks):
+// On a GPU with S SMs (the minimum of all ranks' GPUs), of which a rank has F bytes free before its weights
+// are loaded (the minimum of all ranks):
 //
 //     token_budget   = min(16 S, F / 8 MiB),   rounded down to a multiple of 256, within [512, 8192]
 //     max_batch_size = min(2 S, F / 256 MiB),  rounded down to a multiple of 64, within [64, 512]

@@ -15,9 +15,9 @@ inline double stream_weight(const Request& request) {
   return !request.stream ? 0 : request.joined_responses ? 0.2 : 1;
 }
 
-// The least time between two responses of a request while sequences of so many streams run. Every response has its price
-// in Triton, in the gateway and in the client, whatever it carries: where many stream, each has fewer of them. Once a step
-// takes longer than the interval, every stream is due at every step.
+// The minimum time between two responses of a request while sequences of so many streams run. Every response has its
+// price in Triton, in the gateway and in the client, whatever it carries: where many stream, each has fewer of them.
+// Once a step takes longer than the interval, every stream is due at every step.
 inline std::chrono::nanoseconds stream_interval(const EngineConfig& config, double streams) {
   using Milliseconds = std::chrono::duration<double, std::milli>;
   const double least = config.stream_interval_ms;

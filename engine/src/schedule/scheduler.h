@@ -136,8 +136,8 @@ class Scheduler {
   // may have placeholders, and their rows of logits count as given.
   void restart();
 
-  // What the blocks of a known sequence hold is in doubt (it gave logits that are not finite): they leave the prefix
-  // index, with all behind the first of them, so that no later sequence begins with them. Those that it shares leave it
+  // What the blocks of a known sequence hold is suspect (it gave logits that are not finite): they leave the prefix
+  // index, with all descendants of the first, so that no later sequence begins with them. Those that it shares leave it
   // too, as they may be the cause; who uses them now goes on, and indexes nothing more.
   void forget_prefix(SeqId id);
 

@@ -37,7 +37,7 @@ class StepTime {
   // With the target by measurement: the target over what decodes take alone.
   static constexpr double kSlowdown = 3;
 
-  // target_ms: 0: no bound, -1: by measurement. response_ms: the least time between two responses of a request.
+  // target_ms: 0: no bound, -1: by measurement. response_ms: the minimum time between two responses of a request.
   StepTime(int target_ms, int response_ms, int token_budget);
 
   // ---- the planning of a step, in this order ----

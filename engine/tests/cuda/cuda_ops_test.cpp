@@ -333,7 +333,7 @@ TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
   for (auto* one : {&model, &cpu}) one->step({{0, prompt_of(1), greedy()}, {1, prompt_of(2), greedy()}});
   const auto before = allocations();
   for (int i = 0; i < 4; ++i) {
-    // What is likeliest is what the mask does not allow.
+    // What is most likely is what the mask does not allow.
     auto free = greedy();
     auto masked = greedy();
     masked.logprobs = i % 2 == 0 ? 2 : -1;

@@ -84,7 +84,7 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
     const double greatest = *std::ranges::max_element(h_bound);
     for (std::size_t j = 0; j < h.size(); ++j) {
       // A code may be the next one where the value is as near to the middle between two as its bound; and the scale, if
-      // it is the row's, is off as its greatest value.
+      // it is the row's, is off as its largest value.
       const double code = std::abs(h[j] / scale), to_middle = std::abs(code - std::floor(code) - 0.5);
       const double off = how == Activations::i8_token ? greatest / 127 * code : 0;
       h_bound[j] = (to_middle * scale <= h_bound[j] + off ? scale : 0) + off + std::abs(between[j]) * 1e-6;
@@ -122,7 +122,7 @@ TEST(CudaQuantExpertsTest, every_format_is_its_experts_in_double_precision) {
     for (const auto type : kWeightTypes) {
       constexpr int kExperts = 3, kRows = 20;
       Layer layer(random, kExperts, c.hidden, c.inter, c.gate, c.down);
-      layer.up[2].input = 2 * layer.gate[0].input;  // the greatest holds for all
+      layer.up[2].input = 2 * layer.gate[0].input;  // the largest holds for all
       layer.down[1].input = 3 * layer.down[0].input;
       if (c.hidden == 256 || c.hidden == 96) {  // one expert's columns have orders of their own
         const auto shuffled = [&](std::int64_t n) {

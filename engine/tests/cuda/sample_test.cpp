@@ -274,7 +274,7 @@ TEST(CudaSampleTest, few_draws_are_too_near_to_an_edge_to_tell) {
   EXPECT_GT(told, 185) << "or the tests above would say little";
 }
 
-TEST(CudaSampleTest, greedy_takes_the_lowest_of_the_likeliest) {
+TEST(CudaSampleTest, greedy_takes_the_lowest_of_the_most_likely) {
   in_both_orders([] {
     auto logits = Logits::of(std::vector<float>(9000, 1.0F));
     logits.values[8700] = logits.values[4300] = logits.values[4301] = 2;
@@ -367,7 +367,7 @@ TEST(CudaSampleTest, frequencies_follow_the_probabilities) {
   std::vector<Case> cases(3);
   cases[0].left = {0, 1, 2, 3, 4, 6, 7}, cases[0].most = 22.5;
   cases[1].row.top_k = 4, cases[1].left = {1, 2, 4, 6}, cases[1].most = 16.3;
-  // Of e^2, e^2, e, .. in 20.6, 0.8 need the first three; a fifth of the likeliest is more than e^0.
+  // Of e^2, e^2, e, .. in 20.6, 0.8 need the first three; a fifth of the most likely is more than e^0.
   cases[2].row.top_p = 0.85F, cases[2].row.min_p = 0.2F, cases[2].left = {1, 2, 4, 6}, cases[2].most = 16.3;
   Logits logits{static_cast<int>(row_logits.size()), {}};
   for (int r = 0; r < kRows; ++r) logits.values.insert(logits.values.end(), row_logits.begin(), row_logits.end());
@@ -594,7 +594,7 @@ TEST(CudaSampleTest, log_probabilities_are_of_the_unmodified_logits) {
           row.row.sequence = static_cast<std::uint64_t>(1 + r + (plain ? 0 : 9));
           row.row.logprobs = std::array{-1, 0, 1, 5, 20}[static_cast<std::size_t>(r % 5)];
           for (int id = 0; r == 4 && id < vocab; ++id) logits.values[static_cast<std::size_t>(r * vocab + id)] = 2;
-          // The likeliest tokens stand together, more of them than a list takes: groups' maxima tell little.
+          // The most likely tokens stand together, more of them than a list takes: groups' maxima tell little.
           for (int id = 0; r == 8 && id < vocab; ++id) {
             logits.values[static_cast<std::size_t>(r * vocab + id)] += id >= 700 && id < 3000 ? 50.0F : 0.0F;
           }

@@ -244,7 +244,7 @@ TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
             const double one = rows[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)] * source.at(o, c);
             sum += one, size += std::abs(one);
           }
-          // Sums of 64 products keep 13 bits behind the greatest on a device, and all that float has here.
+          // Sums of 64 products keep 13 bits behind the largest on a device, and all that float has here.
           ASSERT_NEAR(out.at(r, o), sum, size * 0x1p-12) << what << ", row " << r << ", output " << o;
         }
       }

@@ -33,14 +33,14 @@ class Recent(OrderedDict[Key, Value]):
             self.popitem(last=False)
 
 
-class Home(NamedTuple):
+class Affinity(NamedTuple):
     """The server of a session."""
 
     target: str
     answered: bool  # the session has had an answer there, and so has a history there
 
 
-class SessionAffinity(Recent[str, Home]):
+class SessionAffinity(Recent[str, Affinity]):
     """The server of each session, by session id."""
 
     def __init__(self, limit: int = MAX_SESSIONS) -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 from charonia_client import GenerateRequest
 
 from charonia_gateway.endpoints import load
-from charonia_gateway.endpoints.affinity import Home, Prefixes, SessionAffinity, prefix_keys, rendezvous
+from charonia_gateway.endpoints.affinity import Affinity, Prefixes, SessionAffinity, prefix_keys, rendezvous
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.health import State
 from charonia_gateway.endpoints.sessions import SharedSessions
@@ -60,9 +60,9 @@ class Chooser:
             if request.session_id is None:
                 return Choice(endpoints[0], "only")
             # There may be more of them later, or have been before.
-            home = self.sessions.get(request.session_id)
-            before = home.target if home and home.target != endpoints[0].target else None
-            answered = bool(before and home and home.answered)
+            affinity = self.sessions.get(request.session_id)
+            before = affinity.target if affinity and affinity.target != endpoints[0].target else None
+            answered = bool(before and affinity and affinity.answered)
             if not answered:
                 self.assign(request.session_id, endpoints[0])
             return Choice(endpoints[0], "only", before, loses_history=answered and bool(request.interactive))
@@ -82,15 +82,19 @@ class Chooser:
     def assign(self, session_id: str, endpoint: Endpoint) -> None:
         """The session's requests go to this server from now on. Where a choice moves a session that has a history, its
         caller does this once the server has taken the request: if it does not, the history is still where it was."""
-        home = self.sessions.get(session_id)
-        same = home is not None and home.target == endpoint.target
-        self.sessions.remember(session_id, home if home and same else Home(endpoint.target, answered=False))
+        affinity = self.sessions.get(session_id)
+        same = affinity is not None and affinity.target == endpoint.target
+        self.sessions.remember(session_id, affinity if affinity and same else Affinity(endpoint.target, answered=False))
 
     def answered(self, request: GenerateRequest, endpoint: Endpoint) -> None:
         """The request's answer has begun there: its session, if it goes on, has a history there."""
         session_id = request.session_id
-        if session_id is not None and (home := self.sessions.get(session_id)) and home.target == endpoint.target:
-            self.sessions[session_id] = home._replace(answered=not request.end_session)
+        if (
+            session_id is not None
+            and (affinity := self.sessions.get(session_id))
+            and affinity.target == endpoint.target
+        ):
+            self.sessions[session_id] = affinity._replace(answered=not request.end_session)
 
     def _by_session(
         self,
@@ -101,23 +105,23 @@ class Chooser:
     ) -> Choice | None:
         session_id = request.session_id
         assert session_id is not None
-        home = self.sessions.get(session_id)
-        if home and home.target in usable:
-            if home.target not in tried:
-                self.assign(session_id, usable[home.target])
-                return Choice(usable[home.target], "session")
+        affinity = self.sessions.get(session_id)
+        if affinity and affinity.target in usable:
+            if affinity.target not in tried:
+                self.assign(session_id, usable[affinity.target])
+                return Choice(usable[affinity.target], "session")
             # The server is up but has rejected this request. Elsewhere an interactive turn would lack its history.
             if request.interactive or not candidates:
                 return None
-            return Choice(self._least_loaded(candidates), "load", home.target)
+            return Choice(self._least_loaded(candidates), "load", affinity.target)
         if not candidates:
             return None
         chosen = candidates[rendezvous(session_id, candidates)]
-        if home is None or not home.answered:
+        if affinity is None or not affinity.answered:
             self.assign(session_id, chosen)
-        if home is None:
+        if affinity is None:
             return Choice(chosen, "session")
-        return Choice(chosen, "session", home.target, loses_history=home.answered and bool(request.interactive))
+        return Choice(chosen, "session", affinity.target, loses_history=affinity.answered and bool(request.interactive))
 
     def _by_prefix_or_load(self, request: GenerateRequest, candidates: dict[str, Endpoint]) -> Choice | None:
         if not candidates:

@@ -436,8 +436,8 @@ class Pool:
         else:
             for entry in running:
                 entry.session_ended = True
-        if server is None and (home := self._chooser.sessions.get(session_id)):  # it may come back
-            self._stale_at(home.target).remember(session_id, None)
+        if server is None and (affinity := self._chooser.sessions.get(session_id)):  # it may come back
+            self._stale_at(affinity.target).remember(session_id, None)
         reached = any(entry.endpoint.health.state is not State.DOWN for entry in running)
         if server and len(self.endpoints) > 1 and not server.usable and not reached:
             server.stale_sessions.remember(session_id, None)
@@ -475,8 +475,8 @@ class Pool:
         await self._tell(session_id, lambda client: client.cancel(session_id=session_id))
 
     def _server_of(self, session_id: str) -> Endpoint | None:
-        home = self._chooser.sessions.get(session_id)
-        return next((endpoint for endpoint in self.endpoints if home and endpoint.target == home.target), None)
+        affinity = self._chooser.sessions.get(session_id)
+        return next((endpoint for endpoint in self.endpoints if affinity and endpoint.target == affinity.target), None)
 
     def _running(self, session_id: str) -> list[InFlight]:
         """Its requests in flight. One is at another server than the session's until it moves the session there."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Literal, TypeVar
 
-from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Home, Recent
+from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Affinity, Recent
 from charonia_gateway.shared import Shared
 
 Value = TypeVar("Value")
@@ -141,11 +141,11 @@ class _SharedRecent(MutableMapping[str, Value]):
         return found
 
 
-class SharedSessions(_SharedRecent[Home]):
+class SharedSessions(_SharedRecent[Affinity]):
     """The server of each session of a model, as SessionAffinity."""
 
-    def _decoded(self, text: str) -> Home:
-        return Home(*json.loads(text))
+    def _decoded(self, text: str) -> Affinity:
+        return Affinity(*json.loads(text))
 
 
 class SharedEnds(_SharedRecent[float]):

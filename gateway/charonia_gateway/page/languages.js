@@ -65,7 +65,7 @@ const ENGLISH = {
   stopped: "Stopped",
   cutOff: "The answer reached its longest length",
   brokeOff: "The connection was lost in the middle of this answer",
-  failed: "The server refused the request",
+  failed: "The server rejected the request",
   originRefused: (origin) =>
     `it does not know this page under the address ${origin}. Set CHARONIA_GATEWAY_ALLOWED_ORIGINS=${origin} for the gateway and restart it`,
   waitingBusy: (seconds) => `The server has too much to do. Next try in ${seconds} s`,

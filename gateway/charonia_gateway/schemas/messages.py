@@ -1,4 +1,4 @@
-"""Anthropic's Messages. Names of fields are Anthropic's; what this server cannot do is refused by name."""
+"""Anthropic's Messages. Names of fields are Anthropic's; what this server cannot do is rejected by name."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class CountTokensRequest(BaseModel):
         WithJsonSchema(
             {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
         ),
-    ] = Field(None, description="name, description, input_schema, strict; tools of Anthropic's own are refused")
+    ] = Field(None, description="name, description, input_schema, strict; tools of Anthropic's own are rejected")
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice), _OBJECT] = Field(
         None, description="auto, any, none, or tool with its name; disable_parallel_tool_use"
     )

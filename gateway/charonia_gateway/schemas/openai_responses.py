@@ -1,4 +1,4 @@
-"""OpenAI's Responses. Names of fields are OpenAI's; what this server cannot do is refused by name."""
+"""OpenAI's Responses. Names of fields are OpenAI's; what this server cannot do is rejected by name."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _none_of(what: str) -> BeforeValidator:
 
 def _truncation(value: Any) -> Any:
     if value not in (None, "disabled"):
-        raise wrong('a conversation that does not fit is refused and not cut: send "disabled"')
+        raise wrong('a conversation that does not fit is rejected and not cut: send "disabled"')
     return value
 
 

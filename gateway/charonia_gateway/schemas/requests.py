@@ -96,10 +96,10 @@ class Sampling(BaseModel):
 
     # What OpenAI does not have and other servers do.
     structured_outputs: StructuredOutputs | None = Field(None, description="what the answer has to be")
-    guided_json: GuidedJson = Field(None, description="refused: send structured_outputs.json")
-    guided_regex: GuidedRegex = Field(None, description="refused: send structured_outputs.regex")
-    guided_choice: GuidedChoice = Field(None, description="refused: send structured_outputs.choice")
-    guided_grammar: GuidedGrammar = Field(None, description="refused: send structured_outputs.grammar")
+    guided_json: GuidedJson = Field(None, description="rejected: send structured_outputs.json")
+    guided_regex: GuidedRegex = Field(None, description="rejected: send structured_outputs.regex")
+    guided_choice: GuidedChoice = Field(None, description="rejected: send structured_outputs.choice")
+    guided_grammar: GuidedGrammar = Field(None, description="rejected: send structured_outputs.grammar")
     top_k: int | None = Field(None, ge=-1, le=INT32, description="the top k tokens; 0 or -1: all")
     min_p: float | None = Field(None, ge=0, le=1, description="minimum probability relative to the top token's")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="over prompt and answer; 1 is none")
@@ -181,7 +181,7 @@ class Sampling(BaseModel):
 
 
 def engine_top_p(top_p: float | None) -> float | None:
-    """The engine's range is open at 0; the smallest nucleus is the likeliest token either way."""
+    """The engine's range is open at 0; the smallest nucleus is the most likely token either way."""
     return None if top_p is None else max(top_p, 1e-6)
 
 
@@ -245,10 +245,10 @@ class ChatRequest(Sampling):
     tools: Tools = Field(None, description="functions that the model may call, in the format of its chat template")
     tool_choice: ToolChoice = Field(None, description="required, or a function's name: the answer is calls")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
-    functions: Functions = Field(None, description="refused: send tools")
-    function_call: FunctionCall = Field(None, description="refused: send tool_choice")
+    functions: Functions = Field(None, description="rejected: send tools")
+    function_call: FunctionCall = Field(None, description="rejected: send tool_choice")
     modalities: TextModality = Field(None, description='["text"]')
-    audio: Audio = Field(None, description="refused: answers are text")
+    audio: Audio = Field(None, description="rejected: answers are text")
     reasoning_effort: Effort | None = Field(
         None, description="a variable of the chat template; none also sets enable_thinking = false"
     )
@@ -322,10 +322,10 @@ class CompletionRequest(Sampling):
         description="answers to make, of which the n of greatest mean log probability per token are returned",
     )
     suffix: str | None = None
-    tools: OfChat = Field(None, description="refused: a part of chats")
-    tool_choice: OfChat = Field(None, description="refused, as tools")
-    functions: OfChat = Field(None, description="refused, as tools")
-    function_call: OfChat = Field(None, description="refused, as tools")
+    tools: OfChat = Field(None, description="rejected: a part of chats")
+    tool_choice: OfChat = Field(None, description="rejected, as tools")
+    functions: OfChat = Field(None, description="rejected, as tools")
+    function_call: OfChat = Field(None, description="rejected, as tools")
 
     @model_validator(mode="after")
     def _consistent_completion(self) -> CompletionRequest:

@@ -53,7 +53,7 @@ struct SamplingParams : RowSampling {
   int prompt_logprobs = -1;
   // sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
   int n = 1;
-  // sequences to sample, n at least; the n of greatest mean log probability per token are returned, best first. More
+  // sequences to sample, n at least; the n of largest mean log probability per token are returned, best first. More
   // than n: only without streaming; in [1, 128]
   int best_of = 0;
 

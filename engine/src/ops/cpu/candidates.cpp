@@ -109,7 +109,7 @@ Candidates::Prefix Candidates::prefix_over(double target) const {
       high = split;
       continue;
     }
-    // The pivot is the likeliest of [split, high).
+    // The pivot is the most likely of [split, high).
     std::iter_swap(at(split), std::find_if(at(split), at(high), [&](const TokenLogit& x) { return x.id == pivot.id; }));
     sum += weight(pivot);
     low = split + 1;
@@ -144,7 +144,7 @@ void Candidates::keep_min_p(float p) {
     kept_ = {bin, n, below, below};
     for (std::size_t i = 0; i < n; ++i) kept_.mass += weight(open_[i]);
   } else {
-    const auto at = static_cast<std::size_t>(last);  // the likeliest token is in bin 0, so there is one
+    const auto at = static_cast<std::size_t>(last);  // the most likely token is in bin 0, so there is one
     kept_ = {last, static_cast<std::size_t>(count_[at]), below - mass_[at], below};
   }
 }

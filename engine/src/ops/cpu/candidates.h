@@ -19,22 +19,22 @@ inline bool likelier(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// Tokens fall into bins of equal width in their logits, likeliest first. A filter keeps a prefix of the order: whole
+// Tokens fall into bins of equal width in their logits, most likely first. A filter keeps a prefix of the order: whole
 // bins and a part of one, so only that one bin has to be looked into. Every filter takes time linear in the vocabulary.
 // Sums are double, over ids in a fixed order.
 class Candidates {
  public:
-  // Tokens less likely than e^-80 times the likeliest are left out. greatest: the finite maximum of the logits.
+  // Tokens less likely than e^-80 times the most likely are left out. greatest: the finite maximum of the logits.
   // temperature > 0. The logits must stay as they are while the object is used.
   void begin(std::span<const float> logits, float greatest, float temperature, const Kernels& kernels);
 
   void keep_top_k(std::int64_t k);       // >= 1
-  void keep_top_p(double p);             // the fewest likeliest whose weights sum to p of all that are left, or more
-  void keep_min_p(float p);              // in (0, 1]: those with p times the weight of the likeliest, or more
+  void keep_top_p(double p);             // the fewest most likely whose weights sum to p of all that are left, or more
+  void keep_min_p(float p);              // in (0, 1]: those with p times the weight of the most likely, or more
   std::int32_t draw(double unit) const;  // by the inverse of the cumulated weights at unit, [0, 1)
 
  private:
-  // A prefix: the bins before `bin`, whose weights sum to `below`, and the `n` >= 1 likeliest of `bin`; `mass` of all.
+  // A prefix: the bins before `bin`, whose weights sum to `below`, and the first `n` >= 1 of `bin`; `mass` of all.
   struct Prefix {
     int bin = 0;
     std::size_t n = 0;
@@ -57,7 +57,7 @@ class Candidates {
   std::vector<double> mass_;         // [bins]
   std::vector<std::int32_t> count_;  // [bins]
   Prefix kept_;
-  mutable std::vector<TokenLogit> open_;  // of open_bin_; the likeliest of kept_ come first where it ends there
+  mutable std::vector<TokenLogit> open_;  // of open_bin_; the most likely of kept_ come first where it ends there
   mutable int open_bin_ = -1;
 };
 

@@ -78,7 +78,7 @@ void CpuExperts::add(Shape gate, Shape up, Shape down, Pack pack) {
 }
 
 void Routing::choose(const float* logits, std::int64_t row, bool renormalize, const Kernels& kernels) {
-  // The greatest so far, greatest first; a later one that is equal stays behind.
+  // The largest so far, largest first; a later one that is equal stays behind.
   auto* const chosen = expert_.data() + row * top_k_;
   int n = 0;
   for (int e = 0; e < count_; ++e) {

@@ -35,7 +35,7 @@ struct Candidate {
   const Kernels& (*kernels)() = nullptr;  // null: not in this build
 };
 
-// The least first.
+// The smallest first.
 std::vector<Candidate> candidates() {
   std::vector<Candidate> out = {{kNames[0], true, portable::kernels}};
 #if defined(__x86_64__)

@@ -6,7 +6,7 @@
 
 namespace charonia::ops::cpu {
 
-// Bytes: the least of MemAvailable (proc(5)) and what the control groups of this process, version 1 or 2, leave. What a
+// Bytes: the lower of MemAvailable (proc(5)) and what the control groups of this process, version 1 or 2, leave. What a
 // group has in its inactive file cache counts as free, since the kernel gives it up before it fails an allocation.
 // `proc` and `cgroup` are where those file systems are mounted. Throws Error(internal) when MemAvailable cannot be
 // read.

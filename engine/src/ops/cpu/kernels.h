@@ -160,7 +160,7 @@ struct IntegerLinearArgs {
 //
 // A context is worked through in splits of attention_split() positions. The state of a tile after one or more splits is
 // [vectors][attention_state(head_dim)] floats: per vector the weighted sum of the values, and behind it, from
-// round_up_to_vector(head_dim) on, the greatest score, the sum of the weights relative to it, and what is to be added
+// round_up_to_vector(head_dim) on, the largest score, the sum of the weights relative to it, and what is to be added
 // to every element of the weighted sum (0 where the cache is not quantised).
 struct AttentionArgs {
   const float* q = nullptr;  // of row 0, first head of the group
@@ -287,12 +287,12 @@ struct Kernels {
   void (*f32_from_bf16)(float* out, const Bf16* in, std::int64_t n);
   void (*f32_from_f16)(float* out, const F16* in, std::int64_t n);
 
-  // The least and the greatest of n >= 1 values, for kv_range(); NaN when one of them is NaN or infinite.
+  // The smallest and the largest of n >= 1 values, for kv_range(); NaN when one of them is NaN or infinite.
   void (*min_and_max)(const float* in, std::int64_t n, float* minimum, float* greatest);
   // out[i] = kv_quantise(in[i], scale, zero, bits), bit for bit, where `most` is kv_quant_max(bits).
   void (*quantise)(std::uint8_t* out, const float* in, float scale, float zero, int most, std::int64_t n);
 
-  // The greatest of n >= 1 values; NaN when one of them is NaN.
+  // The largest of n >= 1 values; NaN when one of them is NaN.
   float (*maximum)(const float* in, std::int64_t n);
   // out[i] = e^((in[i] - shift) * scale), out may be null; returns their sum, in double over runs of 1024.
   double (*exp_sum)(float* out, const float* in, float shift, float scale, std::int64_t n);

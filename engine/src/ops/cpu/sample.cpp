@@ -119,12 +119,12 @@ class Row {
   SampleScratch& scratch_;
 };
 
-// The n likeliest, likeliest first.
+// The n most likely, most likely first.
 void find_top(Sampled& out, std::span<const float> logits, int n, double log_sum, std::vector<TokenLogit>& heap) {
   const auto count = std::min(static_cast<std::size_t>(n), logits.size());
   heap.clear();
   if (count == 0) return;
-  // A heap of the likeliest so far with the least likely on top; ids ascend, so an equal one never displaces it.
+  // A heap of the most likely so far with the least likely on top; ids ascend, so an equal one never displaces it.
   for (std::size_t i = 0; i < logits.size(); ++i) {
     if (heap.size() == count && logits[i] <= heap.front().logit) continue;
     if (heap.size() == count) {

@@ -21,7 +21,7 @@ class CudaExperts : public ops::Experts {
   // be.
   CudaExperts(std::span<const ops::ExpertSource> experts, DType weight, MatrixUpload& upload);
   // Quantised, in the same order of rows; data: the type of inputs and outputs. Where down's columns have an order, the
-  // rows of gate and up have it too. Throws the same, naming the weight. Input scales: the greatest of all experts'
+  // rows of gate and up have it too. Throws the same, naming the weight. Input scales: the largest of all experts'
   // holds.
   CudaExperts(std::span<const ops::QuantExpertSource> experts, DType data, MatrixUpload& upload);
   DType type() const { return type_; }

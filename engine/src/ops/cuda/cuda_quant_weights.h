@@ -52,7 +52,7 @@ struct QuantParts {
   std::span<const ops::QuantSource* const> parts;
   std::vector<std::int64_t> rows;  // of the parts
   std::int64_t n = 0, k = 0;
-  float input_scale = 0;  // the greatest holds for all
+  float input_scale = 0;  // the largest holds for all
 };
 
 class CudaQuantLinear : public CudaGemmWeight {

@@ -18,7 +18,7 @@ struct NullOptions {
 
 // The token at a position is one of the words, a function of the seed and the position alone; of the position alone
 // where sampling is greedy. No word is given that the row's bans, mask, bias or penalties leave no room for: then it is
-// the token that is left with the greatest of the logits, which are numbers in [0, 1) by position and id, and 9 more for
+// the token that is left with the largest of the logits, which are numbers in [0, 1) by position and id, and 9 more for
 // the word. Log probabilities are those of these logits. Temperature, top_k, top_p and min_p change nothing.
 // Weights and KV blocks take no memory. A step begins when the one before it is done, as on a GPU.
 std::unique_ptr<Ops> make_null_ops(NullOptions options, int ranks = 1, int rank = 0);

@@ -52,7 +52,7 @@ inline PairVec load_pairs_n(const Bf16* p, int n) {
   return load_pairs(part);
 }
 
-// The sum of the lanes, by halves; and the greatest: where a lane is NaN, anything.
+// The sum of the lanes, by halves; and the largest: where a lane is NaN, anything.
 inline float sum_of(Vec x) {
   float lanes[kWidth];
   store(lanes, x);

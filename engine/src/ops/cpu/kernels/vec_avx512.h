@@ -65,7 +65,7 @@ inline Vec halves_as_floats(__m512i bits) {
 inline Vec low_halves(ByteVec b) { return halves_as_floats(b.v); }
 inline Vec high_halves(ByteVec b) { return halves_as_floats(_mm512_srli_epi32(b.v, 4)); }
 
-// The sum of the lanes, by halves; and the greatest: where a lane is NaN, anything.
+// The sum of the lanes, by halves; and the largest: where a lane is NaN, anything.
 inline float sum_of(Vec x) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

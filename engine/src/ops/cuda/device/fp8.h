@@ -1,4 +1,4 @@
-// FP8 numbers (OCP E4M3: no infinities, 448 is the greatest) and float.
+// FP8 numbers (OCP E4M3: no infinities, 448 is the largest) and float.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline float e4m3_to_float(std::uint8_t bits) {
   return (bits & 0x80U) != 0 ? -size : size;
 }
 
-// The nearest number, ties to even, and the greatest one for what is beyond; NaN stays NaN.
+// The nearest number, ties to even, and the largest one for what is beyond; NaN stays NaN.
 inline std::uint8_t e4m3_from_float(float x) {
   const auto sign = static_cast<std::uint8_t>(std::signbit(x) ? 0x80 : 0);
   if (std::isnan(x)) return static_cast<std::uint8_t>(sign | 0x7f);

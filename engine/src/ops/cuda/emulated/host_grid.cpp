@@ -201,7 +201,7 @@ class Block {
   // All threads have ended: what others still read of its shared memory is NaN.
   void end_shared();
   // Gives the block up where it stands.
-  void give_up() { done_ = threads_; }
+  void abort() { done_ = threads_; }
 
   const Shape& shape() const { return *shape_; }
   Fiber& fiber() { return *current_; }
@@ -584,7 +584,7 @@ struct Run::Impl {
 
   ~Impl() {
     for (auto& block : cluster) {
-      block->give_up();
+      block->abort();
       idle_blocks().push_back(std::move(block));
     }
   }

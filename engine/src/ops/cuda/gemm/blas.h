@@ -28,7 +28,7 @@ class Blas {
   // What remembered algorithms depend on besides the device.
   virtual std::string version() const = 0;
 
-  // The algorithms that the library holds for the fastest, the likeliest first, with sums in float and at most so much
+  // The algorithms that the library holds for the fastest, most likely first, with sums in float and at most so much
   // workspace; none when it does not take such a GEMM.
   virtual std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t workspace_bytes) = 0;
 

@@ -288,7 +288,7 @@ CHARONIA_DEVICE Combined<kDim> combine(int count, float scale, SplitAt split_at)
       maximum = state.x;
       sum = state.y;
     }
-    float now = fmaxf(maximum, all.maximum);  // the greatest of the splits up to the lane's
+    float now = fmaxf(maximum, all.maximum);  // the largest of the splits up to the lane's
     CHARONIA_UNROLL
     for (int delta = 1; delta < kWarp; delta *= 2) now = fmaxf(now, shuffle_up(now, delta));
     const float lower = shuffle_up(now, 1), before = lane_id() == 0 ? all.maximum : lower;

@@ -1,7 +1,7 @@
 // Which rows go to which experts, and what becomes of a row's experts.
 //
 //   route    a warp per row. The experts in the order of their logits, the lower index first where two are equal, are
-//            found one after the other, each as the greatest behind the one before; then they are put in the order of
+//            found one after the other, each as the largest behind the one before; then they are put in the order of
 //            their indices. Sums of exponentials run over lanes and then over the warp: in an order given by the number
 //            of experts.
 //   group    a block per expert counts the assignments of all experts, so it knows where its own begin, and writes them

@@ -1,7 +1,7 @@
 // The inputs of a GEMM with a quantised weight, as it wants them: in the order of its columns, aligned, and as int8
 // codes where its format has integer activations.
 //
-// A block takes a row: once for its greatest value, where codes need that, and once for its codes. Bound: a launch, and
+// A block takes a row: once for its largest value, where codes need that, and once for its codes. Bound: a launch, and
 // for many rows memory: 4 bytes an element where it is read and written.
 #include <algorithm>
 

@@ -14,7 +14,7 @@
 // time.
 //
 // Into a quantised cache a warp stores a head: each lane the elements i and i + head_dim / 2 of every 32nd i, which
-// share a byte in 4 bits. Once for the least and the greatest of the head, once to store; what is read twice is in L1
+// share a byte in 4 bits. Once for the smallest and the largest of the head, once to store; what is read twice is in L1
 // by then. For each element some 40 instructions, half of them the exact division: at 8192 rows of 16 such heads of
 // 128, 50 microseconds of an H200, 1 % of what the products of such a layer take.
 #include <algorithm>

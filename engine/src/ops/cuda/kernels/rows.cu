@@ -358,7 +358,7 @@ void gate_kernel(const GateParams p) {
   store_floats(static_cast<T*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
 }
 
-// A block takes a row: once for its greatest output, once for its codes.
+// A block takes a row: once for its largest output, once for its codes.
 struct GateCodesParams : GateParams {
   RowCodes codes;
 };

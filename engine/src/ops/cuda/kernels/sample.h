@@ -87,7 +87,7 @@ struct SampleBatch {
 struct SampleMemory {
   unsigned long long* best = nullptr;           // [rows, groups] of the logits as they are sampled from
   unsigned long long* original_best = nullptr;  // [rows, groups] of the logits as they came
-  float* exp_sums = nullptr;                    // [rows, groups] of e^(logit as it came - the group's greatest)
+  float* exp_sums = nullptr;                    // [rows, groups] of e^(logit as it came - the group's largest)
   unsigned long long* masses = nullptr;         // [rows, kSampleBins]
   unsigned* counts = nullptr;                   // [rows, kSampleBins]
   unsigned long long* likely_mass = nullptr;    // [rows] of what min_p leaves

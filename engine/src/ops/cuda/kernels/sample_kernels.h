@@ -1,23 +1,23 @@
 // From rows of logits to tokens, without sorting them.
 //
 // The order of tokens is that of their codes, ascending: 32 bits that fall as the logit rises, then 18 bits of id. So
-// the least code is the greedy choice, ties go to the lower id, and a range of codes is a stretch of the
-// likeliest-first order. A token's mass is e^((logit - greatest) / temperature) as a whole number of 2^-44: sums of
+// the smallest code is the greedy choice, ties go to the lower id, and a range of codes is a stretch of the
+// most-likely-first order. A token's mass is e^((logit - greatest) / temperature) as a whole number of 2^-44: sums of
 // masses do not depend on the order in which they are added, hence not on thread blocks, their number, or the other
-// rows. (A token less likely than 2^-44 times the likeliest has no mass and is never drawn.)
+// rows. (A token less likely than 2^-44 times the most likely has no mass and is never drawn.)
 //
-//   scan        grid (vocab / 4096, rows), a warp per group of 512 logits, all loads at once: the group's least code;
+//   scan        grid (vocab / 4096, rows), a warp per group of 512 logits, all loads at once: the group's lowest code;
 //               for rows that ask for log probabilities its sum of e^x, in an order given by the vocabulary
 //   histogram   grid (parts of the vocabulary, rows), sampled rows only: mass and number of tokens by bin. A bin is
 //               1/64 of temperature wide in logits; the last takes all beyond 16 temperatures. What falls there, mostly
 //               most of a vocabulary, is added up in registers, the rest in shared memory, then once in global memory.
-//   finish      a block per row. Greedy: the least of the groups' codes. Sampled: top_k, top_p and the draw each are
-//               "the first token with which the count, or the mass, reaches a number" over the likeliest-first order;
+//   finish      a block per row. Greedy: the minimum of the groups' codes. Sampled: top_k, top_p and the draw each are
+//               "the first token with which the count, or the mass, reaches a number" over the most-likely-first order;
 //               what a filter leaves is a prefix of it, and its mass is all that the next one needs. min_p's prefix
 //               was summed by the histogram. The bin tells where the token is; the tokens of that range are collected
 //               and sorted in shared memory. With filters, all that they can leave are collected once when they are few
 //               (up to 1024). A bin of more tokens (flat rows) is cut further by histograms over its range of codes.
-//               Only groups whose least code is in reach are read.
+//               Only groups whose smallest code is in reach are read.
 //
 // Where a row has bias, bans, penalties or a mask there come before: history (fills slots of the table of counts), scan
 // for the rows that ask for log probabilities, and scatter, which adds the entries to the logits and keeps what they
@@ -83,7 +83,7 @@ CHARONIA_DEVICE int bin_of(const Scale& scale, float logit) {
 CHARONIA_DEVICE u64 mass_of(const Scale& scale, float logit) {
   return static_cast<u64>(expf((logit - scale.greatest) * scale.per_logit) * kMassOfOne);
 }
-// The least logit that min_p leaves.
+// The smallest logit that min_p leaves.
 CHARONIA_DEVICE float min_logit(const SampleParams& row, float greatest) {
   return greatest + row.temperature * logf(row.min_p);
 }
@@ -555,7 +555,7 @@ class Draw {
   }
 
  private:
-  // The least mass that is the share top_p of `mass`, or more, but not nothing.
+  // The smallest mass that is the share top_p of `mass`, or more, but not nothing.
   CHARONIA_DEVICE u64 top_p_of(u64 mass) const {
     const double minimum = ceil(static_cast<double>(params_.top_p) * static_cast<double>(mass));
     return min(max(static_cast<u64>(minimum), 1ULL), mass);
@@ -623,7 +623,7 @@ class Draw {
   int turn_ = 0;
 };
 
-// The token's log probability and the likeliest ones, of the logits as they came.
+// The token's log probability and the most likely ones, of the logits as they came.
 template <bool changes>
 CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t row, int token, int top,
                                        SampleResult& result, Shared& s) {
@@ -643,7 +643,7 @@ CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t
   if (tid == 0) result.num_top = n;
   if (n == 0) return;
   int turn = 0;
-  // The n-th of the groups' least codes has n before or at it, so the likeliest n are among those up to it.
+  // The n-th of the groups' smallest codes has n before or at it, so the most likely n are among those up to it.
   if (tid == 0) s.stretch = {{0, kNoCode}, 0, 0}, s.scale = scale_of(greatest, 1);
   if (n <= p.groups) {
     s.list.codes[tid] = mine;

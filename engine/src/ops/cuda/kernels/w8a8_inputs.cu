@@ -1,6 +1,6 @@
 // The inputs of a GEMM of 8-bit numbers: codes, and a scale for each row.
 //
-// A block takes a row: once for its greatest element, once for its codes. Bound: a launch, and for many rows memory: an
+// A block takes a row: once for its largest element, once for its codes. Bound: a launch, and for many rows memory: an
 // element is read twice, from the cache the second time, and a byte is written for it.
 #include <algorithm>
 

@@ -13,7 +13,7 @@ CHARONIA_DEVICE float magnitude(float x) {
   return size <= 3.402823466e38F ? size : __uint_as_float(0x7f800000U);
 }
 
-// A row's scale, by the greatest magnitude of its elements: `given`, or where that is 0 the row's own. NaN for a row
+// A row's scale, by the largest magnitude of its elements: `given`, or where that is 0 the row's own. NaN for a row
 // that is not finite: all its outputs are then.
 template <bool kFp8>
 CHARONIA_DEVICE float scale_of_row(float greatest, float given) {

@@ -10,7 +10,7 @@
 // the forward pass does not.
 //
 // Tokens are those that ops/cpu/sample.h draws from the same logits, as long as rounding does not decide: a token less
-// likely than 2^-44 times the likeliest is never drawn (there: e^-80).
+// likely than 2^-44 times the most likely is never drawn (there: e^-80).
 #pragma once
 
 #include <cstdint>
