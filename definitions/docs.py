@@ -49,7 +49,8 @@ _GROUPS = {
     "compose": "docker-compose.yml reads these variables, also from `.env`.",
     "script": "`service_docker_up.sh` reads these variables.",
     "quantize": "`charonia quantize` reads this variable, and CHARONIA_RUN_DIR.",
-    "hub": "Commands that download models read these variables, and the others of huggingface_hub.",
+    "hub": "Commands that download models read these variables, and the others of huggingface_hub. "
+    "docker-compose.yml hands none of them on: there HF_TOKEN_FILE names a file with the token.",
     "client": "`charonia benchmark` reads this variable.",
     "build": "`make` and the Dockerfiles read these variables.",
     "tests": "`make test` and `.ci/run` read these variables. The last ones are for tests of the emulated CUDA device.",

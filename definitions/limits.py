@@ -27,8 +27,8 @@ def limits() -> Iterator[Limit]:
     """Those of request_limits.toml, and what a bias of logit_bias may be."""
     yield from entries(_SOURCE, Limit)
     (bias,) = (one for one in parameters() if one.type == "token_biases")
-    if bias.max is None or bias.min != -bias.max:
-        raise ValueError(f"[{bias.name}] needs bounds of which one is minus the other")
+    if bias.max is None or bias.min != -bias.max or bias.max != int(bias.max):
+        raise ValueError(f"[{bias.name}] needs whole bounds of which one is minus the other")
     yield Limit(bias.name, int(bias.max), f"of each bias of {bias.name}, and the minimum is minus that")
 
 

@@ -68,8 +68,8 @@ class SamplingParameter:
             raise ValueError(f"[{self.name}] needs python and expected, because it is not one value")
         if self.row and self.type not in ("int", "float"):
             raise ValueError(f"[{self.name}] cannot be of a row: it is no number")
-        if self.counts and (not self.row or self.default is None):
-            raise ValueError(f"[{self.name}] cannot have tokens counted: it needs row and default")
+        if self.counts and (not self.row or self.type != "float" or self.default is None):
+            raise ValueError(f"[{self.name}] cannot have tokens counted: it needs row, the type float and a default")
 
     @property
     def is_value(self) -> bool:

@@ -89,7 +89,7 @@ def token_ids(config: HfConfig, key: str) -> tuple[int, ...]:
     if not all(isinstance(item, int) and not isinstance(item, bool) and item < _TOO_LARGE_ID for item in ids):
         # What the second file says of these has taken the first one's place (read_config).
         file = "config.json or generation_config.json" if key == "eos_token_id" else "config.json"
-        raise ModelError(f"{file}: {key} is {value!r}; it must be a token id or a list of them")
+        raise ModelError(f"{file}: {key} is {value!r}; it must be a token id, below {_TOO_LARGE_ID}, or a list of them")
     return tuple(item for item in ids if item >= 0)
 
 

@@ -223,7 +223,9 @@ std::string stream(const std::vector<std::string>& tokens, const std::vector<std
     EXPECT_LE(taken, i + 1);
     if (chunk.num_tokens > 0) out += chunk.text + "|";
   }
-  return out + stream.finish().text;
+  const auto last = stream.finish();
+  EXPECT_EQ(taken + last.num_tokens, static_cast<int>(tokens.size()));
+  return out + last.text;
 }
 
 TEST(TextStream, WholeCharactersAreSentAtOnce) { EXPECT_EQ(stream({"Hello", ",", " world"}, {}), "Hello|,| world|"); }

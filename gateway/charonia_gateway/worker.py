@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import select
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -92,3 +93,7 @@ class Worker:
     def _send(self, message: Message) -> None:
         with contextlib.suppress(OSError):
             self._connection.send(message)
+
+
+if __name__ == "__main__":
+    sys.exit("this gateway's package was exchanged while it ran: restart the gateway")

@@ -271,7 +271,7 @@ async def test_the_stop_word_is_what_stands_behind_the_text(ids: list[int], end:
     assert await Vocabulary(lookup).stop_word(response, ["never", "orl", "é"]) == found
 
 
-async def test_special_tokens_add_nothing_but_have_a_name_among_the_likeliest() -> None:
+async def test_special_tokens_add_nothing_but_have_a_name_among_the_most_likely() -> None:
     response = await named([0, 5, 3, 4], (0, 8), tops=[5])
     assert response.tokens == [b" hello", b"", b"\xc3", b"\xa9"]
     assert response.top_logprobs[0][0].token == b"<|end|>"

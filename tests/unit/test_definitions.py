@@ -101,7 +101,7 @@ def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> Non
         ({"type": "int", "default": 1, "optional": True}, "needs one of default, optional and none"),
         ({"type": "strings"}, "needs python and expected"),
         ({"type": "bool", "default": True, "row": True}, "it is no number"),
-        ({"type": "float", "default": 1.0, "counts": True}, "needs row and default"),
+        ({"type": "float", "default": 1.0, "counts": True}, "needs row, the type float and a default"),
     ],
 )
 def test_a_sampling_parameter_that_is_not_consistent_is_refused(given: dict[str, object], message: str) -> None:
@@ -136,7 +136,7 @@ def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
 
 _QUOTED = re.compile(r'"(CHARONIA_[A-Z0-9_]*[A-Z0-9])"')
 _EXPANDED = re.compile(r"\$\{?(CHARONIA_[A-Z0-9_]+)")
-_OF_COMPOSE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)")
+_OF_COMPOSE = re.compile(r"(?<!\$)\$\{?([A-Z][A-Z0-9_]*)")
 _PATTERNS = {"py": _QUOTED, "cpp": _QUOTED, "h": _QUOTED, "cu": _QUOTED}
 _PATTERNS |= dict.fromkeys(("sh", "yml", "Dockerfile", "Makefile", "run"), _EXPANDED)
 
@@ -210,9 +210,11 @@ def same_default(written: str, defined: str) -> bool:
 
 def test_defaults_that_scripts_and_compose_repeat_are_those_that_are_defined() -> None:
     defined = defined_defaults()
-    files = [*ROOT.glob("docker-compose*.yml"), *ROOT.glob("scripts/*.sh"), *ROOT.glob("charonia/*.sh")]
-    written = [given for file in files for given in _WITH_DEFAULT.findall(file.read_text(encoding="utf-8"))]
-    compared = [(name, value) for name, value in written if name in defined and name not in _DEFAULT_OF_OWN and value]
+    compose, scripts = [*ROOT.glob("docker-compose*.yml")], [*ROOT.glob("scripts/*.sh"), *ROOT.glob("charonia/*.sh")]
+    written = [given for file in compose for given in _WITH_DEFAULT.findall(file.read_text(encoding="utf-8"))]
+    for file in scripts:  # where an empty one is what a variable is that is not set
+        written += [given for given in _WITH_DEFAULT.findall(file.read_text(encoding="utf-8")) if given[1]]
+    compared = [(name, value) for name, value in written if name in defined and name not in _DEFAULT_OF_OWN]
     assert {"CHARONIA_HTTP_PORT", "CHARONIA_GATEWAY_PORT", "CHARONIA_SHM_SIZE", "GRAFANA_PORT"} <= dict(compared).keys()
     assert [(name, value) for name, value in compared if not same_default(value, defined[name])] == []
     (grace,) = {value for name, value in compared if name == "CHARONIA_STOP_GRACE_PERIOD"}

@@ -264,7 +264,7 @@ def test_n_outputs_of_a_prompt_follow_each_other(engine: Engine) -> None:
         assert output.cumulative_logprob == pytest.approx(sum(alone.logprobs))
 
 
-def test_best_of_returns_the_likeliest(engine: Engine) -> None:
+def test_best_of_returns_the_most_likely(engine: Engine) -> None:
     sampling = SamplingParams(max_tokens=12, seed=7, ignore_eos=True, n=2, best_of=5)
     singles = [
         engine.generate("best", SamplingParams(max_tokens=12, seed=7 + index, ignore_eos=True, logprobs=0))[0]

@@ -29,9 +29,9 @@ def make_python(folder: Path, name: str, version: str) -> Path:
 
 def long_functions(lines: list[str], most: int) -> list[str]:
     """The first lines of functions of C++ or CUDA that have more lines than that, as clang-format writes them: one of a
-    namespace ends with a brace in the first column, one of a class with a brace in the third."""
+    namespace ends with a brace in the first column, one of a class in the third, of a nested class in the fifth."""
     found = []
-    begin = {"": 0, "  ": 0}
+    begin = {"": 0, "  ": 0, "    ": 0}
     for at, line in enumerate(lines):
         for indent in begin:
             if re.match(rf"{indent}[^ #}}/]", line):

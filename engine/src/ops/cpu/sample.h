@@ -29,8 +29,8 @@ struct SampleScratch {
 // are divided, others multiplied, once for every token of prompt and output), presence and frequency penalty (over the
 // output); where there is a mask it is waited for then, and what it does not allow gets -infinity. Then temperature,
 // top_k, top_p (the fewest most likely tokens whose probabilities, after top_k, sum to top_p or more), min_p (relative
-// to the most likely), and a draw by the inverse of the cumulated probabilities. A row with a target is not
-// sampled. Ties go to the lower id everywhere. A token less likely than e^-80 times the most likely is never drawn.
+// to the most likely), and a draw by the inverse of the cumulated probabilities, most likely first. A row with a
+// target is not sampled. Ties go to the lower id everywhere. A token less likely than e^-80 times the most likely is never drawn.
 // Throws Error(invalid_argument) when no token is left, Error(internal) for NaN or +infinity among the logits, and what
 // the mask throws.
 Sampled sample_row(std::span<float> logits, const SampleRow& row, const Kernels& kernels, SampleScratch& scratch);

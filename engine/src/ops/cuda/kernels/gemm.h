@@ -124,7 +124,7 @@ struct GemmTactic {
 
 enum class SumOrder : std::uint8_t { fixed, any };
 
-// The tactics for a GEMM of so many rows, the most likely best first; never empty. Every one of them computes a GEMM
+// The tactics for a GEMM of so many rows, likely the best first; never empty. Every one of them computes a GEMM
 // of any number of rows, if in, out and the strides are aligned as they are here.
 std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order = SumOrder::fixed);
 
