@@ -15,12 +15,14 @@ import ast
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 # pip's settings and the environment variables by which uv has them. pip separates values by blanks.
 OF_UV = {
+    "cache-dir": "UV_CACHE_DIR",
     "cert": "SSL_CERT_FILE",
     "client-cert": "SSL_CLIENT_CERT",
     "constraint": "UV_CONSTRAINT",
@@ -32,18 +34,17 @@ OF_UV = {
     "timeout": "UV_HTTP_TIMEOUT",
     "trusted-host": "UV_INSECURE_HOST",
 }
+SWITCHES = {"no-cache-dir": "UV_NO_CACHE"}
 COMMAS = {"UV_FIND_LINKS"}  # uv separates these values so, and others by blanks
 # They say how pip speaks and where it keeps files, not what it installs.
 WITHOUT_EFFECT = {
     "break-system-packages",
-    "cache-dir",
     "compile",
     "config-file",
     "debug",
     "disable-pip-version-check",
     "keyring-provider",
     "log",
-    "no-cache-dir",
     "no-color",
     "no-compile",
     "no-input",
@@ -76,6 +77,11 @@ def settings_of_uv(config: str) -> dict[str, str]:
         if name in OF_UV:
             variable = OF_UV[name]
             env[variable] = ("," if variable in COMMAS else " ").join(value.split())
+            if name == "cache-dir":  # not among pip's files
+                env[variable] = str(Path(value) / "uv")
+        elif name in SWITCHES:
+            if value.lower() in ("1", "true", "yes", "on", "y", "t"):
+                env[SWITCHES[name]] = "1"
         elif name not in WITHOUT_EFFECT:
             raise ValueError(f"pip's setting {name}")
     return env
@@ -92,7 +98,23 @@ def find_uv() -> str:
     return str(uv)
 
 
-def install_with_uv(python: str, arguments: list[str]) -> None:
+class Unfinished:
+    """A file of the environment stands for each installation that has begun and not ended well. While there is one, no
+    package is taken for whole: uv says that one is there before all of its files are."""
+
+    def __init__(self, python: str, arguments: list[str]) -> None:
+        self._folder = Path(python).parent.parent
+        self._own = self._folder / f"unfinished-{zlib.crc32(' '.join(arguments).encode()):08x}"
+        self.any_before = any(self._folder.glob("unfinished-*"))
+
+    def begin(self) -> None:
+        self._own.touch()
+
+    def end(self) -> None:
+        self._own.unlink(missing_ok=True)
+
+
+def install_with_uv(python: str, arguments: list[str], unfinished: Unfinished) -> None:
     """Raises OSError or ValueError, with the reason, when pip has to do it."""
     if os.environ.get("CHARONIA_INSTALLER") == "pip":
         raise ValueError("CHARONIA_INSTALLER")
@@ -100,22 +122,34 @@ def install_with_uv(python: str, arguments: list[str]) -> None:
     env = {**settings_of_uv(listed), **os.environ}
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):  # else Python makes the bytecode of what is imported
         env["UV_COMPILE_BYTECODE"] = "1"
-    command = [find_uv(), "pip", "install", "--quiet", "--python", python, *arguments]
+    again = ["--reinstall"] if unfinished.any_before else []
+    command = [find_uv(), "pip", "install", "--quiet", *again, "--python", python, *arguments]
+    unfinished.begin()
     done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
+        unfinished.any_before = True
         raise OSError(f"uv failed: {done.stderr.strip()[-1000:]}")
+
+
+def install_with_pip(python: str, arguments: list[str], unfinished: Unfinished) -> int:
+    of_other = [] if python == sys.executable else ["--python", python]
+    bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
+    again = ["--force-reinstall"] if unfinished.any_before else []
+    return subprocess.run([*PIP, "--quiet", *of_other, "install", bytecode, *again, *arguments]).returncode
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", default=sys.executable, metavar="PYTHON")
     given, arguments = parser.parse_known_args()
+    unfinished = Unfinished(given.into, arguments)
     try:
-        install_with_uv(given.into, arguments)
+        install_with_uv(given.into, arguments, unfinished)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"setup: pip installs, which takes longer ({error})", file=sys.stderr)
-        bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
-        return subprocess.run([*PIP, "--quiet", "--python", given.into, "install", bytecode, *arguments]).returncode
+        if status := install_with_pip(given.into, arguments, unfinished):
+            return status
+    unfinished.end()
     return 0
 
 

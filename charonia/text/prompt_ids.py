@@ -368,7 +368,7 @@ def _joined(field: str, content: Any, role: str) -> str:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise PromptError(f"{field}[{number}]", f"a part of type {kind!r} is not understood", remedy)
         texts.append(part["text"])
-    return ("" if role == "assistant" else "\n").join(texts)
+    return ("" if role == "assistant" else "\n").join(text for text in texts if text)
 
 
 def _check_calls(field: str, calls: Any) -> list[Any]:

@@ -249,7 +249,7 @@ def test_anthropics_history_becomes_the_templates() -> None:
                 {
                     "type": "tool_result",
                     "tool_use_id": "c1",
-                    "content": [{"type": "text", "text": text} for text in "23"],
+                    "content": [{"type": "text", "text": text} for text in ("2", "", "3", "")],
                 },
                 {"type": "tool_result", "tool_use_id": "c2", "content": "no a", "is_error": True},
                 {"type": "tool_result", "tool_use_id": "c3"},

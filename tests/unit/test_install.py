@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +29,7 @@ def command(folder: Path, name: str, status: int = 0) -> Path:
     """A program that prints the file pip-config; unless `config` was asked for, it writes its input to <name>.json."""
     file = folder / name
     (folder / "pip-config").touch()
+    (folder / "venv/bin").mkdir(parents=True, exist_ok=True)
     file.write_text(
         f"#!{sys.executable}\nimport json, os, pathlib, sys\n"
         f"print(open({str(folder / 'pip-config')!r}).read())\n"
@@ -44,7 +47,7 @@ def tools(install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     uv = command(tmp_path, "uv")
     monkeypatch.setattr(install, "PIP", [str(command(tmp_path, "pip"))])
     monkeypatch.setattr(install, "find_uv", lambda: str(uv))
-    monkeypatch.setattr(sys, "argv", ["install.py", "--into", "/venv/bin/python", *WANTED])
+    monkeypatch.setattr(sys, "argv", ["install.py", "--into", str(tmp_path / "venv/bin/python"), *WANTED])
     for name in ("CHARONIA_INSTALLER", "PYTHONDONTWRITEBYTECODE", "UV_INDEX", "UV_COMPILE_BYTECODE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -61,18 +64,20 @@ def test_uv_is_told_what_pip_is(install: ModuleType, tools: Path) -> None:
         "global.find-links='/opt/wheels\\n/opt/more'\n"
         "global.timeout='5'\n"
         "global.retries='9'\n"
+        "global.cache-dir='/scratch/pip'\n"
         ":env:.extra-index-url='https://a.example/simple https://b.example/simple'\n"
         ":env:.timeout='60'\n"
         "wheel.no-build-isolation='true'\n"
     )
     assert install.main() == 0
     arguments, env = told(tools, "uv")
-    assert arguments == ["pip", "install", "--quiet", "--python", "/venv/bin/python", *WANTED]
+    assert arguments == ["pip", "install", "--quiet", "--python", str(tools / "venv/bin/python"), *WANTED]
     assert env["UV_DEFAULT_INDEX"] == "https://user:key@mirror.example/simple"
     assert env["UV_FIND_LINKS"] == "/opt/wheels,/opt/more"
     assert env["UV_INDEX"] == "https://a.example/simple https://b.example/simple"
     assert env["UV_INDEX_STRATEGY"] == "unsafe-best-match"
     assert env["UV_HTTP_TIMEOUT"] == "60"
+    assert env["UV_CACHE_DIR"] == "/scratch/pip/uv"
     assert "UV_COMPILE_BYTECODE" not in env
     assert not (tools / "pip.json").exists()
 
@@ -129,8 +134,41 @@ def test_pip_installs_where_uv_cannot(
     else:
         monkeypatch.setenv("CHARONIA_INSTALLER", "pip")
     assert install.main() == 0
-    assert told(tools, "pip")[0] == ["--quiet", "--python", "/venv/bin/python", "install", "--no-compile", *WANTED]
+    again = ["--force-reinstall"] if reason == "uv fails" else []
+    python = str(tools / "venv/bin/python")
+    assert told(tools, "pip")[0] == ["--quiet", "--python", python, "install", "--no-compile", *again, *WANTED]
     assert words in capfd.readouterr().err
+
+
+def test_pip_of_this_environment_needs_no_option_that_an_old_one_lacks(
+    install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tools / "venv/bin/python"))
+    monkeypatch.setenv("CHARONIA_INSTALLER", "pip")
+    assert install.main() == 0
+    assert told(tools, "pip")[0] == ["--quiet", "install", "--no-compile", *WANTED]
+
+
+def test_what_was_interrupted_is_not_taken_for_installed(
+    install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv writes that a package is there before all of its files are."""
+    uv = tools / "uv"
+    whole = uv.read_text()
+    uv.write_text(f"#!{sys.executable}\nimport os, signal\nos.kill(os.getppid(), signal.SIGTERM)\n")
+    program = "import runpy, sys\nmain = runpy.run_path(sys.argv.pop(1))['main']\n"
+    program += f"main.__globals__['find_uv'] = lambda: {str(uv)!r}\nmain()"
+    arguments = ["--into", str(tools / "venv/bin/python"), "--requirement", "other.txt"]
+    ended = subprocess.run([sys.executable, "-c", program, str(SCRIPT), *arguments])
+    assert ended.returncode == -signal.SIGTERM
+    uv.write_text(whole)
+    assert install.main() == 0  # of other packages: some of the first ones may be among them
+    assert "--reinstall" in told(tools, "uv")[0]
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "other.txt"])
+    assert install.main() == 0
+    assert "--reinstall" in told(tools, "uv")[0]
+    assert install.main() == 0
+    assert "--reinstall" not in told(tools, "uv")[0]
 
 
 def test_what_neither_can_install_is_an_error(install: ModuleType, tools: Path) -> None:

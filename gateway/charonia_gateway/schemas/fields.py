@@ -121,7 +121,7 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
 def join_parts(texts: Iterable[str], role: str | None) -> str:
     """The parts of a message's content as one text. Those of an answer are pieces of one; others are texts of their
     own, such as documents or a tool's results."""
-    return ("" if role == "assistant" else "\n").join(texts)
+    return ("" if role == "assistant" else "\n").join(text for text in texts if text)
 
 
 def text_of_parts(value: Any, role: str | None = None) -> str | None:

@@ -59,7 +59,8 @@ class _Turn:
         return cls(message["role"], texts, thoughts, [*message.get("tool_calls", ())])
 
     def message(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"role": self.role, "content": "\n\n".join(self.texts), **self.fields}
+        content = "\n\n".join(text for text in self.texts if text)
+        made: dict[str, Any] = {"role": self.role, "content": content, **self.fields}
         if self.thoughts:
             made["reasoning_content"] = "\n\n".join(self.thoughts)
         if self.calls:
