@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/guide_compiler.h"
+#include "grammar/largest_part.h"
 #include "text/token_table.h"
 #include "text/utf8.h"
 
@@ -149,6 +150,17 @@ TEST_F(GuideCompilerTest, EveryTypeAllowsItsTextsAndNoOthers) {
   EXPECT_TRUE(accepts(GuideType::regex, "[0-9]+-(a|b)", "12-b"));
   EXPECT_FALSE(accepts(GuideType::regex, "[0-9]+-(a|b)", "12-"));
   EXPECT_TRUE(accepts(GuideType::choice, R"(["yes", "no", "日\n\"\\"])", "日\n\"\\"));
+  // Control characters before what could be more digits of an escape.
+  EXPECT_TRUE(accepts(GuideType::choice, R"(["1\n2"])", "1\n2"));
+  std::string escaped, plain;
+  for (int control = 0; control <= 0x20; ++control) {
+    const int code = control == 0x20 ? 0x7f : control;
+    for (const char digit : std::string("0123456789abcdefABCDEF")) {
+      escaped += cat("\\u00", "0123456789abcdef"[code / 16], "0123456789abcdef"[code % 16], digit);
+      plain += {static_cast<char>(code), digit};
+    }
+  }
+  EXPECT_TRUE(accepts(GuideType::choice, cat("[\"", escaped, "\"]"), plain));
   EXPECT_FALSE(accepts(GuideType::choice, R"(["yes", "no"])", "yesno"));
   EXPECT_TRUE(accepts(GuideType::ebnf_grammar, "root ::= \"x\" y*\ny ::= [a-c] | \"(\" y \")\"", "xa((b))"));
   const std::string tag =
@@ -160,6 +172,47 @@ TEST_F(GuideCompilerTest, EveryTypeAllowsItsTextsAndNoOthers) {
       R"({"triggers": ["<f"], "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}]})";
   EXPECT_TRUE(accepts(GuideType::structural_tag, old, "text <f=a>12</f>"));
   EXPECT_FALSE(accepts(GuideType::structural_tag, old, "text <f=a>1x</f>"));
+}
+
+TEST_F(GuideCompilerTest, RegularExpressionsMeanWhatTheyMeanElsewhere) {
+  for (const auto& [expression, right, wrong] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"\\x41b", "Ab", "\u041b"},
+           {"[\\x2d0-9]{2}", "-7", "+7"},
+           {"[\\x01a]", "a", "\x1a"},
+           {"[\\u00e9a]", "a", "\u0e9a"},
+           {"\\u0001a", "\x01" "a", "\x1a"},
+           {"\\x2fcache", "/cache", "\u2fcache"},
+           {"[\\^a]", "^", "b"},
+           {"[^\\^a]", "b", "^"},
+           {"[\\w-.]+", "a-.", "/"},
+           {"[\\w-z]", "-", "`"},
+           {"[+-\\d]", "-", "."},
+           {"[\\]\\-\\\\]{3}", "]-\\", "[-\\"}}) {
+    EXPECT_TRUE(accepts(GuideType::regex, expression, right)) << expression;
+    EXPECT_FALSE(accepts(GuideType::regex, expression, wrong)) << expression;
+  }
+  // Of strings, too, whose patterns take another way.
+  for (const auto& [expression, right, wrong] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"0(-[0-9]+)?", "0-12", "012"},
+           {"[A-Z]([a-z]+)?x?", "Aabx", "Ax1"},
+           {"v1(-[a-z]+)?", "v1", "v1ab"},
+           {"([a-b]|([a-b]){0,2})", "ab", "aba"},
+           {"(ab+|c){2,}", "cabb", "ccb"},
+           {"(ab+|c){0,}", "", "cb"},
+           {"(ab){3,}", "ababab", "abab"}}) {
+    const auto schema = cat(R"({"type": "string", "pattern": "^)", expression, "$\"}");
+    EXPECT_TRUE(valid(schema, cat("\"", right, "\""))) << expression;
+    EXPECT_FALSE(valid(schema, cat("\"", wrong, "\""))) << expression;
+  }
+  EXPECT_TRUE(accepts(GuideType::ebnf_grammar, R"(root ::= "\x0ab" [\x0ac])", "\nbc"));
+  EXPECT_NE(refused(GuideType::regex, "\\x4g"), "");
+  // No halves of characters, whatever the class.
+  for (const char* const all : {".", "[^a]", "[\\u0000-\\uffff]"}) {
+    EXPECT_FALSE(accepts(GuideType::regex, all, "\xed\xa0\x80")) << all;
+    EXPECT_FALSE(accepts(GuideType::regex, all, "\xf4\x90\x80\x80")) << all;
+  }
+  EXPECT_FALSE(valid(R"({"type": "string"})", "\"\xed\xa0\x80\""));
+  EXPECT_FALSE(valid(R"({"type": "string", "maxLength": 3})", "\"\xed\xa0\x80\""));
 }
 
 TEST_F(GuideCompilerTest, ATextAfterASpaceBeginsWithOne) {
@@ -213,6 +266,76 @@ TEST_F(GuideCompilerTest, SchemasAreKeptToTheLetter) {
   EXPECT_FALSE(valid(R"({"enum": [0.1]})", "0.10000000000000001"));
 }
 
+TEST_F(GuideCompilerTest, AnObjectHasTheNamesThatItsSchemaAllows) {
+  for (const char* const names : {"{}", R"({"title": "t", "description": "d"})", R"({"format": "own"})", "true"}) {
+    const auto schema = cat(R"({"type": "object", "propertyNames": )", names, R"(, "additionalProperties": {"type": "integer"}})");
+    EXPECT_TRUE(valid(schema, R"({"any": 3})")) << names;
+    EXPECT_FALSE(valid(schema, "{3: 3}")) << names;
+  }
+  const auto limited = R"({"type": "object", "propertyNames": {"maxLength": 2, "description": "d"}})";
+  EXPECT_TRUE(valid(limited, R"({"ab": 3})"));
+  EXPECT_FALSE(valid(limited, R"({"abc": 3})"));
+  for (const char* const closed :
+       {R"("unevaluatedProperties": false)", R"("properties": {}, "unevaluatedProperties": false)",
+        R"("additionalProperties": false, "propertyNames": {"type": "string"})", R"("maxProperties": 0)",
+        R"("unevaluatedProperties": false, "propertyNames": {"pattern": "^[a-z]+$"})"}) {
+    const auto schema = cat(R"({"type": "object", )", closed, "}");
+    EXPECT_TRUE(valid(schema, "{}")) << schema;
+    EXPECT_FALSE(valid(schema, R"({"a": true})")) << schema;
+  }
+  const std::string pattern = R"({"type": "object", "patternProperties": {"^a$": {"type": "null"}}, "unevaluatedProperties": false})";
+  EXPECT_TRUE(valid(pattern, R"({"a": null})"));
+  EXPECT_FALSE(valid(pattern, R"({"b": null})"));
+}
+
+TEST_F(GuideCompilerTest, TimesAreThoseThatOthersRead) {
+  const auto of = [](const char* format) { return cat(R"({"type": "string", "format": ")", format, "\"}"); };
+  for (const char* const date : {"2024-02-29", "2000-02-29", "2023-02-28", "0001-12-31", "1990-11-30", "0010-01-01"}) {
+    EXPECT_TRUE(valid(of("date"), cat("\"", date, "\""))) << date;
+    EXPECT_TRUE(valid(of("date-time"), cat("\"", date, "T23:59:59.25+01:30\""))) << date;
+  }
+  for (const char* const date : {"2023-02-29", "1900-02-29", "2023-02-30", "2023-04-31", "0000-01-01", "2023-13-01", "2023-00-01",
+                                 "2023-01-00", "2023-1-1", "x2023-01-01", "2023-01-01Z", "0000-02-29"}) {
+    EXPECT_FALSE(valid(of("date"), cat("\"", date, "\""))) << date;
+    EXPECT_FALSE(valid(of("date-time"), cat("\"", date, "T00:00:00Z\""))) << date;
+  }
+  EXPECT_TRUE(valid(of("time"), R"("00:00:00Z")"));
+  for (const char* const time : {"16:16:60Z", "23:59:60Z", "24:00:00Z", "16:16:16", "16:16:16+24:00"}) {
+    EXPECT_FALSE(valid(of("time"), cat("\"", time, "\""))) << time;
+    EXPECT_FALSE(valid(of("date-time"), cat("\"2023-01-01T", time, "\""))) << time;
+  }
+}
+
+TEST_F(GuideCompilerTest, SchemasWithoutAValueThatEndsAreRefusedWithTheirPlace) {
+  const auto at = [this](const std::string& schema, const std::string& place) {
+    const auto error = refused(GuideType::json_schema, schema);
+    EXPECT_NE(error.find(cat("at ", place, ": no value comes to an end")), std::string::npos) << schema << "\n  " << error;
+  };
+  at(R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})", "/properties/a");
+  at(R"({"type": "array", "items": {"$ref": "#"}, "minItems": 1})", "/items");
+  at(R"({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2})", "/prefixItems/1");
+  at(R"({"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1})", "/additionalProperties");
+  at(R"({"type": "object", "patternProperties": {"^a": {"$ref": "#"}}, "minProperties": 1})", "/patternProperties/^a");
+  at(R"({"type": ["object", "array"], "properties": {"a": {"$ref": "#"}}, "required": ["a"], "items": {"$ref": "#"},
+      "minItems": 1})", "/items");
+  // Whatever leads there. A part of which there may be none counts, too: what begins it would not end.
+  const std::string loop = R"("$defs": {"x": {"type": "object", "properties": {"y": {"anyOf": [{"$ref": "#/$defs/x"}]}},
+      "required": ["y"]}})";
+  for (const char* const begin : {R"("$ref": "#/$defs/x")", R"("type": "array", "items": {"$ref": "#/$defs/x"})",
+                                  R"("anyOf": [{"type": "null"}, {"$ref": "#/$defs/x"}])"}) {
+    at(cat("{", begin, ", ", loop, "}"), "/$defs/x/properties/y/anyOf/0");
+  }
+  at(R"({"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}, "c": {"type": "null"}}, "minProperties": 2})",
+     "/properties/a");
+  for (const char* const schema :
+       {R"({"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "null"}}, "minProperties": 1})",
+        R"({"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]})",
+        R"({"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]})",
+        R"({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 1})"}) {
+    EXPECT_NO_THROW(compile(GuideType::json_schema, schema)) << schema;
+  }
+}
+
 TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   const auto at = [this](const std::string& schema, const std::string& place) {
     const auto error = refused(GuideType::json_schema, schema);
@@ -247,8 +370,14 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   at(property(R"({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5})"), "/multipleOf: no multiple of 5");
   at(property(R"({"type": "integer", "minimum": 0, "maximum": 10000, "multipleOf": 5})"), "/multipleOf: multipleOf beside bounds");
   at(property(R"({"type": "number", "minimum": 1e-20, "maximum": 2e-20})"), "/properties/a~1b/minimum: bounds with more than 6 decimals");
-  at(property(R"({"type": "string", "pattern": "^(?=a)b$"})"), "/properties/a~1b/pattern");
-  at(property(R"({"type": "string", "pattern": "a\"b"})"), "/properties/a~1b/pattern");
+  const auto pattern = [&](const std::string& text, const std::string& problem) {
+    at(property(cat(R"({"type": "string", "pattern": ")", text, "\"}")), cat("/properties/a~1b/pattern", problem));
+  };
+  pattern("^(?=a)b$", ": the pattern is not supported in a JSON string: Lookahead");
+  pattern("a\\\"b", ": the pattern is not supported in a JSON string: it needs a quote, a backslash");
+  pattern("é", ": the pattern is not supported in a JSON string: the character at byte 0 is not printable ASCII");
+  pattern("(a)\\\\1", ": the pattern is not supported in a JSON string: Regex parsing error at position 4: Back");
+  pattern("^\\\\ud83d$", " has \\ud83d, which is half a character, at byte 1");
   at(property(R"({"type": "string", "format": "regex"})"), "/properties/a~1b/format");
   at(property(R"({"type": "string", "pattern": "a", "maxLength": 3})"), "/properties/a~1b/pattern");
   at(property(R"({"type": "number", "multipleOf": 0.1})"), "/properties/a~1b/multipleOf");
@@ -261,7 +390,30 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   at(property(R"({"$ref": "other.json"})"), "/properties/a~1b/$ref");
   at(property(R"({"$ref": "#/$defs/none"})"), "there is nothing at #/$defs/none");
   at(property(R"({"allOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]})"),
-     "/properties/a~1b/allOf");
+     "/properties/a~1b/allOf: allOf with more than one schema is supported where they can be merged into one: write them as "
+     "one (they were not merged: pattern cannot be merged)");
+  at(property(R"({"type": "string", "anyOf": [{"pattern": "a"}, {"pattern": "b"}], "pattern": "c"})"),
+     "beside anyOf is not supported: put both into one schema (they were not merged: pattern cannot be merged)");
+  at(property(R"({"type": "string", "enum": ["a"], "anyOf": [{"maxLength": 3}]})"), "const or enum is beside other keywords");
+  at(property(R"({"type": "object", "dependentRequired": {"a": ["b"]}})"), "what depends on a is not beside properties");
+  at(property(R"({"allOf": [{"type": "string"}, {"type": "null"}]})"), "no value is valid under all of them");
+  for (const char* const names : {R"({"patern": "a"})", R"({"maxlength": 1})"}) {
+    at(property(cat(R"({"type": "object", "propertyNames": )", names, "}")), "would be ignored: is it");
+  }
+  at(property(R"({"const": [1, {"b/c": [9007199254740993]}]})"), "/properties/a~1b/const/1/b~1c/0: numbers beyond 9e15");
+  at(property(R"({"enum": [1, [1e30]]})"), "/properties/a~1b/enum/1/0: numbers beyond 9e15");
+  for (const char* const keyword : {"const", "default", "examples"}) {
+    at(cat(R"({"type": "object", "properties": {"v": {")", keyword, R"(": {"type": "array"}}, "w": {"$ref": "#/properties/v/)",
+           keyword, "\"}}}"),
+       cat("/properties/w/$ref: the reference #/properties/v/", keyword, " leads into ", keyword));
+  }
+  EXPECT_TRUE(valid(R"({"$ref": "#/$defs/const", "$defs": {"const": {"type": "null"}}})", "null"));
+  for (const char* const draft : {"http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2019-09/schema"}) {
+    const auto older = cat(R"({"$schema": ")", draft, R"(", "type": "array", "prefixItems": [{"type": "null"}], "items": true})");
+    at(older, "at /prefixItems: the draft that $schema names does not have prefixItems");
+  }
+  EXPECT_TRUE(valid(R"({"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "array",
+      "prefixItems": [{"type": "null"}]})", "[null]"));
   at(property(R"({"allOf": [{"type": "object", "properties": {"x": true}}, {"required": ["y"]}]})"),
      "were merged");
   at(property(R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})"), "/properties/a~1b/oneOf/1");
@@ -428,6 +580,23 @@ TEST_F(GuideCompilerTest, WhatIsWrongWithOtherGuidesIsSaid) {
   EXPECT_NE(refused(GuideType::regex, "a(b").find("regex"), std::string::npos);
   EXPECT_NE(refused(GuideType::regex, "a(?=b)c").find("regex"), std::string::npos);
   EXPECT_NE(refused(GuideType::regex, "(a{1000}){101}").find("100000"), std::string::npos);
+  for (const auto& [type, text, problem] : std::vector<std::tuple<GuideType, std::string, std::string>>{
+           {GuideType::regex, "a\\ud83d", "expression has \\ud83d, which is half a character, at byte 1"},
+           {GuideType::regex, "[b\\udfff]", "has \\udfff, which is half a character, at byte 2"},
+           {GuideType::regex, "\\u{110000}", "has \\u{110000}, which is beyond the last character, U+10FFFF, at byte 0"},
+           {GuideType::ebnf_grammar, "root ::= \"\\U00110000\"", "has \\U00110000, which is beyond the last character"},
+           {GuideType::ebnf_grammar, "root ::= [\\ud800-\\udfff]", "has \\ud800, which is half a character, at byte 10"}}) {
+    const auto error = refused(type, text);
+    EXPECT_NE(error.find(problem), std::string::npos) << error;
+  }
+  EXPECT_TRUE(accepts(GuideType::regex, "\\u{1f600}[\\u{10ffff}]", "\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf"));
+  const auto reversed = refused(GuideType::regex, "[b-a]+");
+  EXPECT_NE(reversed.find("the guide (regex) cannot be compiled: Invalid character class"), std::string::npos) << reversed;
+  EXPECT_EQ(reversed.find("column"), std::string::npos) << reversed;
+  EXPECT_NE(refused(GuideType::ebnf_grammar, "root ::= [b-a]+").find("line 1, column "), std::string::npos);
+  EXPECT_NE(refused(GuideType::structural_tag, R"({"format": {"type": "regex", "pattern": "[b-a]"}})")
+                .find("the structural tag's /format/pattern cannot be compiled: Invalid"),
+            std::string::npos);
   EXPECT_NE(refused(GuideType::regex, std::string(65, '(') + std::string(65, ')')).find("64 deep"), std::string::npos);
   EXPECT_TRUE(accepts(GuideType::regex, "[" + std::string(70, '(') + "[]x", "(x"));
   const auto broken = refused(GuideType::ebnf_grammar, "root ::= \u00e9");
@@ -443,6 +612,25 @@ TEST_F(GuideCompilerTest, WhatIsWrongWithOtherGuidesIsSaid) {
       refused(GuideType::structural_tag, R"({"format": {"type": "json_schema", "json_schema": {"not": {}}}})");
   EXPECT_NE(inner.find("at /format/json_schema"), std::string::npos) << inner;
   EXPECT_NE(inner.find("at /not"), std::string::npos) << inner;
+}
+
+TEST(LargestPart, HasItsPlace) {
+  for (const auto& [type, text, part] : std::vector<std::tuple<GuideType, std::string, std::string>>{
+           {GuideType::json_schema, R"({"properties": {"a/b": {"type": "array", "maxItems": 900, "items": {"maxLength": 60}},
+                "b": {"type": "array", "minItems": 3000}}})", "maxLength = 60 at /properties/a~1b/items/maxLength"},
+           {GuideType::json_schema, R"({"type": "string", "pattern": "^a{1,70}[b]{9}$"})", "70 repetitions at byte 2 of /pattern"},
+           {GuideType::regex, "a{30}(b{20,800}){2}", "800 repetitions at byte 7"},
+           {GuideType::ebnf_grammar, "root ::= \"a\"{99}", "99 repetitions at byte 12"},
+           {GuideType::structural_tag, R"({"format": {"json_schema": {"type": "array", "minItems": 3000}}})",
+            "minItems = 3000 at /format/json_schema/minItems"},
+           {GuideType::regex, "a{3}", ""},
+           {GuideType::json_schema, "{", ""}}) {
+    EXPECT_EQ(largest_part({type, text}), part.empty() ? "" : "; its largest part is probably " + part);
+  }
+  std::string many = R"({"properties": {"a": true)";
+  for (int i = 0; i < 19; ++i) many += cat(", \"", i, "\": true");
+  EXPECT_EQ(largest_part({GuideType::json_schema, many + R"(}, "required": ["a"]})"}),
+            "; its largest part is probably 19 properties that are not required, at /properties");
 }
 
 TEST_F(GuideCompilerTest, HostileGuidesAreRefusedOrCostLittle) {
@@ -486,6 +674,8 @@ TEST_F(GuideCompilerTest, HostileGuidesAreRefusedOrCostLittle) {
   for (int i = 0; i < 31'000; ++i) left_out += "a?";
   const auto error = refused(GuideType::regex, left_out);
   EXPECT_NE(error.find("too large"), std::string::npos) << error;
+  const auto repeated = refused(GuideType::regex, "[a-z]{77}" + left_out);
+  EXPECT_NE(repeated.find("may be left out; its largest part is probably 77 repetitions at byte 5"), std::string::npos) << repeated;
   for (const auto& [type, text] : hostile) {
     const auto begun = std::clock();
     try {

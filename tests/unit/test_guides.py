@@ -21,11 +21,13 @@ import openai.types.responses
 import pytest
 import test_tiktoken_vocabulary
 from charonia_client import types
+from guide_walks import Walks
 from pydantic import BaseModel
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from charonia import Engine, Guide, InvalidRequestError, Output, SamplingParams
 from charonia.api import guides
+from charonia.text.answers.ebnf import literal
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 sys.path.append(str(DEMO.parents[2] / "tests" / "stack"))
@@ -66,6 +68,11 @@ def hasty(engine: Engine) -> SamplingParams:
     closing = [i for i in range(engine.info.vocab_size) if re.search(rb'["}\]-]', engine._open().token_bytes(i))]
     bias = dict.fromkeys(closing, 8.0) | dict.fromkeys(engine.info.end_ids, 10.0)
     return SamplingParams(max_tokens=300, temperature=2.0, logit_bias=bias)
+
+
+@pytest.fixture(scope="module")
+def walks(engine: Engine) -> Walks:
+    return Walks(engine)
 
 
 def schemas() -> list[Any]:
@@ -118,6 +125,14 @@ SCHEMAS: list[Any] = [
     {"type": "object", "additionalProperties": {"type": "integer"}},
     {"type": "object", "patternProperties": {"^k[0-9]$": {"type": "null"}}},
     {"type": "object", "propertyNames": {"pattern": "^[a-c]+$"}, "minProperties": 1},
+    {
+        "type": "object",
+        "propertyNames": {"description": "a name"},
+        "additionalProperties": {"type": "integer"},
+        "minProperties": 1,
+    },
+    {"type": "object", "propertyNames": {"maxLength": 3}, "additionalProperties": False},
+    {"type": "object", "unevaluatedProperties": False},
     {"type": "object", "properties": {c: {"type": "boolean"} for c in "abcd"}, "minProperties": 2, "maxProperties": 3},
     {"enum": ['/"\\\n', 1.5, None, {"x": "é"}, -0.1, 1e-7]},
     {"$ref": "#/$defs/t", "$defs": {"t": {"anyOf": [{"const": 0}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}}},
@@ -137,17 +152,20 @@ SCHEMAS: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
-def test_two_others_find_the_answers_valid(engine: Engine, hasty: SamplingParams, schema: Any) -> None:
+def test_two_others_find_the_answers_valid(engine: Engine, hasty: SamplingParams, walks: Walks, schema: Any) -> None:
     guide = Guide.json_schema(schema)
+    params = [hasty] * 4 + [walks.params(seed, max_tokens=90) for seed in range(4)]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda seed: generate(engine, guide, hasty, seed), range(8)))
+        answers = list(pool.map(lambda seed: generate(engine, guide, params[seed], seed), range(8)))
     ended = [answer.text for answer in answers if answer.finish_reason == "stop"]
     assert ended
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     # Of such objects llguidance knows other rules, or none.
-    unknown = any(keyword in json.dumps(schema) for keyword in ("propertyNames", "maxProperties"))
+    others = ("propertyNames", "maxProperties", "unevaluatedProperties")
+    unknown = any(keyword in json.dumps(schema) for keyword in others)
+    validator = jsonschema.Draft202012Validator
     for text in ended:
-        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+        validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
         assert unknown or is_accepted(grammar, text), text
 
 
@@ -168,6 +186,14 @@ def test_another_finds_a_grammars_answers_in_it(engine: Engine, hasty: SamplingP
     ended = [answer.text for answer in answers if answer.finish_reason == "stop"]
     assert ended and all(is_accepted(grammar, text) for text in ended)
     assert not is_accepted(grammar, ended[0] + ",")
+
+
+def test_literals_end_where_their_texts_do(engine: Engine) -> None:
+    for char in [*map(chr, range(0x20)), "\x7f"]:
+        for digit in "0123456789abcdefABCDEF":
+            assert literal(char + digit) == f'"\\u{ord(char):04x}{digit}"'
+    text = '1\n2 \x7fab\x00c\r\nd "\\'
+    assert engine.generate("x", guide=Guide.grammar(f"root ::= {literal(text)}"))[0].text == text
 
 
 def write_metaspace(folder: Path) -> int:

@@ -14,4 +14,4 @@ def literal(text: str) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     char = found.group()
-    return f"\\{char}" if char in '"\\' else f"\\x{ord(char):02x}"
+    return f"\\{char}" if char in '"\\' else f"\\u{ord(char):04x}"

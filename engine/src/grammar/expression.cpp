@@ -39,6 +39,37 @@ std::int64_t repeats_at(std::string_view text, std::size_t brace) {
   return 0;
 }
 
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+// The last byte of the escape that begins at the backslash. Throws where it is the number of no character.
+std::size_t end_of_escape(std::string_view text, std::size_t at, Syntax syntax, std::string_view what) {
+  constexpr std::int64_t kLast = 0x10ffff;
+  const char kind = at + 1 < text.size() ? text[at + 1] : '\0';
+  const std::size_t digits = kind == 'x' ? 2 : kind == 'u' ? 4 : kind == 'U' ? 8 : 0;
+  if (digits == 0) return at + 1;
+  const bool braces = kind == 'u' && syntax == Syntax::regex && text.substr(at + 2).starts_with('{');
+  std::size_t end = at + (braces ? 3 : 2);
+  const auto begin = end;
+  std::int64_t number = 0;
+  for (; end < text.size() && hex_digit(text[end]) >= 0 && (braces || end < begin + digits); ++end) {
+    number = std::min(number * 16 + hex_digit(text[end]), kLast + 1);
+  }
+  // What is no escape after all is an error of the compiler.
+  if (braces ? end == begin || end == text.size() || text[end] != '}' : end < begin + digits) return at + 1;
+  if (!braces) --end;
+  const bool surrogate = number >= 0xd800 && number <= 0xdfff;
+  if (surrogate || number > kLast) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(what, " has ", text.substr(at, end + 1 - at), ", which is ",
+                    surrogate ? "half a character" : "beyond the last character, U+10FFFF", ", at byte ", at));
+  }
+  return end;
+}
+
 }  // namespace
 
 void check_expression(std::string_view text, Syntax syntax, std::string_view what) {
@@ -48,11 +79,11 @@ void check_expression(std::string_view text, Syntax syntax, std::string_view wha
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (c == '\\') {
-      ++i;
+      i = end_of_escape(text, i, syntax, what);
       closed = 1;
     } else if (c == '[' && syntax == Syntax::regex) {
       for (++i; i < text.size() && text[i] != ']'; ++i) {
-        if (text[i] == '\\') ++i;
+        if (text[i] == '\\') i = end_of_escape(text, i, syntax, what);
       }
       closed = 1;
     } else if (c == '(' || c == '[') {
@@ -80,15 +111,28 @@ void check_expression(std::string_view text, Syntax syntax, std::string_view wha
   }
 }
 
-bool is_string_pattern(const std::string& pattern) {
+Repetition largest_repetition(std::string_view text) {
+  Repetition out;
+  for (auto brace = text.find('{'); brace != std::string_view::npos; brace = text.find('{', brace + 1)) {
+    if (const auto count = repeats_at(text, brace); count > out.count) out = {count, brace};
+  }
+  return out;
+}
+
+std::string problem_of_string_pattern(const std::string& pattern) {
   const Messages messages;
-  if (!std::ranges::all_of(pattern, [](unsigned char c) { return c >= 0x20 && c <= 0x7e; })) return false;
+  const auto other = std::ranges::find_if(pattern, [](unsigned char c) { return c < 0x20 || c > 0x7e; });
+  if (other != pattern.end()) {
+    return cat("the character at byte ", other - pattern.begin(), " is not printable ASCII");
+  }
   auto automaton = xgrammar::GrammarFSMBuilder::Regex(pattern, true);
-  if (automaton.IsErr() || !messages.warning().empty()) return false;
+  if (automaton.IsErr()) return std::move(automaton).UnwrapErr().what();
+  if (!messages.warning().empty()) return messages.warning();
   const auto fsm = std::move(automaton).Unwrap();
   std::unordered_set<int> reachable;
   fsm.GetReachableStates(&reachable);
-  return std::ranges::any_of(reachable, [&](int state) { return fsm.IsEndState(state); });
+  if (std::ranges::any_of(reachable, [&](int state) { return fsm.IsEndState(state); })) return {};
+  return "it needs a quote, a backslash or a control character, which are not supported in the text that it matches";
 }
 
 std::string ebnf_literal(std::string_view text) {
@@ -100,7 +144,7 @@ std::string ebnf_literal(std::string_view text) {
       out += '\\';
       out += c;
     } else if (byte < 0x20 || byte == 0x7f) {
-      out += cat("\\x", kDigits[byte / 16], kDigits[byte % 16]);
+      out += cat("\\u00", kDigits[byte / 16], kDigits[byte % 16]);
     } else {
       out += c;
     }

@@ -17,6 +17,7 @@
 #include "charonia/error.h"
 #include "grammar/compile_step.h"
 #include "grammar/expression.h"
+#include "grammar/largest_part.h"
 #include "grammar/schema.h"
 #include "grammar/special_tokens.h"
 #include "grammar/xgrammar_messages.h"
@@ -35,6 +36,7 @@ constexpr unsigned long kMaxGrammar = 1UL << 24;
 
 struct Stopped {};
 struct TooLong {};
+struct TooLarge {};
 
 thread_local const std::function<bool()>* stop_asked = nullptr;
 
@@ -112,17 +114,40 @@ struct NamedError : Error {
   using Error::Error;
 };
 
+// What xgrammar makes of a regular expression is EBNF. Its errors may name a place in that, which nobody has written.
+xgrammar::Grammar of_regex(const std::string& text, std::string_view what) {
+  check_expression(text, Syntax::regex, what);
+  try {
+    return xgrammar::Grammar::FromRegex(text);
+  } catch (const std::runtime_error& error) {
+    const auto problem = text_of(error);
+    const auto end = problem.starts_with("EBNF ") ? problem.find(": ") : std::string::npos;
+    if (end == std::string::npos) throw;
+    throw std::runtime_error(problem.substr(end + 2));
+  }
+}
+
+xgrammar::Grammar of_ebnf(const std::string& text, std::string_view what) {
+  check_expression(text, Syntax::ebnf, what);
+  return xgrammar::Grammar::FromEBNF(text);
+}
+
 // A schema, an expression or a grammar in a structural tag. What has one may have a `name`, by which errors call it.
 template <class Check>
 void check_part(const Json& part, const std::string& at, std::string_view what, Check check) {
-  if (!part.contains("name") || !part["name"].is_string()) return check(cat("the structural tag's ", at));
+  const bool named = part.contains("name") && part["name"].is_string();
+  const auto place = named ? std::string(what) : cat("the structural tag's ", at);
+  const auto refused = [&](ErrorCode code, const std::string& why) {
+    if (named) throw NamedError(code, cat(part["name"].get<std::string>(), ": ", why));
+    throw Error(code, why);
+  };
   try {
-    check(std::string(what));
+    check(place);
   } catch (const Error& error) {
-    throw NamedError(error.code(), cat(part["name"].get<std::string>(), ": ", error.what()));
+    refused(error.code(), error.what());
   } catch (const std::runtime_error& error) {  // xgrammar's
-    throw NamedError(ErrorCode::invalid_argument, cat(part["name"].get<std::string>(), ": ", what, " cannot be compiled: ",
-                                                      text::to_valid_utf8(trim(text_of(error)))));
+    refused(ErrorCode::invalid_argument,
+            cat(place, " cannot be compiled: ", text::to_valid_utf8(trim(text_of(error)))));
   }
 }
 
@@ -154,14 +179,11 @@ void check_parts(Json& part, const std::string& path) {
       } else if ((key == "pattern" || key == "grammar") && value.is_string()) {
         const bool regex = key == "pattern";
         check_part(part, at, regex ? "the regular expression" : "the grammar", [&](const std::string& what) {
-          const auto text = value.get<std::string>();
-          check_expression(text, regex ? Syntax::regex : Syntax::ebnf, what);
-          if (!part.contains("name")) return;
-          // What only the compiler finds is said of this part here, and of the whole tag otherwise.
+          // What only the compiler finds would be said of the whole tag.
           if (regex) {
-            xgrammar::Grammar::FromRegex(text);
+            of_regex(value.get<std::string>(), what);
           } else {
-            xgrammar::Grammar::FromEBNF(text);
+            of_ebnf(value.get<std::string>(), what);
           }
         });
       } else {
@@ -223,11 +245,9 @@ xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& 
     case GuideType::json_schema:
       return of_schema(checked_schema(guide.text));
     case GuideType::regex:
-      check_expression(guide.text, Syntax::regex, "the regular expression");
-      return xgrammar::Grammar::FromRegex(guide.text);
+      return of_regex(guide.text, "the regular expression");
     case GuideType::ebnf_grammar:
-      check_expression(guide.text, Syntax::ebnf, "the grammar");
-      return xgrammar::Grammar::FromEBNF(guide.text);
+      return of_ebnf(guide.text, "the grammar");
     case GuideType::structural_tag:
       return of_structural_tag(guide.text, tokens, special);
     case GuideType::choice:
@@ -362,10 +382,7 @@ void grammar_step(unsigned long size);
 void grammar_step(unsigned long size) {
   constexpr unsigned kParts = 64;  // between looks
   thread_local unsigned steps = 0;
-  if (size > kMaxGrammar) {
-    throw Error(ErrorCode::invalid_argument,
-                "its grammar is too large: it repeats too much, or has too many parts that may be left out");
-  }
+  if (size > kMaxGrammar) throw TooLarge();
   if (++steps % kParts == 0) compile_step();
 }
 
@@ -416,6 +433,10 @@ std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
     return std::make_shared<Compiled>(std::move(compiled), impl_->split);
   } catch (const Stopped&) {
     return nullptr;
+  } catch (const TooLarge&) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(called(guide), ": its grammar is too large: it repeats too much, or has too many parts that may be ",
+                    "left out", largest_part(guide)));
   } catch (const NamedError&) {
     throw;
   } catch (const Error& error) {

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -54,10 +55,14 @@ constexpr auto kUnsupported = std::to_array<std::string_view>(
     {"not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas", "contains", "minContains",
      "maxContains", "additionalItems", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "$dynamicAnchor",
      "$recursiveAnchor", "propertyDependencies", "divisibleBy", "disallow", "extends"});
+// Keywords of values, and of schemas by name.
+constexpr auto kValues = std::to_array<std::string_view>({"const", "enum", "default", "example", "examples"});
+constexpr auto kNamed = std::to_array<std::string_view>({"properties", "patternProperties", "$defs", "definitions"});
 constexpr auto kConditions = std::to_array<std::string_view>({"if", "then", "else"});
 constexpr auto kCombining = std::to_array<std::string_view>({"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf"});
 constexpr auto kUnsupportedFormats = std::to_array<std::string_view>(
     {"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "relative-json-pointer", "regex"});
+constexpr auto kTimes = std::to_array<std::string_view>({"date", "time", "date-time"});
 constexpr auto kFormats =
     std::to_array<std::string_view>({"email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname",
                                      "uuid", "uri", "uri-reference", "uri-template"});
@@ -118,13 +123,6 @@ bool has_few_decimals(double value) {
   return std::abs(value) >= 1e9 || std::abs(scaled - std::round(scaled)) <= 1e-9 * std::abs(scaled);
 }
 
-// A step of a JSON pointer.
-std::string escaped(std::string_view key) {
-  std::string out = "/";
-  for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
-  return out;
-}
-
 constexpr auto kKeywords = std::to_array<std::span<const std::string_view>>(
     {kOfNumbers, kOfStrings, kOfArrays, kOfObjects, kCombining, kUnsupported});
 
@@ -135,9 +133,30 @@ bool is_enforced(std::string_view key) {
   return !is_annotation(key) && std::ranges::any_of(kKeywords, [&](auto names) { return has(names, key); });
 }
 
+// Whether $schema names a draft before 2020-12, which brought prefixItems.
+bool is_of_older_draft(const Json& root) {
+  if (!root.is_object() || !root.contains("$schema") || !root["$schema"].is_string()) return false;
+  const auto name = root["$schema"].get<std::string>();
+  return name.find("json-schema.org/draft-0") != std::string::npos ||
+         name.find("json-schema.org/draft/2019-09") != std::string::npos;
+}
+
+// Dates that there are, and no second 60, which most readers refuse.
+std::string pattern_of_time(std::string_view format) {
+  const std::string leap = "(0[48]|[2468][048]|[13579][26])";
+  const std::string year = R"((\d{3}[1-9]|\d{2}[1-9]0|\d[1-9]00|[1-9]000))";
+  const std::string day =
+      R"(((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8])))";
+  const auto date = cat("(", year, "-", day, R"(|(\d{2})", leap, "|", leap, "00)-02-29)");
+  const std::string time = R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d))";
+  return cat("^", format == "time" ? time : format == "date" ? date : cat(date, "T", time), "$");
+}
+
 class Checker {
  public:
-  Checker(Json schema, std::string_view without) : root_(std::move(schema)) {
+  // unmerged: by place, why schemas were not merged.
+  Checker(Json schema, std::map<std::string, std::string> unmerged, std::string_view without)
+      : root_(std::move(schema)), unmerged_(std::move(unmerged)), older_draft_(is_of_older_draft(root_)) {
     constexpr std::string_view kDigits = "0123456789abcdef";
     for (const char c : without) {
       const auto byte = static_cast<unsigned char>(c);
@@ -147,6 +166,7 @@ class Checker {
 
   std::string run() {
     visit(root_, "", 0);
+    check_ends();
     for (const auto& [path, key, value] : edits_) {
       auto& at = root_[Json::json_pointer(path)];
       if (value.is_discarded()) {
@@ -171,6 +191,11 @@ class Checker {
     std::string path, key;
     Json value;  // discarded: it goes
   };
+  // What a value of a schema has in it: values of all schemas at `all`, and of `count` of those at `some`.
+  struct Needs {
+    std::vector<std::string> all, some = {};
+    std::size_t count = 0;
+  };
 
   template <class... Parts>
   [[noreturn]] static void refuse(const std::string& path, const Parts&... parts) {
@@ -181,6 +206,7 @@ class Checker {
   void visit(const Json& schema, const std::string& path, int depth);
   void visit_object_schema(const Json& schema, const std::string& path, int depth);
   void visit_ref(const Json& schema, const std::string& path, int depth);
+  static void check_numbers(const Json& value, const std::string& path);
   void visit_values(const Json& schema, const std::string& path);
   void visit_options(const Json& schema, const std::string& path, const std::string& keyword, int depth);
   void visit_types(const Json& schema, const std::string& path, int depth);
@@ -194,19 +220,28 @@ class Checker {
   static void check_optional(const Json& schema, const std::string& path);
   void visit_properties(const Json& schema, const std::string& path, int depth);
   void check_open_object(const Json& schema, const std::string& path, bool open);
+  void visit_names(const Json& schema, const std::string& path, bool open);
+  Needs needs_of_array(const Json& schema, const std::string& path) const;
+  Needs needs_of_object(const Json& schema, const std::string& path) const;
+  void check_ends() const;
 
   // Nothing beside annotations and `with` may stand beside the keyword: it would be ignored.
-  static void check_keyword(const std::string& key, const std::string& path);
-  static void alone(const Json& schema, const std::string& path, std::string_view keyword,
-                    std::span<const std::string_view> with = {});
+  void check_keyword(const std::string& key, const std::string& path) const;
+  void alone(const Json& schema, const std::string& path, std::string_view keyword,
+             std::span<const std::string_view> with = {}) const;
+  std::string why_unmerged(const std::string& path) const;
   static void check_pattern(const Json& pattern, const std::string& path);
   static std::vector<std::string> types_of(const Json& schema, const std::string& path);
   static std::optional<std::int64_t> count_of(const Json& schema, const std::string& path, const std::string& key);
   const Json& target(const std::string& uri, const std::string& path) const;
 
   Json root_;
+  const std::map<std::string, std::string> unmerged_;
+  const bool older_draft_;
   std::string without_;  // as part of a regular expression's class
   std::set<std::string> visited_;  // paths
+  // By path: a value of the schema has what one of these says; none: there is a value that has no others in it.
+  std::map<std::string, std::vector<Needs>> needs_;
   std::set<std::string> through_;  // paths of schemas that are being visited with no value read since
   std::vector<Edit> edits_;
   std::vector<std::string> exclusive_;  // paths of schemas whose oneOf is as good as anyOf
@@ -241,11 +276,12 @@ void Checker::visit_object_schema(const Json& schema, const std::string& path, i
 }
 
 // JSON Schema takes names that it does not define for annotations. One that is nearly a keyword is taken for a mistake.
-void Checker::check_keyword(const std::string& key, const std::string& path) {
+void Checker::check_keyword(const std::string& key, const std::string& path) const {
   if ((key == "$id" || key == "id") && !path.empty()) refuse(path + "/" + key, key, " is supported at the root only");
   if (has(kUnsupported, key)) {
-    refuse(path + escaped(key), "the keyword ", key, " is not supported, and would be ignored: ",
-           has(kConditions, key) ? "write anyOf with a whole schema for each case, or leave it out" : "leave it out");
+    refuse(path + pointer_step(key), "the keyword ", key, " is not supported, and would be ignored: ",
+           has(kConditions, key) ? "write anyOf with a whole schema for each case, or leave it out" : "leave it out",
+           key == "not" || key.starts_with("depend") ? why_unmerged(path) : std::string());
   }
   if (is_annotation(key)) return;
   for (const auto names : kKeywords) {
@@ -257,16 +293,22 @@ void Checker::check_keyword(const std::string& key, const std::string& path) {
     if (guess && (!nearest || guess->distance < nearest->distance)) nearest = guess;
   }
   if (nearest) {
-    refuse(path + escaped(key), "the keyword ", key, " is unknown, and would be ignored: is it ", nearest->name, "?");
+    refuse(path + pointer_step(key), "the keyword ", key, " is unknown, and would be ignored: is it ", nearest->name, "?");
   }
 }
 
 void Checker::alone(const Json& schema, const std::string& path, std::string_view keyword,
-                    std::span<const std::string_view> with) {
+                    std::span<const std::string_view> with) const {
   for (const auto& [key, value] : schema.items()) {
     if (key == keyword || !is_enforced(key) || has(with, key)) continue;
-    refuse(path + escaped(key), key, " beside ", keyword, " is not supported: put both into one schema");
+    refuse(path + pointer_step(key), key, " beside ", keyword, " is not supported: put both into one schema",
+           why_unmerged(path));
   }
+}
+
+std::string Checker::why_unmerged(const std::string& path) const {
+  const auto found = unmerged_.find(path);
+  return found == unmerged_.end() ? std::string() : cat(" (they were not merged: ", found->second, ")");
 }
 
 const Json& Checker::target(const std::string& uri, const std::string& path) const {
@@ -277,10 +319,16 @@ const Json& Checker::target(const std::string& uri, const std::string& path) con
            "without ~ and %");
   }
   const auto* at = &root_;
+  bool schema = true;  // or names of schemas
   for (std::size_t begin = 2; begin < uri.size();) {
     const auto end = std::min(uri.find('/', begin), uri.size());
     const auto key = uri.substr(begin, end - begin);
     if (!at->is_object() || !at->contains(key)) refuse(path, "there is nothing at ", uri);
+    // What is written for the compiler would be written into the value.
+    if (schema && has(kValues, key)) {
+      refuse(path, "the reference ", uri, " leads into ", key, ", which has values and no schemas");
+    }
+    schema = !schema || !has(kNamed, key);
     at = &at->at(key);
     begin = end + 1;
   }
@@ -291,7 +339,19 @@ void Checker::visit_ref(const Json& schema, const std::string& path, int depth) 
   if (!schema["$ref"].is_string()) refuse(path + "/$ref", "$ref is a string");
   alone(schema, path, "$ref");
   const auto uri = schema["$ref"].get<std::string>();
+  needs_[path].push_back({{uri.substr(1)}});
   visit(target(uri, path + "/$ref"), uri.substr(1), depth + 1);
+}
+
+void Checker::check_numbers(const Json& value, const std::string& path) {
+  if (value.is_number() && std::abs(value.get<double>()) > 9e15) {
+    refuse(path, "numbers beyond 9e15 are not supported here");
+  }
+  if (value.is_object()) {
+    for (const auto& [key, one] : value.items()) check_numbers(one, path + pointer_step(key));
+  } else if (value.is_array()) {
+    for (std::size_t i = 0; i < value.size(); ++i) check_numbers(value[i], cat(path, "/", i));
+  }
 }
 
 void Checker::visit_values(const Json& schema, const std::string& path) {
@@ -299,9 +359,7 @@ void Checker::visit_values(const Json& schema, const std::string& path) {
   alone(schema, path, keyword, std::to_array<std::string_view>({"type"}));
   const auto types = types_of(schema, path);
   const auto check = [&](const Json& value, const std::string& at) {
-    if (value.is_number_float() || value.is_number_unsigned() || value.is_number_integer()) {
-      if (std::abs(value.get<double>()) > 9e15) refuse(at, "numbers beyond 9e15 are not supported here");
-    }
+    check_numbers(value, at);
     if (types.empty()) return;
     if (std::ranges::none_of(types, [&](const auto& type) { return is_type(value, type); })) {
       refuse(at, "the value is not of the type that stands beside it");
@@ -319,9 +377,13 @@ void Checker::visit_options(const Json& schema, const std::string& path, const s
   const auto here = path + "/" + keyword;
   if (!options.is_array() || options.empty()) refuse(here, keyword, " is a list of at least one schema");
   if (keyword == "allOf" && options.size() > 1) {
-    refuse(here, "allOf with more than one schema is not supported: write them as one");
+    refuse(here, "allOf with more than one schema is supported where they can be merged into one: write them as one",
+           why_unmerged(path));
   }
-  for (std::size_t i = 0; i < options.size(); ++i) visit(options[i], cat(here, "/", i), depth + 1);
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    needs_[path].push_back({{cat(here, "/", i)}});
+    visit(options[i], cat(here, "/", i), depth + 1);
+  }
   if (keyword != "oneOf") return;
   exclusive_.push_back(path);
   for (std::size_t i = 0; i < options.size(); ++i) {
@@ -381,6 +443,11 @@ void Checker::visit_types(const Json& schema, const std::string& path, int depth
     if (type == "string") visit_string(schema, path);
     if (type == "array") visit_array(schema, path, depth);
     if (type == "object") visit_object(schema, path, depth);
+  }
+  const auto nests = [](const std::string& type) { return type == "array" || type == "object"; };
+  if (types.empty() || !std::ranges::all_of(types, nests)) return;
+  for (const auto& type : types) {
+    needs_[path].push_back(type == "array" ? needs_of_array(schema, path) : needs_of_object(schema, path));
   }
 }
 
@@ -461,9 +528,8 @@ void Checker::check_pattern(const Json& pattern, const std::string& path) {
   if (!pattern.is_string()) refuse(path, "a pattern is a string");
   const auto text = pattern.get<std::string>();
   check_expression(text, Syntax::regex, cat("the JSON schema's pattern at ", path));
-  if (!is_string_pattern(text)) {
-    refuse(path, "the pattern is not supported in a JSON string: use ASCII, without lookahead, back references, and ",
-           "quotes or backslashes that it must match");
+  if (const auto problem = problem_of_string_pattern(text); !problem.empty()) {
+    refuse(path, "the pattern is not supported in a JSON string: ", problem);
   }
 }
 
@@ -473,6 +539,10 @@ bool Checker::has_format(const Json& schema, const std::string& path) {
   const auto& value = schema["format"];
   if (!value.is_string()) refuse(path + "/format", "format is a string");
   const auto format = value.get<std::string>();
+  if (has(kTimes, format)) {
+    edits_.push_back({path, "format", Json(Json::value_t::discarded)});
+    edits_.push_back({path, "pattern", pattern_of_time(format)});
+  }
   if (has(kFormats, format)) return true;
   if (has(kUnsupportedFormats, format) || misspelt(format, kFormats)) {
     refuse(path + "/format", "the format ", value.dump(), " is not supported: it is one of ", joined(kFormats));
@@ -515,6 +585,10 @@ void Checker::visit_array(const Json& schema, const std::string& path, int depth
   std::size_t first = 0;
   if (schema.contains("prefixItems")) {
     const auto& items = schema["prefixItems"];
+    if (older_draft_) {
+      refuse(path + "/prefixItems",
+             "the draft that $schema names does not have prefixItems: name draft 2020-12, or leave $schema out");
+    }
     if (!items.is_array()) refuse(path + "/prefixItems", "prefixItems is a list of schemas");
     for (; first < items.size(); ++first) {
       if (!items[first].is_object()) refuse(cat(path, "/prefixItems/", first), "a schema here is an object");
@@ -560,6 +634,7 @@ void Checker::visit_object(const Json& schema, const std::string& path, int dept
     if (open) visit(other, path + "/additionalProperties", depth + 1);
   } else if (schema.contains("unevaluatedProperties")) {
     open = false;
+    edits_.push_back({path, "additionalProperties", false});
   } else {
     edits_.push_back({path, "additionalProperties", open});
   }
@@ -583,11 +658,11 @@ void Checker::visit_properties(const Json& schema, const std::string& path, int 
     if (!schema["properties"].is_object()) refuse(path + "/properties", "properties is an object of schemas");
     for (const auto& [name, property] : schema["properties"].items()) {
       if (property == Json(false) && !schema.contains("minProperties")) {
-        if (is_required(schema, name)) refuse(path + "/properties" + escaped(name), "false allows no value");
+        if (is_required(schema, name)) refuse(path + "/properties" + pointer_step(name), "false allows no value");
         edits_.push_back({path + "/properties", name, Json(Json::value_t::discarded)});
         continue;
       }
-      visit(property, path + "/properties" + escaped(name), depth + 1);
+      visit(property, path + "/properties" + pointer_step(name), depth + 1);
     }
   }
   check_optional(schema, path);
@@ -614,7 +689,120 @@ void Checker::visit_properties(const Json& schema, const std::string& path, int 
     refuse(at, "patternProperties with exactly one pattern is supported");
   if (schema.contains("properties")) refuse(at, "patternProperties beside properties is not supported");
   check_pattern(patterns.items().begin().key(), at);
-  visit(patterns.front(), at + escaped(patterns.items().begin().key()), depth + 1);
+  visit(patterns.front(), at + pointer_step(patterns.items().begin().key()), depth + 1);
+}
+
+void Checker::visit_names(const Json& names, const std::string& path, bool open) {
+  const auto at = path + "/propertyNames";
+  if (!names.is_object() && names != Json(true)) refuse(at, "propertyNames is a schema of strings");
+  if (names.is_object()) {
+    for (const auto& [key, value] : names.items()) check_keyword(key, at);
+    if (names.contains("$ref") || names.contains("anyOf") || names.contains("oneOf") || names.contains("allOf") ||
+        names.contains("const") || names.contains("enum") ||
+        (names.contains("type") && names["type"] != Json("string"))) {
+      refuse(at, "propertyNames is supported with pattern, format, minLength and maxLength only");
+    }
+    visit_string(names, at);
+    for (const auto& [key, value] : names.items()) {
+      if (key != "type" && !has(kOfStrings, key) && is_enforced(key)) {
+        refuse(at + pointer_step(key), "the keyword ", key, " is not supported here");
+      }
+    }
+  }
+  // The compiler takes names whose type it cannot see for any value, and allows what has names.
+  if (!open || names == Json(true)) {
+    edits_.push_back({path, "propertyNames", Json(Json::value_t::discarded)});
+  } else {
+    edits_.push_back({at, "type", "string"});
+  }
+}
+
+Checker::Needs Checker::needs_of_array(const Json& schema, const std::string& path) const {
+  const auto least = static_cast<std::size_t>(count_of(schema, path, "minItems").value_or(0));
+  const auto first = schema.contains("prefixItems") ? schema["prefixItems"].size() : 0;
+  Needs out;
+  for (std::size_t i = 0; i < std::min(least, first); ++i) out.all.push_back(cat(path, "/prefixItems/", i));
+  if (least > first && schema.contains("items")) out.all.push_back(path + "/items");
+  return out;
+}
+
+Checker::Needs Checker::needs_of_object(const Json& schema, const std::string& path) const {
+  const auto least = static_cast<std::size_t>(count_of(schema, path, "minProperties").value_or(0));
+  Needs out;
+  if (schema.contains("required")) {
+    for (const auto& name : schema["required"]) {
+      out.all.push_back(path + "/properties" + pointer_step(name.get<std::string>()));
+    }
+  }
+  if (least == 0) return out;
+  const bool named = schema.contains("properties") && !schema["properties"].empty();
+  if (named) {
+    out.count = least;
+    for (const auto& item : schema["properties"].items()) {
+      out.some.push_back(path + "/properties" + pointer_step(item.key()));
+    }
+  } else if (schema.contains("patternProperties")) {
+    out.all.push_back(path + "/patternProperties" + pointer_step(schema["patternProperties"].items().begin().key()));
+  } else if (schema.contains("additionalProperties")) {
+    out.all.push_back(path + "/additionalProperties");
+  }
+  return out;
+}
+
+// Every schema has a value that comes to an end. One that always has another value of itself in it would have none.
+void Checker::check_ends() const {
+  struct Left {
+    const std::string* path;
+    std::size_t all, some;
+  };
+  std::map<std::string_view, std::vector<std::size_t>> in_all, in_some;  // which of `left` wait for a path
+  std::vector<Left> left;
+  std::set<std::string_view> waiting;
+  std::vector<std::string_view> ended;
+  for (const auto& [path, needs] : needs_) waiting.insert(path);
+  const auto end = [&](std::string_view path) {
+    if (waiting.erase(path) > 0) ended.push_back(path);
+  };
+  for (const auto& [path, needs] : needs_) {
+    for (const auto& one : needs) {
+      const auto ends = [&](const std::string& other) { return !needs_.contains(other); };
+      const auto some_end = static_cast<std::size_t>(std::ranges::count_if(one.some, ends));
+      Left of{&path, 0, one.count - std::min(one.count, some_end)};
+      for (const auto& other : one.all) {
+        if (ends(other)) continue;
+        ++of.all;
+        in_all[other].push_back(left.size());
+      }
+      for (const auto& other : one.some) {
+        if (!ends(other)) in_some[other].push_back(left.size());
+      }
+      if (of.all == 0 && of.some == 0) end(path);
+      left.push_back(of);
+    }
+  }
+  for (std::size_t i = 0; i < ended.size(); ++i) {
+    const auto path = ended[i];
+    for (const auto at : in_all[path]) {
+      if (--left[at].all == 0 && left[at].some == 0) end(*left[at].path);
+    }
+    for (const auto at : in_some[path]) {
+      if (left[at].some > 0 && --left[at].some == 0 && left[at].all == 0) end(*left[at].path);
+    }
+  }
+  if (waiting.empty()) return;
+  // Along what it needs, until it comes round.
+  std::string path(*waiting.begin()), before;
+  for (std::set<std::string> seen; seen.insert(path).second;) {
+    before = path;
+    for (const auto& one : needs_.at(path)) {
+      for (const auto* const list : {&one.all, &one.some}) {
+        const auto next = std::ranges::find_if(*list, [&](const auto& other) { return waiting.contains(other); });
+        if (next != list->end()) path = *next;
+      }
+    }
+  }
+  refuse(before, "no value comes to an end: each has another one of ", path.empty() ? "the whole schema" : path,
+         " in it. Allow one without, such as null or an empty list, or leave it out of required");
 }
 
 // Names that are not in the schema might come twice.
@@ -624,23 +812,10 @@ void Checker::check_open_object(const Json& schema, const std::string& path, boo
     refuse(path + "/additionalProperties", "additionalProperties beside patternProperties is supported as false only");
   }
   if (schema.contains("propertyNames")) {
-    const auto at = path + "/propertyNames";
     if (named || schema.contains("patternProperties")) {
-      refuse(at, "propertyNames beside properties or patternProperties is not supported");
+      refuse(path + "/propertyNames", "propertyNames beside properties or patternProperties is not supported");
     }
-    const auto& names = schema["propertyNames"];
-    if (!names.is_object()) refuse(at, "propertyNames is a schema of strings");
-    if (names.contains("$ref") || names.contains("anyOf") || names.contains("oneOf") || names.contains("allOf") ||
-        names.contains("const") || names.contains("enum") ||
-        (names.contains("type") && names["type"] != Json("string"))) {
-      refuse(at, "propertyNames is supported with pattern, format, minLength and maxLength only");
-    }
-    visit_string(names, at);
-    for (const auto& [key, value] : names.items()) {
-      if (key != "type" && !has(kOfStrings, key) && is_enforced(key)) {
-        refuse(at + escaped(key), "the keyword ", key, " is not supported here");
-      }
-    }
+    visit_names(schema["propertyNames"], path, open);
   }
   const bool many = open || schema.contains("patternProperties");
   if (many && schema.contains("minProperties") && schema["minProperties"] > Json(1)) {
@@ -689,9 +864,9 @@ std::string checked_schema(std::string_view schema, std::string_view without) {
   } catch (const Json::parse_error& error) {
     throw Error(ErrorCode::invalid_argument, cat("the JSON schema is no JSON: at byte ", error.byte));
   }
-  const bool merged = merge_schemas(parsed);
+  auto [merged, unmerged] = merge_schemas(parsed);
   try {
-    return Checker(std::move(parsed), without).run();
+    return Checker(std::move(parsed), std::move(unmerged), without).run();
   } catch (const Error& error) {
     if (!merged) throw;
     throw Error(error.code(), cat(error.what(), " (the place is that after schemas beside others, as in allOf, were merged)"));

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "grammar/compile_step.h"
 #include "grammar/schema_sets.h"
 
@@ -25,6 +27,12 @@ constexpr int kMaxDepth = 32;             // of references and combinations in o
 constexpr std::size_t kMaxOptions = 64;   // of one schema
 constexpr std::size_t kMaxBytes = 1 << 21;  // of all schemas that were merged
 constexpr std::size_t kMaxLookups = std::size_t{1} << 23;  // of names of properties, and of values, in schemas that were merged
+
+// Why schemas are not merged.
+constexpr const char* kTooMany = "it takes too many steps";
+constexpr const char* kTooManyOptions = "more than 64 schemas would come of them";
+constexpr const char* kBesideValues = "const or enum is beside other keywords than type";
+constexpr const char* kNotApart = "the schemas of oneOf do not exclude one another";
 
 constexpr auto kAnnotations = std::to_array<std::string_view>(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
@@ -168,8 +176,8 @@ Outcome merge_keyword(Json& to, const std::string& key, const Json& value) {
   return Outcome::unknown;
 }
 
-// Two schemas without combinations: `to` has what is valid under both.
-Outcome merge(Json& to, const Json& from) {
+// Two schemas without combinations: `to` has what is valid under both. keyword: set to the one that is unknown.
+Outcome merge(Json& to, const Json& from, std::string& keyword) {
   if (from.is_boolean()) return from.get<bool>() ? Outcome::merged : Outcome::never;
   if (to.is_boolean()) {
     if (!to.get<bool>()) return Outcome::never;
@@ -179,16 +187,25 @@ Outcome merge(Json& to, const Json& from) {
   if (!to.is_object() || !from.is_object()) return Outcome::unknown;
   // What the items after some are depends on how many those are, and what is left over on all that was looked at.
   const auto lists = [](const Json& one) { return one.contains("prefixItems") || one.contains("items"); };
+  keyword = "prefixItems";
   if ((to.contains("prefixItems") && lists(from)) || (from.contains("prefixItems") && lists(to))) return Outcome::unknown;
-  if (from.contains("unevaluatedProperties") || from.contains("unevaluatedItems")) return Outcome::unknown;
+  for (const char* const name : {"unevaluatedProperties", "unevaluatedItems"}) {
+    keyword = name;
+    if (from.contains(name)) return Outcome::unknown;
+  }
   const bool values = (to.contains("const") || to.contains("enum")) && (from.contains("const") || from.contains("enum"));
+  keyword = "patternProperties";
   auto outcome = merge_objects(to, from);
-  if (values && outcome == Outcome::merged) outcome = merge_values(to, from);
+  if (values && outcome == Outcome::merged) {
+    keyword = "enum";
+    outcome = merge_values(to, from);
+  }
   for (const auto& [key, value] : from.items()) {
     if (outcome != Outcome::merged) return outcome;
     const bool done = key == "properties" || key == "additionalProperties" || key == "patternProperties" ||
                       has(kPlaces, key) || (values && (key == "const" || key == "enum"));
     if (done) continue;
+    keyword = key;
     outcome = key == "type" ? merge_types(to, from) : merge_keyword(to, key, value);
   }
   return outcome;
@@ -207,9 +224,9 @@ class Merger {
  public:
   explicit Merger(Json& root) : root_(root), original_(root) {}
 
-  bool run() {
-    simplify(root_, 0);
-    return changed_;
+  Merged run() {
+    simplify(root_, "", 0);
+    return {changed_, std::move(problems_)};
   }
 
  private:
@@ -227,8 +244,13 @@ class Merger {
     bool exclusive = false;  // exactly one of them
   };
 
-  void simplify(Json& schema, int depth);
-  void simplify_parts(Json& schema, int depth);
+  void simplify(Json& schema, const std::string& path, int depth);
+  void simplify_parts(Json& schema, const std::string& path, int depth);
+  // Notes why something is not merged; the first reason counts.
+  std::nullopt_t unmerged(const std::string& why) {
+    if (problem_.empty()) problem_ = why;
+    return std::nullopt;
+  }
   static bool combines(const Json& schema);
   std::optional<Whole> whole(const Json& schema);
   std::optional<Options> options_of(const Json& schema, int depth);
@@ -245,6 +267,8 @@ class Merger {
   Json& root_;
   const Json original_;
   bool changed_ = false;
+  std::string problem_;
+  std::map<std::string, std::string> problems_;
   int merges_ = 0;
   std::size_t bytes_ = 0;
   std::size_t lookups_ = 0;
@@ -278,10 +302,14 @@ bool Merger::combines(const Json& schema) {
   return combining > 1 || (combining == 1 && other > 0);
 }
 
-void Merger::simplify(Json& schema, int depth) {
+void Merger::simplify(Json& schema, const std::string& path, int depth) {
   if (!schema.is_object() || depth > 2 * kMaxDepth) return;
-  if (combines(schema) && merges_ < kMaxMerges) {
-    if (auto options = whole(schema); options && !options->schemas.empty()) {
+  if (combines(schema)) {
+    problem_.clear();
+    auto options = merges_ < kMaxMerges ? whole(schema) : std::optional<Whole>(unmerged(kTooMany));
+    if (!options || options->schemas.empty()) {
+      problems_[path] = options ? "no value is valid under all of them" : problem_;
+    } else {
       Json out = Json::object();
       for (const auto& [key, value] : schema.items()) {
         if (has(kPlaces, key) || is_annotation(key)) out[key] = value;
@@ -292,21 +320,28 @@ void Merger::simplify(Json& schema, int depth) {
         out[options->exclusive ? "oneOf" : "anyOf"] = std::move(options->schemas);
       }
       bytes_ += out.dump().size();
-      if (bytes_ > kMaxBytes) return;
+      if (bytes_ > kMaxBytes) {
+        problems_[path] = cat("all that is merged would have more than ", kMaxBytes >> 20, " MiB");
+        return;
+      }
       changed_ = true;
       schema = std::move(out);
     }
   }
-  simplify_parts(schema, depth);
+  simplify_parts(schema, path, depth);
 }
 
-void Merger::simplify_parts(Json& schema, int depth) {
+void Merger::simplify_parts(Json& schema, const std::string& path, int depth) {
   for (auto& [key, value] : schema.items()) {
     const bool named = key == "properties" || key == "patternProperties" || key == "$defs" || key == "definitions";
     const bool listed = key == "anyOf" || key == "oneOf" || key == "allOf" || key == "prefixItems";
-    if (key == "items" || key == "additionalProperties") simplify(value, depth + 1);
-    if ((named && value.is_object()) || (listed && value.is_array())) {
-      for (auto& one : value) simplify(one, depth + 1);
+    const auto at = cat(path, "/", key);
+    if (key == "items" || key == "additionalProperties") simplify(value, at, depth + 1);
+    if (named && value.is_object()) {
+      for (auto& [name, one] : value.items()) simplify(one, at + pointer_step(name), depth + 1);
+    }
+    if (listed && value.is_array()) {
+      for (std::size_t i = 0; i < value.size(); ++i) simplify(value[i], cat(at, "/", i), depth + 1);
     }
   }
 }
@@ -326,20 +361,22 @@ const Json* Merger::target(const Json& uri) const {
 
 // Both conditions at once.
 std::optional<Merger::Options> Merger::cross(const Options& left, const Options& right) {
-  if (left.size() * right.size() > kMaxOptions) return std::nullopt;
+  if (left.size() * right.size() > kMaxOptions) return unmerged(kTooManyOptions);
   Options out;
   for (const auto& one : left) {
     for (const auto& other : right) {
       compile_step();
       ++merges_;
       lookups_ += names_of(one.schema) * names_of(other.schema);
-      if (merges_ > kMaxMerges || lookups_ > kMaxLookups) return std::nullopt;
+      if (merges_ > kMaxMerges || lookups_ > kMaxLookups) return unmerged(kTooMany);
       Option both = one;
       both.of.insert(both.of.end(), other.of.begin(), other.of.end());
       both.lost |= other.lost;
       if (!both.lost) {
-        const auto outcome = merge(both.schema, other.schema);
-        if (outcome == Outcome::unknown || !takes_values(both.schema)) return std::nullopt;
+        std::string keyword;
+        const auto outcome = merge(both.schema, other.schema, keyword);
+        if (outcome == Outcome::unknown) return unmerged(keyword + " cannot be merged");
+        if (!takes_values(both.schema)) return unmerged(kBesideValues);
         if (outcome == Outcome::never) continue;
         both.lost = outcome == Outcome::no_object;
       }
@@ -350,13 +387,13 @@ std::optional<Merger::Options> Merger::cross(const Options& left, const Options&
 }
 
 std::optional<Merger::Options> Merger::alternatives(const Json& list, bool exclusive, int depth) {
-  if (!list.is_array() || list.empty()) return std::nullopt;
+  if (!list.is_array() || list.empty()) return unmerged("anyOf or oneOf is no list of schemas");
   if (list.size() == 1) return options_of(list[0], depth + 1);
   const int one_of = num_one_of_++;
   Options out;
   for (std::size_t i = 0; i < list.size(); ++i) {
     auto inner = options_of(list[i], depth + 1);
-    if (!inner || out.size() + inner->size() > kMaxOptions) return std::nullopt;
+    if (!inner || out.size() + inner->size() > kMaxOptions) return unmerged(kTooManyOptions);
     for (auto& option : *inner) {
       if (exclusive) option.of.emplace_back(one_of, static_cast<int>(i));
       out.push_back(std::move(option));
@@ -427,19 +464,21 @@ bool Merger::take_not(Json& schema) {
 // The property is not there, or it is and the rest is as `then` says.
 std::optional<Merger::Options> Merger::dependency(const Json& schema, const std::string& name, const Json& then,
                                                   int depth) {
-  if (!names_all(schema)) return std::nullopt;
+  if (!names_all(schema)) return unmerged(cat("what depends on ", name, " is not beside properties of an object"));
   Options out;
   Json without = schema;
   if (leave_out(without, name)) out.push_back({std::move(without)});
   const auto inner = then.is_array() ? std::optional(Options{{Json{{"required", then}}}}) : options_of(then, depth + 1);
   if (!inner) return std::nullopt;
   const auto met = cross({{schema}}, *inner);
-  if (!met || !is_settled(*met)) return std::nullopt;
+  if (!met || !is_settled(*met)) return unmerged(kNotApart);
   for (const auto& one : *met) {
     if (one.lost) continue;
     // A name that was left out before must not come back.
     for (const auto& item : one.schema["properties"].items()) {
-      if (!schema["properties"].contains(item.key())) return std::nullopt;
+      if (!schema["properties"].contains(item.key())) {
+        return unmerged(cat("what depends on ", name, " has the property ", item.key(), ", which is not in properties"));
+      }
     }
     out.push_back({one.schema});
   }
@@ -447,16 +486,21 @@ std::optional<Merger::Options> Merger::dependency(const Json& schema, const std:
 }
 
 std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth) {
-  if (depth > kMaxDepth || merges_ > kMaxMerges || lookups_ > kMaxLookups) return std::nullopt;
+  if (depth > kMaxDepth || merges_ > kMaxMerges || lookups_ > kMaxLookups) return unmerged(kTooMany);
   if (!schema.is_object()) return Options{{schema}};
   const auto is_here = [&](const char* key) { return schema.contains(key); };
-  if (depth > 0 && (is_here("$id") || is_here("id") || std::ranges::any_of(kDepending, is_here))) return std::nullopt;
+  if (depth > 0 && (is_here("$id") || is_here("id"))) return unmerged("one of them has $id");
+  if (depth > 0 && std::ranges::any_of(kDepending, is_here)) {
+    return unmerged("dependentRequired, dependentSchemas or dependencies is within one of them");
+  }
   Json base = Json::object();
   for (const auto& [key, value] : schema.items()) {
     if (!has(kCombining, key) && !has(kPlaces, key) && !(depth == 0 && is_annotation(key))) base[key] = value;
   }
-  if (base.contains("unevaluatedProperties") && schema.contains("anyOf")) return std::nullopt;
-  if (!takes_values(base)) return std::nullopt;
+  if (base.contains("unevaluatedProperties") && schema.contains("anyOf")) {
+    return unmerged("unevaluatedProperties is beside anyOf");
+  }
+  if (!takes_values(base)) return unmerged(kBesideValues);
   Options out{{std::move(base)}};
   const auto both = [&](const std::optional<Options>& other) {
     if (!other) return false;
@@ -466,10 +510,11 @@ std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth)
   };
   if (schema.contains("$ref")) {
     const auto* const found = target(schema["$ref"]);
-    if (found == nullptr || !both(options_of(*found, depth + 1))) return std::nullopt;
+    if (found == nullptr) return unmerged("there is nothing where $ref leads");
+    if (!both(options_of(*found, depth + 1))) return std::nullopt;
   }
   if (schema.contains("allOf")) {
-    if (!schema["allOf"].is_array()) return std::nullopt;
+    if (!schema["allOf"].is_array()) return unmerged("allOf is no list");
     for (const auto& one : schema["allOf"]) {
       if (!both(options_of(one, depth + 1))) return std::nullopt;
     }
@@ -505,17 +550,18 @@ std::optional<Merger::Whole> Merger::whole(const Json& schema) {
   if (!out) return std::nullopt;
   bool settled = is_settled(*out);
   const auto lost = std::erase_if(*out, [](const Option& one) { return one.lost; });
-  if (!settled && lost > 0) return std::nullopt;
+  if (!settled && lost > 0) return unmerged(kNotApart);
   for (const auto* const key : kDepending) {
     if (!schema.contains(key)) continue;
-    if (!schema[key].is_object() || !settled) return std::nullopt;
+    if (!schema[key].is_object()) return unmerged(cat(key, " is no object"));
+    if (!settled) return unmerged(kNotApart);
     for (const auto& [name, then] : schema[key].items()) {
       Options next;
       for (const auto& one : *out) {
         const auto some = dependency(one.schema, name, then, 0);
         if (!some) return std::nullopt;
         next.insert(next.end(), some->begin(), some->end());
-        if (next.size() > kMaxOptions) return std::nullopt;
+        if (next.size() > kMaxOptions) return unmerged(kTooManyOptions);
       }
       *out = std::move(next);
     }
@@ -529,7 +575,7 @@ std::optional<Merger::Whole> Merger::whole(const Json& schema) {
     }
     return true;
   }();
-  if (!settled && !one_of) return std::nullopt;
+  if (!settled && !one_of) return unmerged(kNotApart);
   const bool requires_only =
       schema.contains("oneOf") && std::ranges::all_of(schema["oneOf"], [](const Json& one) {
         return one.is_object() && std::ranges::all_of(one.items(), [](const auto& item) {
@@ -550,6 +596,6 @@ std::optional<Merger::Whole> Merger::whole(const Json& schema) {
 
 }  // namespace
 
-bool merge_schemas(Json& root) { return Merger(root).run(); }
+Merged merge_schemas(Json& root) { return Merger(root).run(); }
 
 }  // namespace charonia::grammar

@@ -58,6 +58,12 @@ bool implies_object(const Json& schema) {
 
 }  // namespace
 
+std::string pointer_step(std::string_view key) {
+  std::string out = "/";
+  for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+  return out;
+}
+
 bool is_type(const Json& value, std::string_view type) {
   if (type == "null") return value.is_null();
   if (type == "boolean") return value.is_boolean();

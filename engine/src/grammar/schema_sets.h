@@ -10,6 +10,9 @@
 
 namespace charonia::grammar {
 
+// A step of a JSON pointer.
+std::string pointer_step(std::string_view key);
+
 // Of JSON Schema: 1.0 is an integer.
 bool is_type(const nlohmann::ordered_json& value, std::string_view type);
 bool is_required(const nlohmann::ordered_json& schema, const std::string& name);

@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "base/thread_time.h"
+#include "grammar/largest_part.h"
 
 namespace charonia::runtime {
 namespace {
@@ -211,7 +212,7 @@ GuideThread::End GuideThread::compile(const Handle& handle) {
       return displaced ? End::displaced : End::abandoned;
     }
     grammar.error_ = cat(grammar::called(grammar.guide_), ": its grammar was not compiled within ", grammar.limit_s_,
-                         " s (guide_timeout_s): make it simpler");
+                         " s (guide_timeout_s): make it simpler", grammar::largest_part(grammar.guide_));
   }
   if (sink_) sink_->observe(Metric::guide_compile_seconds, took.count());
   grammar.state_ = grammar.compiled_ ? GuideGrammar::State::ready : GuideGrammar::State::failed;
