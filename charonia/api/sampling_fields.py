@@ -38,7 +38,7 @@ class SamplingFields:
     end_ids: Sequence[int] = ()
     # end ids do not end the sequence
     ignore_eos: bool = False
-    # texts or token sequences that are never completed
+    # token sequences that are never completed; of a text, those that the tokenizer makes of it
     bad_words: Sequence[str | Sequence[int]] = ()
     # added to the logits, by token id; of a token named twice, the sum; in [-100, 100]
     logit_bias: Mapping[int, float] = field(default_factory=dict)

@@ -42,7 +42,7 @@ struct SamplingParams : RowSampling {
   std::vector<std::int32_t> end_ids;
   // end ids do not end the sequence
   bool ignore_eos = false;
-  // texts or token sequences that are never completed
+  // token sequences that are never completed; of a text, those that the tokenizer makes of it
   std::vector<std::vector<std::int32_t>> bad_words;
   // added to the logits, by token id; of a token named twice, the sum; in [-100, 100]
   std::vector<std::pair<std::int32_t, float>> logit_bias;
