@@ -12,12 +12,14 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
     max_leaves=3,
 )
+# Numbers that double precision does not tell from others, or that are written with an exponent.
+LARGE = st.sampled_from([2**53 + 1, 10**19, -(2**64), [10**30], {"a": [2**53 + 1]}])
 NUMBERS = st.integers(-12, 12) | st.floats(-12, 12).map(lambda number: round(number, 3))
 COUNTS = st.integers(0, 4)
 LEAVES = st.one_of(
     st.just(True),
-    st.fixed_dictionaries({"const": VALUES}),
-    st.fixed_dictionaries({"enum": st.lists(VALUES, min_size=1, max_size=4)}),
+    st.fixed_dictionaries({"const": VALUES | LARGE}),
+    st.fixed_dictionaries({"enum": st.lists(VALUES, min_size=1, max_size=4) | st.lists(LARGE, min_size=1, max_size=1)}),
     st.fixed_dictionaries({"type": st.sampled_from(["null", "boolean", "string", "array", "object"])}),
     st.fixed_dictionaries(
         {"type": st.sampled_from(["integer", "number"])},
@@ -26,10 +28,27 @@ LEAVES = st.one_of(
     st.fixed_dictionaries({"type": st.just("integer"), "multipleOf": st.integers(1, 9)}),
     st.fixed_dictionaries({"type": st.just("string")}, optional={"minLength": COUNTS, "maxLength": COUNTS}),
     st.fixed_dictionaries({"type": st.just("string"), "pattern": st.sampled_from(["^a+$", "b", "^[a-c]{2,3}", "x|y"])}),
-    st.fixed_dictionaries({"type": st.just("string"), "format": st.sampled_from(["date", "uuid", "ipv4", "own"])}),
+    st.fixed_dictionaries(
+        {"type": st.just("string"), "format": st.sampled_from(["date", "time", "uuid", "ipv4", "own"])}
+    ),
     st.fixed_dictionaries({"$ref": st.sampled_from(["#", "#/$defs/a", "#/$defs/b"])}),
 )
 NEEDED = st.lists(NAMES, max_size=2, unique=True)
+# What the names of properties are, spelled in a way that is nearly right too.
+NAMED = st.sampled_from(
+    [
+        {},
+        {"description": "d"},
+        {"title": "t", "type": "string"},
+        {"pattern": "^a+$"},
+        {"maxLength": 2},
+        {"minLength": 1, "type": "string", "x-note": 1},
+        {"format": "date"},
+        {"format": "own"},
+        {"patern": "^a$"},
+        {"maxlength": 1},
+    ]
+)
 
 
 def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -44,15 +63,31 @@ def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "required": NEEDED,
         "additionalProperties": st.booleans() | inner,
         "dependentRequired": st.dictionaries(NAMES, NEEDED, max_size=2),
+        "dependentSchemas": st.dictionaries(NAMES, inner | absent, max_size=1),
+        "unevaluatedProperties": st.just(False),
         "minProperties": COUNTS,
         "maxProperties": COUNTS,
         "x-note": VALUES,
     }
+    unnamed = {
+        "additionalProperties": st.booleans() | inner,
+        "patternProperties": st.dictionaries(st.sampled_from(["^a", "^k\\d$", "b"]), inner, min_size=1, max_size=1),
+        "propertyNames": NAMED,
+        "unevaluatedProperties": st.just(False),
+        "minProperties": st.integers(0, 2),
+        "maxProperties": COUNTS,
+        "properties": st.just({}),
+    }
+    # Each keyword by itself and beside one more.
+    open_objects = st.lists(st.sampled_from(sorted(unnamed)), max_size=2, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({"type": st.just("object"), **{name: unnamed[name] for name in names}})
+    )
     some_properties = {"properties": objects["properties"]}
     others = {name: kind for name, kind in objects.items() if name != "properties"}
     without_type = st.fixed_dictionaries(some_properties, optional=others)
     arrays = {"items": inner, "prefixItems": some, "minItems": COUNTS, "maxItems": COUNTS}
     return st.one_of(
+        open_objects,
         st.fixed_dictionaries({"type": st.just("object")}, optional=objects),
         st.fixed_dictionaries({"type": st.just("object")}, optional=objects | combined),
         # Without a type, what is no object is valid as well.
