@@ -4,7 +4,7 @@ What is no call is text, and comes out as it was; of a call's markup nothing doe
 beginning of its arguments are read; what breaks off before that is text, whole, unless the answer was cut off there.
 From then on arguments are handed on as they come, and cannot be taken back: of a call that breaks off later, what the
 model wrote up to the call's end is its arguments, which are no JSON then, and nothing is made up. Of a list that breaks
-off behind a call the rest is dropped, up to its end.
+off behind a call the rest is dropped, up to its end; where no mark begins it, the rest is text.
 
 White space around calls and reasoning is dropped, and so is that around all the text beside them.
 """
@@ -205,7 +205,7 @@ class AnswerParser:
         self._ended = False
         self._held: StringIO | None = None  # what was read of what may be a call
         self._call: _Call | None = None
-        self._in_list = False  # calls are being read that stand in a list
+        self._in_list = False  # calls are being read that stand in a list behind a mark
         self._listed = False  # one of it has been read
         self._stray_end = False  # a call's end has not come; where it comes it is no text
         self._steps = self._read_answer()
@@ -260,10 +260,16 @@ class AnswerParser:
 
     def _accept(self, mark: str) -> Generator[None, None, bool]:
         """Takes `mark` where it comes next, else nothing."""
+        if not (yield from self._follows(mark)):
+            return False
+        self._take(len(mark))
+        return True
+
+    def _follows(self, mark: str) -> Generator[None, None, bool]:
+        """Whether `mark` comes next, which is not taken."""
         for at, char in enumerate(mark):
             if not (yield from self._has(at + 1)) or self._text[self._at + at] != char:
                 return False
-        self._take(len(mark))
         return bool(mark)
 
     def _expect(self, mark: str) -> Reading:
@@ -382,30 +388,38 @@ class AnswerParser:
     def _read_json(self, *, strict: bool) -> Reading:
         """An object; several, with nothing or a comma between, or semicolons where calls need no markup; or a list."""
         assert self._calls is not None
-        if (yield from self._spaces()) == "[":
+        bare = self._calls.bare
+        listed = (yield from self._spaces()) == "["
+        if listed:
             self._take(1)
-            self._in_list = True
-            while True:
-                yield from self._spaces()
-                yield from self._read_object(strict=strict)
-                if (char := (yield from self._spaces())) != ",":
-                    break
-                self._take(1)
-            if char not in ("]", ""):
-                raise _NoCallError
-            self._held = None
-            yield from self._read_end("]")
-            return
+            yield from self._spaces()
+        self._in_list = listed and not strict
         yield from self._read_object(strict=strict)
+        closing = "};" if bare else "}"
         # A grammar has semicolons alone, and what comes after others is not of its making.
-        commas = not (self._calls.bare and self._certain)
-        while (char := (yield from self._spaces("};" if self._calls.bare else "}"))) == "{" or (char == "," and commas):
+        commas = listed or not (bare and self._certain)
+        while (char := (yield from self._spaces(closing))) == "{" or (char == "," and commas):
             self._hold()
             if char == ",":
                 self._take(1)
-                yield from self._spaces()
-            yield from self._read_object(strict=strict or self._calls.bare)
-        yield from self._read_end("}")
+                char = yield from self._spaces()
+                if (listed and char == "]") or (yield from self._at_end()):
+                    break
+            # Where nothing marks the end of calls, what follows them may be a text that begins with JSON.
+            yield from self._read_object(
+                strict=strict or (bare and not listed), has_arguments=not (listed or self._end)
+            )
+        if self._in_list and char not in ("]", ""):
+            raise _NoCallError
+        self._held = None
+        yield from self._read_end(f"{closing}]" if listed else closing)
+
+    def _at_end(self) -> Generator[None, None, bool]:
+        """Whether the end of calls, the beginning of others or the end of the answer comes next."""
+        for mark in (self._end, *self._begins):
+            if (yield from self._follows(mark)):
+                return True
+        return self._ended and self._end.startswith(self._text[self._at :])
 
     def _read_end(self, closing: str) -> Reading:
         """The end of calls, with brackets that come too often before it. Where it is missing, it is no text when it
@@ -416,8 +430,12 @@ class AnswerParser:
         elif self._ended and self._end.startswith(rest := self._text[self._at :]):
             self._take(len(rest))
 
-    def _read_object(self, *, strict: bool) -> Reading:
-        """{"name": ..., "arguments": {...}}. strict: of an offered function, and nothing else in it."""
+    def _read_object(self, *, strict: bool, has_arguments: bool = False) -> Reading:
+        """{"name": ..., "arguments": {...}}.
+
+        strict: of an offered function, with arguments, and nothing else before them.
+        has_arguments: with arguments.
+        """
         assert self._calls is not None
         yield from self._expect("{")
         name, arguments, done, more, others = "", "", False, False, False
@@ -440,7 +458,7 @@ class AnswerParser:
                     done = True
                 else:
                     arguments = yield from self._read_whole_arguments(char)
-            elif key in ("name", *self._calls.keys) or (strict and key not in _BESIDE):
+            elif not done and (key in ("name", *self._calls.keys) or (strict and key not in _BESIDE)):
                 raise _NoCallError
             else:
                 others |= key not in _BESIDE
@@ -448,7 +466,7 @@ class AnswerParser:
         self._take(1)
         if not done:
             # What else stands there may be the arguments.
-            if not name or (not arguments and (strict or others)):
+            if not name or (not arguments and (strict or has_arguments or others)):
                 raise _NoCallError
             self._begin_call(name)
             self._give_arguments(arguments or "{}")
