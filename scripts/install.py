@@ -43,7 +43,6 @@ WITHOUT_EFFECT = {
     "config-file",
     "debug",
     "disable-pip-version-check",
-    "keyring-provider",
     "log",
     "no-color",
     "no-compile",
@@ -87,6 +86,10 @@ def settings_of_uv(config: str) -> dict[str, str]:
     return env
 
 
+def last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
 def find_uv() -> str:
     """Of this environment, where it is installed when it is not there. Raises OSError when it cannot be."""
     uv = Path(sys.executable).with_name("uv")
@@ -94,7 +97,7 @@ def find_uv() -> str:
         command = [*PIP, "--quiet", "install", "--only-binary", ":all:", "--no-compile", "uv"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0 or not uv.exists():
-            raise OSError(f"there is no uv: {done.stderr.strip()[-300:]}")
+            raise OSError(f"there is no uv: {last_line(done.stderr)}")
     return str(uv)
 
 
@@ -128,7 +131,7 @@ def install_with_uv(python: str, arguments: list[str], unfinished: Unfinished) -
     done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         unfinished.any_before = True
-        raise OSError(f"uv failed: {done.stderr.strip()[-1000:]}")
+        raise OSError(f"uv failed: {done.stderr.strip()}")
 
 
 def install_with_pip(python: str, arguments: list[str], unfinished: Unfinished) -> int:
@@ -139,9 +142,14 @@ def install_with_pip(python: str, arguments: list[str], unfinished: Unfinished) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage = "%(prog)s [-h] [--into PYTHON] ARGUMENTS"
+    parser = argparse.ArgumentParser(
+        usage=usage, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--into", default=sys.executable, metavar="PYTHON")
     given, arguments = parser.parse_known_args()
+    if not arguments:
+        parser.error("say what to install")
     unfinished = Unfinished(given.into, arguments)
     try:
         install_with_uv(given.into, arguments, unfinished)

@@ -73,9 +73,12 @@ async def converse(
     Yields the parts of each answer and the results of its calls. `history` gets the messages of what happens: each
     answer, once it has ended, with its reasoning, and the results of its calls. request: everything but messages and
     tools, streamed; its tool_choice is for the first answer alone, so that a call which is forced is answered in the
-    end. request_id: makes the id of each round's request. Raises the client's errors, and TooManyRounds after
-    `max_rounds` answers with calls, whose results are in `history`: it can be answered again.
+    end. request_id: makes the id of each round's request. Raises ValueError where `max_rounds` is less than 1, the
+    client's errors, and TooManyRounds after `max_rounds` answers with calls, whose results are in `history`: it can be
+    answered again.
     """
+    if max_rounds < 1:
+        raise ValueError(f"max_rounds = {max_rounds}; it must be at least 1")
     for number in range(max_rounds):
         choice = request.tool_choice if number == 0 or request.tool_choice == "none" else None
         asked = replace(request, messages=history, tools=tools.described, tool_choice=choice, parsed=True)

@@ -101,7 +101,7 @@ def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
     if entry is None:
         raise ApiError(
             404 if param is None else 400,
-            f"there is no stored response {id[:100]!r}: it was never stored (store = true), is too old or was deleted",
+            f"there is no stored response {id[:100]!r}: it was made without store = true, is too old or was deleted",
             param=param,
             code="response_not_found" if param is None else "previous_response_not_found",
         )

@@ -28,6 +28,13 @@ from charonia_gateway.schemas.structured import refuse_guides
 MAX_METADATA = 16
 _EFFORTS = get_args(Effort)
 _SUMMARIES = ("auto", "concise", "detailed")
+# Fields of other routes that change an answer, and what is sent here in their place.
+_OF_OTHER_ROUTES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "stop": "nothing: answers end by themselves or with max_output_tokens",
+}
 # What a format may have, by its type: what constrains an answer is not ignored.
 _FORMAT = {
     "text": ("type",),
@@ -202,6 +209,9 @@ class ResponsesRequest(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> ResponsesRequest:
         refuse_guides(self.model_extra, 'send text = {"format": {"type": "json_schema", "name": ..., "schema": {...}}}')
+        for name, remedy in _OF_OTHER_ROUTES.items():
+            if (self.model_extra or {}).get(name) not in (None, []):
+                raise wrong(f"{name} is no field of this route: send {remedy}")
         last = self.input[-1]
         if last["type"] == "function_call":
             raise wrong("input: the last item is a call: send its function_call_output, too")
