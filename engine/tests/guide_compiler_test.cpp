@@ -304,6 +304,8 @@ TEST_F(GuideCompilerTest, TimesAreThoseThatOthersRead) {
     EXPECT_FALSE(valid(of("time"), cat("\"", time, "\""))) << time;
     EXPECT_FALSE(valid(of("date-time"), cat("\"2023-01-01T", time, "\""))) << time;
   }
+  EXPECT_TRUE(valid(R"({"type": "string", "format": "time"})", R"("10:00:00.123456Z")"));
+  EXPECT_FALSE(valid(R"({"type": "string", "format": "time"})", R"("10:00:00.1234567Z")"));
 }
 
 TEST_F(GuideCompilerTest, SchemasWithoutAValueThatEndsAreRefusedWithTheirPlace) {
@@ -345,7 +347,8 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
     return R"({"type": "object", "properties": {"a/b": )" + schema + "}}";
   };
   for (const char* const keyword :
-       {"not", "if", "dependentSchemas", "contains", "item", "maxlength", "propertys", "$dynamicRef", "id"}) {
+       {"not", "if", "dependentSchemas", "contains", "item", "maxlength", "propertys", "$dynamicRef", "id", "tpye", "itmes",
+        "enmu", "ref"}) {
     at(property("{\"" + std::string(keyword) + "\": {\"a\": true}}"), std::string("at /properties/a~1b/") + keyword);
   }
   at(property(R"({"type": "array", "uniqueItems": true})"), "/properties/a~1b/uniqueItems: ");
@@ -377,6 +380,9 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   pattern("a\\\"b", ": the pattern is not supported in a JSON string: it needs a quote, a backslash");
   pattern("é", ": the pattern is not supported in a JSON string: the character at byte 0 is not printable ASCII");
   pattern("(a)\\\\1", ": the pattern is not supported in a JSON string: Regex parsing error at position 4: Back");
+  // ECMA 262 does not have them, and other readers differ on what they mean.
+  for (const char* const twice : {"a*+a", "[ab]**", "(a){2}{3}", "a{1,2}?+"}) pattern(twice, ": the pattern is not supported in a JSON string: what is repeated");
+  for (const char* const group : {"(?i)A", "(?P<x>a)"}) pattern(group, ": the pattern is not supported in a JSON string: the group");
   pattern("^\\\\ud83d$", " has \\ud83d, which is half a character, at byte 1");
   at(property(R"({"type": "string", "format": "regex"})"), "/properties/a~1b/format");
   at(property(R"({"type": "string", "pattern": "a", "maxLength": 3})"), "/properties/a~1b/pattern");
@@ -569,6 +575,18 @@ TEST_F(GuideCompilerTest, WhichPropertiesGoTogetherIsKept) {
   EXPECT_NE(refusal.find("/not"), std::string::npos) << refusal;
 }
 
+TEST_F(GuideCompilerTest, ASchemaMayHaveTheNameOfAKeyword) {
+  for (const std::string name : {"default", "const", "enum", "example"}) {
+    for (const std::string place : {"#/components/schemas/", "#/definitions/"}) {
+      const auto groups = place == "#/definitions/" ? cat(R"("definitions": {")", name, R"(": {"type": "integer"}})")
+                                                    : cat(R"("components": {"schemas": {")", name, R"(": {"type": "integer"}}})");
+      const auto schema = cat(R"({"type": "object", "properties": {"a": {"$ref": ")", place, name, R"("}}, "required": ["a"], )",
+                              groups, "}");
+      EXPECT_TRUE(valid(schema, R"({"a": 3})")) << schema;
+    }
+  }
+}
+
 TEST_F(GuideCompilerTest, NamesThatJsonSchemaDoesNotDefineAreAnnotations) {
   EXPECT_TRUE(valid(R"({"$default": 3, "cli": "x", "type": "string", "format": "html-selector", "maxLength": 2})", "\"a\""));
   EXPECT_TRUE(valid(R"({"type": "object", "properties": {"a": false, "b": {"type": "null"}}})", R"({"b": null})"));
@@ -589,6 +607,11 @@ TEST_F(GuideCompilerTest, WhatIsWrongWithOtherGuidesIsSaid) {
     const auto error = refused(type, text);
     EXPECT_NE(error.find(problem), std::string::npos) << error;
   }
+  EXPECT_LT(refused(GuideType::regex, "\\u{" + std::string(50'000, '1') + "}").size(), 300U);
+  EXPECT_EQ(refused(GuideType::regex, "^a$|^b$").find("ignored"), std::string::npos);
+  // In a comment nothing is an escape, and in a text # begins none.
+  EXPECT_TRUE(accepts(GuideType::ebnf_grammar, "# \\ud83d {100001}\nroot ::= \"#\" [#\"] # \\ud83d", "#\""));
+  EXPECT_NE(refused(GuideType::ebnf_grammar, "root ::= \"# \\ud83d\"").find("half a character"), std::string::npos);
   EXPECT_TRUE(accepts(GuideType::regex, "\\u{1f600}[\\u{10ffff}]", "\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf"));
   const auto reversed = refused(GuideType::regex, "[b-a]+");
   EXPECT_NE(reversed.find("the guide (regex) cannot be compiled: Invalid character class"), std::string::npos) << reversed;
@@ -623,6 +646,10 @@ TEST(LargestPart, HasItsPlace) {
            {GuideType::ebnf_grammar, "root ::= \"a\"{99}", "99 repetitions at byte 12"},
            {GuideType::structural_tag, R"({"format": {"json_schema": {"type": "array", "minItems": 3000}}})",
             "minItems = 3000 at /format/json_schema/minItems"},
+           {GuideType::structural_tag, R"({"called": "tools", "format": {"json_schema": {"type": "array", "minItems": 3000}}})",
+            "minItems = 3000"},  // its text is not the user's
+           {GuideType::json_schema, R"({"default": {"minItems": 9000}, "properties": {"default": {"minItems": 80}}})",
+            "minItems = 80 at /properties/default/minItems"},
            {GuideType::regex, "a{3}", ""},
            {GuideType::json_schema, "{", ""}}) {
     EXPECT_EQ(largest_part({type, text}), part.empty() ? "" : "; its largest part is probably " + part);

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/xgrammar_messages.h"
+#include "text/utf8.h"
 
 namespace charonia::grammar {
 namespace {
@@ -64,20 +65,74 @@ std::size_t end_of_escape(std::string_view text, std::size_t at, Syntax syntax, 
   const bool surrogate = number >= 0xd800 && number <= 0xdfff;
   if (surrogate || number > kLast) {
     throw Error(ErrorCode::invalid_argument,
-                cat(what, " has ", text.substr(at, end + 1 - at), ", which is ",
+                cat(what, " has ", shortened(text.substr(at, end + 1 - at)), ", which is ",
                     surrogate ? "half a character" : "beyond the last character, U+10FFFF", ", at byte ", at));
   }
   return end;
 }
 
+// Where the repetition that begins there ends, and where none begins the same place.
+std::size_t end_of_repetition(std::string_view text, std::size_t at) {
+  if (at == text.size()) return at;
+  if (text[at] == '*' || text[at] == '+' || text[at] == '?') return at + 1;
+  if (text[at] != '{') return at;
+  auto end = at + 1;
+  while (end < text.size() && (std::isdigit(static_cast<unsigned char>(text[end])) != 0 || text[end] == ',')) ++end;
+  return end < text.size() && text[end] == '}' && end > at + 1 ? end + 1 : at;
+}
+
+// What in a pattern the compiler takes, and ECMA 262, of which patterns of JSON schemas are, does not. Empty: nothing.
+std::string problem_of_dialect(std::string_view pattern) {
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] == '\\') {
+      ++i;
+    } else if (pattern[i] == '[') {
+      for (++i; i < pattern.size() && pattern[i] != ']'; ++i) {
+        if (pattern[i] == '\\') ++i;
+      }
+    } else if (pattern.substr(i).starts_with("(?")) {
+      const auto kind = pattern.substr(i + 2, 1);
+      if (kind != ":" && kind != "<" && kind != "=" && kind != "!") {
+        return cat("the group ", shortened(pattern.substr(i, 4)), " at byte ", i, " is none of ECMA 262: write (?:...)");
+      }
+      ++i;
+      continue;
+    }
+    if (i + 1 >= pattern.size()) break;
+    auto end = end_of_repetition(pattern, i + 1);
+    if (end == i + 1) continue;
+    if (end < pattern.size() && pattern[end] == '?') ++end;  // as few as possible, which changes no match of the whole
+    if (end_of_repetition(pattern, end) != end) {
+      return cat("what is repeated at byte ", end, " is a repetition: put it into brackets");
+    }
+    i = end - 1;
+  }
+  return {};
+}
+
 }  // namespace
+
+std::string shortened(std::string_view text, std::size_t most) {
+  auto out = text::to_valid_utf8(text.substr(0, most));
+  std::ranges::replace_if(out, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text.size() > most ? out + "..." : out;
+}
 
 void check_expression(std::string_view text, Syntax syntax, std::string_view what) {
   int depth = 0;
   std::vector<std::int64_t> inside{1};  // by depth: the largest product of repetitions in the brackets
   std::int64_t closed = 1;              // of the brackets that have just been closed
+  bool quoted = false, in_class = false;  // of a grammar
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
+    if (syntax == Syntax::ebnf) {
+      if (c == '#' && !quoted && !in_class) {
+        i = std::min(text.find('\n', i), text.size());
+        continue;
+      }
+      if (c == '"' && !in_class) quoted = !quoted;
+      if ((c == '[' || c == ']') && !quoted) in_class = c == '[';
+    }
     if (c == '\\') {
       i = end_of_escape(text, i, syntax, what);
       closed = 1;
@@ -126,8 +181,9 @@ std::string problem_of_string_pattern(const std::string& pattern) {
     return cat("the character at byte ", other - pattern.begin(), " is not printable ASCII");
   }
   auto automaton = xgrammar::GrammarFSMBuilder::Regex(pattern, true);
-  if (automaton.IsErr()) return std::move(automaton).UnwrapErr().what();
-  if (!messages.warning().empty()) return messages.warning();
+  if (automaton.IsErr()) return shortened(std::move(automaton).UnwrapErr().what());
+  if (!messages.warning().empty()) return shortened(messages.warning());
+  if (auto problem = problem_of_dialect(pattern); !problem.empty()) return problem;
   const auto fsm = std::move(automaton).Unwrap();
   std::unordered_set<int> reachable;
   fsm.GetReachableStates(&reachable);

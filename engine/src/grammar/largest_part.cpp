@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/expression.h"
+#include "grammar/guide_compiler.h"
 #include "grammar/schema.h"
 #include "grammar/schema_sets.h"
 
@@ -19,49 +20,56 @@ constexpr double kNotable = 50;
 
 class Search {
  public:
-  void look(const Json& value, const std::string& path, double times) {
+  // places: whether the user knows the text, and so its places.
+  explicit Search(bool places) : places_(places) {}
+
+  // named: the keys of the value are names, and not those of a schema.
+  void look(const Json& value, const std::string& path, double times, bool named = false) {
     if (value.is_array()) {
       for (std::size_t i = 0; i < value.size(); ++i) look(value[i], cat(path, "/", i), times);
     }
     if (!value.is_object()) return;
     double items = 1;
     for (const auto& [key, one] : value.items()) {
+      if (named) break;
       const auto at = path + pointer_step(key);
       if (key == "minItems" || key == "maxItems" || key == "minLength" || key == "maxLength") {
         const double count = one.is_number() ? one.get<double>() : 0;
-        take(times * count, cat(key, " = ", one.dump(), " at ", at));
+        take(times * count, cat(key, " = ", one.dump()), cat(" at ", at));
         if (key.ends_with("Items")) items = std::max(items, count);
       } else if (key == "properties" && one.is_object()) {
         const auto required = value.contains("required") ? std::min(value["required"].size(), one.size()) : 0;
         const auto optional = static_cast<double>(one.size() - required);
-        take(times * optional * optional / 2, cat(optional, " properties that are not required, at ", at));
+        take(times * optional * optional / 2, cat(optional, " properties that are not required"), cat(", at ", at));
       } else if ((key == "enum" || key == "anyOf" || key == "oneOf") && one.is_array()) {
-        const auto* const what = key == "enum" ? " values, at " : " schemas, at ";
-        take(times * static_cast<double>(one.size()), cat(one.size(), what, at));
+        const auto* const what = key == "enum" ? " values" : " schemas";
+        take(times * static_cast<double>(one.size()), cat(one.size(), what), cat(", at ", at));
       } else if ((key == "pattern" || key == "grammar") && one.is_string()) {
         expression(one.get<std::string>(), cat(" of ", at), times);
       }
     }
     for (const auto& [key, one] : value.items()) {
-      look(one, path + pointer_step(key), times * (key == "items" ? items : 1));
+      if (!named && has_values(key)) continue;
+      look(one, path + pointer_step(key), times * (key == "items" ? items : 1), !named && has_names(key));
     }
   }
 
   void expression(std::string_view text, const std::string& where, double times) {
     const auto found = largest_repetition(text);
     if (found.count == 0) return;
-    take(times * static_cast<double>(found.count), cat(found.count, " repetitions at byte ", found.at, where));
+    take(times * static_cast<double>(found.count), cat(found.count, " repetitions"), cat(" at byte ", found.at, where));
   }
 
   std::string result() const { return largest_ < kNotable ? "" : "; its largest part is probably " + what_; }
 
  private:
-  void take(double size, const std::string& what) {
+  void take(double size, const std::string& what, const std::string& place) {
     if (size <= largest_) return;
     largest_ = size;
-    what_ = what;
+    what_ = places_ ? what + shortened(place, 200) : what;
   }
 
+  const bool places_;
   double largest_ = 0;
   std::string what_;
 };
@@ -69,7 +77,8 @@ class Search {
 }  // namespace
 
 std::string largest_part(const Guide& guide) {
-  Search search;
+  // What tools and choices beside them were made into, their users have not seen.
+  Search search(guide.type != GuideType::structural_tag || called(guide) == called({}));
   if (guide.type == GuideType::regex || guide.type == GuideType::ebnf_grammar) {
     search.expression(guide.text, "", 1);
   } else if (guide.type == GuideType::json_schema || guide.type == GuideType::structural_tag) {

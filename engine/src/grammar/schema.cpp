@@ -55,9 +55,6 @@ constexpr auto kUnsupported = std::to_array<std::string_view>(
     {"not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas", "contains", "minContains",
      "maxContains", "additionalItems", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "$dynamicAnchor",
      "$recursiveAnchor", "propertyDependencies", "divisibleBy", "disallow", "extends"});
-// Keywords of values, and of schemas by name.
-constexpr auto kValues = std::to_array<std::string_view>({"const", "enum", "default", "example", "examples"});
-constexpr auto kNamed = std::to_array<std::string_view>({"properties", "patternProperties", "$defs", "definitions"});
 constexpr auto kConditions = std::to_array<std::string_view>({"if", "then", "else"});
 constexpr auto kCombining = std::to_array<std::string_view>({"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf"});
 constexpr auto kUnsupportedFormats = std::to_array<std::string_view>(
@@ -77,19 +74,23 @@ std::string joined(std::span<const std::string_view> names) {
   return out;
 }
 
-// How many characters have to be put in, left out or replaced.
+// How many characters have to be put in, left out, replaced or exchanged with the next.
 std::size_t distance(std::string_view left, std::string_view right) {
-  std::vector<std::size_t> row(right.size() + 1);
-  std::iota(row.begin(), row.end(), 0U);
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    auto diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < right.size(); ++j) {
-      const auto replaced = diagonal + (left[i] == right[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j + 1] + 1, row[j] + 1});
+  std::vector<std::vector<std::size_t>> away(left.size() + 1, std::vector<std::size_t>(right.size() + 1));
+  for (std::size_t i = 0; i <= left.size(); ++i) {
+    for (std::size_t j = 0; j <= right.size(); ++j) {
+      auto& here = away[i][j];
+      if (i == 0 || j == 0) {
+        here = i + j;
+        continue;
+      }
+      const std::size_t replaced = left[i - 1] == right[j - 1] ? 0 : 1;
+      here = std::min({away[i - 1][j - 1] + replaced, away[i - 1][j] + 1, away[i][j - 1] + 1});
+      const bool exchanged = i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1];
+      if (exchanged) here = std::min(here, away[i - 2][j - 2] + 1);
     }
   }
-  return row.back();
+  return away.back().back();
 }
 
 struct Guess {
@@ -108,11 +109,12 @@ std::optional<Guess> misspelt(std::string_view name, std::span<const std::string
   };
   const auto given = plain(name);
   std::optional<Guess> nearest;
-  if (given.size() < 4 || given.size() > 40) return nearest;
+  if (given.size() < 3 || given.size() > 40) return nearest;
   for (const auto one : names) {
     if (one.size() < 4) continue;
     const auto away = distance(given, plain(one));
-    if (away <= (one.size() < 9 ? 1U : 2U) && (!nearest || away < nearest->distance)) nearest = Guess{one, away};
+    // Of three letters too many words are near: ref without its $ is meant.
+    if (away <= (given.size() < 4 ? 0U : one.size() < 9 ? 1U : 2U) && (!nearest || away < nearest->distance)) nearest = Guess{one, away};
   }
   return nearest;
 }
@@ -141,14 +143,14 @@ bool is_of_older_draft(const Json& root) {
          name.find("json-schema.org/draft/2019-09") != std::string::npos;
 }
 
-// Dates that there are, and no second 60, which most readers refuse.
+// Dates that there are, no second 60, which most readers refuse, and fractions that come to an end.
 std::string pattern_of_time(std::string_view format) {
   const std::string leap = "(0[48]|[2468][048]|[13579][26])";
   const std::string year = R"((\d{3}[1-9]|\d{2}[1-9]0|\d[1-9]00|[1-9]000))";
   const std::string day =
       R"(((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8])))";
   const auto date = cat("(", year, "-", day, R"(|(\d{2})", leap, "|", leap, "00)-02-29)");
-  const std::string time = R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d))";
+  const std::string time = R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d))";
   return cat("^", format == "time" ? time : format == "date" ? date : cat(date, "T", time), "$");
 }
 
@@ -301,7 +303,9 @@ void Checker::alone(const Json& schema, const std::string& path, std::string_vie
                     std::span<const std::string_view> with) const {
   for (const auto& [key, value] : schema.items()) {
     if (key == keyword || !is_enforced(key) || has(with, key)) continue;
-    refuse(path + pointer_step(key), key, " beside ", keyword, " is not supported: put both into one schema",
+    const bool values = keyword == "const" || keyword == "enum";
+    refuse(path + pointer_step(key), key, " beside ", keyword, " is not supported: ",
+           values ? "leave it out, and name the values alone that it allows" : "put both into one schema",
            why_unmerged(path));
   }
 }
@@ -319,16 +323,24 @@ const Json& Checker::target(const std::string& uri, const std::string& path) con
            "without ~ and %");
   }
   const auto* at = &root_;
-  bool schema = true;  // or names of schemas
+  enum class Holds : std::uint8_t { schema, names, anything };
+  auto holds = Holds::schema;  // `at`; names: of schemas; anything: such as "components", and what is in it
   for (std::size_t begin = 2; begin < uri.size();) {
     const auto end = std::min(uri.find('/', begin), uri.size());
     const auto key = uri.substr(begin, end - begin);
     if (!at->is_object() || !at->contains(key)) refuse(path, "there is nothing at ", uri);
-    // What is written for the compiler would be written into the value.
-    if (schema && has(kValues, key)) {
+    // What is written for the compiler would be written into the value. Lists of values are no way.
+    if (holds == Holds::schema && has_values(key) && !at->at(key).is_array()) {
       refuse(path, "the reference ", uri, " leads into ", key, ", which has values and no schemas");
     }
-    schema = !schema || !has(kNamed, key);
+    if (holds == Holds::schema && key == "propertyNames") {
+      refuse(path, "the reference ", uri, " leads into propertyNames: put what both need into $defs");
+    }
+    if (holds == Holds::names) {
+      holds = Holds::schema;
+    } else if (holds == Holds::schema) {
+      holds = has_names(key) ? Holds::names : is_enforced(key) ? Holds::schema : Holds::anything;
+    }
     at = &at->at(key);
     begin = end + 1;
   }
@@ -461,7 +473,7 @@ void Checker::visit_number(const Json& schema, const std::string& path, bool who
     const bool exact = whole ? std::abs(value.get<double>()) <= kMaxInteger : std::abs(value.get<double>()) <= 9e15;
     if (!exact) refuse(at, "bounds beyond ", whole ? "2^53 - 1" : "9e15", " are not supported");
     if (key == "multipleOf") {
-      if (!whole) refuse(at, "multipleOf is supported for integers only");
+      if (!whole) refuse(at, "multipleOf is supported for integers only: leave it out");
       const double step = value.get<double>();
       if (step < 1 || step > kMaxMultipleOf || step != std::floor(step)) {
         refuse(at, "multipleOf is a whole number from 1 to ", kMaxMultipleOf);
@@ -560,7 +572,8 @@ void Checker::visit_string(const Json& schema, const std::string& path) {
   if (least && most && *least > *most) refuse(path, "minLength is greater than maxLength");
   for (const auto* const other : {"pattern", "format"}) {
     if (schema.contains(other) && (formatted || other != std::string_view("format"))) {
-      refuse(path + "/" + other, other, " beside minLength or maxLength is not supported");
+      refuse(path + "/" + other, other, " beside minLength or maxLength is not supported: ",
+             other == std::string_view("pattern") ? "write the length into the pattern, as in a{2,4}" : "leave one out");
     }
   }
   // As a pattern, whose characters are those that may stand in a JSON string.

@@ -14,6 +14,7 @@
 
 #include "base/text.h"
 #include "grammar/compile_step.h"
+#include "grammar/expression.h"
 #include "grammar/schema_sets.h"
 
 namespace charonia::grammar {
@@ -464,7 +465,7 @@ bool Merger::take_not(Json& schema) {
 // The property is not there, or it is and the rest is as `then` says.
 std::optional<Merger::Options> Merger::dependency(const Json& schema, const std::string& name, const Json& then,
                                                   int depth) {
-  if (!names_all(schema)) return unmerged(cat("what depends on ", name, " is not beside properties of an object"));
+  if (!names_all(schema)) return unmerged(cat("what depends on ", shortened(name), " is not beside properties of an object"));
   Options out;
   Json without = schema;
   if (leave_out(without, name)) out.push_back({std::move(without)});
@@ -477,7 +478,8 @@ std::optional<Merger::Options> Merger::dependency(const Json& schema, const std:
     // A name that was left out before must not come back.
     for (const auto& item : one.schema["properties"].items()) {
       if (!schema["properties"].contains(item.key())) {
-        return unmerged(cat("what depends on ", name, " has the property ", item.key(), ", which is not in properties"));
+        return unmerged(cat("what depends on ", shortened(name), " has the property ", shortened(item.key()),
+                            ", which is not in properties"));
       }
     }
     out.push_back({one.schema});

@@ -58,6 +58,14 @@ bool implies_object(const Json& schema) {
 
 }  // namespace
 
+bool has_values(std::string_view key) {
+  return key == "const" || key == "enum" || key == "default" || key == "example" || key == "examples";
+}
+
+bool has_names(std::string_view key) {
+  return key == "properties" || key == "patternProperties" || key == "$defs" || key == "definitions";
+}
+
 std::string pointer_step(std::string_view key) {
   std::string out = "/";
   for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);

@@ -13,6 +13,10 @@ namespace charonia::grammar {
 // A step of a JSON pointer.
 std::string pointer_step(std::string_view key);
 
+// Keywords of values, and of schemas by name.
+bool has_values(std::string_view key);
+bool has_names(std::string_view key);
+
 // Of JSON Schema: 1.0 is an integer.
 bool is_type(const nlohmann::ordered_json& value, std::string_view type);
 bool is_required(const nlohmann::ordered_json& schema, const std::string& name);

@@ -18,7 +18,13 @@ Messages::Messages() : before_(collecting) { collecting = this; }
 Messages::~Messages() { collecting = before_; }
 
 void Messages::take(const std::string& warning) {
-  if (warning_.empty()) warning_ = warning;
+  if (!warning_.empty()) return;
+  warning_ = warning;
+  // It is not: what would be ignored is refused.
+  for (const std::string_view ignored : {" It is ignored.", " and is ignored", "warning "}) {
+    if (const auto at = warning_.find(ignored); at != std::string::npos) warning_.erase(at, ignored.size());
+  }
+  if (const auto at = warning_.find(" is ignored"); at != std::string::npos) warning_.replace(at, 11, " is not supported");
 }
 
 }  // namespace charonia::grammar

@@ -205,6 +205,8 @@ GuideThread::End GuideThread::compile(const Handle& handle) {
         dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? ErrorCode::resource_exhausted : ErrorCode::internal;
   }
   const std::chrono::duration<double> took = Clock::now() - begun;
+  const bool stopped_early = !grammar.compiled_ && grammar.error_.empty() && !displaced;
+  const auto largest = stopped_early ? grammar::largest_part(grammar.guide_) : std::string();
   const std::lock_guard lock(grammar.mutex_);
   if (!grammar.compiled_ && grammar.error_.empty()) {
     if (!grammar.overdue_) {
@@ -212,7 +214,7 @@ GuideThread::End GuideThread::compile(const Handle& handle) {
       return displaced ? End::displaced : End::abandoned;
     }
     grammar.error_ = cat(grammar::called(grammar.guide_), ": its grammar was not compiled within ", grammar.limit_s_,
-                         " s (guide_timeout_s): make it simpler", grammar::largest_part(grammar.guide_));
+                         " s (guide_timeout_s): make it simpler", largest);
   }
   if (sink_) sink_->observe(Metric::guide_compile_seconds, took.count());
   grammar.state_ = grammar.compiled_ ? GuideGrammar::State::ready : GuideGrammar::State::failed;
