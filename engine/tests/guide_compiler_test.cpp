@@ -373,6 +373,16 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   at(property(R"({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5})"), "/multipleOf: no multiple of 5");
   at(property(R"({"type": "integer", "minimum": 0, "maximum": 10000, "multipleOf": 5})"), "/multipleOf: multipleOf beside bounds");
   at(property(R"({"type": "number", "minimum": 1e-20, "maximum": 2e-20})"), "/properties/a~1b/minimum: bounds with more than 6 decimals");
+}
+
+TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepOfStringsAndObjectsIsRefusedWithItsPlace) {
+  const auto at = [this](const std::string& schema, const std::string& place) {
+    const auto error = refused(GuideType::json_schema, schema);
+    EXPECT_NE(error.find(place), std::string::npos) << schema << "\n  " << error;
+  };
+  const auto property = [](const std::string& schema) {
+    return R"({"type": "object", "properties": {"a/b": )" + schema + "}}";
+  };
   const auto pattern = [&](const std::string& text, const std::string& problem) {
     at(property(cat(R"({"type": "string", "pattern": ")", text, "\"}")), cat("/properties/a~1b/pattern", problem));
   };

@@ -591,8 +591,9 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
             anthropic(*turns, **more)
         assert caught.value.param == "messages"
     call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    assert anthropic(*turns, {"role": "assistant", "content": ""}).conversation() == turns
     for content, says in (("The ", "white space"), ("", "not empty"), ([call], "send the tool_result")):
-        for before in (turns[:1], turns):
+        for before in (turns[:1], turns) if content else (turns[:1],):
             with pytest.raises(ApiError, match=f"^{said}.*{says}"):
                 anthropic(*before, {"role": "assistant", "content": content})
     for alone in (turns[1:], turns[1:] * 2):
