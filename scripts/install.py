@@ -138,6 +138,7 @@ def install_with_pip(python: str, arguments: list[str], unfinished: Unfinished) 
     of_other = [] if python == sys.executable else ["--python", python]
     bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
     again = ["--force-reinstall"] if unfinished.any_before else []
+    unfinished.begin()
     return subprocess.run([*PIP, "--quiet", *of_other, "install", bytecode, *again, *arguments]).returncode
 
 

@@ -348,7 +348,7 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   };
   for (const char* const keyword :
        {"not", "if", "dependentSchemas", "contains", "item", "maxlength", "propertys", "$dynamicRef", "id", "tpye", "itmes",
-        "enmu", "ref"}) {
+        "enmu"}) {
     at(property("{\"" + std::string(keyword) + "\": {\"a\": true}}"), std::string("at /properties/a~1b/") + keyword);
   }
   at(property(R"({"type": "array", "uniqueItems": true})"), "/properties/a~1b/uniqueItems: ");
@@ -391,7 +391,15 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepOfStringsAndObjectsIsRefusedWit
   pattern("é", ": the pattern is not supported in a JSON string: the character at byte 0 is not printable ASCII");
   pattern("(a)\\\\1", ": the pattern is not supported in a JSON string: Regex parsing error at position 4: Back");
   // ECMA 262 does not have them, and other readers differ on what they mean.
-  for (const char* const twice : {"a*+a", "[ab]**", "(a){2}{3}", "a{1,2}?+"}) pattern(twice, ": the pattern is not supported in a JSON string: what is repeated");
+  for (const char* const twice : {"a*+a", "[ab]**", "(a){2}{3}", "a{1,2}?+", "\\\\u{4e}+*"}) pattern(twice, ": the pattern is not supported in a JSON string: what is repeated");
+  pattern("a{2, 3}", ": the pattern is not supported in a JSON string: the repetition at byte 1 has a space");
+  EXPECT_TRUE(valid(R"({"type": "string", "pattern": "^\\u{41}+$"})", R"("AA")"));
+  at(R"({"type": "object", "properties": {"a": {"$ref": "#/x"}, "b": {"$ref": "#/x/const/f"}}, "required": ["a", "b"],
+        "x": {"const": {"f": {"type": "object", "properties": {"q": {"type": "null"}}}}}})",
+     "at /x/const/f: a reference leads into const");
+  at(R"({"type": "object", "properties": {"a": {"$ref": "#/components/A"}, "b": {"$ref": "#/components/A/propertyNames"}}, "components": {
+        "A": {"type": "object", "additionalProperties": false, "propertyNames": {"type": "string", "pattern": "^a"}}}})",
+     "at /components/A/propertyNames: a reference leads into it");
   for (const char* const group : {"(?i)A", "(?P<x>a)"}) pattern(group, ": the pattern is not supported in a JSON string: the group");
   pattern("^\\\\ud83d$", " has \\ud83d, which is half a character, at byte 1");
   at(property(R"({"type": "string", "format": "regex"})"), "/properties/a~1b/format");

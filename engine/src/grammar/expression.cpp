@@ -85,7 +85,7 @@ std::size_t end_of_repetition(std::string_view text, std::size_t at) {
 std::string problem_of_dialect(std::string_view pattern) {
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     if (pattern[i] == '\\') {
-      ++i;
+      i = end_of_escape(pattern, i, Syntax::regex, "the pattern");
     } else if (pattern[i] == '[') {
       for (++i; i < pattern.size() && pattern[i] != ']'; ++i) {
         if (pattern[i] == '\\') ++i;
@@ -100,7 +100,10 @@ std::string problem_of_dialect(std::string_view pattern) {
     }
     if (i + 1 >= pattern.size()) break;
     auto end = end_of_repetition(pattern, i + 1);
-    if (end == i + 1) continue;
+    if (end == i + 1) {
+      if (pattern[end] != '{' || repeats_at(pattern, end) == 0) continue;
+      return cat("the repetition at byte ", end, " has a space in it, and is plain text in ECMA 262: leave the space out");
+    }
     if (end < pattern.size() && pattern[end] == '?') ++end;  // as few as possible, which changes no match of the whole
     if (end_of_repetition(pattern, end) != end) {
       return cat("what is repeated at byte ", end, " is a repetition: put it into brackets");

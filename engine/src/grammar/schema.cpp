@@ -109,12 +109,11 @@ std::optional<Guess> misspelt(std::string_view name, std::span<const std::string
   };
   const auto given = plain(name);
   std::optional<Guess> nearest;
-  if (given.size() < 3 || given.size() > 40) return nearest;
+  if (given.size() < 4 || given.size() > 40) return nearest;
   for (const auto one : names) {
     if (one.size() < 4) continue;
     const auto away = distance(given, plain(one));
-    // Of three letters too many words are near: ref without its $ is meant.
-    if (away <= (given.size() < 4 ? 0U : one.size() < 9 ? 1U : 2U) && (!nearest || away < nearest->distance)) nearest = Guess{one, away};
+    if (away <= (one.size() < 9 ? 1U : 2U) && (!nearest || away < nearest->distance)) nearest = Guess{one, away};
   }
   return nearest;
 }
@@ -170,6 +169,7 @@ class Checker {
     visit(root_, "", 0);
     check_ends();
     for (const auto& [path, key, value] : edits_) {
+      check_edit(path, key);
       auto& at = root_[Json::json_pointer(path)];
       if (value.is_discarded()) {
         at.erase(key);
@@ -205,6 +205,7 @@ class Checker {
                 cat("the JSON schema, at ", path.empty() ? "its root" : path, ": ", parts...));
   }
 
+  void check_edit(const std::string& path, const std::string& key) const;
   void visit(const Json& schema, const std::string& path, int depth);
   void visit_object_schema(const Json& schema, const std::string& path, int depth);
   void visit_ref(const Json& schema, const std::string& path, int depth);
@@ -246,6 +247,7 @@ class Checker {
   std::map<std::string, std::vector<Needs>> needs_;
   std::set<std::string> through_;  // paths of schemas that are being visited with no value read since
   std::vector<Edit> edits_;
+  std::set<std::string> values_;  // paths of const and enum
   std::vector<std::string> exclusive_;  // paths of schemas whose oneOf is as good as anyOf
   Disjoint disjoint_{[this](const Json& uri) {
     return uri.is_string() ? &target(uri.get<std::string>(), "") : nullptr;  // it was visited
@@ -366,8 +368,24 @@ void Checker::check_numbers(const Json& value, const std::string& path) {
   }
 }
 
+// References lead anywhere: no value may change by what is written for the compiler, and nothing that is referred to may
+// go.
+void Checker::check_edit(const std::string& path, const std::string& key) const {
+  for (auto end = path.size(); end != std::string::npos && end > 0; end = path.rfind('/', end - 1)) {
+    if (values_.contains(path.substr(0, end))) {
+      refuse(path, "a reference leads into const or enum, which have values and no schemas");
+    }
+  }
+  const auto names = path + "/propertyNames";
+  const auto visited = visited_.lower_bound(names);
+  if (key == "propertyNames" && visited != visited_.end() && (*visited == names || visited->starts_with(names + "/"))) {
+    refuse(names, "a reference leads into it: put what both need into $defs");
+  }
+}
+
 void Checker::visit_values(const Json& schema, const std::string& path) {
   const std::string keyword = schema.contains("const") ? "const" : "enum";
+  values_.insert(path + "/" + keyword);
   alone(schema, path, keyword, std::to_array<std::string_view>({"type"}));
   const auto types = types_of(schema, path);
   const auto check = [&](const Json& value, const std::string& at) {
