@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from charonia_client import Tools
+from load_file import load_file
 from stack import HANG_S, Stack
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "tools.py"
@@ -20,11 +20,7 @@ PROGRAM = Path(sys.executable).parent / "triton_client"
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    spec = importlib.util.spec_from_file_location("example_tools", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(EXAMPLE)
 
 
 async def test_a_call_is_made_run_and_answered(api: openai.AsyncOpenAI, model: str, example: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from load_file import load_file
 
 WANTED = ["--requirement", "wanted.txt"]
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/install.py"
@@ -18,11 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts/install.py"
 
 @pytest.fixture
 def install() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(SCRIPT)
 
 
 def command(folder: Path, name: str, status: int = 0) -> Path:

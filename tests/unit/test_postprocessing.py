@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from itertools import accumulate
@@ -14,17 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from load_file import load_file
 from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_module(name: str = "detokenize") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "postprocessing" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "postprocessing" / f"{name}.py")
 
 
 detokenize = load_module()

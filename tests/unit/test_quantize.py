@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib.util
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from load_file import load_file
 from missing_tools import needed_module
 from rich.console import Console
 
@@ -94,11 +94,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "works
 
 @pytest.fixture(scope="module")
 def driver() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("driver", DRIVER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(DRIVER)
 
 
 def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
