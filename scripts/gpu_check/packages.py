@@ -16,7 +16,8 @@ from gpu_check.commands import run
 from gpu_check.context import ROOT, Context
 
 # What the build and the tests need beside what such machines have: nvcc, cmake, ninja, PyTorch, transformers,
-# tokenizers, safetensors, ml-dtypes, jinja2, huggingface-hub, typer, rich, pytest, pytest-timeout and -xdist.
+# tokenizers, safetensors, ml-dtypes, numpy, jinja2, huggingface-hub, typer, rich, psutil, pytest, pytest-timeout and
+# -xdist. A test holds both lists against what the packages of this repository need.
 GENERAL = [
     "nlohmann-json",
     "pybind11",
@@ -30,21 +31,52 @@ GENERAL = [
     "prompt-toolkit",
     "wcwidth",
     "gguf",
+    "google-re2",
+    "compressed-tensors",
+    "loguru",
 ]
 # Of what such machines have, the modules to look for.
-MODULES = ("torch", "transformers", "tokenizers", "safetensors", "ml_dtypes", "jinja2", "huggingface_hub", "typer",
-           "rich", "pytest", "pytest_timeout", "xdist")  # fmt: skip
+MODULES = ("torch", "transformers", "tokenizers", "safetensors", "ml_dtypes", "numpy", "jinja2", "huggingface_hub",
+           "typer", "rich", "psutil", "pytest", "pytest_timeout", "xdist")  # fmt: skip
 # What the Triton server, its Python models, the gateway and the client need; used by the stage bench5 alone.
 TRITON = [
     "nvidia-pytriton==0.7.0",
+    "lazy-importer",
+    "pyzmq",
+    "sh",
+    "typing-inspect",
+    "mypy-extensions",
     "numpy==1.26.4",
     "tritonclient",
+    "grpcio",
     "python-rapidjson",
+    "urllib3",
     "protobuf<7",
     "fastapi",
+    "annotated-doc",
     "starlette",
     "uvicorn",
+    "uvloop",
     "httptools",
+    "limits",
+    "deprecated",
+    "wrapt",
+    "redis",
+    "python-json-logger",
+    "opentelemetry-api",
+    "opentelemetry-sdk",
+    "opentelemetry-semantic-conventions",
+    "opentelemetry-proto",
+    "opentelemetry-exporter-otlp-common",
+    "opentelemetry-exporter-http-transport",
+    "opentelemetry-exporter-otlp-proto-common",
+    "opentelemetry-exporter-otlp-proto-http",
+    "googleapis-common-protos",
+    "importlib-metadata",
+    "zipp",
+    "requests",
+    "certifi",
+    "charset-normalizer",
     "prometheus-client",
     "httpx",
 ]

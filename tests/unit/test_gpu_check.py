@@ -13,10 +13,13 @@ import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from charonia.bench import machine
 from charonia.bench.records import Record
@@ -612,3 +615,32 @@ def test_the_command_that_fetches_packages_names_all_of_them() -> None:
     command = packages.download_command(".whl")
     assert set(packages.GENERAL + packages.TRITON) <= set(command)
     assert "--no-deps" in command
+
+
+def needed_by(names: set[str]) -> set[str]:
+    """Canonical names of these packages and of all that they need, as installed here."""
+    found: set[str] = set()
+    left = [canonicalize_name(name) for name in names]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            needed = [Requirement(line) for line in metadata.requires(name) or ()]
+            left += [
+                canonicalize_name(each.name)
+                for each in needed
+                if not each.marker or each.marker.evaluate({"extra": ""})
+            ]
+    return found
+
+
+@pytest.mark.parametrize("triton", [False, True], ids=["engine", "triton"])
+def test_the_packages_brought_along_and_those_of_such_machines_are_all_that_is_needed(triton: bool) -> None:
+    """They are installed with --no-deps: a package that is missing would cost all Python stages."""
+    own = {"charonia", "charonia-client", "charonia-gateway"}
+    used = own | {"nvidia-pytriton"} if triton else {"charonia", "compressed-tensors"}
+    distributions = metadata.packages_distributions()
+    there = needed_by({name for module in packages.MODULES for name in distributions[module]})
+    lists = packages.GENERAL + (packages.TRITON if triton else [])
+    brought = {canonicalize_name(Requirement(name).name) for name in lists}
+    assert needed_by(used) - own - there - brought == set()
