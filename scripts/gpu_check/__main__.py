@@ -175,6 +175,7 @@ def _stop(number: int, frame: object) -> None:
 def _pack(context: Context, options: argparse.Namespace) -> int:
     compiled = None
     if options.build_for:
+        packages.fetch_for_compiling()
         compiled = context.work / f"compiled_{options.build_for}"
         done = build.compile_all(context, compiled)
         if done.code != 0:

@@ -71,6 +71,8 @@ def _bring(context: Context) -> tuple[bool, str]:
         shutil.rmtree(context.compiled, ignore_errors=True)
         shutil.copytree(folder, context.compiled)
     if not test_program(context).is_file():
+        if _googletest(context):
+            return False, "what is compiled has no C++ tests, and GoogleTest is here"
         return True, "what is compiled was there, without C++ tests"
     command: list[str | Path] = [test_program(context), f"--gtest_filter={_SMOKE_TEST}"]
     done = run_command(command, context.logs / "smoke_test.log", limit_s=60, env=context.environment())

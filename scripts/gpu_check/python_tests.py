@@ -43,6 +43,8 @@ def _pytest(context: Context, name: str, tests: Sequence[str | Path], *, limit_s
     ]  # fmt: skip
     # Models here are tiny and of many shapes: measuring GEMMs would be most of the time. Workers share the memory.
     variables |= {"CHARONIA_CUDA_MEASURE_S": "0.3", "CHARONIA_CACHE_MAX_ENTRY_COUNT": "0.05"}
+    # Measured by processes that share the device: no engine that is measured itself may find such times.
+    variables["CHARONIA_CACHE_DIR"] = str(context.work / "cache_of_tests")
     variables["GPU_CHECK_LINES"] = str(lines)
     done = run(command, context.logs / f"{name}.log", limit_s=limit_s, env=context.environment() | variables)
     outcomes: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}

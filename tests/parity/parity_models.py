@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from numpy_models import NumpyFamily, NumpyModel, baichuan, internlm2, qwen
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     Gemma2Config,
     Gemma3TextConfig,
-    InternLM3Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -27,6 +27,9 @@ from transformers import (
 )
 
 from charonia.bench.random_model import write_byte_tokenizer
+
+# Transformers 5.17, which machines with a GPU may have, is without it.
+InternLM3Config = getattr(transformers, "InternLM3Config", None)
 
 # The models are tiny: more threads would only wait for each other.
 torch.set_num_threads(1)
@@ -151,15 +154,6 @@ VARIANTS = {
     "internlm2-bias": Variant(internlm2(bias=True)),
     "internlm2-dynamic": _beyond(Variant(internlm2(bias=False, trained=100, dynamic=True))),
     "internlm2-log-n-by-setting": _beyond(Variant(internlm2(bias=False, trained=40, with_log_n=True)), use_logn_attn=1),
-    "internlm3": _variant(InternLM3Config, head_dim=24),
-    "internlm3-biases": _variant(
-        InternLM3Config,
-        {"qkv_bias": True, "bias": True},
-        ("attention_bias", "mlp_bias"),
-        head_dim=16,
-        attention_bias=True,
-        mlp_bias=True,
-    ),
     "baichuan-7b": Variant(baichuan(7, 1)),
     "baichuan-13b": Variant(baichuan(13, 1)),
     "baichuan2-7b": Variant(baichuan(7, 2)),
@@ -212,6 +206,16 @@ VARIANTS = {
         norm_topk_prob=False,
     ),
 }
+if InternLM3Config is not None:
+    VARIANTS["internlm3"] = _variant(InternLM3Config, head_dim=24)
+    VARIANTS["internlm3-biases"] = _variant(
+        InternLM3Config,
+        {"qkv_bias": True, "bias": True},
+        ("attention_bias", "mlp_bias"),
+        head_dim=16,
+        attention_bias=True,
+        mlp_bias=True,
+    )
 
 
 def write_model(

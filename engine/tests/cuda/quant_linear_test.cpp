@@ -12,10 +12,12 @@
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/kernels/quant_layout.h"
-#include "ops/cuda/kernels/quant_numbers.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
+#if defined(CHARONIA_CUDA_ON_HOST)  // device functions, which this file calls there alone
+#include "ops/cuda/kernels/quant_numbers.h"
+#endif
 
 namespace charonia::cuda {
 namespace {
@@ -112,6 +114,7 @@ void check(const Matrix& out, const Matrix& in, std::span<const double> weight, 
   }
 }
 
+#if defined(CHARONIA_CUDA_ON_HOST)
 // Every code that there is, at every place of a word, with every zero.
 template <class T, Code code>
 void check_numbers() {
@@ -141,7 +144,6 @@ void check_numbers() {
   }
 }
 
-#if defined(CHARONIA_CUDA_ON_HOST)
 TEST(CudaQuantTest, every_code_becomes_its_number) {
   check_numbers<bf16, Code::u4>();
   check_numbers<f16, Code::u4>();

@@ -12,11 +12,13 @@
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cuda/cuda_quant_weights.h"
-#include "ops/cuda/device/fp8.h"
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
+#if defined(CHARONIA_CUDA_ON_HOST)  // device functions, which this file calls there alone
+#include "ops/cuda/device/fp8.h"
+#endif
 
 namespace charonia::cuda {
 namespace {

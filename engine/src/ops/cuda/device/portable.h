@@ -83,7 +83,9 @@ CHARONIA_DEVICE float fast_divide(float a, float b) { return a / b; }
 CHARONIA_DEVICE float multiply_rounded(float a, float b) { return a * b; }  // never fused with an addition behind it
 CHARONIA_DEVICE float reciprocal_sqrt(float x) { return 1.0F / std::sqrt(x); }
 
-// Reads of what no thread writes while the kernel runs. streaming: of what is read once (it does not stay in L1).
+// Reads of what neither this kernel nor the kernels of the step before it write: the compiler moves such loads in front
+// of dependency_wait(), which no test on the emulated device shows. streaming: of what is read once (it does not stay in
+// L1).
 template <class T>
 CHARONIA_DEVICE T load_readonly(const T* p) {
   host_grid::check_aligned(p, alignof(T), "load_readonly");

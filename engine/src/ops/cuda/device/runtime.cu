@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -445,8 +447,27 @@ void Graph::launch(Stream& stream, std::string_view what) const {
   if (waits_for_every_launch()) stream.wait(what);
 }
 
+namespace {
+
+// Lets the kernel have at least so many bytes of dynamic shared memory, and says how many it may have. This limit
+// belongs to the process, whose threads may run engines that use one kernel with different sizes: it only grows.
+std::size_t allow_shared_bytes(const void* kernel, int device, std::size_t bytes, std::string_view what) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, std::size_t> allowed;
+  const std::lock_guard lock(mutex);
+  auto& now = allowed[{device, kernel}];
+  if (bytes > now) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), what);
+    now = bytes;
+  }
+  return now;
+}
+
+}  // namespace
+
 void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params) {
-  auto& device = known(current_device());
+  const int index = current_device();
+  auto& device = known(index);
   auto& of_kernel = device.kernels[kernel];
   if (!of_kernel.divided) {
     if (carveout() != kDriversCarveout) {
@@ -455,10 +476,7 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& sha
     of_kernel.divided = true;
   }
   if (shape.dynamic_shared_bytes > of_kernel.shared_bytes) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shape.dynamic_shared_bytes)),
-          what);
-    of_kernel.shared_bytes = shape.dynamic_shared_bytes;
+    of_kernel.shared_bytes = allow_shared_bytes(kernel, index, shape.dynamic_shared_bytes, what);
   }
   std::array<cudaLaunchAttribute, 2> attributes{};
   unsigned count = 0;
