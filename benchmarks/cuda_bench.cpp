@@ -48,10 +48,19 @@ struct Bench::Results {
   Json rows = Json::array(), skipped = Json::array(), errors = Json::array(), suites = Json::object();
 };
 
-Bench::Bench(Size size, std::filesystem::path file)
-    : size(size), device(cuda::device_info(0)), file_(std::move(file)), results_(std::make_unique<Results>()) {}
+Bench::Bench(Size size, std::filesystem::path file, std::vector<std::string> only)
+    : size(size),
+      device(cuda::device_info(0)),
+      file_(std::move(file)),
+      only_(std::move(only)),
+      results_(std::make_unique<Results>()) {}
 
 Bench::~Bench() = default;
+
+bool Bench::wanted(const Case& what) const {
+  const auto text = only_.empty() ? std::string() : described(what).dump();
+  return std::ranges::all_of(only_, [&](const std::string& part) { return text.find(part) != std::string::npos; });
+}
 
 bool Bench::failed() const { return !results_->errors.empty(); }
 
@@ -204,6 +213,7 @@ void Bench::suite(std::string_view name, const std::function<void()>& run) {
 }
 
 void Bench::measure(const Case& what, const std::function<void(int)>& issue) {
+  if (!wanted(what)) return;
   const double bound = std::max(what.bytes / limits_.read, what.operations / limits_.gemms) * 1e6;
   const bool both = what.launched_by_us && device.major >= 9;
   for (const bool overlap : {true, false}) {

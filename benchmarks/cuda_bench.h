@@ -57,7 +57,8 @@ struct Case {
 
 class Bench {
  public:
-  Bench(Size size, std::filesystem::path file);
+  // only: of the cases those alone whose JSON has all of these texts.
+  Bench(Size size, std::filesystem::path file, std::vector<std::string> only = {});
   ~Bench();
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
@@ -99,6 +100,7 @@ class Bench {
   bool fits(std::size_t bytes) const;
 
  private:
+  bool wanted(const Case& what) const;
   struct Results;  // JSON, which not every suite compiles
 
   // Median microseconds of one of the launches.
@@ -107,6 +109,7 @@ class Bench {
   void write();
 
   std::filesystem::path file_;
+  std::vector<std::string> only_;
   std::map<std::pair<DType, float>, std::vector<std::byte>> patterns_;  // random numbers, drawn once
   Limits limits_;
   std::string suite_;

@@ -2,8 +2,9 @@
 //
 //     cmake -S . -B build -DCHARONIA_CUDA=ON ...
 //     cmake --build build --target charonia_cuda_kernels
-//     build/charonia_cuda_kernels FILE.json [full | quick | tiny] [SUITE ...]
+//     build/charonia_cuda_kernels FILE.json [full | quick | tiny] [SUITE ...] [only=TEXT ...]
 //
+// only: of the cases those alone whose kernel, shape and variant, as JSON, have all of these texts; for a profiler.
 // Suites: gemm, decode_attention, prefill_attention, rows, sampling, experts, quantised; all of them without a
 // name. FILE.json is written after every suite and every few seconds. A row is one measurement: the suite, the kernel, the shape, the
 // variant, whether programmatic dependent launch was on (null: a library launched it), microseconds, bytes, operations,
@@ -44,9 +45,14 @@ int run(const std::vector<std::string>& words) {
                 "name a file for the results: FILE.json [full | quick | tiny] [SUITE ...]");
   auto size = bench::Size::full;
   std::vector<Suite> suites;
+  std::vector<std::string> only;
   for (std::size_t i = 1; i < words.size(); ++i) {
     if (words[i] == "full" || words[i] == "quick" || words[i] == "tiny") {
       size = words[i] == "full" ? bench::Size::full : words[i] == "quick" ? bench::Size::quick : bench::Size::tiny;
+      continue;
+    }
+    if (words[i].starts_with("only=")) {
+      only.push_back(words[i].substr(5));
       continue;
     }
     const auto* const suite = std::ranges::find(kSuites, words[i], &Suite::name);
@@ -63,7 +69,7 @@ int run(const std::vector<std::string>& words) {
   if (cuda::device_count(why) == 0) throw Error(ErrorCode::unavailable, cat("no CUDA device: ", why));
 
   const cuda::OnDevice on(0);
-  bench::Bench bench(size, words[0]);
+  bench::Bench bench(size, words[0], std::move(only));
   bench.suite("limits", [&] { bench.measure_limits(); });
   const auto& limits = bench.limits();
   std::printf("%s: reads %.0f GB/s, copies %.0f GB/s; bf16 GEMMs %.1f TFLOP/s (%s), mma.sync %.1f TFLOP/s\n",

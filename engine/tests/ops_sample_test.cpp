@@ -126,8 +126,9 @@ TEST_P(SampleTest, draws_what_the_definition_draws) {
     if (uniform(random, 0, 1) == 1) row.repetition_penalty = 1.3F;
     if (uniform(random, 0, 1) == 1) row.presence_penalty = 0.7F;
     if (uniform(random, 0, 1) == 1) row.frequency_penalty = -0.2F;
-    std::vector<std::pair<std::int32_t, float>> bias;
-    for (int i = uniform(random, 0, 3); i > 0; --i) bias.emplace_back(uniform(random, 0, vocab - 1), 2.0F);
+    std::map<std::int32_t, float> biased;
+    for (int i = uniform(random, 0, 3); i > 0; --i) biased[uniform(random, 0, vocab - 1)] += 2.0F;
+    const std::vector<std::pair<std::int32_t, float>> bias(biased.begin(), biased.end());
     row.bias = bias;
     std::vector<std::int32_t> banned;
     if (vocab > 3) banned = {uniform(random, 0, vocab - 1), uniform(random, 0, vocab - 1)};

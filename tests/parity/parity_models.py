@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -364,3 +365,11 @@ class ReferenceModel:
             assert self._torch is not None
             logprobs = logprobs_of(self._torch, prompt, answer)
         return _reference(logprobs.argmax(-1).tolist(), logprobs)
+
+
+def ranks(count: int) -> dict[str, int | str]:
+    """Settings for so many ranks: on a GPU each where there are so many, else all on the first."""
+    settings: dict[str, int | str] = {"tensor_para_size": count}
+    if os.environ.get("CHARONIA_DEVICE") == "cuda" and torch.cuda.device_count() < count:
+        settings["device_ids"] = ",".join(["0"] * count)
+    return settings

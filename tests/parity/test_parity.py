@@ -23,6 +23,7 @@ from parity_models import (  # noqa: E402
     load_model,
     logprobs_of,
     prompts_of,
+    ranks,
     write_model,
 )
 from transformers import PreTrainedModel  # noqa: E402
@@ -36,14 +37,6 @@ LENGTHS = (1, 5, 31, 64, 65, 150)
 # A lead below this is a tie that rounding may decide either way: such a model is replaced by the next seed's.
 TIE = 1e-4
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
-
-
-def ranks(count: int) -> dict[str, int | str]:
-    """Settings for so many ranks: on a GPU each where there are so many, else all on the first."""
-    settings: dict[str, int | str] = {"tensor_para_size": count}
-    if os.environ.get("CHARONIA_DEVICE") == "cuda" and torch.cuda.device_count() < count:
-        settings["device_ids"] = ",".join(["0"] * count)
-    return settings
 
 
 def generate(folder: Path, variant: Variant, prompts: list[list[int]], **settings: int | bool | str) -> list[Output]:

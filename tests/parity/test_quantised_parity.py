@@ -15,7 +15,7 @@ from missing_tools import needed_module
 
 torch = needed_module("torch")
 
-from parity_models import VARIANTS, VOCAB, Variant, load_model, logprobs_of, prompts_of, write_model  # noqa: E402
+from parity_models import VARIANTS, VOCAB, Variant, load_model, logprobs_of, prompts_of, ranks, write_model  # noqa: E402
 from quantised_models import FORMATS, quantise  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
@@ -92,9 +92,10 @@ def test_every_group_of_families_answers_so_in_place_and_converted_with_one_rank
     folder, model = make(variant, form, tmp_path)
     outputs = answers(folder, variant)
     assert differences(outputs, model).max() < 1e-4
-    halves = answers(folder, variant, tensor_para_size=2)
+    halves = answers(folder, variant, **ranks(2))
     assert differences(halves, model).max() < 1e-4
-    with Engine.from_pretrained(convert(folder, tmp_path / "w", tp=2, dtype="fp32"), threads=2) as engine:
+    halves_kept = convert(folder, tmp_path / "w", tp=2, dtype="fp32")
+    with Engine.from_pretrained(halves_kept, threads=2, **ranks(2)) as engine:
         assert engine.generate(prompts_of(7, LENGTHS), GREEDY)[2].logprobs == halves[2].logprobs
 
 
