@@ -158,7 +158,7 @@ def _python_module(context: Context) -> Done:
         "-c", ROOT / "engine/python/module.cpp", "-o", made,
     ]  # fmt: skip
     linking: list[str | Path] = [
-        compiler[-1], "-shared", made,
+        compiler[-1], "-shared", made, f"-Wl,--version-script={ROOT / 'engine/python/exports.map'}",
         "-Wl,--start-group", *(context.compiled / name for name in libraries), "-Wl,--end-group", "-ldl", "-lrt",
         "-pthread", "-o", package / f"_engine{sysconfig.get_config_var('EXT_SUFFIX')}",
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import gc
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from missing_tools import missing_tool
 
 from charonia import (
     DeadlineExceededError,
@@ -506,6 +508,16 @@ def run_python(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def test_the_module_exports_its_entry_point_alone() -> None:
+    """Else libstdc++ may be linked with its copies of templates: on Ubuntu 24.04 the next module with C++ crashed."""
+    from charonia import _engine
+
+    if (nm := shutil.which("nm")) is None:
+        missing_tool("nm is not here: install binutils")
+    listed = subprocess.run([nm, "-D", "--defined-only", _engine.__file__], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in listed.stdout.splitlines()] == ["PyInit__engine"]
+
+
 def ask_with(model: Path, isa: str) -> subprocess.CompletedProcess[str]:
     """A process of its own with CHARONIA_ISA=isa prints what it runs on."""
     script = f"""
@@ -585,7 +597,8 @@ def test_a_callback_that_owns_its_engine_ends_it_from_the_engines_own_thread(mod
 
 def test_a_forked_child_exits_and_is_told_that_the_engine_is_its_parents(model: Path) -> None:
     script = f"""
-        import os, signal, sys, time
+        import os, signal, sys, time, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of a fork beside threads
         from charonia import Engine, EngineClosedError, SamplingParams
         engine = Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=1000)
         stream = engine.stream("x", SamplingParams(max_tokens={ENDLESS_TOKENS}, ignore_eos=True), request_id="left")
