@@ -1,7 +1,7 @@
 """What every CUDA kernel should take on an H200, and the table that measurements are put beside.
 
     python -m benchmarks.cuda_predictions
-        writes benchmarks/cuda_predictions.md
+        writes benchmarks/cuda_predictions.md, with the times of results/h200_kernels.json
     python -m benchmarks.cuda_predictions --results FILE
         the same with the times of FILE, which charonia benchmark kernels --json has written
     python -m benchmarks.cuda_predictions --against PROGRAM
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_suffix(".md")
+RESULTS = Path(__file__).parent / "results" / "h200_kernels.json"  # the fastest variants of a run on such a machine
 # Of an H200, measured on such machines: bytes a second that a copy moves, operations a second of a bf16 GEMM of two
 # 8192 x 8192 matrices.
 BANDWIDTH, GEMM_RATE = 4.3e12, 790e12
@@ -223,6 +224,14 @@ KERNELS = {
             1,
             "a row is read twice, from the cache the second time",
         ),
+        Kernel(
+            "dequantise",
+            ("quant_dequantise: dequantise_kernel",),
+            2,
+            0.85,
+            1,
+            "a warp has 2 KB of int4 codes under way and stores whole sectors; its instructions hide behind that",
+        ),
         Kernel("w8a8_stream", (_GEMM,), 1, 0.95, 0.5, _TWICE),
         Kernel("w8a8_tile", ("gemm_tile: tile_kernel",), 2, 0.85, 0.5, _TWICE),
         Kernel(
@@ -235,8 +244,9 @@ KERNELS = {
         ),
     )
 }
-# Of other makers, measured on the same shapes: the table shows the best of them beside ours.
-_LIBRARIES = {"cuBLASLt", "torch.mm", "SDPA FlashAttention", "SDPA cuDNN"}
+# Of other makers, measured on the same shapes: the table shows the best of them beside ours. "dequantised": with the
+# kernel that makes numbers of a quantised weight.
+_LIBRARIES = {"cuBLASLt", "dequantised, cuBLASLt", "torch.mm", "SDPA FlashAttention", "SDPA cuDNN"}
 
 
 def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
@@ -259,7 +269,10 @@ def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
     if kernel.startswith("w8a8") or (kernel == "cuBLASLt" and "codes" in shape):
         n, k = shape["n"], shape["k"]
         return (n + rows) * (k + 4) + 2 * rows * n, rows * n * k
-    if kernel.startswith("quant"):
+    if kernel == "dequantise":
+        moved, _ = _quantised({**shape, "rows": 0})
+        return moved + shape["n"] * shape["k"] * _ELEMENT[shape["type"]], 0
+    if kernel.startswith("quant") or kernel == "dequantised, cuBLASLt":
         return _quantised(shape)
     if kernel.startswith("attention"):
         return _attention(shape)
@@ -479,20 +492,23 @@ def _weights_of(m: _Model) -> dict[str, tuple[int, int]]:
     }
 
 
-def _quantised_shape(m: _Model, weight: str, rows: int, form: tuple[str, int, str], element: str = "bf16") -> Shape:
+def _quantised_shape(
+    m: _Model, weight: str, rows: int | None, form: tuple[str, int, str], element: str = "bf16"
+) -> Shape:
     (n, k), (codes, group, scale) = _weights_of(m)[weight], form
-    shape = {"model": m.name, "weight": weight, "rows": rows, "n": n, "k": k, "codes": codes}
-    return {**shape, "group": group or k, "scale": scale, "type": element}
+    of = {"model": m.name, "weight": weight, **({} if rows is None else {"rows": rows})}
+    return {**of, "n": n, "k": k, "codes": codes, "group": group or k, "scale": scale, "type": element}
 
 
 def _quantised_gemms() -> Iterator[_Row]:
     m = _MODELS[-1]
     for weight in _weights_of(m):
         for form in _FORMATS:
-            for rows in (1, 16, 64, 256):
+            for rows in (1, 16, 64, 256, 2048):
                 yield "quant_stream" if rows <= 16 else "quant_tile", _quantised_shape(m, weight, rows, form), ""
+            yield "dequantise", _quantised_shape(m, weight, None, form), ""
     yield "quant_plain", _quantised_shape(m, "o", 1, _FORMATS[0], "fp32"), ""
-    for rows in (1, 64, 256):
+    for rows in (1, 64, 256, 2048):
         yield "quant_inputs", {"model": m.name, "rows": rows, "k": m.hidden}, ""
 
 
@@ -581,7 +597,7 @@ def markdown(results: Mapping[str, Any] | None = None) -> str:
     lines = [
         "# CUDA kernels: predicted and measured",
         "",
-        "Written by `python -m benchmarks.cuda_predictions`; `--results FILE` fills the columns of what was measured.",
+        "Written by `python -m benchmarks.cuda_predictions`; `--results FILE` takes the times from another run.",
         f"Limits of an H200: memory {BANDWIDTH / 1e12:.1f} TB/s, bf16 GEMMs {GEMM_RATE / 1e12:.0f} TFLOP/s.",
         "",
         "A time is predicted as fixed + max(bytes / (memory x bandwidth), operations / (GEMM x GEMM rate)); a",
@@ -690,7 +706,8 @@ def differences(results: Mapping[str, Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_predictions", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--results", type=Path, metavar="FILE", help="times to put beside the predictions")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE",
+        help="times to put beside the predictions [%(default)s]")  # fmt: skip
     parser.add_argument("--against", type=Path, metavar="PROGRAM", help="charonia_cuda_kernels_on_host, to be checked")
     parser.add_argument("--out", type=Path, default=TABLE, help="where the table goes [%(default)s]")
     options = parser.parse_args()

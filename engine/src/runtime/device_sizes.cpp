@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "ops/cuda/experts_workspace.h"
+#include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/kv_quant.h"
 
 namespace charonia::runtime {
@@ -40,14 +41,15 @@ model::DeviceSizes device_sizes(std::string_view device) {
           [cpu](const ops::ExpertsShape& shape, std::int64_t rows) { return cpu->experts_scratch_bytes(shape, rows); }};
 }
 
-std::size_t step_bytes(std::string_view device, const ModelConfig& model, const model::Shard& shard,
-                       const ops::StepLimits& limits) {
+std::size_t step_bytes(std::string_view device, const ModelConfig& model, const model::Manifest& manifest,
+                       const model::Shard& shard, const ops::StepLimits& limits) {
   if (device != "cuda") return 0;  // what the CPU's threads take is less than a megabyte each
   const auto sampled = static_cast<std::size_t>(limits.max_sequences);
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
   const auto vocab = static_cast<std::size_t>(model.vocab_size);
   auto out = kCudaStepBytes + sampled * (vocab * 2 + vocab / 8 + kHistograms);
+  if (manifest.elements(shard.rank).quantised_bytes > 0) out += cuda::kDequantisedBytes;
   if (shard.ranks > 1) {
     out += static_cast<std::size_t>(limits.max_rows) * static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
            static_cast<std::size_t>(shard.ranks);

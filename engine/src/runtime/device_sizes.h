@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "charonia/config.h"
+#include "model/manifest.h"
 #include "model/memory_needs.h"
 #include "model/shard.h"
 #include "ops/step.h"
@@ -17,7 +18,7 @@ model::DeviceSizes device_sizes(std::string_view device);
 
 // Memory of one rank that a device takes for steps beside the model's activations, at most: arrays of a step,
 // work space of GEMMs and of sampling, partial results of attention, captured steps.
-std::size_t step_bytes(std::string_view device, const ModelConfig& model, const model::Shard& shard,
-                       const ops::StepLimits& limits);
+std::size_t step_bytes(std::string_view device, const ModelConfig& model, const model::Manifest& manifest,
+                       const model::Shard& shard, const ops::StepLimits& limits);
 
 }  // namespace charonia::runtime

@@ -80,7 +80,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     const model::Shard shard(out.model, manifest, rank);
     auto needs = model::memory_needs(out.model, manifest, shard, sizes, limits);
     if (out.device == "null") needs.weights = 0;  // which are not kept
-    const auto activations = needs.activations + runtime::step_bytes(out.device, out.model, shard, limits);
+    const auto activations = needs.activations + runtime::step_bytes(out.device, out.model, manifest, shard, limits);
     const auto free_bytes = free[static_cast<std::size_t>(rank)];
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
     out.activation_bytes += static_cast<std::int64_t>(activations);

@@ -16,7 +16,7 @@ void Rank::check_memory(const ModelConfig& model, const model::Manifest& manifes
   const model::Shard shard(model, manifest, ops_->rank());
   auto needs = model::memory_needs(model, manifest, shard, model::sizes_of(*ops_), limits);
   if (ops_->device() == "null") needs.weights = 0;  // which are not kept
-  step_bytes_ = step_bytes(ops_->device(), model, shard, limits);
+  step_bytes_ = step_bytes(ops_->device(), model, manifest, shard, limits);
   const auto free = ops_->free_memory(), taken = needs.weights + needs.activations + step_bytes_;
   left_ = free - std::min(free, taken);
   check_model_fits(config, {ops_->device(), needs.weights, needs.activations + step_bytes_, needs.kv_block, free});

@@ -226,8 +226,8 @@ TEST_F(GemmRunnerTest, a_file_that_is_not_ours_does_no_harm) {
                                  "[1, 2]",
                                  "null",
                                  R"({"format": 99, "measured": {}})",
-                                 R"({"format": 3})",
-                                 R"({"format": 3, "measured": [3]})",
+                                 R"({"format": 4})",
+                                 R"({"format": 4, "measured": [3]})",
                                  std::string(100, '\0')};
   const auto altered = [&](const auto& alter) {
     auto one = good;
@@ -285,7 +285,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
         EXPECT_EQ(memory.save(), "");
         nlohmann::json now;
         std::ifstream(file()) >> now;  // throws when it is half a file
-        EXPECT_EQ(now["format"], 3);
+        EXPECT_EQ(now["format"], 4);
       }
     });
   }

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 
+#include "cuda/quant_formats.h"
 #include "device_arrays.h"
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/gemm/gemm_runner.h"
@@ -29,66 +29,6 @@ using ops::MemoryQuantSource;
 using ops::QuantFormat;
 using ops::Random;
 using ops::uniform;
-
-struct Format {
-  QuantFormat format;
-  bool ordered = false;
-};
-
-// The formats that models have, and some that none has.
-std::vector<Format> formats(std::int64_t k) {
-  using enum Activations;
-  std::vector<Format> all;
-  for (const bool zeros : {false, true}) {
-    all.push_back({{Code::u4, 128, zeros, DType::f16}});
-    all.push_back({{Code::u4, 32, zeros, DType::bf16}, zeros});
-    all.push_back({{Code::u4, 20, zeros, DType::f32}, !zeros});
-    all.push_back({{Code::u4, k, zeros, DType::f32}});
-    all.push_back({{Code::i8, k, zeros, DType::bf16}});
-    all.push_back({{Code::i8, 64, zeros, DType::f32}});
-    all.push_back({{Code::i8, 32, zeros, DType::f16}});
-  }
-  all.push_back({{Code::i8, k, false, DType::f32, i8_token}});
-  all.push_back({{Code::i8, k, false, DType::f32, i8_tensor}});
-  all.push_back({{Code::i8, 128, false, DType::f32, i8_token}, true});
-  all.push_back({{Code::u4, 128, false, DType::f32, i8_token}});
-  all.push_back({{Code::f8_e4m3, k, false, DType::bf16, f8_token}});
-  all.push_back({{Code::f8_e4m3, 128, false, DType::f32, f8_tensor}});
-  all.push_back({{Code::f8_e4m3, 32, false, DType::f32}});
-  all.push_back({{Code::f4_e2m1, 32, false, DType::f8_e8m0}});
-  all.push_back({{Code::f4_e2m1, 64, false, DType::f16}});
-  std::erase_if(all, [&](const Format& one) { return k % one.format.group != 0; });
-  return all;
-}
-
-MemoryQuantSource random_source(Random& random, std::int64_t n, std::int64_t k, const Format& format) {
-  auto source = MemoryQuantSource::random(random, n, k, format.format);
-  if (format.ordered) {
-    std::vector<std::int32_t> order(static_cast<std::size_t>(k));
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), random);
-    source.set_order(std::move(order));
-  }
-  return source;
-}
-
-// The weight [n, k] in double precision, with its columns where the inputs are.
-std::vector<double> values(const MemoryQuantSource& source) {
-  const auto n = source.rows(), k = source.cols();
-  std::vector<double> out(static_cast<std::size_t>(n * k));
-  const auto& format = source.format();
-  const auto order = source.order();
-  for (std::int64_t r = 0; r < n; ++r) {
-    for (std::int64_t c = 0; c < k; ++c) {
-      const auto group = static_cast<std::size_t>(r * source.groups() + c / format.group);
-      const double zero = format.zeros ? source.zeros[group] : format.code == Code::u4 ? 8 : 0;
-      const auto to = order.empty() ? c : order[static_cast<std::size_t>(c)];
-      const double number = number_of(format.code, source.codes[static_cast<std::size_t>(r * k + c)]);
-      out[static_cast<std::size_t>(r * k + to)] = double{source.scales[group]} * (number - zero);
-    }
-  }
-  return out;
-}
 
 // Products are exact in float but for those of float inputs; k sums and a product with a scale for each group
 // round. bias: [n] or none.

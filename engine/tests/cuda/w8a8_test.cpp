@@ -339,9 +339,9 @@ TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
       GemmRunner::Options options;
       options.blas = std::make_unique<NotingLibrary>(asked);
       GemmRunner runner(device_info(0), std::move(options));
-      runner.reserve_inputs(kK);
       const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, packed, upload);
       auto gemm = linear.gemm();
+      runner.reserve(gemm);
       const MatrixOnDevice out(stream, Matrix(DType::f32, kRows, kN));
       gemm.in = in.tensor().data, gemm.in_stride = kK, gemm.rows = kRows;
       gemm.out = out.tensor().data, gemm.out_stride = kN;

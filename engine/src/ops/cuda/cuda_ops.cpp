@@ -89,13 +89,13 @@ std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops:
                                                             std::span<const ops::HostMatrix> bias, DType data) {
   const OnDevice on(device_.index);
   if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
-  std::unique_ptr<ops::Linear> linear;
+  std::unique_ptr<CudaGemmWeight> linear;
   if (!parts.empty() && is_w8a8(parts[0]->format(), data, parts[0]->cols(), device_)) {
     linear = std::make_unique<CudaW8a8Linear>(parts, bias, data, gemms_.packs(data), *weights_upload_);
   } else {
     linear = std::make_unique<CudaQuantLinear>(parts, bias, data, *weights_upload_);
   }
-  gemms_.reserve_inputs(linear->in_features());
+  gemms_.reserve(linear->gemm());
   return linear;
 }
 

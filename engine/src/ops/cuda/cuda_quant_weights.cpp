@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -69,6 +70,11 @@ QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count,
   code_bytes_ = quant_code_bytes(format_, n, k);
   scale_elements_ = static_cast<std::size_t>(round_up(n, kQuantRows) * groups);
   const auto all = static_cast<std::size_t>(count);
+  if (all * scale_elements_ > std::size_t{std::numeric_limits<int>::max()}) {
+    throw Error(ErrorCode::unsupported, cat(name, ": ", count, " x ", scale_elements_,
+                                            " scales: the CUDA device takes fewer than 2^31; quantise it in larger "
+                                            "groups"));
+  }
   const auto what = cat("a weight of ", ops::to_string(format), " [", n, ", ", cols, "]");
   codes_ = DeviceMemory(all * code_bytes_, what);
   scales_ = DeviceMemory(all * scale_elements_ * size_of(format_.scale_type), what);

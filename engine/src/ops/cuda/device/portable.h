@@ -80,6 +80,15 @@ CHARONIA_DEVICE f16 from_float<f16>(float x) {
 // 2^x, with the device's ex2.approx; about 2 units in the last place. exp2f(-infinity) is 0.
 CHARONIA_DEVICE float fast_exp2(float x) { return std::exp2(x); }
 CHARONIA_DEVICE float fast_divide(float a, float b) { return a / b; }
+CHARONIA_DEVICE std::uint32_t mask_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) { return (x & mask) | bits; }
+CHARONIA_DEVICE std::uint32_t permute_bytes(std::uint32_t x, std::uint32_t selector) {
+  std::uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const auto from = selector >> 4 * i & 7U;
+    out |= (from < 4 ? x >> 8 * from & 0xffU : 0) << 8 * i;
+  }
+  return out;
+}
 CHARONIA_DEVICE float multiply_rounded(float a, float b) { return a * b; }  // never fused with an addition behind it
 CHARONIA_DEVICE float reciprocal_sqrt(float x) { return 1.0F / std::sqrt(x); }
 
@@ -146,6 +155,16 @@ CHARONIA_DEVICE float fast_exp2(float x) {
   return y;
 }
 CHARONIA_DEVICE float fast_divide(float a, float b) { return __fdividef(a, b); }
+// Bytes of the result, the lowest first, by the selector's half bytes: 0 to 3 are those of x, 4 is 0.
+CHARONIA_DEVICE std::uint32_t permute_bytes(std::uint32_t x, std::uint32_t selector) {
+  return __byte_perm(x, 0, selector);
+}
+// x & mask | bits in one instruction: of two constants the compiler would make two, which take one each.
+CHARONIA_DEVICE std::uint32_t mask_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) {
+  std::uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
+  return out;
+}
 CHARONIA_DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
 CHARONIA_DEVICE float reciprocal_sqrt(float x) { return rsqrtf(x); }
 

@@ -103,6 +103,14 @@ inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
 inline void copy_async_16(void* shared, const void* global, bool valid = true) {
   host_grid::copy_later(shared, valid ? global : nullptr, 16);
 }
+// A place in shared memory as its instructions take it. Loops that have one need not make it of a pointer each time.
+using SharedAddress = unsigned char*;
+inline SharedAddress shared_address(void* p) { return static_cast<unsigned char*>(p); }
+inline uint4 read_shared_16(SharedAddress at) {
+  host_grid::check_aligned(at, 16, "read_shared_16");
+  return *reinterpret_cast<const uint4*>(at);
+}
+inline std::uint32_t read_shared_4(SharedAddress at) { return *reinterpret_cast<const std::uint32_t*>(at); }
 // The same with 4 bytes, 4-byte aligned.
 inline void copy_async_4(void* shared, const void* global, bool valid = true) {
   host_grid::copy_later(shared, valid ? global : nullptr, 4);
@@ -121,6 +129,10 @@ std::uint32_t pack_at_once(float low, float high) {
 
 // Byte i of a word, 0 to 255.
 inline float byte_to_float(std::uint32_t word, int i) { return static_cast<float>(word >> 8 * i & 0xffU); }
+
+// Byte i plus 2^15, and plus 2^7 where the byte is below 128: one instruction each.
+inline float byte_above_2_15(std::uint32_t word, int i) { return byte_to_float(word, i) + 0x1p15F; }
+inline float byte_above_2_7(std::uint32_t word, int i) { return byte_to_float(word, i) + 0x1p7F; }
 
 #else
 
@@ -168,8 +180,9 @@ CHARONIA_DEVICE void mma_m16n8k32<e4m3x2>([[maybe_unused]] float (&d)[4], [[mayb
 #endif
 }
 
-CHARONIA_DEVICE std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+using SharedAddress = std::uint32_t;
+CHARONIA_DEVICE SharedAddress shared_address(const void* p) {
+  return static_cast<SharedAddress>(__cvta_generic_to_shared(p));
 }
 CHARONIA_DEVICE void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -184,16 +197,31 @@ CHARONIA_DEVICE void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void
                : "memory");
 }
 
-CHARONIA_DEVICE void copy_async_16(void* shared, const void* global, bool valid = true) {
+CHARONIA_DEVICE void copy_async_16(SharedAddress shared, const void* global, bool valid = true) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-               "r"(bytes)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
-CHARONIA_DEVICE void copy_async_4(void* shared, const void* global, bool valid = true) {
+CHARONIA_DEVICE void copy_async_16(void* shared, const void* global, bool valid = true) {
+  copy_async_16(shared_address(shared), global, valid);
+}
+CHARONIA_DEVICE void copy_async_4(SharedAddress shared, const void* global, bool valid = true) {
   const int bytes = valid ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+CHARONIA_DEVICE void copy_async_4(void* shared, const void* global, bool valid = true) {
+  copy_async_4(shared_address(shared), global, valid);
+}
+CHARONIA_DEVICE uint4 read_shared_16(SharedAddress at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at)
                : "memory");
+  return v;
+}
+CHARONIA_DEVICE std::uint32_t read_shared_4(SharedAddress at) {
+  std::uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
 }
 CHARONIA_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int n>
@@ -219,6 +247,13 @@ CHARONIA_DEVICE std::uint32_t pack_at_once<f16>(float low, float high) {
 // The byte as the last of the mantissa of 2^23: conversions proper run at a quarter of the rate.
 CHARONIA_DEVICE float byte_to_float(std::uint32_t word, int i) {
   return __uint_as_float(__byte_perm(word, 0x4b000000U, 0x7650U + static_cast<unsigned>(i))) - 0x1p23F;
+}
+// With the byte in the middle and at the top of the mantissa.
+CHARONIA_DEVICE float byte_above_2_15(std::uint32_t word, int i) {
+  return __uint_as_float(__byte_perm(word, 0x47000000U, 0x7604U + static_cast<unsigned>(i) * 0x10U));
+}
+CHARONIA_DEVICE float byte_above_2_7(std::uint32_t word, int i) {
+  return __uint_as_float(__byte_perm(word, 0x43000000U, 0x7044U + static_cast<unsigned>(i) * 0x100U));
 }
 
 #endif

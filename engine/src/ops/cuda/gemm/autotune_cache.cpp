@@ -18,7 +18,7 @@ using nlohmann::json;
 
 // Changes whenever a tactic means something else than before, or our kernels became so different that old times
 // mislead.
-constexpr int kFormat = 3;
+constexpr int kFormat = 4;
 
 // The file's results, {key: {shape: {rows: candidate}}}; empty when there is no such file.
 json read(const std::filesystem::path& path) {
@@ -44,6 +44,7 @@ json encode(const GemmCandidate& tactic) {
              {"sums", static_cast<int>(own.sums)}}}};
   if (tactic.blas)
     out["blas"] = {{"algorithm", tactic.blas->algorithm}, {"workspace_bytes", tactic.blas->workspace_bytes}};
+  if (tactic.dequantised_rows > 0) out["dequantised_rows"] = tactic.dequantised_rows;
   return out;
 }
 
@@ -66,6 +67,7 @@ GemmCandidate decode(const json& from) {
     std::copy(words.begin(), words.end(), tactic.blas->algorithm.begin());
     tactic.blas->workspace_bytes = blas.at("workspace_bytes").get<std::size_t>();
   }
+  if (from.contains("dequantised_rows")) tactic.dequantised_rows = from.at("dequantised_rows").get<std::int64_t>();
   return tactic;
 }
 

@@ -29,7 +29,11 @@ struct GemmCandidate {
   std::optional<BlasTactic> blas{};  // of the library; else `own`
   GemmTactic own{};                  // also what serves where the library refuses
   double microseconds = 0;           // 0: chosen by rule
-  bool same_tactic(const GemmCandidate& other) const { return blas == other.blas && (blas || own == other.own); }
+  // The library takes a quantised weight dequantised, so many rows at a time (dequantised.h); 0: as it is.
+  std::int64_t dequantised_rows = 0;
+  bool same_tactic(const GemmCandidate& other) const {
+    return blas == other.blas && dequantised_rows == other.dequantised_rows && (blas || own == other.own);
+  }
 };
 
 class AutotuneCache {

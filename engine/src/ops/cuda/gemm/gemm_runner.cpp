@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/gemm/autotune_cache.h"
+#include "ops/cuda/gemm/dequantised.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/kernels/quant_layout.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
@@ -39,6 +40,10 @@ constexpr std::size_t kBlasWorkspaceBytes = std::size_t{32} << 20;  // what cuBL
 
 // Without measurements: as many rows go our own tactics, which read the weight as fast as memory gives it.
 constexpr std::int64_t kOwnRows = 32;
+// The same with quantised weights, whose numbers the library needs in memory. Up to kOwnRows that is not even measured.
+constexpr std::int64_t kOwnQuantRows = 128;
+// Of the library's algorithms for a part of a dequantised weight so many are measured.
+constexpr std::size_t kDequantisedTactics = 3;
 
 // Inputs that are prepared for quantised weights: GEMMs of more rows go piece by piece.
 constexpr std::size_t kPreparedBytes = std::size_t{16} << 20;
@@ -107,7 +112,7 @@ struct GemmRunner::Impl {
   };
 
   Blas* blas() const { return options.reproducible ? nullptr : options.blas.get(); }
-  // Quantised weights are our own kernels', but for FP8 that is multiplied as such.
+  // Codes are our own kernels', but for FP8 that is multiplied as such.
   Blas* blas_for(const Gemm& gemm) const {
     const bool fp8 = is_w8a8(gemm) && gemm.quant->format.code == ops::Code::f8_e4m3 && !gemm.packed;
     return gemm.quant && !fp8 ? nullptr : blas();
@@ -121,12 +126,33 @@ struct GemmRunner::Impl {
     return tactics;
   }
 
-  GemmCandidate by_rule(const Gemm& gemm) const {
-    GemmCandidate tactic{.own = own_tactics(gemm).front()};
-    if (blas_for(gemm) != nullptr && gemm.rows > kOwnRows) {
-      const auto tactics = blas()->tactics(gemm, kBlasWorkspaceBytes);
-      if (!tactics.empty()) tactic.blas = tactics.front();
+  // Whether the library may take the weight dequantised: `dequantised` has room where there is such a weight.
+  bool dequantises(const Gemm& gemm) const {
+    return blas() != nullptr && dequantised.bytes() > 0 && gemm.rows > kOwnRows && can_dequantise(gemm);
+  }
+
+  // What the library offers, likely the fastest first.
+  std::vector<GemmCandidate> library_candidates(const Gemm& gemm) const {
+    std::vector<GemmCandidate> out;
+    if (blas_for(gemm) != nullptr) {
+      for (const auto& tactic : blas()->tactics(gemm, kBlasWorkspaceBytes)) out.push_back({.blas = tactic});
     }
+    if (!dequantises(gemm)) return out;
+    for (const auto rows : dequantised_parts(gemm.n, gemm.k, dequantised.bytes(), device.l2_bytes)) {
+      const auto part = dequantised_part(gemm, 0, std::min(rows, gemm.n), dequantised.data());
+      auto tactics = blas()->tactics(part, kBlasWorkspaceBytes);
+      if (tactics.size() > kDequantisedTactics) tactics.resize(kDequantisedTactics);
+      for (const auto& tactic : tactics) out.push_back({.blas = tactic, .dequantised_rows = rows});
+    }
+    return out;
+  }
+
+  GemmCandidate by_rule(const Gemm& gemm) const {
+    GemmCandidate tactic;
+    if (gemm.rows > (blas_for(gemm) != nullptr ? kOwnRows : kOwnQuantRows)) {
+      if (const auto theirs = library_candidates(gemm); !theirs.empty()) tactic = theirs.front();
+    }
+    tactic.own = own_tactics(gemm).front();
     return tactic;
   }
 
@@ -134,7 +160,27 @@ struct GemmRunner::Impl {
   bool serves(const Gemm& gemm, const GemmCandidate& tactic) const {
     const auto own = own_tactics(gemm);
     if (std::ranges::find(own, tactic.own) == own.end()) return false;
-    return !tactic.blas || (blas_for(gemm) != nullptr && blas()->serves(gemm, *tactic.blas, kBlasWorkspaceBytes));
+    const auto rows = tactic.dequantised_rows;
+    if (rows == 0) {
+      return !tactic.blas || (blas_for(gemm) != nullptr && blas()->serves(gemm, *tactic.blas, kBlasWorkspaceBytes));
+    }
+    if (!tactic.blas || rows < 0 || rows % kQuantRows != 0 || !dequantises(gemm) ||
+        dequantised_bytes(rows, gemm.k) > dequantised.bytes()) {
+      return false;
+    }
+    const auto part = dequantised_part(gemm, 0, std::min(rows, gemm.n), dequantised.data());
+    return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
+  }
+
+  // By the library, with the bias. False: it refuses, and what is in `out` has no meaning.
+  bool run_library(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic) const {
+    const bool taken =
+        tactic.dequantised_rows > 0
+            ? run_dequantised(stream, *blas(), gemm, tactic.dequantised_rows, *tactic.blas, dequantised.data(),
+                              blas_workspace.data(), kBlasWorkspaceBytes)
+            : blas()->run(stream, gemm, *tactic.blas, blas_workspace.data(), kBlasWorkspaceBytes);
+    if (taken) add_bias(stream, gemm);
+    return taken;
   }
 
   // The inputs of a quantised weight as it wants them, piece by piece where there are more than there is room for.
@@ -168,10 +214,7 @@ struct GemmRunner::Impl {
     auto& choices = chosen[shape];
     const auto& tactic = candidate_of(choices, gemm);
     if (tactic.blas && blas() != nullptr) {
-      if (blas()->run(stream, gemm, *tactic.blas, blas_workspace.data(), kBlasWorkspaceBytes)) {
-        add_bias(stream, gemm);
-        return;
-      }
+      if (run_library(stream, gemm, tactic)) return;
       note_rejection(shape, gemm.rows, choices.rejected);
     }
     // A tactic was chosen for aligned operands and at most so many rows as there are in the last bucket.
@@ -228,6 +271,7 @@ struct GemmRunner::Impl {
   AutotuneCache memory;
   DeviceMemory own_workspace, blas_workspace;
   DeviceMemory prepared, prepared_scales;  // inputs of quantised weights
+  DeviceMemory dequantised;                // numbers of a part of such a weight, between two kernels
   std::map<GemmShape, Choices> chosen;
   double seconds_left;
   std::string warning;
@@ -278,13 +322,12 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
   const auto own = own_tactics(gemm);
   std::vector<GemmCandidate> tactics;
   for (const auto& tactic : own) tactics.push_back({.own = tactic});
-  if (blas_for(gemm) != nullptr) {
-    // By turns, so that both sides are heard when time runs out.
-    const auto theirs = blas()->tactics(gemm, kBlasWorkspaceBytes);
-    for (std::size_t i = 0; i < theirs.size(); ++i) {
-      const auto at = std::min(2 * i + 1, tactics.size());
-      tactics.insert(tactics.begin() + static_cast<std::ptrdiff_t>(at), {.blas = theirs[i], .own = own.front()});
-    }
+  // By turns, so that both sides are heard when time runs out.
+  auto theirs = library_candidates(gemm);
+  for (std::size_t i = 0; i < theirs.size(); ++i) {
+    theirs[i].own = own.front();
+    const auto at = std::min(2 * i + 1, tactics.size());
+    tactics.insert(tactics.begin() + static_cast<std::ptrdiff_t>(at), theirs[i]);
   }
   const auto copies = static_cast<int>(Operands::copies(device, gemm));
   const auto weight_bytes = weight_bytes_of(gemm);
@@ -303,8 +346,7 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
       tactic.microseconds = options.timer(stream, expected_microseconds(gemm), [&](int index) {
         timed.weight = weights + static_cast<std::size_t>(index % copies) * weight_bytes;
         if (tactic.blas) {
-          rejected = rejected || !blas()->run(stream, timed, *tactic.blas, blas_workspace.data(), kBlasWorkspaceBytes);
-          if (!rejected) add_bias(stream, timed);
+          rejected = rejected || !run_library(stream, timed, tactic);
         } else {
           cuda::gemm(stream, device, timed, tactic.own, own_workspace.data());
         }
@@ -415,13 +457,16 @@ void GemmRunner::prepare(Stream& stream, std::span<const Gemm> shapes, int max_r
   impl_->prepare(stream, shapes, max_rows);
 }
 
-void GemmRunner::reserve_inputs(std::int64_t k) {
-  const auto row = static_cast<std::size_t>(round_up(k, kQuantK)) * sizeof(float);
+void GemmRunner::reserve(const Gemm& gemm) {
+  const auto row = static_cast<std::size_t>(round_up(gemm.k, kQuantK)) * sizeof(float);
   const auto bytes = std::max(kPreparedBytes, static_cast<std::size_t>(kMinPreparedRows) * row);
   if (impl_->prepared.bytes() < bytes) impl_->prepared = DeviceMemory(bytes, "prepared inputs of GEMMs");
   if (impl_->prepared_scales.bytes() == 0) {
     impl_->prepared_scales = DeviceMemory(kMaxPreparedRows * sizeof(float), "scales of prepared inputs");
   }
+  if (impl_->blas() == nullptr || !can_dequantise(gemm)) return;
+  const auto room = std::min(impl_->options.dequantised_bytes, dequantised_bytes(gemm.n, gemm.k));
+  if (impl_->dequantised.bytes() < room) impl_->dequantised = DeviceMemory(room, "a part of a weight, dequantised");
 }
 
 std::optional<RowCodes> GemmRunner::room_for_codes(const Gemm& gemm) {
@@ -474,7 +519,9 @@ std::vector<std::string> GemmRunner::report() const {
         continue;
       auto line = cat("rows ", first_rows, "..", kBuckets[of], " ", to_string(shape), ": ");
       first_rows = kBuckets[of] + 1;
-      if (tactic->blas) {
+      if (tactic->dequantised_rows > 0) {
+        line += cat("dequantised ", tactic->dequantised_rows, " rows at a time, cuBLASLt");
+      } else if (tactic->blas) {
         line += "cuBLASLt";
       } else {
         line += cat("own ", to_string(tactic->own));

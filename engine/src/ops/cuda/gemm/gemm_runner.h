@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/cuda/gemm/blas.h"
+#include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/kernels/gemm.h"
 #include "ops/cuda/kernels/rows.h"
 
@@ -37,6 +38,7 @@ class GemmRunner {
     std::filesystem::path memory;  // where results are remembered; empty: nowhere
     GemmTimer timer;               // null: tactics are chosen by rules
     double seconds = 10;           // to measure in, all shapes together; default of $CHARONIA_CUDA_MEASURE_S
+    std::size_t dequantised_bytes = kDequantisedBytes;  // most that a part of a weight may take for the library
   };
 
   // The workspaces of all GEMMs are allocated here.
@@ -52,8 +54,9 @@ class GemmRunner {
   // here. What was measured is remembered by device, versions of driver and library, shape and rows.
   void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
 
-  // Makes room for prepared inputs (quant_gemm.h) of k columns, which every GEMM with such a weight may need.
-  void reserve_inputs(std::int64_t k);
+  // Makes room for what GEMMs with this quantised weight may need: its inputs prepared (quant_gemm.h), and a part of it
+  // dequantised. To be called of every such weight before GEMMs are prepared.
+  void reserve(const Gemm& gemm);
 
   // Where codes of the inputs of a GEMM of 8-bit numbers may lie until it is run; none where there is no room, or where
   // its columns have an order of their own. codes_given() is that GEMM with such inputs.

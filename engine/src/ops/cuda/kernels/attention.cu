@@ -25,8 +25,7 @@ Workspace workspace_of(const AttentionShape& shape, std::int64_t partials) {
   to.partials = static_cast<std::size_t>(round_up(counters * 4, kAlignment));
   to.sums = to.partials + static_cast<std::size_t>(round_up(floats * 4, kAlignment));
   if (shape.reproducible) {
-    // A sum, a maximum and head_dim columns of every row; four lanes have the former two. Of chunks and of spans.
-    to.sums_stride = 2 * std::int64_t{prefill_tile_rows(shape.head_dim)} * (shape.head_dim + 8);
+    to.sums_stride = attention_sums_stride(shape.head_dim);
   }
   to.bytes = to.sums + static_cast<std::size_t>(to.sums_stride * 4 * shape.sms * kBlocksPerSm);
   return to;

@@ -11,29 +11,36 @@
 // multiplications of the tensor cores, of which `group` are of use. A tile of 64 positions is 32 KB at
 // head_dim 128; an SM of an H200 gets about 20 bytes a cycle from memory, so a tile takes 1600 cycles, and
 // the arithmetic of a tile takes 800 in its longest chain (barriers included), of which the other block's overlaps.
-// Predicted: 85 to 90 % of the bandwidth of a copy once every SM has several units; not measured.
+// Predicted: 85 to 90 % of the bandwidth of a copy once every SM has several units. Measured on an H200 (64 rows, a
+// context of 32768, 32 heads over 8 of 128): 101 %, 1921 us.
 //
-// A quantised tile takes 830 cycles of memory in 8 bits and 430 in 4 bits; the schedulers issue 530 cycles to widen it
-// and some 250 for the rest, two warps each, which does not fill them: about 1200 cycles in 8 bits and 1050 in 4 bits
-// where 16 bits take 1800. Predicted: 1.5 and 1.7 times the rate of 16 bits, 70 and 40 % of the bandwidth; not
-// measured.
+// Over a quantised cache: bound by what is issued. A tile takes 830 cycles of memory in 8 bits and 430 in 4 bits. Each
+// of an SM's four schedulers issues about 800 instructions for it in 8 bits and 815 in 4 bits (counted in the machine
+// code for 9.0), one warp's: 440 and 460 for products and the codes that become their operands, the rest for copies,
+// softmax and loops. Therefore codes are widened in registers, by the one warp that needs them: k by the warp of its
+// positions, v by that of its columns. Therefore also as many warps as registers allow, four to a scheduler at head_dim
+// 128, which q in shared memory makes possible. Predicted: 950 to 1050 cycles a tile in either where 16 bits take 1740,
+// 1.6 to 1.8 times the rate of 16 bits. Measured on an H200 (as above): 1609 and 1665 us, 1.16 and 1.12 times; before,
+// with a wide tile in shared memory, two warps to a scheduler and 1240 and 1160 instructions, 2823 and 2508 us.
 //
 // A thread block of four warps takes one kv head of one item at a time; the query heads of the group are the 16 rows of
 // the products' A operand (more than 16: several units). Blocks are persistent: a pipeline of `stages` tiles runs on
 // over the borders of units, so that memory does not wait while a unit is finished. A tile:
-//   q k^T   each warp: 16 of the 64 positions, all of head_dim; q in registers
+//   q k^T   each warp: 16 of the 64 positions, all of head_dim; q in registers (quantised: in shared memory)
 //   max     over a warp by shuffles, over the warps by shared memory
 //   p       each warp its 16 positions, relative to the maximum after their step of 32; to shared memory in 16 bits
-//   p v     each warp: every fourth 8 columns of head_dim, all positions
+//   p v     each warp: every fourth 8 columns of head_dim, all positions; over a quantised cache, see QuantColumns
 // So that no warp has a result of its own to combine, and the order of all sums is that of the prefill kernel.
 //
 // Shared memory, as many stages as leave room for two blocks on an SM (at head_dim 128: 3 on compute
 // capability 9.0, 2 on 8.0, and 2 with a single block on 8.9): stages of {k [positions][head_dim], v [the same], q
-// [16][head_dim]}, then p [16][positions], maxima [4][16], rows of the cache [2][positions], a flag. Of a quantised
-// cache, stages hold k and v as they are copied, and the wide tile that the products take stands between them and p.
+// [16][head_dim]}, then p [16][positions], maxima [4][16], rows of the cache [2][positions], flags. Of a quantised
+// cache, stages hold k and v as they are copied, and scales and zeros of v [positions] stand behind the maxima. Up to
+// four blocks are on an SM then (at head_dim 128 and 8 bits: 4 on 9.0, 3 on 8.0, 2 on 8.9, with 2 stages).
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/kernels/attention_quant.h"
 
@@ -41,18 +48,33 @@ namespace charonia::cuda {
 
 // quant_bits: 0 where the cache is not quantised.
 struct DecodeLayout {
-  int tile_bytes, q_bytes, wide_bytes, p_bytes;
+  int tile_bytes, q_bytes, p_bytes, by_bytes;
   CHARONIA_HD constexpr int stage_bytes() const { return tile_bytes + q_bytes; }
 };
 CHARONIA_HD constexpr DecodeLayout decode_layout(int head_dim, int quant_bits) {
   return {copied_tile_bytes(head_dim, quant_bits), kDecodeTileRows * head_dim * 2,
-          quant_bits == 0 ? 0 : wide_tile_bytes(head_dim), kDecodeTileRows * tile_positions(head_dim) * 2};
+          kDecodeTileRows * tile_positions(head_dim) * 2, quant_bits == 0 ? 0 : tile_positions(head_dim) * 8};
 }
 constexpr std::size_t decode_shared_bytes(int head_dim, int stages, int quant_bits) {
   const auto layout = decode_layout(head_dim, quant_bits);
-  return static_cast<std::size_t>(stages * layout.stage_bytes() + layout.wide_bytes + layout.p_bytes +
+  return static_cast<std::size_t>(stages * layout.stage_bytes() + layout.p_bytes + layout.by_bytes +
                                   kAttentionWarps * kDecodeTileRows * 4 +
                                   2 * tile_positions(head_dim) * shared_row_bytes(quant_bits) + 16);
+}
+// The most on an SM, by the registers that the kernel takes as it is compiled for a compute capability.
+constexpr int decode_blocks_per_sm(int head_dim, int quant_bits, int major) {
+  if (quant_bits == 0) return kBlocksPerSm;
+  return major >= 9 ? (head_dim == 128 ? 4 : 3) : head_dim <= 128 ? 3 : 2;
+}
+#if defined(__CUDA_ARCH__)
+inline constexpr int kCompiledMajor = __CUDA_ARCH__ / 100;
+#else
+inline constexpr int kCompiledMajor = 9;
+#endif
+// Of AttentionParams::sums, over a quantised cache: thread blocks have less each than prefill_kernel's, and are more.
+template <int kDim>
+constexpr std::int64_t decode_sums_stride() {
+  return std::int64_t{2} * RowTile<kDim / 8 / kAttentionWarps>::kFloats * kAttentionThreads;
 }
 
 // Until the oldest of the tiles under way is there, with a tile in every stage but one.
@@ -66,41 +88,64 @@ CHARONIA_DEVICE void wait_for_tile(int stages) {
   }
 }
 
-// Where the copies are: a walk over the tiles of all units of this block.
-template <bool weighs>
+// Where the copies are: a walk over the tiles of all units of this block. early: a unit is looked up long before it is
+// needed, so that its loads are waited for by nobody; that takes registers.
+template <bool weighs, bool early>
 struct Ahead {
-  AttentionUnit unit, next;
+  struct None {};
+  AttentionUnit unit;
+  [[no_unique_address]] std::conditional_t<early, AttentionUnit, None> next;
   int turn, position;
   CHARONIA_DEVICE void begin(const AttentionParams& p, int units) {
     unit = attention_unit<weighs>(p, 0, units);
-    next = attention_unit<weighs>(p, 1, units);  // long before it is needed: its loads are waited for by nobody
+    if constexpr (early) next = attention_unit<weighs>(p, 1, units);
     turn = 1;
     position = unit.item.kv_begin;
   }
   CHARONIA_DEVICE void advance(const AttentionParams& p, int units, int positions) {
     position += positions;
     if (position < unit.item.kv_end || !unit.valid) return;
-    unit = next;
-    next = attention_unit<weighs>(p, ++turn, units);
+    if constexpr (early) {
+      unit = next;
+      next = attention_unit<weighs>(p, ++turn, units);
+    } else {
+      unit = attention_unit<weighs>(p, turn++, units);
+    }
     position = unit.item.kv_begin;
   }
   CHARONIA_DEVICE bool at_begin() const { return position == unit.item.kv_begin; }
 };
 
-template <class T, int kDim, bool weighs, bool quantised>
-CHARONIA_KERNEL(kAttentionThreads, kBlocksPerSm)
+// The 8 columns of out that a tile of a warp's products stands for, over a quantised cache. A matrix of v is 8
+// positions by 16 bytes, a unit; loaded as one of 16-bit elements, transposed, it gives each lane two neighbouring
+// bytes of two positions: even bytes are one tile, odd bytes another. In 4 bits their high halves are two more.
+template <int kDim, int bits>
+struct QuantColumns {
+  static constexpr int kInUnit = bits == 8 ? 2 : 4;
+  int unit, byte, high;  // byte: 0 or 1; high: 0 or 1
+  CHARONIA_DEVICE explicit QuantColumns(int tile)
+      : unit(tile / kInUnit), byte(tile % 2), high(bits == 8 ? 0 : tile / 2 % 2) {}
+  CHARONIA_DEVICE int column(int i) const { return unit * kUnitBytes + 2 * i + byte + high * (kDim / 2); }
+};
+
+template <class T, int kDim, bool weighs, int kBits>
+CHARONIA_KERNEL(kAttentionThreads, decode_blocks_per_sm(kDim, kBits, kCompiledMajor))
 void decode_kernel(const AttentionParams p) {
   constexpr int kRows = kDecodeTileRows;
   constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kPUnits = kPositions / 8;
   constexpr int kSteps = kPositions / kStep, kKBytes = kPositions * kDim * 2;
   constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // of out, a warp's
-  const auto layout = decode_layout(kDim, quantised ? p.cache.quant_bits : 0);
+  constexpr bool quantised = kBits != 0;
+  constexpr int kCodes = quantised ? kDim * kBits / 8 : kUnitBytes;                 // bytes of a row's codes
+  constexpr int kCodeUnits = kCodes / kUnitBytes, kCodeBytes = kPositions * kCodes;  // of k, or of v
+  constexpr auto layout = decode_layout(kDim, kBits);
   using Row = typename CacheRow<quantised>::Shared;
   unsigned char* const stages = dynamic_shared();
-  unsigned char* const wide = stages + p.stages * layout.stage_bytes();
-  unsigned char* const p_tile = wide + layout.wide_bytes;
-  float* const maxima = reinterpret_cast<float*>(p_tile + layout.p_bytes);       // [warp][row]
-  Row* const k_rows = reinterpret_cast<Row*>(maxima + kAttentionWarps * kRows);  // [2][positions]
+  unsigned char* const p_tile = stages + p.stages * layout.stage_bytes();
+  float* const maxima = reinterpret_cast<float*>(p_tile + layout.p_bytes);  // [warp][row]
+  unsigned char* const v_by = reinterpret_cast<unsigned char*>(maxima + kAttentionWarps * kRows);  // ScaleZero
+  Row* const k_rows = reinterpret_cast<Row*>(v_by + layout.by_bytes);  // [2][positions]
+  // Of split_done(), and behind it whether the zeros of v are folded, of each step.
   int* const flag = reinterpret_cast<int*>(k_rows + 2 * kPositions);
   float* const sums = p.sums + blockIdx.x * p.sums_stride + threadIdx.x;
   const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
@@ -109,11 +154,13 @@ void decode_kernel(const AttentionParams p) {
   const int q_at = unit_offset<kUnits>(lane % 16, lane / 16), p_at = unit_offset<kPUnits>(lane % 16, lane / 16);
   const int k_at = unit_offset<kUnits>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const int v_at = unit_offset<kUnits>(lane, warp);
+  // The same over a quantised cache: of k, of the lane's codes of its first row.
+  [[maybe_unused]] const int k_codes_at = unit_offset<kCodeUnits>(warp * 16 + g, 0) + 2 * t;
 
   dependency_trigger();
   dependency_wait();
   const int units = *p.count * p.cache.kv_heads * p.tiles;
-  Ahead<weighs> ahead;
+  Ahead<weighs, !quantised> ahead;
   ahead.begin(p, units);
   if (!ahead.unit.valid) return;
 
@@ -121,6 +168,9 @@ void decode_kernel(const AttentionParams p) {
   const auto look_up = [&] { return cache_row<quantised>(p, ahead.unit, ahead.position + thread); };
   CacheRow<quantised> row_ahead;
   if (thread < kPositions) row_ahead = look_up();
+  // Over a quantised cache q stays in shared memory, for registers: a unit's in that of the stages whose turn it is.
+  [[maybe_unused]] int q_ahead = 0, q_now = 0;
+  const auto q_tile = [&](int of) { return stages + of * layout.stage_bytes() + layout.tile_bytes; };
   int parity = 0;
   const auto publish_rows = [&] {
     parity ^= 1;
@@ -130,12 +180,19 @@ void decode_kernel(const AttentionParams p) {
     unsigned char* const to = stages + stage * layout.stage_bytes();
     if (ahead.unit.valid) {
       if constexpr (quantised) {
-        copy_quant_tile<kDim, 4>(to, p, k_rows + parity * kPositions, row_ahead);
+        copy_quant_tile<kDim, kBits, true, 4>(to, p, k_rows + parity * kPositions, row_ahead);
       } else {
         copy_tile<kDim>(to, to + kKBytes, p, k_rows + parity * kPositions);
       }
-      if (ahead.at_begin())
-        copy_q<kDim, kRows>(to + layout.tile_bytes, p, ahead.unit, [](int i) { return QueryRow{0, i}; });
+      if (ahead.at_begin()) {
+        const auto row_of = [](int i) { return QueryRow{0, i}; };
+        if constexpr (quantised) {
+          copy_q<kDim, kRows>(q_tile(q_ahead), p, attention_unit<weighs>(p, ahead.turn - 1, units), row_of);
+          q_ahead = q_ahead + 1 == p.stages ? 0 : q_ahead + 1;
+        } else {
+          copy_q<kDim, kRows>(to + layout.tile_bytes, p, ahead.unit, row_of);
+        }
+      }
     }
     copy_commit();
     ahead.advance(p, units, kPositions);
@@ -151,7 +208,7 @@ void decode_kernel(const AttentionParams p) {
   for (int turn = 0;; ++turn) {
     const auto unit = attention_unit<weighs>(p, turn, units);
     if (!unit.valid) break;
-    std::uint32_t q[kDim / 16][4];
+    [[maybe_unused]] std::uint32_t q[kDim / 16][4];
     RowTile<kColumnTiles> rows;
     rows.clear();
     [[maybe_unused]] float slope[2] = {};
@@ -169,13 +226,23 @@ void decode_kernel(const AttentionParams p) {
       __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
       copy_ahead(stage == 0 ? p.stages - 1 : stage - 1);
       const unsigned char* const tile = stages + stage * layout.stage_bytes();
+      [[maybe_unused]] const unsigned char* const k = tile;
+      [[maybe_unused]] const unsigned char* const v = tile + (quantised ? kCodeBytes : kKBytes);
+      [[maybe_unused]] const auto scale_zero = [&](int row) {  // row: of k's, and then v's
+        return ScaleZero(*reinterpret_cast<const std::uint32_t*>(tile + 2 * kCodeBytes + 4 * row));
+      };
       if constexpr (quantised) {
-        widen_tile<T, kDim, 2>(wide, tile, p.cache.quant_bits);
-        __syncthreads();
+        // Scales and zeros of v, by each warp those of a step. They are read behind the next barrier.
+        if (thread < kPositions) {
+          auto by = scale_zero(kPositions + thread);
+          const FoldedZero<kBits> other(by);
+          const bool folded = !any_lane(!other.exact);
+          if (folded) by.zero = other.zero;
+          *reinterpret_cast<float2*>(v_by + 8 * thread) = {by.scale, by.zero};
+          if (lane == 0) flag[1 + warp] = folded ? 1 : 0;
+        }
       }
-      const unsigned char* const k = quantised ? wide : tile;
-      const unsigned char* const v = k + kKBytes;
-      if (begin == unit.item.kv_begin) {
+      if (!quantised && begin == unit.item.kv_begin) {
         CHARONIA_UNROLL
         for (int i = 0; i < kDim / 16; ++i) {
           load_matrix_x4(q[i], tile + layout.tile_bytes + unit_offset_by<kUnits>(q_at, 2 * i));
@@ -184,13 +251,55 @@ void decode_kernel(const AttentionParams p) {
 
       float score[2][4] = {};
       if (warp * 16 < kPositions) {
-        CHARONIA_UNROLL
-        for (int i = 0; i < kDim / 16; ++i) {
-          std::uint32_t b[4];
-          load_matrix_x4(b, k + unit_offset_by<kUnits>(k_at, 2 * i));
-          const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-          mma_m16n8k16<T>(score[0], q[i], b0);
-          mma_m16n8k16<T>(score[1], q[i], b1);
+        if constexpr (quantised) {
+          // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of 16: those of a B operand, as the other kernel multiplies them.
+          const auto multiply = [&](auto folded, const ScaleZero(&by)[2]) {
+            constexpr bool kFolded = decltype(folded)::value;
+            const auto load = [&](int row, int unit, int half) -> std::uint32_t {
+              const auto* const at = k + unit_offset_by<kCodeUnits>(k_codes_at, unit) + row * 8 * kCodes + half * 8;
+              return *reinterpret_cast<const std::uint16_t*>(at);
+            };
+            [[maybe_unused]] std::uint32_t both[kBits == 4 ? kCodeUnits : 1][2];
+            CHARONIA_UNROLL
+            for (int i = 0; i < kDim / 16; ++i) {
+              std::uint32_t a[4];
+              load_matrix_x4(a, q_tile(q_now) + unit_offset_by<kUnits>(q_at, 2 * i));
+              CHARONIA_UNROLL
+              for (int j = 0; j < 2; ++j) {
+                std::uint32_t b[2];
+                if constexpr (kBits == 8) {
+                  CHARONIA_UNROLL
+                  for (int half = 0; half < 2; ++half) {
+                    b[half] = widen_pair<T, kBits, kFolded>(load(j, i, half), 0, by[j], 1, by[j]);
+                  }
+                } else {
+                  const bool high = i >= kCodeUnits;
+                  auto& word = both[high ? i - kCodeUnits : i][j];
+                  if (!high) word = load(j, i, 0) | load(j, i, 1) << 16;
+                  const auto codes = (high ? word >> 4 : word) & kLowHalves;
+                  b[0] = widen_pair<T, kBits, kFolded>(codes, 0, by[j], 1, by[j]);
+                  b[1] = widen_pair<T, kBits, kFolded>(codes, 2, by[j], 3, by[j]);
+                }
+                mma_m16n8k16<T>(score[j], a, b);
+              }
+            }
+          };
+          const ScaleZero by[2] = {scale_zero(warp * 16 + g), scale_zero(warp * 16 + 8 + g)};
+          const FoldedZero<kBits> other[2] = {FoldedZero<kBits>(by[0]), FoldedZero<kBits>(by[1])};
+          if (any_lane(!other[0].exact || !other[1].exact)) {
+            multiply(std::false_type{}, by);
+          } else {
+            multiply(std::true_type{}, {{by[0].scale, other[0].zero}, {by[1].scale, other[1].zero}});
+          }
+        } else {
+          CHARONIA_UNROLL
+          for (int i = 0; i < kDim / 16; ++i) {
+            std::uint32_t b[4];
+            load_matrix_x4(b, k + unit_offset_by<kUnits>(k_at, 2 * i));
+            const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+            mma_m16n8k16<T>(score[0], q[i], b0);
+            mma_m16n8k16<T>(score[1], q[i], b1);
+          }
         }
         const auto position_of = [&](int i) { return begin + warp * 16 + i / 4 * 8 + 2 * t + i % 2; };
         if constexpr (weighs) {
@@ -224,7 +333,9 @@ void decode_kernel(const AttentionParams p) {
       }
       __syncthreads();
 
-      float factor[kSteps][2];
+      [[maybe_unused]] float factor[kSteps][2];
+      // Over a quantised cache, the maxima before and after each step: few tiles bring a new one and need factors.
+      [[maybe_unused]] float reached[kSteps + 1][2] = {{rows.maximum[0], rows.maximum[1]}};
       CHARONIA_UNROLL
       for (int half = 0; half < 2; ++half) {
         float at_zero = 0;  // of this warp's step
@@ -235,7 +346,11 @@ void decode_kernel(const AttentionParams p) {
           for (int w = i * kStep / 16; w < (i + 1) * kStep / 16; ++w) {
             now = fmaxf(now, maxima[w * kRows + half * 8 + g]);
           }
-          factor[i][half] = rescale(rows.maximum[half], now, p.scale);
+          if constexpr (quantised) {
+            reached[i + 1][half] = now;
+          } else {
+            factor[i][half] = rescale(rows.maximum[half], now, p.scale);
+          }
           if (warp * 16 / kStep == i) at_zero = -anchor(now) * p.scale;
           rows.maximum[half] = now;
         }
@@ -250,75 +365,164 @@ void decode_kernel(const AttentionParams p) {
       }
       __syncthreads();
 
+      [[maybe_unused]] const bool changed =
+          quantised && any_lane(reached[0][0] != rows.maximum[0] || reached[0][1] != rows.maximum[1]);
       CHARONIA_UNROLL
       for (int i = 0; i < kSteps; ++i) {
-        rows.multiply(0, factor[i][0]);
-        rows.multiply(1, factor[i][1]);
+        if constexpr (quantised) {
+          if (changed) {  // else all factors are 1
+            rows.multiply(0, rescale(reached[i][0], reached[i + 1][0], p.scale));
+            rows.multiply(1, rescale(reached[i][1], reached[i + 1][1], p.scale));
+          }
+        } else {
+          rows.multiply(0, factor[i][0]);
+          rows.multiply(1, factor[i][1]);
+        }
         std::uint32_t a[2][4];
         CHARONIA_UNROLL
         for (int half = 0; half < 2; ++half) {
           load_matrix_x4(a[half], p_tile + unit_offset_by<kPUnits>(p_at, 4 * i + 2 * half));
           add_row_sums<T>(rows.sum, a[half]);
         }
-        CHARONIA_UNROLL
-        for (int j = 0; j < kColumnTiles; ++j) {
-          std::uint32_t b[4];
-          load_matrix_x4_transposed(b, v + kStep * i * kDim * 2 + unit_offset_by<kUnits>(v_at, kAttentionWarps * j));
-          const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-          mma_m16n8k16<T>(rows.out[j], a[0], b0);
-          mma_m16n8k16<T>(rows.out[j], a[1], b1);
+        if constexpr (quantised) {
+          using Columns = QuantColumns<kDim, kBits>;
+          // Tiles of one unit that a warp has, always.
+          constexpr int kTogether = kColumnTiles % Columns::kInUnit == 0 ? Columns::kInUnit
+                                    : kColumnTiles % 2 == 0              ? 2
+                                                                         : 1;
+          const auto multiply = [&](auto folded) {
+            constexpr bool kFolded = decltype(folded)::value;
+            float4 by[4];  // of positions 8 m + 2t and one more
+            CHARONIA_UNROLL
+            for (int m = 0; m < 4; ++m) {
+              by[m] = *reinterpret_cast<const float4*>(v_by + (i * kStep + 8 * m + 2 * t) * 8);
+            }
+            CHARONIA_UNROLL
+            for (int first = 0; first < kColumnTiles; first += kTogether) {
+              std::uint32_t codes[4];
+              load_matrix_x4_transposed(
+                  codes, v + kStep * i * kCodes +
+                             unit_offset<kCodeUnits>(lane, Columns(warp * kColumnTiles + first).unit));
+              CHARONIA_UNROLL
+              for (int j = first; j < first + kTogether; ++j) {
+                // From a constant where that is enough for `byte` and `high`.
+                const Columns columns(kTogether == Columns::kInUnit ? j : warp * kColumnTiles + j);
+                const int byte = kTogether == 1 ? columns.byte : j % 2;
+                std::uint32_t b[4];
+                CHARONIA_UNROLL
+                for (int m = 0; m < 4; ++m) {
+                  const auto word = kBits == 8 ? codes[m] : codes[m] >> 4 * columns.high & kLowHalves;
+                  b[m] = widen_pair<T, kBits, kFolded>(word, byte, ScaleZero(by[m].x, by[m].y), 2 + byte,
+                                                       ScaleZero(by[m].z, by[m].w));
+                }
+                const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+                mma_m16n8k16<T>(rows.out[j], a[0], b0);
+                mma_m16n8k16<T>(rows.out[j], a[1], b1);
+              }
+            }
+          };
+          if (flag[1 + i] != 0) {
+            multiply(std::true_type{});
+          } else {
+            multiply(std::false_type{});
+          }
+        } else {
+          CHARONIA_UNROLL
+          for (int j = 0; j < kColumnTiles; ++j) {
+            std::uint32_t b[4];
+            load_matrix_x4_transposed(b, v + kStep * i * kDim * 2 + unit_offset_by<kUnits>(v_at, kAttentionWarps * j));
+            const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+            mma_m16n8k16<T>(rows.out[j], a[0], b0);
+            mma_m16n8k16<T>(rows.out[j], a[1], b1);
+          }
         }
       }
       stage = stage + 1 == p.stages ? 0 : stage + 1;
       if (ends_chunk(p, unit.item, begin + kPositions)) end_chunk(rows, p, unit.item, begin + kPositions, sums);
     }
     add_chunks(rows, p, unit.item, sums);
+    if constexpr (quantised) q_now = q_now + 1 == p.stages ? 0 : q_now + 1;
 
+    // What is needed at the end alone is looked up again, for registers.
+    const auto again = quantised ? attention_unit<weighs>(p, turn, units) : AttentionUnit{};
+    const auto& ended = quantised ? again : unit;
     CHARONIA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int of_group = unit.tile * kRows + half * 8 + g;
+      const int of_group = ended.tile * kRows + half * 8 + g;
       if (of_group >= p.group) continue;
-      const int head = unit.kv_head * p.group + of_group;
-      const int column = warp * 8 + 2 * t;  // and every 32nd
-      if (unit.item.splits == 1) {
+      const int head = ended.kv_head * p.group + of_group;
+      const int column = warp * 8 + 2 * t;  // and every 32nd, where the cache is not quantised
+      const auto column_of = [&](int j, int i) {
+        return QuantColumns<kDim, kBits>(warp * kColumnTiles + j).column(2 * t + i);
+      };
+      if (ended.item.splits == 1) {
         const float norm = 1.0F / rows.sum[half];
-        T* const to = static_cast<T*>(p.out) + unit.item.first_row * p.out_stride + head * kDim + column;
+        T* const to = static_cast<T*>(p.out) + ended.item.first_row * p.out_stride + head * kDim;
         CHARONIA_UNROLL
         for (int j = 0; j < kColumnTiles; ++j) {
-          *reinterpret_cast<std::uint32_t*>(to + 32 * j) =
-              pack<T>(rows.out[j][2 * half] * norm, rows.out[j][2 * half + 1] * norm);
+          if constexpr (quantised) {
+            CHARONIA_UNROLL
+            for (int i = 0; i < 2; ++i) to[column_of(j, i)] = from_float<T>(rows.out[j][2 * half + i] * norm);
+          } else {
+            *reinterpret_cast<std::uint32_t*>(to + column + 32 * j) =
+                pack<T>(rows.out[j][2 * half] * norm, rows.out[j][2 * half + 1] * norm);
+          }
         }
       } else {
-        float* const to = partial_at<kDim>(p, unit.item.partial + unit.item.split, head);
+        float* const to = partial_at<kDim>(p, ended.item.partial + ended.item.split, head);
         CHARONIA_UNROLL
         for (int j = 0; j < kColumnTiles; ++j) {
-          *reinterpret_cast<float2*>(to + column + 32 * j) = {rows.out[j][2 * half], rows.out[j][2 * half + 1]};
+          if constexpr (quantised) {
+            CHARONIA_UNROLL
+            for (int i = 0; i < 2; ++i) to[column_of(j, i)] = rows.out[j][2 * half + i];
+          } else {
+            *reinterpret_cast<float2*>(to + column + 32 * j) = {rows.out[j][2 * half], rows.out[j][2 * half + 1]};
+          }
         }
         if (warp == 0 && t == 0) *reinterpret_cast<float2*>(to + kDim) = {rows.maximum[half], rows.sum[half]};
       }
     }
-    if (unit.item.splits > 1) split_done<T, kDim, kRows>(p, unit, flag);
+    if (ended.item.splits > 1) split_done<T, kDim, kRows>(p, ended, flag);
   }
+}
+
+template <class T, int kDim, bool weighs, int kBits>
+void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
+  // As many blocks on an SM as have room for two stages, and as many stages as leave room for them; a block has 1 KB
+  // besides its own.
+  const auto fits = [&](int blocks, int stages) {
+    return static_cast<std::size_t>(blocks) * (decode_shared_bytes(kDim, stages, kBits) + 1024) <=
+           device.shared_bytes + 1024;
+  };
+  int blocks = decode_blocks_per_sm(kDim, kBits, device.major);
+  if constexpr (kBits != 0) {
+    static_assert(decode_blocks_per_sm(kDim, kBits, 9) * decode_sums_stride<kDim>() <=
+                      kBlocksPerSm * attention_sums_stride(kDim),
+                  "what there is room for");
+    while (blocks > kBlocksPerSm && !fits(blocks, 2)) --blocks;
+    params.sums_stride = decode_sums_stride<kDim>();
+  }
+  params.stages = fits(blocks, 4) ? 4 : fits(blocks, 3) ? 3 : 2;
+  params.tiles = static_cast<int>(divide_up(params.group, kDecodeTileRows));
+  params.max_units = static_cast<int>(items) * params.cache.kv_heads * params.tiles;
+  launch(stream, "attention (decode)",
+         {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks / kBlocksPerSm * blocks)),
+          .threads = kAttentionThreads,
+          .dynamic_shared_bytes = decode_shared_bytes(kDim, params.stages, kBits)},
+         decode_kernel<T, kDim, weighs, kBits>, params);
 }
 
 template <class T, int kDim>
 void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
-  // As many stages as leave room for two blocks on an SM; a block has 1 KB besides its own.
-  const int bits = params.cache.quant_bits;
-  const auto fits = [&](int stages) {
-    return 2 * (decode_shared_bytes(kDim, stages, bits) + 1024) <= device.shared_bytes + 1024;
-  };
-  params.stages = fits(4) ? 4 : fits(3) ? 3 : 2;
-  params.tiles = static_cast<int>(divide_up(params.group, kDecodeTileRows));
-  params.max_units = static_cast<int>(items) * params.cache.kv_heads * params.tiles;
-  launch(stream, "attention (decode)",
-         {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks)),
-          .threads = kAttentionThreads,
-          .dynamic_shared_bytes = decode_shared_bytes(kDim, params.stages, bits)},
-         bits != 0             ? decode_kernel<T, kDim, true, true>
-         : params.weighing.any ? decode_kernel<T, kDim, true, false>
-                               : decode_kernel<T, kDim, false, false>,
-         params);
+  if (params.cache.quant_bits == 8) {
+    start_decode<T, kDim, true, 8>(stream, device, params, items);
+  } else if (params.cache.quant_bits == 4) {
+    start_decode<T, kDim, true, 4>(stream, device, params, items);
+  } else if (params.weighing.any) {
+    start_decode<T, kDim, true, 0>(stream, device, params, items);
+  } else {
+    start_decode<T, kDim, false, 0>(stream, device, params, items);
+  }
 }
 
 }  // namespace charonia::cuda

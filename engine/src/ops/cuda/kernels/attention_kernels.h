@@ -20,6 +20,12 @@ struct Weighing {
   const float* slopes = nullptr;  // [heads]; null: none
 };
 
+// What there is room for in AttentionParams::sums for each of kBlocksPerSm thread blocks on an SM, in floats: a sum, a
+// maximum and head_dim columns of every row; four lanes have the former two. Of chunks and of spans.
+constexpr std::int64_t attention_sums_stride(int head_dim) {
+  return 2 * std::int64_t{prefill_tile_rows(head_dim)} * (head_dim + 8);
+}
+
 inline constexpr int kCombineLevels = 2;  // splits to sets, sets to rows
 
 struct AttentionParams {

@@ -1,15 +1,16 @@
 // Tiles of a quantised cache (ops/kv_quant.h), for the kernels over tensor cores. Integers, scales and zeros are copied
-// into shared memory as they lie in the cache, ahead of their use; when it is their turn they are made into the tile of
-// the model's 16-bit type that these kernels work on: round(fmaf(integer, scale, zero)), once, in either kernel, so
-// that a row has the same bits from both.
+// into shared memory as they lie in the cache, ahead of their use. When it is their turn they become elements of the
+// model's 16-bit type: round(fmaf(integer, scale, zero)), once, in either kernel, so that a row has the same bits from
+// both. The prefill kernel, in which every warp needs all of a tile, makes a wide tile of them; the decode kernel makes
+// operands of products, in registers.
 //
 //   copied  [2 positions][row bytes] integers, k before v; [2 positions] scale, zero
 //   wide    [2 positions][kDim], k before v, as unit_offset() has it
 //
 // What a tile of k and v of 64 positions takes at head_dim 128: 32 KB in 16 bits; 16.5 KB in 8 bits, (D + 4) / 2D of
-// it; 8.5 KB in 4 bits. For every element 3.5 instructions (its byte to a place of its own, float by a subtraction, a
-// multiplication and addition, half a conversion to 16 bits) and half a one for what 16 of them share, 530 cycles of an
-// SM's four schedulers in all; the wide tile's way into shared memory takes 256 cycles beside them.
+// it; 8.5 KB in 4 bits. In registers an element takes 2.5 instructions (its byte to a place of its own in a float's
+// mantissa, a multiplication and addition, half a conversion to 16 bits), and 0.4 more in 4 bits; in a wide tile 3.5,
+// and half a one for what 16 of them share, 530 cycles of an SM's four schedulers in all, beside 256 of shared memory.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +36,13 @@ struct CacheRow<false> {
 };
 template <>
 struct CacheRow<true> {
-  using Shared = std::int64_t;  // byte of the layer; -1: none
+  using Shared = std::int64_t;  // byte of the layer; 0 where there is none: see copy_integers()
   int block = -1, row = 0;      // of the block
   CHARONIA_DEVICE Shared shared(const AttentionParams& p) const {
-    return block < 0 ? -1 : p.cache.integers_at(block, row);
+    return block < 0 ? 0 : block_at(p) + row * p.cache.row_bytes();
+  }
+  CHARONIA_DEVICE std::int64_t block_at(const AttentionParams& p) const {
+    return static_cast<std::int64_t>(block) * static_cast<int>(p.cache.quant_block_bytes());  // in one multiplication
   }
 };
 constexpr int shared_row_bytes(int quant_bits) {
@@ -60,53 +64,110 @@ CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const At
 }
 
 // kUnroll, here and below: how many turns of a loop stand behind each other. More hide more of the latency, and take
-// more registers.
-template <int kDim, int bits, int kUnroll>
+// more registers. turned: rows lie as unit_offset() has it, else one behind the other. A position without a row gets
+// the integers at the layer's begin, whatever they are: its scale and its zero are 0.
+template <int kDim, int bits, bool turned, int kUnroll>
 CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows) {
   constexpr int kRowBytes = kDim * bits / 8, kUnits = kRowBytes / kUnitBytes;
   constexpr int kCopies = tile_positions(kDim) * kUnits;
   static_assert(kRowBytes % kUnitBytes == 0);
-  const auto* const cache = static_cast<const unsigned char*>(p.cache.data);
-  const auto to_v = static_cast<std::int64_t>(p.cache.half_rows()) * kRowBytes;
-  CHARONIA_UNROLL_BY(kUnroll)
-  for (int index = static_cast<int>(threadIdx.x); index < kCopies; index += kAttentionThreads) {
-    const auto row = rows[index / kUnits];
-    const bool valid = row >= 0;
-    const auto* const from = cache + (valid ? row : 0) + index % kUnits * kUnitBytes;
-    unsigned char* const to = copied + index * kUnitBytes;
-    copy_async_16(to, from, valid);
-    copy_async_16(to + kCopies * kUnitBytes, from + to_v, valid);
+  const auto* const k = static_cast<const unsigned char*>(p.cache.data);
+  const auto* const v = k + static_cast<std::int64_t>(p.cache.half_rows()) * kRowBytes;
+  const auto copy = [&](std::int64_t row, int unit, int to) {
+    copy_async_16(copied + to, k + row + unit * kUnitBytes);
+    copy_async_16(copied + kCopies * kUnitBytes + to, v + row + unit * kUnitBytes);
+  };
+  const int thread = static_cast<int>(threadIdx.x);
+  constexpr int kRowsAtOnce = kAttentionThreads / kUnits;
+  if constexpr (kAttentionThreads % kUnits == 0 && kRowsAtOnce % 8 == 0 && kCopies % kAttentionThreads == 0) {
+    // A thread has the same unit of every row that it copies.
+    const int first = thread / kUnits, unit = thread % kUnits;
+    const int to = turned ? unit_offset<kUnits>(first, unit) : thread * kUnitBytes;
+    constexpr int kTurns = kCopies / kAttentionThreads, kAtOnce = kUnroll < kTurns ? kUnroll : kTurns;
+    static_assert(kTurns % kAtOnce == 0);
+    CHARONIA_UNROLL_BY(1)
+    for (int i = 0; i < kTurns; i += kAtOnce) {
+      std::int64_t row[kAtOnce];
+      CHARONIA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) row[j] = rows[first + (i + j) * kRowsAtOnce];
+      CHARONIA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) copy(row[j], unit, to + (i + j) * kAttentionThreads * kUnitBytes);
+    }
+  } else {
+    CHARONIA_UNROLL_BY(kUnroll)
+    for (int index = thread; index < kCopies; index += kAttentionThreads) {
+      const int row = index / kUnits, unit = index % kUnits;
+      copy(rows[row], unit, turned ? unit_offset<kUnits>(row, unit) : index * kUnitBytes);
+    }
   }
 }
 
-// Starts the copies of a tile of k and v; zeros where there is no row. rows: of the tile's positions; own: the one of
-// the thread's.
-template <int kDim, int kUnroll>
-CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
-                                     const CacheRow<true>& own) {
+// Of every position's k and v the scale and the zero, zeros where there is no row. own: the row of the thread's own.
+template <int kDim, int bits>
+CHARONIA_DEVICE void copy_scales(unsigned char* copied, const AttentionParams& p, const CacheRow<true>& own) {
   constexpr int kPositions = tile_positions(kDim);
-  const int bits = p.cache.quant_bits;
-  if (bits == 8) {
-    copy_integers<kDim, 8, kUnroll>(copied, p, rows);
-  } else {
-    copy_integers<kDim, 4, kUnroll>(copied, p, rows);
-  }
   if (static_cast<int>(threadIdx.x) >= kPositions) return;
   const bool valid = own.block >= 0;
-  const auto* const from =
-      static_cast<const unsigned char*>(p.cache.data) + (valid ? p.cache.scale_at(own.block, own.row) : 0);
+  const int at = 2 * p.cache.half_rows() * (kDim * bits / 8) + 4 * own.row;  // CacheLayer::scale_at()
+  const auto* const from = static_cast<const unsigned char*>(p.cache.data) + (valid ? own.block_at(p) + at : 0);
   unsigned char* const to = copied + 2 * kPositions * (kDim * bits / 8) + 4 * threadIdx.x;
   copy_async_4(to, from, valid);
   copy_async_4(to + 4 * kPositions, from + 4 * p.cache.half_rows(), valid);
 }
 
+// Starts the copies of a tile of k and v. rows: of the tile's positions; own: the one of the thread's.
+template <int kDim, int bits, bool turned, int kUnroll>
+CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
+                                     const CacheRow<true>& own) {
+  copy_integers<kDim, bits, turned, kUnroll>(copied, p, rows);
+  copy_scales<kDim, bits>(copied, p, own);
+}
+template <int kDim, int kUnroll>
+CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
+                                     const CacheRow<true>& own) {
+  if (p.cache.quant_bits == 8) {
+    copy_quant_tile<kDim, 8, false, kUnroll>(copied, p, rows, own);
+  } else {
+    copy_quant_tile<kDim, 4, false, kUnroll>(copied, p, rows, own);
+  }
+}
+
+inline constexpr std::uint32_t kLowHalves = 0x0f0f0f0fU;  // of bytes: the codes of 4 bits
+
 // A scale and a zero as they are stored.
 struct ScaleZero {
   float scale, zero;
+  CHARONIA_DEVICE ScaleZero(float scale_, float zero_) : scale(scale_), zero(zero_) {}
   CHARONIA_DEVICE explicit ScaleZero(std::uint32_t both)
       : scale(to_float(f16{static_cast<std::uint16_t>(both & 0xffffU)})),
         zero(to_float(f16{static_cast<std::uint16_t>(both >> 16)})) {}
 };
+
+// A code costs a subtraction less when what its float has too much stays in it, and is taken from the zero instead:
+// fmaf(code + base, scale, zero - base * scale) is fmaf(code, scale, zero), to the bit, where that difference is exact.
+// It is unless the zero has bits below the 24 of the difference. In 4 bits such a zero is below a 500th of the row's
+// range (and not 0), in 8 bits below a 16th of it: bases are as small as one instruction allows.
+template <int bits>
+struct FoldedZero {
+  static constexpr float kBase = bits == 8 ? 0x1p15F : 0x1p7F;
+  float zero;
+  bool exact;
+  CHARONIA_DEVICE explicit FoldedZero(const ScaleZero& by) {
+    const float base = kBase * by.scale;  // exact, and so is one of the two differences
+    zero = by.zero - base;
+    exact = base + zero == by.zero && by.zero - zero == base;
+  }
+};
+
+// Two codes (bytes of a word, of one row or of two) as a register of two elements. folded: zeros are FoldedZero's.
+template <class T, int bits, bool folded>
+CHARONIA_DEVICE std::uint32_t widen_pair(std::uint32_t word, int i, const ScaleZero& by_i, int j,
+                                         const ScaleZero& by_j) {
+  const auto code = [&](int at) {
+    return !folded ? byte_to_float(word, at) : bits == 8 ? byte_above_2_15(word, at) : byte_above_2_7(word, at);
+  };
+  return pack_at_once<T>(fmaf(code(i), by_i.scale, by_i.zero), fmaf(code(j), by_j.scale, by_j.zero));
+}
 
 // Eight bytes as a unit of eight elements.
 template <class T>
@@ -134,10 +195,9 @@ CHARONIA_DEVICE void widen_integers(unsigned char* wide, const unsigned char* co
     const int row = index / kHalf, unit = index % kHalf;
     const ScaleZero by(*reinterpret_cast<const std::uint32_t*>(copied + kRows * kRowBytes + 4 * row));
     if constexpr (bits == 4) {
-      constexpr std::uint32_t kLow = 0x0f0f0f0fU;
       const auto x = load(row * kRowBytes + unit * 8);
-      store(row, unit, widen_unit<T>(x.x & kLow, x.y & kLow, by));
-      store(row, unit + kHalf, widen_unit<T>(x.x >> 4 & kLow, x.y >> 4 & kLow, by));
+      store(row, unit, widen_unit<T>(x.x & kLowHalves, x.y & kLowHalves, by));
+      store(row, unit + kHalf, widen_unit<T>(x.x >> 4 & kLowHalves, x.y >> 4 & kLowHalves, by));
     } else {
       CHARONIA_UNROLL
       for (int j = 0; j < 2; ++j) {

@@ -27,20 +27,23 @@ inline constexpr int kStep = 32;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 // Rows of kUnits units in shared memory. Eight consecutive rows, and any eight units that a quarter of a warp copies,
-// lie in different banks: units change places within a row, by the row.
+// lie in different banks: units change places within a row, by the row, among as many as kTurnedUnits.
+template <int kUnits>
+inline constexpr int kTurnedUnits = kUnits % 8 == 0 ? 8 : kUnits % 4 == 0 ? 4 : kUnits % 2 == 0 ? 2 : 1;
 template <int kUnits>
 CHARONIA_DEVICE int unit_offset(int row, int unit) {
-  static_assert(kUnits % 4 == 0);
-  const int turn = kUnits % 8 == 0 ? row & 7 : row >> 1 & 3;
+  constexpr int kTurned = kTurnedUnits<kUnits>;
+  constexpr int kShift = kTurned == 8 ? 0 : kTurned == 4 ? 1 : 2;
+  const int turn = row >> kShift & (kTurned - 1);
   return (row * kUnits + (unit ^ turn)) * kUnitBytes;
 }
 
 // The offset of the unit `by` further than the one at `offset`, in the same row, where units & by is 0 (and the unit
-// below 8, or 4 where kUnits is not a multiple of 8). With a constant `by` that is a constant exclusive or and a
-// constant sum, so that a walk over a row needs few registers.
+// below kTurnedUnits). With a constant `by` that is a constant exclusive or and a constant sum, so that a walk over a
+// row needs few registers.
 template <int kUnits>
 CHARONIA_DEVICE int unit_offset_by(int offset, int by) {
-  constexpr int kTurned = kUnits % 8 == 0 ? 7 : 3;
+  constexpr int kTurned = kTurnedUnits<kUnits> - 1;
   return (offset ^ (by & kTurned) * kUnitBytes) + (by & ~kTurned) * kUnitBytes;
 }
 

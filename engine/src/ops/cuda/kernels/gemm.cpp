@@ -140,11 +140,11 @@ std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
   return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
 }
 
-void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
+void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   if (gemm.rows == 0 || gemm.n == 0) return;
   if (is_w8a8(gemm)) return w8a8_gemm(stream, gemm, tactic, workspace);
-  if (gemm.quant) return quant_gemm(stream, gemm, tactic, workspace);
+  if (gemm.quant) return quant_gemm(stream, device, gemm, tactic, workspace);
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
       gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? kPackedK : 8) != 0 ||
       (gemm.packed && gemm.type == DType::f32) ||

@@ -43,11 +43,11 @@ CHARONIA_DEVICE std::uint32_t load_zeros(const QuantParams& p, std::int64_t at) 
              : load_readonly(reinterpret_cast<const std::uint16_t*>(static_cast<const std::uint8_t*>(p.zeros) + at));
 }
 
-// The numbers of 32 columns (a half of a unit) of rows g and g + 8, four registers each: of columns 8t .. 8t + 7.
+// The numbers of 32 columns (a half of a unit) of rows g and g + 8, four registers each: of columns 8t .. 8t + 7. zero:
+// the rows' zero terms.
 template <class T, ops::Code code>
-CHARONIA_DEVICE void unit_numbers(const uint4 (&codes)[kCodeBits<code> / 4], int half, std::uint32_t zeros,
+CHARONIA_DEVICE void unit_numbers(const uint4 (&codes)[kCodeBits<code> / 4], int half, const std::uint32_t (&zero)[2],
                                   std::uint32_t (&upper)[4], std::uint32_t (&lower)[4]) {
-  const std::uint32_t zero[2] = {zero_term<T, code>(zeros & 0xffU), zero_term<T, code>(zeros >> 8)};
   if constexpr (kCodeBits<code> == 4) {
     numbers<T, code>(half == 0 ? codes[0].x : codes[0].z, zero[0], upper);
     numbers<T, code>(half == 0 ? codes[0].y : codes[0].w, zero[1], lower);
@@ -63,6 +63,13 @@ CHARONIA_DEVICE void unit_numbers(const uint4 (&codes)[kCodeBits<code> / 4], int
       lower[2 * i] = pairs[0], lower[2 * i + 1] = pairs[1];
     }
   }
+}
+
+template <class T, ops::Code code>
+CHARONIA_DEVICE void unit_numbers(const uint4 (&codes)[kCodeBits<code> / 4], int half, std::uint32_t zeros,
+                                  std::uint32_t (&upper)[4], std::uint32_t (&lower)[4]) {
+  const std::uint32_t zero[2] = {zero_term<T, code>(zeros & 0xffU), zero_term<T, code>(zeros >> 8)};
+  unit_numbers<T, code>(codes, half, zero, upper, lower);
 }
 
 // The rows of a tile: first_row .. of out, `rows` of them, each with a row of in.

@@ -30,12 +30,12 @@ int closing_columns(const ops::QuantFormat& format) {
 }
 
 GemmTactic stream_tactic(const ops::QuantFormat& format, int rows, int columns) {
-  const int ring = quant_stream_ring(ops::bits_of(format.code), closing_columns(format), columns / 16, rows / 8);
+  const int ring = quant_stream_ring(ops::bits_of(format.code), closing_columns(format), columns / 16);
   return {Kernel::stream, rows, columns, ring, 1};
 }
 
 // What GEMMs and those of experts have in common.
-QuantParams quant_params(const QuantWeight& quant, std::int64_t k) {
+QuantParams quant_params(const DeviceInfo& device, const QuantWeight& quant, std::int64_t k) {
   const auto& format = quant.format;
   QuantParams p{};
   p.scales = quant.scales;
@@ -46,6 +46,8 @@ QuantParams quant_params(const QuantWeight& quant, std::int64_t k) {
   p.group = static_cast<int>(format.group);
   p.group_shift = p.groups == 1 ? 31 : std::countr_zero(static_cast<unsigned>(p.group));
   p.scale_type = format.scale_type;
+  p.sms = device.sms;
+  p.sm_shared_bytes = device.shared_bytes;
   p.k = static_cast<int>(k);
   p.weight_stride = static_cast<int>(round_up(k, kQuantK));
   return p;
@@ -103,6 +105,34 @@ bool needs_prepared_inputs(const Gemm& gemm) {
          (is_fast(quant.format, gemm.type, gemm.k) && !vectors(gemm));
 }
 
+bool can_dequantise(const Gemm& gemm) {
+  constexpr std::int64_t kVector = 8;  // columns that a lane of the kernel gives one scale
+  if (!gemm.quant || is_w8a8(gemm) || gemm.type == DType::f32) return false;
+  const auto& format = gemm.quant->format;
+  return !has_integer_inputs(format) && (format.group == gemm.k || format.group % kVector == 0);
+}
+
+void dequantise(Stream& stream, const Gemm& gemm, std::int64_t first_row, std::int64_t rows, void* out) {
+  const auto& quant = *gemm.quant;
+  const auto& format = quant.format;
+  const auto groups = quant_groups(format, gemm.k);
+  if (!can_dequantise(gemm) || first_row % kQuantRows != 0 || gemm.weight_stride != round_up(gemm.k, kQuantK) ||
+      groups * round_up(gemm.n, kQuantRows) > std::numeric_limits<int>::max()) {
+    throw Error(ErrorCode::internal, cat("no kernel dequantises ", ops::to_string(format), " of ", gemm.n, " x ",
+                                         gemm.k, " from row ", first_row, " on"));
+  }
+  const auto at = [](const void* memory, std::size_t bytes) { return static_cast<const std::byte*>(memory) + bytes; };
+  const auto scales = static_cast<std::size_t>(first_row * groups);  // before the first row's
+  auto p = quant_params(DeviceInfo{}, quant, gemm.k);  // whose SMs do not matter here
+  p.out = out;
+  p.weight = at(gemm.weight, quant_code_bytes(format, first_row, gemm.k));
+  p.scales = at(quant.scales, scales * size_of(format.scale_type));
+  if (quant.zeros != nullptr) p.zeros = at(quant.zeros, scales);
+  p.row_tiles = static_cast<int>(divide_up(rows, kQuantRows));
+  if (groups > 1 && !std::has_single_bit(static_cast<std::uint64_t>(format.group))) p.group_shift = -1;
+  launch_dequantise(stream, p, gemm.type, format.code);
+}
+
 std::vector<GemmTactic> quant_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order) {
   const auto& format = gemm.quant->format;
   if (!is_fast(format, gemm.type, gemm.k)) return {{Kernel::plain, kPlainRows, kPlainColumns, 1, 1}};
@@ -124,7 +154,7 @@ std::vector<GemmTactic> quant_tactics(const DeviceInfo& device, const Gemm& gemm
   return tactics;
 }
 
-void quant_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
+void quant_gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   const auto& quant = *gemm.quant;
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
@@ -135,7 +165,7 @@ void quant_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
                                          ops::to_string(quant.format), ", that no kernel takes"));
   }
-  auto p = quant_params(quant, gemm.k);
+  auto p = quant_params(device, quant, gemm.k);
   set_parts(p, tactic, gemm);
   set_workspace(p, workspace);
   p.out = gemm.out;
@@ -157,10 +187,10 @@ int quant_expert_tile_rows(DType type, const ExpertFormat& gate_up, const Expert
   return average <= 4 ? kStreamRows : average <= 32 ? kSmallTile.tile_rows : kTile.tile_rows;
 }
 
-void multiply_quant_experts(Stream& stream, const DeviceInfo&, const ExpertGemm& gemm) {
+void multiply_quant_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm) {
   const auto& quant = *gemm.quant;
   const auto split = split_k(gemm.k);
-  auto p = quant_params(quant, gemm.k);
+  auto p = quant_params(device, quant, gemm.k);
   p.in = gemm.in;
   p.rows_of = gemm.rows_of;
   p.weight = gemm.weight;

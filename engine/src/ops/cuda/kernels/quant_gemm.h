@@ -46,9 +46,18 @@ struct ExpertInputs {
 };
 QuantWeight prepare_expert_inputs(Stream& stream, DType type, const QuantWeight& quant, const ExpertInputs& inputs);
 
+// Whether the weight of a GEMM can become 16-bit numbers that the inputs are multiplied with: the inputs are of a 16-bit
+// type and stay in it, and groups are whole vectors of 8 columns or a row.
+bool can_dequantise(const Gemm& gemm);
+
+// Rows of such a weight, the first a multiple of 16, as 16-bit numbers: scale * (code - zero), rounded once. out
+// [rows rounded up to 16, gemm.weight_stride] of the inputs' type, aligned to 16 bytes. In columns from k on are some
+// numbers.
+void dequantise(Stream& stream, const Gemm& gemm, std::int64_t first_row, std::int64_t rows, void* out);
+
 // Called by gemm.h's functions.
 std::vector<GemmTactic> quant_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order);
-void quant_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void* workspace);
+void quant_gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const GemmTactic& tactic, void* workspace);
 
 // As multiply_experts(). weight: codes of all experts.
 void multiply_quant_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm);

@@ -51,12 +51,11 @@ CHARONIA_DEVICE std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::
 template <ops::Code code>
 inline constexpr int kCodeBits = ops::bits_of(code);
 
-// The zero term of a zero (a byte of two's complement; for int4 0 to 16), twice.
+// The zero term of a zero (a byte of two's complement; for int4 0 to 16), twice, of both the zero twice.
 template <class T, ops::Code code>
-CHARONIA_DEVICE std::uint32_t zero_term(std::uint32_t zero) {
+CHARONIA_DEVICE std::uint32_t zero_term_of_both(std::uint32_t both) {
   using ops::Code;
   constexpr bool kF16 = std::is_same_v<T, f16>;
-  const std::uint32_t both = zero | zero << 16;
   if constexpr (code == Code::u4) {
     return both | (kF16 ? 0xe400e400U : 0xc300c300U);  // -1024 - zero, -128 - zero
   } else if constexpr (code == Code::i8 && kF16) {
@@ -69,6 +68,11 @@ CHARONIA_DEVICE std::uint32_t zero_term(std::uint32_t zero) {
   }
 }
 
+template <class T, ops::Code code>
+CHARONIA_DEVICE std::uint32_t zero_term(std::uint32_t zero) {
+  return zero_term_of_both<T, code>(zero | zero << 16);
+}
+
 // The numbers of a word, less the zero: zero is a pair of zero terms. 8 / bits * 4 codes, columns in order.
 template <class T, ops::Code code>
 CHARONIA_DEVICE void numbers(std::uint32_t word, std::uint32_t zero, std::uint32_t (&out)[16 / kCodeBits<code>]) {
@@ -79,13 +83,13 @@ CHARONIA_DEVICE void numbers(std::uint32_t word, std::uint32_t zero, std::uint32
   for (int i = 0; i < 16 / kCodeBits<code>; ++i) {
     if constexpr (code == Code::u4) {
       constexpr std::uint32_t kBase = kF16 ? 0x64006400U : 0x43004300U;
-      out[i] = exact_fma2<T>((word >> 4 * i & 0x000f000fU) | kBase, kOne, zero);
+      out[i] = exact_fma2<T>(mask_or(word >> 4 * i, 0x000f000fU, kBase), kOne, zero);
     } else if constexpr (code == Code::i8) {
       const std::uint32_t bytes = i == 0 ? word >> 8 : word;
       if constexpr (kF16) {
         out[i] = exact_fma2<T>((bytes & 0x00ff00ffU) ^ 0x64806480U, kOne, zero);
       } else {
-        const std::uint32_t low = (bytes & 0x007f007fU) | 0x43004300U, sign = (bytes & 0x00800080U) | 0x43004300U;
+        const std::uint32_t low = mask_or(bytes, 0x007f007fU, 0x43004300U), sign = mask_or(bytes, 0x00800080U, 0x43004300U);
         out[i] = exact_fma2<T>(exact_fma2<T>(sign, kMinusOne, low), kOne, zero);
       }
     } else if constexpr (code == Code::f8_e4m3) {

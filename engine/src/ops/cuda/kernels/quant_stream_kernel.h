@@ -4,7 +4,9 @@
 //   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, in in bf16 or f16, weight as quant_layout.h has it.
 //
 // As gemm_stream_kernel.h: a warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k), and the sums of
-// the parts meet in shared memory. A step is 64 columns.
+// the parts meet in shared memory. A step is 64 columns. Blocks are persistent: a block takes one tile of outputs after
+// the other, and the ring of codes under way runs on over their borders, so that memory does not wait while a tile ends
+// and the next begins. A part of 4096 columns has 8 steps only.
 //
 // Arithmetic, which quant_tile_kernel.h shares bit for bit. Codes less their zero are exact 16-bit numbers, so the
 // tensor cores multiply what the file says with the inputs as they are. Of every kClose columns (64, or 32 where groups
@@ -12,13 +14,20 @@
 // one fused multiply-add: scales are neither rounded nor multiplied into weights. A row's bits depend on the row and on
 // the weight alone.
 //
-// Bound: memory. For each 16 columns' codes a lane issues 22 instructions for int4 with its numbers, 2 for GEMMs, and
-// for each step 4 kN for sums and some 20 for scales, zeros, inputs and addresses: some 80 for a step of 512 bytes a
-// warp, 16 * kN fewer than a third of what an SM issues at 4.8 TB/s (36 bytes a nanosecond: 14 steps in 200, 1100 of
-// 1300 instructions with kM = 1). kRing steps are under way, kM times 512 bytes each for 4 bits and 1 KB for 8: with kM
-// = 1 and 24 warps an SM 36 to 48 KB, with 2 and 16 warps 32 to 64 KB, against the 29 KB that are needed. Scales are 2
-// bytes for a group's row: 3 % more for int4 in groups of 128.
+// Bound: memory. For a step of 16 outputs (512 bytes of int4) a lane issues 44 instructions for codes, 4 GEMMs, and some
+// 20 for scales, sums and copies; 30 more for inputs and the loop serve all kM units. At 4.4 TB/s an SM meets such a step
+// every 27 cycles, and issues 108 instructions in them. The ring has kRing - 1 steps under way: 72 to 112 KB an SM,
+// against the 29 KB that are needed.
+//
+// Measured on an H200 (llama3-8b, one row, shares of what a kernel reads that only reads): int4 in groups of 128 68 % for
+// 28672 x 4096 and 33 % for 4096 x 14336, int8 85 and 61 %. Before, with rings in registers, blocks of one tile and types
+// of scales unknown to the compiler, 41 and 30 %, 62 and 40 %: 599 of a warp's 2080 instructions came before its first
+// product, and products waited for inputs. What is left for weights of few outputs: two blocks an SM have 16 warps, each
+// of whose steps waits for the inputs of its first product.
 #pragma once
+
+#include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/kernels/quant_device.h"
 
@@ -26,16 +35,77 @@ namespace charonia::cuda::quant_stream {
 
 inline constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 
-template <class T_, ops::Code kCode_, int kClose_, int kM_, int kN_, int kBlocks_>
+// What the compiler knows of scales and zeros. own: scales are of the inputs' type, and all zeros are those of the code
+// (8 of int4, 0); own_with_zeros: with zeros of their own; any: asked at run time.
+enum class Terms : std::uint8_t { any, own, own_with_zeros };
+
+template <class T_, ops::Code kCode_, int kClose_, Terms kTerms_, int kM_, int kN_, int kBlocks_>
 struct Shape {
   using T = T_;
   static constexpr ops::Code kCode = kCode_;
+  static constexpr Terms kTerms = kTerms_;
   static constexpr int kClose = kClose_, kM = kM_, kN = kN_, kBlocks = kBlocks_;
-  static constexpr int kRing = quant_stream_ring(kCodeBits<kCode>, kClose, kM, kN);
+  static constexpr int kRing = quant_stream_ring(kCodeBits<kCode>, kClose, kM);
   static constexpr int kLoads = kCodeBits<kCode> / 4;  // of a lane, for a unit of 16 rows by 64 columns
   static constexpr int kCloses = kQuantK / kClose;     // of a step
   static constexpr int kOutputs = kQuantRows * kM_, kRows = 8 * kN;
   static constexpr int kPitch = kOutputs + 4;  // lanes of a store hit different banks
+  static constexpr int kSums = kWarps * kRows * kPitch;
+  static constexpr bool kHasZeros = (kCode == ops::Code::u4 || kCode == ops::Code::i8) && kTerms != Terms::own;
+  // Words of scales and zeros that a lane has for each closing.
+  static constexpr int kScaleWords = kTerms == Terms::any ? 2 : 1, kWords = kScaleWords + (kHasZeros ? 1 : 0);
+  static constexpr int kCodeBytes = kM * kLoads * kWarp * 16;
+  static constexpr int kSlotBytes = kCodeBytes + kM * kCloses * kWords * kWarp * 4;
+  static constexpr int kTurns = kN == 1 ? 2 : 1;  // tiles whose sums have a place of their own
+  static constexpr std::size_t kSharedBytes =
+      std::size_t{kTurns * kSums} * sizeof(float) + std::size_t{kWarps * kRing * kSlotBytes};
+  static_assert(kSharedBytes <= (std::size_t{99} << 10), "what a block has on compute capability 8.9");
+};
+
+// What a lane has copied of scales and zeros, for one unit and closing.
+template <class S>
+struct LaneTerms {
+  using T = typename S::T;
+  std::uint32_t words[S::kWords];
+
+  // place: the lane's word, and behind it, a warp's apart, the others; at: of row g, in elements.
+  CHARONIA_DEVICE static void copy(const QuantParams& p, SharedAddress place, int at) {
+    if (S::kTerms == Terms::any && p.scale_type == DType::f32) {
+      const float* const from = static_cast<const float*>(p.scales) + at;
+      copy_async_4(place, from);
+      copy_async_4(place + (S::kScaleWords - 1) * kWarp * 4, from + 1);
+    } else {
+      copy_async_4(place, static_cast<const std::uint16_t*>(p.scales) + at);
+    }
+    if constexpr (S::kHasZeros) {
+      if (S::kTerms != Terms::any || p.zeros != nullptr) {  // those of two rows' pairs
+        copy_async_4(place + S::kScaleWords * kWarp * 4, static_cast<const std::uint8_t*>(p.zeros) + (at & ~3));
+      }
+    }
+  }
+  CHARONIA_DEVICE void read(SharedAddress place) {
+    CHARONIA_UNROLL
+    for (int i = 0; i < S::kWords; ++i) words[i] = read_shared_4(place + i * kWarp * 4);
+  }
+  CHARONIA_DEVICE void zero_terms(const QuantParams& p, std::uint32_t (&out)[2]) const {
+    if constexpr (S::kHasZeros) {
+      const bool own = S::kTerms != Terms::any || p.zeros != nullptr;
+      const std::uint32_t first = own && lane_id() / 4 % 2 != 0 ? 0x4242U : 0x4040U;  // the byte, 0, the byte, 0
+      const std::uint32_t word = own ? words[S::kScaleWords] : p.zero_pair;
+      out[0] = zero_term_of_both<T, S::kCode>(permute_bytes(word, first));
+      out[1] = zero_term_of_both<T, S::kCode>(permute_bytes(word, first + 0x0101U));
+    } else {
+      out[0] = out[1] = zero_term<T, S::kCode>(S::kCode == ops::Code::u4 ? 8 : 0);
+    }
+  }
+  CHARONIA_DEVICE void scales(const QuantParams& p, float (&out)[2]) const {
+    if constexpr (S::kTerms == Terms::any) {
+      decode_scales(p, ScalePair{{words[0], words[1]}}, out);
+    } else {
+      out[0] = to_float(T{static_cast<std::uint16_t>(words[0])});
+      out[1] = to_float(T{static_cast<std::uint16_t>(words[0] >> 16)});
+    }
+  }
 };
 
 template <class S>
@@ -43,67 +113,79 @@ CHARONIA_KERNEL(kThreads, S::kBlocks)
 void stream_kernel(const QuantParams p) {
   using T = typename S::T;
   constexpr int kM = S::kM, kN = S::kN, kRing = S::kRing;
-  CHARONIA_SHARED(float, sums, [kWarps * S::kRows * S::kPitch]);
+  float* const sums = reinterpret_cast<float*>(dynamic_shared());  // of a tile and of the next: see below
 
   const int lane = lane_id(), g = lane / 4, t = lane % 4;
   const int group = warp_id() / p.parts, part = warp_id() - group * p.parts;
   const int groups = static_cast<int>(blockDim.x) / kWarp / p.parts;
+  // What the lane copies, nobody but itself reads: without a barrier.
+  const SharedAddress ring = shared_address(dynamic_shared() + S::kTurns * S::kSums * sizeof(float)) +
+                             warp_id() * kRing * S::kSlotBytes + lane * 16;
+  const SharedAddress last_slot = ring + (kRing - 1) * S::kSlotBytes;
+  const int terms_at = S::kCodeBytes - lane * 12;  // from a lane's codes to its words, which are 4 bytes
   QuantRows tile{static_cast<int>(blockIdx.y) * S::kRows, 0};
-  int column_block = static_cast<int>(blockIdx.x);
-  std::int64_t codes_at = 0, scales_at = 0;  // where the expert's begin
+  int block = static_cast<int>(blockIdx.x), to_next = static_cast<int>(gridDim.x);  // of outputs
+  std::int64_t codes_at = 0;  // where the expert's begin
+  int scales_at = 0;
   if (p.tiles != nullptr) {
     dependency_trigger();
     dependency_wait();
     const ExpertTile of = p.tiles[blockIdx.x];
     if (of.rows == 0) return;
     tile = {of.first, of.rows};
-    column_block = static_cast<int>(blockIdx.y);
+    block = static_cast<int>(blockIdx.y), to_next = static_cast<int>(gridDim.y);
     codes_at = of.expert * p.expert_codes;
-    scales_at = of.expert * p.expert_scales;
+    scales_at = static_cast<int>(of.expert * p.expert_scales);
   } else {
     tile.rows = min(S::kRows, p.rows - tile.first_row);
   }
-  const int first_output = (column_block * groups + group) * S::kOutputs;
+  const int blocks = (p.n + groups * S::kOutputs - 1) / (groups * S::kOutputs);
   const int k_begin = part * p.part_length;
   const int k_left = min(p.part_length, p.k - k_begin);
   const int steps = static_cast<int>(divide_up(k_left, kQuantK));
-  const int all_steps = p.weight_stride / kQuantK, last_unit = static_cast<int>(divide_up(p.n, kQuantRows)) - 1;
 
-  // Outputs beyond n compute the last ones again.
+  // What is copied next: a step of the tile `block_ahead`.
+  int block_ahead = block, step_ahead = 0;
   const uint4* codes[kM];
   int scale_row[kM];  // of row g, in elements; scales, as all of a weight's outputs, are fewer than 2^31
-  CHARONIA_UNROLL
-  for (int i = 0; i < kM; ++i) {
-    const int unit = min(first_output / kQuantRows + i, last_unit);
-    codes[i] = reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(p.weight) + codes_at) +
-               (static_cast<std::int64_t>(unit) * all_steps + k_begin / kQuantK) * (S::kLoads * kWarp) + lane;
-    scale_row[i] = unit * p.groups * kQuantRows + 2 * g;
-  }
-  struct Slot {
-    uint4 codes[kM][S::kLoads];
-    ScalePair scales[kM][S::kCloses];
-    std::uint32_t zeros[kM][S::kCloses];
-  };
-  Slot ring[kRing];
-  const auto load = [&](Slot& to, int step) {
-    if (step >= steps) return;
+  const auto go_to_block = [&] {
+    const int all_steps = p.weight_stride / kQuantK, last_unit = (p.n - 1) / kQuantRows;
     CHARONIA_UNROLL
     for (int i = 0; i < kM; ++i) {
-      CHARONIA_UNROLL
-      for (int j = 0; j < S::kLoads; ++j) {
-        to.codes[i][j] = load_streaming(codes[i] + (step * S::kLoads + j) * kWarp);
-      }
-      CHARONIA_UNROLL
-      for (int j = 0; j < S::kCloses; ++j) {
-        const int of = (k_begin + step * kQuantK + j * S::kClose) >> p.group_shift;
-        const std::int64_t at = scales_at + scale_row[i] + of * kQuantRows;
-        to.scales[i][j] = load_scales(p, at);
-        to.zeros[i][j] = load_zeros(p, at);
-      }
+      // Outputs beyond n compute the last ones again.
+      const int unit = min((block_ahead * groups + group) * kM + i, last_unit);
+      codes[i] = reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(p.weight) + codes_at) +
+                 (static_cast<std::int64_t>(unit) * all_steps + k_begin / kQuantK) * (S::kLoads * kWarp) + lane;
+      scale_row[i] = scales_at + unit * p.groups * kQuantRows + 2 * g;
     }
   };
-  CHARONIA_UNROLL
-  for (int i = 0; i < kRing; ++i) load(ring[i], i);
+  const auto copy_ahead = [&](SharedAddress to) {
+    if (block_ahead < blocks) {
+      CHARONIA_UNROLL
+      for (int i = 0; i < kM; ++i) {
+        CHARONIA_UNROLL
+        for (int j = 0; j < S::kLoads; ++j) {
+          copy_async_16(to + (i * S::kLoads + j) * kWarp * 16, codes[i] + j * kWarp);
+        }
+        codes[i] += S::kLoads * kWarp;
+        CHARONIA_UNROLL
+        for (int j = 0; j < S::kCloses; ++j) {
+          const int of = (k_begin + step_ahead * kQuantK + j * S::kClose) >> p.group_shift;
+          LaneTerms<S>::copy(p, to + terms_at + (i * S::kCloses + j) * S::kWords * kWarp * 4,
+                             scale_row[i] + of * kQuantRows);
+        }
+      }
+      if (++step_ahead == steps) {
+        step_ahead = 0;
+        block_ahead += to_next;
+        if (block_ahead < blocks) go_to_block();
+      }
+    }
+    copy_commit();
+  };
+  go_to_block();
+  CHARONIA_UNROLL_BY(1)
+  for (int i = 0; i + 1 < kRing; ++i) copy_ahead(ring + i * S::kSlotBytes);
 
   if (p.tiles == nullptr) {
     dependency_trigger();
@@ -118,81 +200,111 @@ void stream_kernel(const QuantParams p) {
     in[j] = static_cast<const T*>(p.in) +
             static_cast<std::int64_t>(tile.in_row(p, row < tile.rows ? row : 0)) * p.in_stride + k_begin + 8 * t;
   }
-
-  float total[kM][kN][4], sum[kM][kN][4];
-  CHARONIA_UNROLL
-  for (int i = 0; i < kM; ++i) {
-    CHARONIA_UNROLL
-    for (int j = 0; j < kN; ++j) {
+  // Of the halves of a step. Each is asked for again, for the next step, where it has been used.
+  uint4 x[2][kN];
+  const auto load_in = [&](int half, int step) {
+    const int k = step * kQuantK + 32 * half;
+    if ((step + 1) * kQuantK <= k_left) {
       CHARONIA_UNROLL
-      for (int c = 0; c < 4; ++c) total[i][j][c] = sum[i][j][c] = 0;
+      for (int j = 0; j < kN; ++j) x[half][j] = load_cached(reinterpret_cast<const uint4*>(in[j] + k));
+    } else {
+      CHARONIA_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        x[half][j] = k + 8 * t < k_left ? load_cached(reinterpret_cast<const uint4*>(in[j] + k)) : uint4{0, 0, 0, 0};
+      }
     }
-  }
-  for (int first = 0; first < steps; first += kRing) {
+  };
+  load_in(0, 0);
+  load_in(1, 0);
+
+  SharedAddress slot = ring, before = last_slot;  // the one that is read, and the one that was, which is filled
+  for (int turn = 0; block < blocks; block += to_next, ++turn) {
+    float total[kM][kN][4];
     CHARONIA_UNROLL
-    for (int at = 0; at < kRing; ++at) {
-      const int step = first + at;
-      if (step >= steps) break;
+    for (int i = 0; i < kM; ++i) {
+      CHARONIA_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        CHARONIA_UNROLL
+        for (int c = 0; c < 4; ++c) total[i][j][c] = 0;
+      }
+    }
+    CHARONIA_UNROLL_BY(1)
+    for (int step = 0; step < steps; ++step) {
+      copy_wait<kRing - 2>();
+      copy_ahead(before);
+      float sum[kM][kN][4];
       CHARONIA_UNROLL
       for (int half = 0; half < 2; ++half) {
-        uint4 x[kN];
-        const int k = step * kQuantK + 32 * half;
-        CHARONIA_UNROLL
-        for (int j = 0; j < kN; ++j) {
-          x[j] = k + 8 * t < k_left ? load_cached(reinterpret_cast<const uint4*>(in[j] + k)) : uint4{0, 0, 0, 0};
-        }
         CHARONIA_UNROLL
         for (int i = 0; i < kM; ++i) {
           const int close = half * S::kCloses / 2;
-          std::uint32_t upper[4], lower[4];
-          unit_numbers<T, S::kCode>(ring[at].codes[i], half, ring[at].zeros[i][close], upper, lower);
+          if (S::kCloses == 2 || half == 0) {
+            CHARONIA_UNROLL
+            for (int j = 0; j < kN; ++j) {
+              CHARONIA_UNROLL
+              for (int c = 0; c < 4; ++c) sum[i][j][c] = 0;
+            }
+          }
+          uint4 of_unit[S::kLoads];
+          CHARONIA_UNROLL
+          for (int j = 0; j < S::kLoads; ++j) {
+            of_unit[j] = read_shared_16(slot + (i * S::kLoads + j) * kWarp * 16);
+          }
+          LaneTerms<S> terms;
+          terms.read(slot + terms_at + (i * S::kCloses + close) * S::kWords * kWarp * 4);
+          std::uint32_t zero[2], upper[4], lower[4];
+          terms.zero_terms(p, zero);
+          unit_numbers<T, S::kCode>(of_unit, half, zero, upper, lower);
           CHARONIA_UNROLL
           for (int quarter = 0; quarter < 2; ++quarter) {
             const std::uint32_t a[4] = {upper[2 * quarter], lower[2 * quarter], upper[2 * quarter + 1],
                                         lower[2 * quarter + 1]};
             CHARONIA_UNROLL
             for (int j = 0; j < kN; ++j) {
-              const std::uint32_t b[2] = {quarter == 0 ? x[j].x : x[j].z, quarter == 0 ? x[j].y : x[j].w};
+              const uint4& of = x[half][j];
+              const std::uint32_t b[2] = {quarter == 0 ? of.x : of.z, quarter == 0 ? of.y : of.w};
               mma_m16n8k16<T>(sum[i][j], a, b);
             }
           }
           if (S::kCloses == 2 || half == 1) {
             float scale[2];
-            decode_scales(p, ring[at].scales[i][close], scale);
+            terms.scales(p, scale);
             CHARONIA_UNROLL
             for (int j = 0; j < kN; ++j) {
               CHARONIA_UNROLL
-              for (int c = 0; c < 4; ++c) {
-                total[i][j][c] = fmaf(scale[c / 2], sum[i][j][c], total[i][j][c]);
-                sum[i][j][c] = 0;
-              }
+              for (int c = 0; c < 4; ++c) total[i][j][c] = fmaf(scale[c / 2], sum[i][j][c], total[i][j][c]);
             }
           }
         }
+        load_in(half, step + 1 < steps ? step + 1 : 0);
       }
-      load(ring[at], step + kRing);
+      before = slot;
+      slot = slot == last_slot ? ring : slot + S::kSlotBytes;
     }
-  }
-
-  float* const mine = sums + warp_id() * S::kRows * S::kPitch;
-  CHARONIA_UNROLL
-  for (int i = 0; i < kM; ++i) {
+    float* const of_turn = sums + turn % S::kTurns * S::kSums;
+    if constexpr (S::kTurns == 1) __syncthreads();  // those of the turn before have been read
+    float* const mine = of_turn + warp_id() * S::kRows * S::kPitch;
     CHARONIA_UNROLL
-    for (int j = 0; j < kN; ++j) {
+    for (int i = 0; i < kM; ++i) {
       CHARONIA_UNROLL
-      for (int c = 0; c < 4; ++c) mine[(8 * j + 2 * t + c % 2) * S::kPitch + 16 * i + g + c / 2 * 8] = total[i][j][c];
+      for (int j = 0; j < kN; ++j) {
+        CHARONIA_UNROLL
+        for (int c = 0; c < 4; ++c) mine[(8 * j + 2 * t + c % 2) * S::kPitch + 16 * i + g + c / 2 * 8] = total[i][j][c];
+      }
     }
+    // Behind it the sums of this turn are there. Of two places, the next turn's was read before it.
+    __syncthreads();
+    // The threads of a group's warps store its outputs.
+    const float* const of_group = of_turn + group * p.parts * S::kRows * S::kPitch;
+    store_quant_outputs<T, S::kOutputs>(p, tile, (block * groups + group) * S::kOutputs,
+                                        static_cast<int>(threadIdx.x) - group * p.parts * kWarp, p.parts * kWarp,
+                                        [&](int row, int column) {
+                                          const float* const from = of_group + row * S::kPitch + column;
+                                          float whole = from[0];
+                                          for (int i = 1; i < p.parts; ++i) whole += from[i * S::kRows * S::kPitch];
+                                          return whole;
+                                        });
   }
-  __syncthreads();
-  // The threads of a group's warps store its outputs.
-  const float* const of_group = sums + group * p.parts * S::kRows * S::kPitch;
-  store_quant_outputs<T, S::kOutputs>(p, tile, first_output, static_cast<int>(threadIdx.x) - group * p.parts * kWarp,
-                                      p.parts * kWarp, [&](int row, int column) {
-                                        const float* const from = of_group + row * S::kPitch + column;
-                                        float whole = from[0];
-                                        for (int i = 1; i < p.parts; ++i) whole += from[i * S::kRows * S::kPitch];
-                                        return whole;
-                                      });
 }
 
 template <class S>
@@ -201,22 +313,36 @@ bool launch_if(Stream& stream, const QuantParams& p, const GemmTactic& tactic) {
   const int groups = kWarps / p.parts;
   const auto columns = static_cast<unsigned>(divide_up(p.n, groups * S::kOutputs));
   const auto rows = static_cast<unsigned>(p.row_tiles);
+  // A block has 1 KB of shared memory besides its own.
+  const auto fit = (p.sm_shared_bytes + 1024) / (S::kSharedBytes + 1024);
+  const auto resident = static_cast<unsigned>(p.sms) * static_cast<unsigned>(std::min<std::size_t>(fit, S::kBlocks));
   launch(stream, p.tiles != nullptr ? "experts: quantised GEMM (stream)" : "quantised GEMM (stream)",
-         {.grid_x = p.tiles != nullptr ? rows : columns,
+         {.grid_x = p.tiles != nullptr ? rows : std::min(columns, resident),
           .grid_y = p.tiles != nullptr ? columns : rows,
-          .threads = static_cast<unsigned>(groups * p.parts * kWarp)},
+          .threads = static_cast<unsigned>(groups * p.parts * kWarp),
+          .dynamic_shared_bytes = S::kSharedBytes},
          &stream_kernel<S>, p);
   return true;
 }
 
-// Whether there is such a kernel.
+template <class T, ops::Code code, int kClose, Terms kTerms>
+bool launch_terms(Stream& stream, const QuantParams& p, const GemmTactic& tactic) {
+  return launch_if<Shape<T, code, kClose, kTerms, 1, 1, 4>>(stream, p, tactic) ||
+         launch_if<Shape<T, code, kClose, kTerms, 2, 1, 3>>(stream, p, tactic) ||
+         launch_if<Shape<T, code, kClose, kTerms, 2, 2, 2>>(stream, p, tactic);
+}
+
+// False: there is no such kernel.
 template <class T, ops::Code code, int kClose>
 bool launch_typed(Stream& stream, const QuantParams& p, const GemmTactic& tactic) {
-  // int4 with groups of 32 keeps four scales and four zeros: a second block would not leave registers for them on 8.0.
-  constexpr int kWideBlocks = code == ops::Code::u4 && kClose < kQuantK ? 1 : 2;
-  return launch_if<Shape<T, code, kClose, 1, 1, 3>>(stream, p, tactic) ||
-         launch_if<Shape<T, code, kClose, 2, 1, kWideBlocks>>(stream, p, tactic) ||
-         launch_if<Shape<T, code, kClose, 2, 2, kCodeBits<code> == 8 ? 1 : 2>>(stream, p, tactic);
+  if constexpr (kClose == kQuantK) {
+    const bool own = p.scale_type == (std::is_same_v<T, bf16> ? DType::bf16 : DType::f16);
+    if (own && p.zeros == nullptr) return launch_terms<T, code, kClose, Terms::own>(stream, p, tactic);
+    if constexpr (code == ops::Code::u4) {
+      if (own) return launch_terms<T, code, kClose, Terms::own_with_zeros>(stream, p, tactic);
+    }
+  }
+  return launch_terms<T, code, kClose, Terms::any>(stream, p, tactic);
 }
 
 }  // namespace charonia::cuda::quant_stream

@@ -358,7 +358,7 @@ void gate_kernel(const GateParams p) {
   store_floats(static_cast<T*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
 }
 
-// A block takes a row: once for its largest output, once for its codes.
+// A block takes a row: for its largest output, then for its codes.
 struct GateCodesParams : GateParams {
   RowCodes codes;
 };
@@ -372,19 +372,42 @@ void gate_codes_kernel(const GateCodesParams p) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const auto* const in = static_cast<const T*>(p.gate_up) + row * p.gate_up_stride;
   const int first = static_cast<int>(threadIdx.x) * kVector, step = static_cast<int>(blockDim.x) * kVector;
-  float gate[kVector], up[kVector], greatest = 0;
-  const auto compute = [&](int at) {
-    to_floats(load_raw(in, at, p.inter, true), gate);
-    to_floats(load_raw(in + p.inter, at, p.inter, true), up);
+  using Raw = decltype(load_raw(in, 0, 0, true));
+  float greatest = 0;
+  const auto compute = [&](const Raw& gates, const Raw& ups, float(&out)[kVector]) {
+    float up[kVector];
+    to_floats(gates, out);
+    to_floats(ups, up);
     CHARONIA_UNROLL
-    for (int i = 0; i < kVector; ++i) gate[i] = activation<kind>(gate[i]) * up[i];
-    greatest = round_vector<T>(gate, greatest);
+    for (int i = 0; i < kVector; ++i) out[i] = activation<kind>(out[i]) * up[i];
+    greatest = round_vector<T>(out, greatest);
   };
-  for (int at = first; at < p.inter; at += step) compute(at);
+  // A thread keeps its first two vectors, which are all of a row of 16384; the others are computed again.
+  constexpr int kHeld = 2;
+  Raw gates[kHeld], ups[kHeld];
+  float held[kHeld][kVector];
+  CHARONIA_UNROLL
+  for (int i = 0; i < kHeld; ++i) {
+    gates[i] = load_raw(in, first + i * step, p.inter, true);
+    ups[i] = load_raw(in + p.inter, first + i * step, p.inter, true);
+  }
+  CHARONIA_UNROLL
+  for (int i = 0; i < kHeld; ++i) {
+    if (first + i * step < p.inter) compute(gates[i], ups[i], held[i]);
+  }
+  float other[kVector];
+  const auto compute_at = [&](int at) {
+    compute(load_raw(in, at, p.inter, true), load_raw(in + p.inter, at, p.inter, true), other);
+  };
+  for (int at = first + kHeld * step; at < p.inter; at += step) compute_at(at);
   const float scale = store_scale(p.codes, row, greatest, scratch);
-  for (int at = first; at < p.inter; at += step) {
-    compute(at);
-    store_codes(p.codes, row * p.inter + at, gate, scale);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kHeld; ++i) {
+    if (const int at = first + i * step; at < p.inter) store_codes(p.codes, row * p.inter + at, held[i], scale);
+  }
+  for (int at = first + kHeld * step; at < p.inter; at += step) {
+    compute_at(at);
+    store_codes(p.codes, row * p.inter + at, other, scale);
   }
 }
 

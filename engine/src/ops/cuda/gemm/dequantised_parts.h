@@ -1,0 +1,45 @@
+// How many rows of a quantised weight become 16-bit numbers at a time, for a library to multiply. Integers only.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/cuda/kernels/quant_layout.h"
+
+namespace charonia::cuda {
+
+// Most that the numbers of a part may take: beyond some 4000 rows of an 8B model a library's GEMM gains little from
+// more.
+inline constexpr std::size_t kDequantisedBytes = std::size_t{64} << 20;
+
+inline constexpr std::int64_t kDequantisedElement = 2;  // bytes
+
+// Bytes of `rows` rows of k columns.
+inline std::size_t dequantised_bytes(std::int64_t rows, std::int64_t k) {
+  return static_cast<std::size_t>(round_up(rows, kQuantRows) * round_up(k, kQuantK) * kDequantisedElement);
+}
+
+// The rows of a part of a weight [n, k] that takes no more than `bytes`: parts are as many as they must be, alike, and
+// whole tiles of a library where that is possible. 0: not even one unit of rows fits.
+inline std::int64_t dequantised_rows(std::int64_t n, std::int64_t k, std::size_t bytes) {
+  constexpr std::int64_t kTileRows = 128;
+  const auto most = static_cast<std::int64_t>(bytes / dequantised_bytes(kQuantRows, k)) * kQuantRows;
+  if (most == 0 || n <= most) return std::min(most, round_up(n, kQuantRows));
+  const auto even = divide_up(n, divide_up(n, most)), tiles = round_up(even, kTileRows);
+  return tiles <= most ? tiles : round_up(even, kQuantRows);
+}
+
+// The parts that are worth a try: all that there is room for, and what stays in the L2 cache between its kernels.
+inline std::vector<std::int64_t> dequantised_parts(std::int64_t n, std::int64_t k, std::size_t bytes,
+                                                   std::size_t l2_bytes) {
+  std::vector<std::int64_t> parts;
+  for (const auto limit : {bytes, std::min(bytes, l2_bytes / 2)}) {
+    const auto rows = dequantised_rows(n, k, limit);
+    if (rows > 0 && (parts.empty() || parts.back() != rows)) parts.push_back(rows);
+  }
+  return parts;
+}
+
+}  // namespace charonia::cuda

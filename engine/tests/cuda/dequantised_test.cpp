@@ -1,0 +1,472 @@
+// Quantised weights that become 16-bit numbers for the library: the numbers, the GEMMs, and when the runner has them.
+#include "ops/cuda/gemm/dequantised.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cuda/gemm_problem.h"
+#include "cuda/quant_formats.h"
+#include "device_arrays.h"
+#include "ops/cuda/cuda_quant_weights.h"
+#include "ops/cuda/gemm/dequantised_parts.h"
+#include "ops/cuda/gemm/gemm_runner.h"
+#include "ops/cuda/kernels/quant_gemm.h"
+#include "test_folder.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::Activations;
+using ops::Code;
+using ops::MemoryQuantSource;
+using ops::Random;
+using HostMatrix = ops::Matrix;
+
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+
+TEST(DequantisedTest, parts_are_alike_and_fit) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  EXPECT_EQ(dequantised_parts(28672, 4096, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{7168, 3584}));
+  EXPECT_EQ(dequantised_parts(4096, 4096, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{4096, 2048}));
+  EXPECT_EQ(dequantised_parts(40, 64, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{48})) << "both are all of it";
+  EXPECT_EQ(dequantised_parts(200, 100, 96 * 256, 2 * 48 * 256), (std::vector<std::int64_t>{80, 48}));
+  EXPECT_EQ(dequantised_parts(200, 100, 15 * 256, 60 * kMiB), std::vector<std::int64_t>{}) << "no unit of rows fits";
+  for (std::int64_t n = 1; n < 3000; n += 37) {
+    for (const std::int64_t k : {8, 72, 640}) {
+      for (const auto bytes : {dequantised_bytes(16, k), dequantised_bytes(160, k), dequantised_bytes(1024, k)}) {
+        const auto rows = dequantised_rows(n, k, bytes);
+        ASSERT_EQ(rows % 16, 0);
+        ASSERT_GT(rows, 0);
+        ASSERT_LE(dequantised_bytes(rows, k), bytes);
+      }
+    }
+  }
+}
+
+// Of every format, from either a weight's first row or a later one; a row of what lies behind stays as it is.
+TEST(DequantisedTest, numbers_are_the_product_in_double_precision_rounded_once) {
+  Random random(160);
+  Stream stream;
+  MatrixUpload upload(stream);
+  constexpr std::int64_t kN = 45;
+  int dequantised = 0;
+  for (const std::int64_t k : {128, 100, 640, 200}) {
+    auto all = formats(k);
+    if (k == 200) {
+      all.push_back({{Code::f8_e4m3, 8, false, DType::f32}});
+      all.push_back({{Code::u4, 40, true, DType::f16}});
+    }
+    for (const auto& format : all) {
+      for (const auto type : ops::kWeightTypes) {
+        const auto source = random_source(random, kN, k, format);
+        const ops::QuantSource* const part = &source;
+        const CudaQuantLinear linear({&part, 1}, {}, type, upload);
+        const auto gemm = linear.gemm();
+        const bool integers = has_integer_inputs(format.format);
+        ASSERT_EQ(can_dequantise(gemm), type != DType::f32 && !integers && format.format.group != 20);
+        if (!can_dequantise(gemm)) continue;
+        ++dequantised;
+        const auto expected = values(source);
+        const auto order = source.order();
+        in_both_orders([&] {
+          for (const std::int64_t first : {0, 32}) {
+            const auto rows = kN - first, units = round_up(rows, 16);
+            Matrix out(type, units + 1, gemm.weight_stride, gemm.weight_stride);
+            out.upload(stream);
+            dequantise(stream, gemm, first, rows, out.data());
+            out.download(stream);
+            for (std::int64_t r = 0; r < rows; ++r) {
+              for (std::int64_t c = 0; c < k; ++c) {
+                const auto feature = order.empty() ? c : order[static_cast<std::size_t>(c)];
+                const double value = expected[static_cast<std::size_t>((first + r) * k + feature)];
+                ASSERT_EQ(out.at(r, c), ops::rounded(type, value))
+                    << to_string(format.format) << ", " << charonia::to_string(type) << ", k " << k << ", row "
+                    << first + r << ", column " << c;
+              }
+            }
+            for (std::int64_t c = 0; c < out.cols; ++c) ASSERT_TRUE(std::isnan(out.at(units, c)));
+          }
+        });
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(dequantised, 50);
+}
+
+// Computes with our own kernels of 16-bit weights, and notes of how many rows each weight was.
+class OwnLibrary final : public Blas {
+ public:
+  struct Log {
+    std::vector<std::int64_t> weights;
+    std::int64_t refused = 0;       // a weight of so many rows
+    double microseconds_large = 1;  // that a weight of more than 48 rows takes; of others it is 1
+    double microseconds = 0;        // all together
+  };
+  explicit OwnLibrary(Log& log) : log_(log) {}
+
+  std::string version() const override { return "our own"; }
+  std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t) override {
+    EXPECT_FALSE(gemm.quant);
+    return std::vector<BlasTactic>(8, kTactic);
+  }
+  bool serves(const Gemm& gemm, const BlasTactic& tactic, std::size_t) override {
+    EXPECT_FALSE(gemm.quant);
+    return tactic == kTactic;
+  }
+  bool run(Stream& stream, const Gemm& gemm, const BlasTactic&, void*, std::size_t) override {
+    EXPECT_FALSE(gemm.quant);
+    log_.weights.push_back(gemm.n);
+    if (gemm.n == log_.refused) return false;
+    log_.microseconds += gemm.n > 48 ? log_.microseconds_large : 1;
+    auto without_bias = gemm;
+    without_bias.bias = nullptr;
+    const auto info = device_info(0);
+    auto tactics = gemm_tactics(info, gemm);
+    std::erase_if(tactics, [](const GemmTactic& one) { return one.k_blocks > 1; });  // which need a workspace
+    cuda::gemm(stream, info, without_bias, tactics.at(0), workspace_.data());
+    return true;
+  }
+
+ private:
+  static constexpr BlasTactic kTactic{{1, 2}, 3};
+  Log& log_;
+  DeviceMemory workspace_{kGemmCounterBytes};
+};
+
+// A GEMM with a quantised weight, its input and its output on the device.
+struct QuantProblem {
+  QuantProblem(Random& random, const Format& format, std::int64_t n, std::int64_t k, std::int64_t rows, DType type,
+               DType out_type)
+      : upload(stream),
+        source(random_source(random, n, k, format)),
+        bias(HostMatrix::random(random, DType::f32, n, 1, 3)),
+        in_host(HostMatrix::random(random, type, rows, k)),
+        in(stream, in_host),
+        out(stream, HostMatrix(out_type, rows, n)) {
+    const ops::QuantSource* const part = &source;
+    const ops::HostMatrix bias_of_part = bias.host();
+    linear.emplace(std::span(&part, 1), std::span(&bias_of_part, 1), type, upload);
+  }
+  Gemm gemm() const {
+    auto gemm = linear->gemm();
+    const auto from = in.tensor(), to = out.tensor();
+    gemm.in = from.data, gemm.in_stride = from.stride, gemm.rows = from.rows;
+    gemm.out = to.data, gemm.out_type = to.dtype, gemm.out_stride = to.stride;
+    return gemm;
+  }
+
+  // Against double precision: every weight is rounded once, then come sums in float, and an output that is rounded
+  // again where a bias is added. numbers_rounded: false of our own kernels, which round no weight.
+  void check(bool numbers_rounded) const {
+    const auto found = out.host();
+    const auto weight = values(source);
+    const auto k = in_host.cols;
+    for (std::int64_t r = 0; r < found.rows; ++r) {
+      for (std::int64_t o = 0; o < found.cols; ++o) {
+        double sum = 0, size = 0, inputs = 0;
+        for (std::int64_t c = 0; c < k; ++c) {
+          const double x = in_host.at(r, c), one = x * weight[static_cast<std::size_t>(o * k + c)];
+          sum += one, size += std::abs(one), inputs += std::abs(x);
+        }
+        const double added = bias.at(o, 0);
+        double error = (8 + std::sqrt(static_cast<double>(k))) * 0x1p-23 * (size + std::abs(added));
+        if (numbers_rounded) {
+          error += ops::rounding(in_host.dtype) * size;
+          if (in_host.dtype == DType::f16) error += 0x1p-25 * inputs;  // of numbers below f16's normal ones
+        }
+        const double rounded = 2 * (std::abs(sum) + error) + std::abs(added);
+        ASSERT_NEAR(found.at(r, o), sum + added, error + ops::rounding(found.dtype) * rounded)
+            << to_string(source.format()) << ", " << charonia::to_string(in_host.dtype) << ", row " << r << ", output "
+            << o;
+      }
+    }
+  }
+
+  Stream stream;
+  MatrixUpload upload;
+  MemoryQuantSource source;
+  HostMatrix bias, in_host;
+  MatrixOnDevice in, out;
+  std::optional<CudaQuantLinear> linear;
+};
+
+// A weight of 200 rows, with room for 96 of them: parts of 80, 80 and 40 rows, or of 48 and a last one of 8.
+class DequantisedRunnerTest : public ::testing::Test {
+ protected:
+  static constexpr std::int64_t kN = 200, kK = 128;
+  static constexpr Format kFormat{{Code::u4, 32, true, DType::f16}};
+
+  ~DequantisedRunnerTest() override { std::filesystem::remove_all(folder_); }
+
+  GemmRunner::Options options(std::int64_t k = kK) {
+    GemmRunner::Options options;
+    options.blas = std::make_unique<OwnLibrary>(log_);
+    options.memory = folder_ / "gemms.json";
+    options.seconds = 3600;  // however slow the machine or a sanitizer
+    options.dequantised_bytes = dequantised_bytes(96, k);
+    options.timer = [this](Stream& stream, double, const std::function<void(int)>& issue) {
+      log_.microseconds = 0;
+      issue(0);
+      stream.wait("test");
+      ++measured_;
+      return log_.microseconds > 0 ? log_.microseconds : own_;
+    };
+    return options;
+  }
+  static DeviceInfo device(std::int64_t k = kK) {
+    auto info = device_info(0);
+    info.l2_bytes = 2 * dequantised_bytes(48, k);
+    return info;
+  }
+
+  // The weights that the library was asked for.
+  std::vector<std::int64_t> run(GemmRunner& runner, QuantProblem& problem) {
+    log_.weights.clear();
+    runner.run(problem.stream, problem.gemm());
+    problem.stream.wait("test");
+    return log_.weights;
+  }
+
+  static void prepare(GemmRunner& runner, QuantProblem& problem) {
+    const auto gemm = problem.gemm();
+    runner.reserve(gemm);
+    runner.prepare(problem.stream, {&gemm, 1}, static_cast<int>(gemm.rows));
+  }
+
+  const std::filesystem::path folder_ = charonia::testing::test_folder();
+  OwnLibrary::Log log_;
+  double own_ = 100;
+  int measured_ = 0;
+};
+
+using Weights = std::vector<std::int64_t>;
+const Weights kLargeParts{80, 80, 40}, kSmallParts{48, 48, 48, 48, 8};
+
+TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_parts_that_are_fastest) {
+  Random random(161);
+  struct One {
+    std::int64_t k;
+    Format format;
+    DType type, out_type;
+  };
+  const One all[] = {{128, {{Code::u4, 32, true, DType::f16}, true}, DType::bf16, DType::bf16},
+                     {100, {{Code::i8, 100, false, DType::f32}}, DType::f16, DType::f32},
+                     {256, {{Code::f8_e4m3, 128, false, DType::f32, Activations::f8_token}}, DType::bf16, DType::f32},
+                     {128, {{Code::f4_e2m1, 32, false, DType::f8_e8m0}}, DType::f16, DType::f16}};
+  for (const auto& one : all) {
+    for (const bool large : {true, false}) {
+      std::filesystem::remove_all(folder_);
+      log_.microseconds_large = large ? 1 : 30;
+      QuantProblem problem(random, one.format, kN, one.k, 40, one.type, one.out_type);
+      GemmRunner runner(device(one.k), options(one.k));
+      prepare(runner, problem);
+      const auto* const said = large ? ": dequantised 80 rows at a time, cuBLASLt, 3.0 us"
+                                     : ": dequantised 48 rows at a time, cuBLASLt, 5.0 us";
+      EXPECT_NE(runner.report().back().find(said), std::string::npos) << runner.report().back();
+      EXPECT_EQ(runner.report().back().find("rows 33..48 "), 0U) << runner.report().back();
+      EXPECT_EQ(run(runner, problem), large ? kLargeParts : kSmallParts);
+      problem.check(true);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(DequantisedRunnerTest, it_is_for_many_rows_that_are_faster_so_and_whose_order_of_sums_is_free) {
+  Random random(162);
+  QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
+  QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
+  const auto goes_to_library = [&](GemmRunner& runner, QuantProblem& problem) {
+    const bool asked = !run(runner, problem).empty();
+    problem.check(asked);
+    return asked;
+  };
+  const auto prepared = [&](GemmRunner::Options with, QuantProblem& problem) {
+    GemmRunner runner(device(), std::move(with));
+    prepare(runner, problem);
+    return goes_to_library(runner, problem);
+  };
+  EXPECT_TRUE(prepared(options(), many));
+  EXPECT_FALSE(prepared(options(), few));
+  auto with = options();
+  with.reproducible = true;
+  EXPECT_FALSE(prepared(std::move(with), many));
+  with = options();
+  with.blas = nullptr;
+  EXPECT_FALSE(prepared(std::move(with), many));
+  std::filesystem::remove_all(folder_);
+  own_ = 2.5;
+  EXPECT_FALSE(prepared(options(), many)) << "own kernels were faster";
+
+  // Where nothing is measured, by rule.
+  QuantProblem more(random, kFormat, kN, kK, 129, DType::bf16, DType::bf16);
+  for (auto* const problem : {&many, &more}) {
+    with = options();
+    with.timer = nullptr;
+    with.memory.clear();
+    EXPECT_EQ(prepared(std::move(with), *problem), problem == &more);
+  }
+  // Inputs that become int8 codes stay with the kernels that give the same sums.
+  QuantProblem integers(random, {{Code::u4, 32, false, DType::f32, Activations::i8_token}}, kN, kK, 129, DType::bf16,
+                        DType::bf16);
+  GemmRunner runner(device(), options());
+  prepare(runner, integers);
+  EXPECT_TRUE(run(runner, integers).empty());
+}
+
+TEST_F(DequantisedRunnerTest, what_the_library_refuses_goes_our_way) {
+  Random random(163);
+  QuantProblem problem(random, kFormat, kN, kK, 40, DType::f16, DType::f32);
+  GemmRunner runner(device(), options());
+  prepare(runner, problem);
+  log_.refused = 40;  // the last part
+  EXPECT_EQ(run(runner, problem), kLargeParts);
+  EXPECT_EQ(runner.rejected(), 1);
+  problem.check(false);
+
+  // Outputs that are not aligned are not dequantised in vain.
+  log_.refused = 0;
+  auto gemm = problem.gemm();
+  gemm.n -= 1;
+  const DeviceMemory out(static_cast<std::size_t>(gemm.rows * gemm.n) * sizeof(float));
+  gemm.out = out.data(), gemm.out_stride = gemm.n;
+  EXPECT_FALSE(run_dequantised(problem.stream, *options().blas, gemm, 80, {}, nullptr, nullptr, 0));
+}
+
+TEST_F(DequantisedRunnerTest, what_was_measured_is_remembered) {
+  Random random(164);
+  QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
+  const auto file = folder_ / "gemms.json";
+  std::vector<std::string> report;
+  nlohmann::json good;
+  {
+    GemmRunner runner(device(), options());
+    prepare(runner, problem);
+    report = runner.report();
+    std::ifstream(file) >> good;
+  }
+  const auto measured_with = [&](const nlohmann::json& text, GemmRunner::Options with) {
+    std::ofstream(file) << text.dump();
+    measured_ = 0;
+    GemmRunner runner(device(), std::move(with));
+    prepare(runner, problem);
+    if (measured_ == 0) {
+      EXPECT_EQ(runner.report(), report);
+    }
+    EXPECT_EQ(run(runner, problem).empty(), runner.report().back().find("own ") != std::string::npos);
+    problem.check(true);
+    return measured_ > 0;
+  };
+  EXPECT_FALSE(measured_with(good, options()));
+  auto no_room = options();
+  no_room.dequantised_bytes = dequantised_bytes(64, kK);
+  EXPECT_TRUE(measured_with(good, std::move(no_room))) << "of 80 rows";
+  for (const nlohmann::json& rows : {nlohmann::json(81), nlohmann::json(-16), nlohmann::json("x")}) {
+    auto altered = good;
+    int changed = 0;
+    for (auto& shapes : altered["measured"]) {
+      for (auto& by_rows : shapes) {
+        for (auto& tactic : by_rows) {
+          if (!tactic.contains("dequantised_rows")) continue;
+          tactic["dequantised_rows"] = rows;
+          ++changed;
+        }
+      }
+    }
+    EXPECT_EQ(changed, 1);
+    EXPECT_TRUE(measured_with(altered, options())) << rows;
+  }
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+TEST_F(DequantisedRunnerTest, it_can_be_captured) {
+  Random random(165);
+  QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
+  GemmRunner runner(device(), options());
+  prepare(runner, problem);
+  log_.weights.clear();
+  Graph::begin(problem.stream);
+  runner.run(problem.stream, problem.gemm());
+  const auto graph = Graph::end(problem.stream);
+  EXPECT_EQ(log_.weights, kLargeParts);
+  for (int i = 0; i < 2; ++i) graph.launch(problem.stream, "test");
+  problem.stream.wait("test");
+  problem.check(true);
+  EXPECT_EQ(log_.weights, kLargeParts) << "a replay asks nobody";
+}
+#endif
+
+// Where there is a library: on a machine with a GPU. Parts of several sizes, columns that are no whole units, every
+// algorithm; then what the runner chooses by the clock.
+TEST(DequantisedBlasTest, the_library_and_own_kernels_give_the_product) {
+  std::string why;
+  const auto blas = load_cublas(why);
+  if (!blas) GTEST_SKIP() << why;
+  const auto info = device_info(0);
+  struct One {
+    Format format;
+    std::int64_t n, k, rows, at_a_time;
+    DType type, out_type;
+  };
+  const One all[] = {
+      {{{Code::u4, 128, true, DType::f16}}, 1000, 1024, 200, 1008, DType::f16, DType::f16},
+      {{{Code::u4, 32, false, DType::bf16}, true}, 1000, 1024, 129, 384, DType::bf16, DType::f32},
+      {{{Code::i8, 200, false, DType::bf16}}, 264, 200, 65, 128, DType::bf16, DType::bf16},
+      {{{Code::f8_e4m3, 128, false, DType::f32}}, 776, 640, 300, 256, DType::bf16, DType::bf16},
+      {{{Code::f8_e4m3, 8, false, DType::f32}}, 264, 200, 65, 272, DType::f16, DType::f32},
+      {{{Code::f4_e2m1, 32, false, DType::f8_e8m0}}, 776, 640, 300, 512, DType::f16, DType::f16},
+  };
+  Random random(166);
+  const DeviceMemory workspace(kWorkspaceBytes);
+  for (const auto& one : all) {
+    QuantProblem problem(random, one.format, one.n, one.k, one.rows, one.type, one.out_type);
+    auto gemm = problem.gemm();
+    const auto& quant = *gemm.quant;
+    const auto stride = round_up(one.k, 64);
+    const DeviceMemory prepared(static_cast<std::size_t>(one.rows * stride) * 2);
+    if (quant.order != nullptr) {
+      prepare_quant_inputs(problem.stream, gemm, prepared.data(), stride, nullptr);
+      gemm.in = prepared.data(), gemm.in_stride = stride;
+      gemm.quant->prepared = true;
+    }
+    const DeviceMemory numbers(dequantised_bytes(one.at_a_time, one.k));
+    const auto part = dequantised_part(gemm, 0, std::min(one.at_a_time, one.n), numbers.data());
+    const auto tactics = blas->tactics(part, kWorkspaceBytes);
+    EXPECT_FALSE(tactics.empty());
+    for (const auto& tactic : tactics) {
+      EXPECT_TRUE(blas->serves(part, tactic, kWorkspaceBytes));
+      ASSERT_TRUE(run_dequantised(problem.stream, *blas, gemm, one.at_a_time, tactic, numbers.data(), workspace.data(),
+                                  kWorkspaceBytes));
+      add_bias(problem.stream, gemm);
+      problem.check(true);
+      if (HasFatalFailure()) return;
+    }
+    for (const auto& tactic : gemm_tactics(info, gemm, SumOrder::any)) {
+      const DeviceMemory own(gemm_workspace_bytes(tactic, gemm));
+      cuda::gemm(problem.stream, info, gemm, tactic, own.data());
+      problem.check(false);
+      if (HasFatalFailure()) return;
+    }
+    GemmRunner::Options options;
+    options.blas = load_cublas(why);
+    options.timer = make_gemm_timer();
+    options.seconds = 1;
+    GemmRunner runner(info, std::move(options));
+    const auto whole = problem.gemm();
+    runner.reserve(whole);
+    runner.prepare(problem.stream, {&whole, 1}, static_cast<int>(whole.rows));
+    runner.run(problem.stream, whole);
+    problem.check(true);
+    if (HasFatalFailure()) return;
+    EXPECT_EQ(runner.rejected(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace charonia::cuda
