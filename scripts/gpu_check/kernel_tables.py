@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gpu_check.build import kernel_benchmark
 from gpu_check.commands import run
 from gpu_check.context import Context
-from gpu_check.records import CRASH, DEVICE, Failure, Outcome
+from gpu_check.records import CRASH, DEVICE, Failure, Outcome, bar
 from gpu_check.worker import Session
+
+if TYPE_CHECKING:
+    from charonia.bench.records import Record
 
 KERNELS = "kernels.jsonl"
 _LIMIT_S, _SUITE_S = 190, 60  # the stage's own is longer, so that these end it
@@ -34,7 +39,37 @@ def kernels(context: Context, session: Session, size: str) -> Outcome:
     if done.code != 0 and not failures:
         failures = [Failure("kernels", f"{done.how}\n{done.text[-1500:]}", CRASH)]
     told = f"{len(figures['rows'])} rows in {table.name}" + (f", {len(failures)} errors" if failures else "")
-    return Outcome("failed" if failures or not figures["rows"] else "passed", told, failures=failures)
+    status = "failed" if failures or not figures["rows"] else "passed"
+    return Outcome(status, told, records=int4_bars(figures["rows"]), failures=failures)
+
+
+_OF_A_LAYER = {"qkv", "o", "gate_up", "down"}
+
+
+def int4_bars(rows: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """Of each number of rows: how many times as fast a layer's GEMMs are with int4 weights and 16-bit activations as
+    with bf16, each by its fastest kernel. Only where all of them were measured both ways."""
+    best: dict[tuple[int, bool], dict[str, float]] = {}
+    for row in rows:
+        shape = row["shape"]
+        int4 = shape.get("codes") == "int4"
+        if shape.get("model") != "llama3-8b" or shape.get("weight") not in _OF_A_LAYER or shape.get("type") != "bf16":
+            continue
+        if (not int4 and ("codes" in shape or shape.get("out") != "bf16")) or row["kernel"] in _PARTS_OF_A_GEMM:
+            continue
+        times = best.setdefault((shape["rows"], int4), {})
+        times[shape["weight"]] = min(times.get(shape["weight"], row["microseconds"]), row["microseconds"])
+    bars = []
+    for count in sorted({count for count, _ in best}):
+        ours, theirs = (best.get((count, int4), {}) for int4 in (True, False))
+        if set(ours) == set(theirs) == _OF_A_LAYER:
+            times_as_fast = sum(theirs.values()) / sum(ours.values())
+            what = f"GEMMs of a layer of llama3-8b with {count} rows: int4 against bf16"
+            bars.append(bar("8", what, times_as_fast, "x", 1 if count <= 256 else None))
+    return bars
+
+
+_PARTS_OF_A_GEMM = {"gemm_gated", "dequantise"}  # with a gate, or without the product
 
 
 def _failed(why: str) -> Outcome:

@@ -27,7 +27,7 @@ from charonia.bench.records import Record
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from gpu_check import cpp_tests, packages, peers, python_tests, report, runner, speed  # noqa: E402
+from gpu_check import cpp_tests, kernel_tables, packages, peers, python_tests, report, runner, speed  # noqa: E402
 from gpu_check import machine as machine_stage  # noqa: E402
 from gpu_check.__main__ import _copy_out, main  # noqa: E402
 from gpu_check.commands import Done  # noqa: E402
@@ -609,6 +609,28 @@ def test_a_large_wheel_is_packed_without_what_is_not_used(tmp_path: Path) -> Non
         assert packed.namelist() == ["server/bin/run", stubs["3.12"], "server-1.dist-info/RECORD"]
         assert packed.getinfo("server/bin/run").external_attr >> 16 == 0o100755
         assert packed.read("server-1.dist-info/RECORD").decode().count("sha256") == 2
+
+
+def test_layers_with_int4_are_compared_with_bf16_by_the_fastest_kernels() -> None:
+    def row(kernel: str, weight: str, microseconds: float, **shape: object) -> dict[str, object]:
+        of = {"model": "llama3-8b", "weight": weight, "rows": 64, "type": "bf16", **shape}
+        return {"kernel": kernel, "shape": of, "microseconds": microseconds}
+
+    weights = ("qkv", "o", "gate_up", "down")
+    bf16 = [row("cuBLASLt", weight, 10, out="bf16") for weight in weights]
+    int4 = [row("quant_tile", weight, 25, codes="int4") for weight in weights]
+    others = [
+        row("gemm_tile", "qkv", 12, out="bf16"),
+        row("gemm_gated", "gate_up", 1, out="bf16"),
+        row("dequantise", "qkv", 1, codes="int4"),
+        row("quant_tile", "qkv", 1, codes="int8"),
+        row("gemm_tile", "qkv", 1, out="bf16", model="llama2-7b"),
+        row("gemm_tile", "head", 1, out="fp32"),
+        row("gemm_tile", "qkv", 1, out="bf16", rows=128),
+    ]
+    [found] = kernel_tables.int4_bars([*bf16, *int4, *others])
+    assert (found.value, found.asked, found.unit) == (0.4, 1, "x") and "64 rows" in found.name
+    assert kernel_tables.int4_bars([*bf16, *int4[1:]]) == []
 
 
 def test_the_command_that_fetches_packages_names_all_of_them() -> None:
