@@ -134,7 +134,12 @@ KERNELS = {
             "rms_norm_codes", ("rows: rms_norm_kernel",), 3, 0.85, 1, "as rms_norm, with a maximum over the row more"
         ),
         Kernel(
-            "gate_codes", ("rows: gate_codes_kernel",), 3, 0.8, 1, "a block per row, which is read twice, from L2 then"
+            "gate_codes",
+            ("rows: gate_codes_kernel",),
+            3,
+            0.8,
+            1,
+            "a block per row, of which a thread keeps two vectors",
         ),
         Kernel("soft_cap", ("rows: soft_cap_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("gather_rows", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),

@@ -2,7 +2,7 @@
 # All checks and tests but the sanitizers and those of the containers. In continuous integration (CI=true) a tool that is
 # missing is a failure.
 #
-# CHARONIA_TEST_CUDA_ARCHITECTURES   what nvcc compiles for; unset: one GPU architecture, three with CI=true
+# CHARONIA_TEST_CUDA_ARCHITECTURES   what nvcc compiles for; unset: one GPU architecture, two with CI=true
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venv/bin
@@ -30,7 +30,7 @@ cuda_compiles() {
   if [ "${CI:-}" = true ]; then
     # Their sources are compiled and run on the emulated device in any case; here, that they are for a GPU too.
     targets+=(charonia_cuda_kernels charonia_cuda_tests)
-    # 8.9 and PTX 9.0 have the source of 9.0a, since no kernel asks for what 9.0a alone has; registers are those of 8.0.
+    # PTX 9.0 has the source of 9.0a, of which no kernel asks for what it alone has; 8.9 has bounds of 8.0.
     architectures=${architectures:-80-real;90a-real}
   elif [ -z "$architectures" ]; then
     architectures=90a-real

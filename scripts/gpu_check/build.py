@@ -71,7 +71,7 @@ def _bring(context: Context) -> tuple[bool, str]:
         shutil.rmtree(context.compiled, ignore_errors=True)
         shutil.copytree(folder, context.compiled)
     if not test_program(context).is_file():
-        if _googletest(context):
+        if _googletest(context) and not _missing(context):
             return False, "what is compiled has no C++ tests, and GoogleTest is here"
         return True, "what is compiled was there, without C++ tests"
     command: list[str | Path] = [test_program(context), f"--gtest_filter={_SMOKE_TEST}"]
@@ -89,12 +89,12 @@ def _made_of(architecture: str) -> dict[str, str]:
 def compile_all(context: Context, to: Path) -> Done:
     """Compiles for context.architecture. `to` has a stamp when what everything else needs is in it."""
     cmake_folder = ROOT / "build" / f"gpu_check_{context.architecture}"
-    shutil.rmtree(to, ignore_errors=True)
-    to.mkdir(parents=True)
     env = context.environment()
     missing = _missing(context)
     if missing:
         return Done(1, missing, 0.0)
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
     done = run_command(_configure(context, cmake_folder), context.logs / "configuring.log", limit_s=180, env=env)
     if done.code != 0:
         return done

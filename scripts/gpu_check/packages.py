@@ -62,6 +62,7 @@ TRITON = [
     "deprecated",
     "wrapt",
     "redis",
+    "async-timeout",  # redis wants it before Python 3.11.3
     "python-json-logger",
     "opentelemetry-api",
     "opentelemetry-sdk",

@@ -503,8 +503,9 @@ def run_python(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     alone = "from charonia.text import prompt_ids\nprompt_ids.tokenizers_alone = True\n"
     command = [sys.executable, "-c", alone + textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **env})
-    lines = done.stderr.splitlines(keepends=True)
-    done.stderr = "".join(line for line in lines if not line.startswith("charonia: info: "))
+    if os.environ.get("CHARONIA_DEVICE") == "cuda":
+        lines = done.stderr.splitlines(keepends=True)
+        done.stderr = "".join(line for line in lines if not line.startswith("charonia: info: "))
     return done
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from missing_tools import missing_tool
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -647,7 +648,10 @@ def needed_by(names: set[str]) -> set[str]:
         name = left.pop()
         if name not in found:
             found.add(name)
-            needed = [Requirement(line) for line in metadata.requires(name) or ()]
+            try:
+                needed = [Requirement(line) for line in metadata.requires(name) or ()]
+            except metadata.PackageNotFoundError:
+                missing_tool(f"what {name} needs is read from its installation, and it is not here")
             left += [
                 canonicalize_name(each.name)
                 for each in needed
@@ -662,6 +666,8 @@ def test_the_packages_brought_along_and_those_of_such_machines_are_all_that_is_n
     own = {"charonia", "charonia-client", "charonia-gateway"}
     used = own | {"nvidia-pytriton"} if triton else {"charonia", "compressed-tensors"}
     distributions = metadata.packages_distributions()
+    if lacking := [module for module in packages.MODULES if module not in distributions]:
+        missing_tool(f"what needs which packages is read from those that are installed; not here: {', '.join(lacking)}")
     there = needed_by({name for module in packages.MODULES for name in distributions[module]})
     lists = packages.GENERAL + (packages.TRITON if triton else [])
     brought = {canonicalize_name(Requirement(name).name) for name in lists}

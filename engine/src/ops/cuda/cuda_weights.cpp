@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -188,9 +189,14 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int commit
         cat("a KV cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
             layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
   }
+  const auto block = block_layer_bytes(layout);
+  if (block > std::size_t{std::numeric_limits<int>::max()}) {
+    throw Error(ErrorCode::unsupported, cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
+                                            " bytes a block and layer; the CUDA device takes fewer than 2^31: set a "
+                                            "smaller cache_block_seq_len"));
+  }
   layout_ = layout;
   num_blocks_ = num_blocks;
-  const auto block = block_layer_bytes(layout);
   const auto all = static_cast<std::size_t>(num_blocks);
   memory_ = GrowingMemory(static_cast<std::size_t>(layout.num_layers), block * all,
                           block * (committed < 0 ? all : static_cast<std::size_t>(committed)),

@@ -13,7 +13,7 @@
 // block's 128 rows against 64 positions take about 1640 cycles of Hopper's tensor cores (mma.sync reaches some 60 % of
 // what wgmma does there; 2048 cycles of Ampere's), 1536 of shared memory (a third each for q, k and v) and 512 of the
 // units for exponentials. Two blocks to an SM overlap them (one on compute capability 8.x). Predicted: 50 to
-// 60 % of mma.sync's rate; not measured. In a model of 4096 columns and 2048 positions attention is 4 % of the
+// 60 % of mma.sync's rate. Measured on an H200: 29 % (4 prompts of 512), 39 % (2048), 45 % (2048 over 8192). In a model of 4096 columns and 2048 positions attention is 4 % of the
 // operations. Of a quantised cache every tile is widened first, with all warps and a barrier: some 700 cycles beside
 // 3700.
 //
