@@ -49,12 +49,16 @@ std::size_t step_bytes(std::string_view device, const ModelConfig& model, const 
   constexpr std::size_t kHistograms = 16384;
   const auto vocab = static_cast<std::size_t>(model.vocab_size);
   auto out = kCudaStepBytes + sampled * (vocab * 2 + vocab / 8 + kHistograms);
-  if (manifest.elements(shard.rank).quantised_bytes > 0) out += cuda::kDequantisedBytes;
+  out += loaded_step_bytes(device, manifest, shard);
   if (shard.ranks > 1) {
     out += static_cast<std::size_t>(limits.max_rows) * static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
            static_cast<std::size_t>(shard.ranks);
   }
   return out;
+}
+
+std::size_t loaded_step_bytes(std::string_view device, const model::Manifest& manifest, const model::Shard& shard) {
+  return device == "cuda" && manifest.elements(shard.rank).quantised_bytes > 0 ? cuda::kDequantisedBytes : 0;
 }
 
 }  // namespace charonia::runtime

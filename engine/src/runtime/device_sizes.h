@@ -20,5 +20,7 @@ model::DeviceSizes device_sizes(std::string_view device);
 // work space of GEMMs and of sampling, partial results of attention, captured steps.
 std::size_t step_bytes(std::string_view device, const ModelConfig& model, const model::Manifest& manifest,
                        const model::Shard& shard, const ops::StepLimits& limits);
+// What of step_bytes() is there once the weights are, at most: the part of a weight that a GEMM dequantises.
+std::size_t loaded_step_bytes(std::string_view device, const model::Manifest& manifest, const model::Shard& shard);
 
 }  // namespace charonia::runtime

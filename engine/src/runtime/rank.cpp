@@ -16,10 +16,11 @@ void Rank::check_memory(const ModelConfig& model, const model::Manifest& manifes
   const model::Shard shard(model, manifest, ops_->rank());
   auto needs = model::memory_needs(model, manifest, shard, model::sizes_of(*ops_), limits);
   if (ops_->device() == "null") needs.weights = 0;  // which are not kept
-  step_bytes_ = step_bytes(ops_->device(), model, manifest, shard, limits);
-  const auto free = ops_->free_memory(), taken = needs.weights + needs.activations + step_bytes_;
+  const auto of_steps = step_bytes(ops_->device(), model, manifest, shard, limits);
+  step_bytes_ = of_steps - loaded_step_bytes(ops_->device(), manifest, shard);
+  const auto free = ops_->free_memory(), taken = needs.weights + needs.activations + of_steps;
   left_ = free - std::min(free, taken);
-  check_model_fits(config, {ops_->device(), needs.weights, needs.activations + step_bytes_, needs.kv_block, free});
+  check_model_fits(config, {ops_->device(), needs.weights, needs.activations + of_steps, needs.kv_block, free});
 }
 
 std::size_t Rank::free_for_cache() const {

@@ -53,7 +53,7 @@ class Rank {
 
   ops::StepLimits limits_;
   std::size_t left_ = 0;           // of the memory that was free before the model was loaded, beside all that it needs
-  std::size_t step_bytes_ = 0;     // that steps will take
+  std::size_t step_bytes_ = 0;     // that steps will take once the model is loaded
   std::unique_ptr<ops::Ops> ops_;  // what follows lives on it
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<ops::KvCache> cache_;

@@ -367,7 +367,8 @@ TEST_F(DequantisedRunnerTest, what_was_measured_is_remembered) {
   auto no_room = options();
   no_room.dequantised_bytes = dequantised_bytes(64, kK);
   EXPECT_TRUE(measured_with(good, std::move(no_room))) << "of 80 rows";
-  for (const nlohmann::json& rows : {nlohmann::json(81), nlohmann::json(-16), nlohmann::json("x")}) {
+  for (const nlohmann::json& rows : {nlohmann::json(81), nlohmann::json(-16), nlohmann::json(std::int64_t{1} << 62),
+                                     nlohmann::json("x")}) {
     auto altered = good;
     int changed = 0;
     for (auto& shapes : altered["measured"]) {

@@ -216,6 +216,60 @@ TEST(CudaQuantTest, all_tactics_of_a_weight_give_a_row_the_same_bits) {
 }
 
 // More rows than there is room for prepared inputs go piece by piece.
+// Few SMs: a block goes on from tile to tile of outputs, with its copies under way. Parts of K and their steps are of
+// different lengths, tiles and columns do not end with the weight's.
+TEST(CudaQuantTest, blocks_that_take_several_tiles_give_the_same_bits) {
+  Random random(134);
+  Stream stream;
+  MatrixUpload upload(stream);
+  struct Shape {
+    std::int64_t n, k;
+  };
+  int compared = 0;
+  for (const auto& [n, k] : {Shape{1000, 576}, Shape{203, 2056}, Shape{600, 64}}) {
+    const Format chosen[] = {{{Code::u4, k % 128 == 0 ? 128 : k, false, DType::bf16}},
+                             {{Code::u4, k % 64 == 0 ? 64 : k, true, DType::bf16}},
+                             {{Code::u4, k % 32 == 0 ? 32 : k, true, DType::f32}},
+                             {{Code::i8, k, false, DType::bf16}},
+                             {{Code::i8, k, true, DType::f16}},
+                             {{Code::f8_e4m3, k, false, DType::f32}}};
+    for (const auto& format : chosen) {
+      const auto source = random_source(random, n, k, format);
+      const ops::QuantSource* const part = &source;
+      const CudaQuantLinear linear({&part, 1}, {}, DType::bf16, upload);
+      const MatrixOnDevice rows(stream, Matrix::random(random, DType::bf16, 9, k));
+      for (const int count : {1, 9}) {
+        auto gemm = linear.gemm();
+        gemm.in = rows.tensor().data;
+        gemm.in_stride = k;
+        gemm.rows = count;
+        gemm.out_type = DType::bf16;
+        gemm.out_stride = n;
+        for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::fixed)) {
+          if (tactic.kernel != GemmTactic::Kernel::stream) continue;
+          std::optional<Matrix> expected;  // of blocks that take a tile each
+          for (const int sms : {1000, 1, 2}) {
+            auto info = device_info(0);
+            info.sms = sms;
+            const MatrixOnDevice out(stream, Matrix(DType::bf16, count, n, 0));
+            gemm.out = out.tensor().data;
+            cuda::gemm(stream, info, gemm, tactic, nullptr);
+            const auto found = out.host();
+            if (!expected) expected = found;
+            for (int r = 0; r < count; ++r) {
+              ASSERT_TRUE(found.same_bits(r, *expected, r))
+                  << to_string(format.format) << ", " << n << " x " << k << ", " << to_string(tactic) << ", row " << r
+                  << " of " << count << ", " << sms << " SMs";
+            }
+            ++compared;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GE(compared, 3 * 6 * 3 * 3);
+}
+
 TEST(CudaQuantTest, weights_with_an_order_take_any_number_of_rows) {
   Random random(132);
   const auto device = ops::make_cuda_ops({.reproducible = true});

@@ -164,12 +164,15 @@ struct GemmRunner::Impl {
     if (rows == 0) {
       return !tactic.blas || (blas_for(gemm) != nullptr && blas()->serves(gemm, *tactic.blas, kBlasWorkspaceBytes));
     }
-    if (!tactic.blas || rows < 0 || rows % kQuantRows != 0 || !dequantises(gemm) ||
-        dequantised_bytes(rows, gemm.k) > dequantised.bytes()) {
+    if (!tactic.blas || rows < 0 || rows % kQuantRows != 0 || rows > round_up(gemm.n, kQuantRows) ||
+        !dequantises(gemm) || dequantised_bytes(rows, gemm.k) > dequantised.bytes()) {
       return false;
     }
-    const auto part = dequantised_part(gemm, 0, std::min(rows, gemm.n), dequantised.data());
-    return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
+    const auto serves_part = [&](std::int64_t first) {
+      const auto part = dequantised_part(gemm, first, std::min(rows, gemm.n - first), dequantised.data());
+      return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
+    };
+    return serves_part(0) && serves_part((gemm.n - 1) / rows * rows);  // the last one may be shorter
   }
 
   // By the library, with the bias. False: it refuses, and what is in `out` has no meaning.

@@ -16,11 +16,11 @@
 //
 // Bound: memory. For a step of 16 outputs (512 bytes of int4) a lane issues 44 instructions for codes, 4 GEMMs, and some
 // 20 for scales, sums and copies; 30 more for inputs and the loop serve all kM units. At 4.4 TB/s an SM meets such a step
-// every 27 cycles, and issues 108 instructions in them. The ring has kRing - 1 steps under way: 72 to 112 KB an SM,
-// against the 29 KB that are needed.
+// every 27 cycles, and issues 108 instructions in them. The ring has kRing - 1 steps under way: 48 to 120 KB an SM that
+// is full, against the 29 KB that are needed.
 //
 // Measured on an H200 (llama3-8b, one row, shares of what a kernel reads that only reads): int4 in groups of 128 68 % for
-// 28672 x 4096 and 48 % for 4096 x 14336, int8 85 and 71 %. Before, with rings in registers, blocks of one tile and types
+// 28672 x 4096 and 47 % for 4096 x 14336, int8 85 and 71 %. Before, with rings in registers, blocks of one tile and types
 // of scales unknown to the compiler, 41 and 30 %, 62 and 53 %: 599 of a warp's 2080 instructions came before its first
 // product, and products waited for inputs. What is left for weights of few outputs: two blocks an SM have 16 warps, each
 // of whose steps waits for the inputs of its first product. The second shape's figures are of launches that do not
