@@ -275,8 +275,8 @@ def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
         n, k = shape["n"], shape["k"]
         return (n + rows) * (k + 4) + 2 * rows * n, rows * n * k
     if kernel == "dequantise":
-        moved, _ = _quantised({**shape, "rows": 0})
-        return moved + shape["n"] * shape["k"] * _ELEMENT[shape["type"]], 0
+        read, _ = _quantised({**shape, "rows": 0})
+        return read + shape["n"] * shape["k"] * _ELEMENT[shape["type"]], 0
     if kernel.startswith("quant") or kernel == "dequantised, cuBLASLt":
         return _quantised(shape)
     if kernel.startswith("attention"):
