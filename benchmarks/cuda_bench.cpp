@@ -64,6 +64,8 @@ bool Bench::wanted(const Case& what) const {
 
 bool Bench::failed() const { return !results_->errors.empty(); }
 
+bool Bench::empty() const { return results_->rows.empty() && results_->errors.empty(); }
+
 int Bench::copies(std::size_t bytes) const {
   if (size == Size::tiny) return 2;
   const auto wanted = 3 * device.l2_bytes / std::max<std::size_t>(bytes, 1) + 1;

@@ -82,6 +82,7 @@ class Bench {
   void measure(const Case& what, const std::function<void(int index)>& issue);
   void skip(const Case& what, std::string why);
   bool failed() const;
+  bool empty() const;  // nothing was measured, or failed to be
 
   // How many copies of operands of so many bytes are out of the L2 cache when their turn comes again; at most
   // kMaxCopies.

@@ -68,6 +68,7 @@ int run(const std::vector<std::string>& words) {
   std::string why;
   if (cuda::device_count(why) == 0) throw Error(ErrorCode::unavailable, cat("no CUDA device: ", why));
 
+  const bool named_cases = !only.empty();
   const cuda::OnDevice on(0);
   bench::Bench bench(size, words[0], std::move(only));
   bench.suite("limits", [&] { bench.measure_limits(); });
@@ -76,6 +77,11 @@ int run(const std::vector<std::string>& words) {
               bench.device.name.c_str(), limits.read / 1e9, limits.copy / 1e9, limits.gemms / 1e12,
               limits.gemm_by.c_str(), limits.mma / 1e12);
   for (const auto& suite : suites) bench.suite(suite.name, [&] { suite.run(bench); });
+  if (named_cases && bench.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "no case of these suites has all the texts of only=; a results file without only= shows how cases are "
+                "written");
+  }
   return bench.failed() ? 1 : 0;
 }
 

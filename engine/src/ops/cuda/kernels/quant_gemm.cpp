@@ -35,7 +35,7 @@ GemmTactic stream_tactic(const ops::QuantFormat& format, int rows, int columns) 
 }
 
 // What GEMMs and those of experts have in common.
-QuantParams quant_params(const DeviceInfo& device, const QuantWeight& quant, std::int64_t k) {
+QuantParams quant_params(const QuantWeight& quant, std::int64_t k) {
   const auto& format = quant.format;
   QuantParams p{};
   p.scales = quant.scales;
@@ -46,15 +46,15 @@ QuantParams quant_params(const DeviceInfo& device, const QuantWeight& quant, std
   p.group = static_cast<int>(format.group);
   p.group_shift = p.groups == 1 ? 31 : std::countr_zero(static_cast<unsigned>(p.group));
   p.scale_type = format.scale_type;
-  p.sms = device.sms;
-  p.sm_shared_bytes = device.shared_bytes;
   p.k = static_cast<int>(k);
   p.weight_stride = static_cast<int>(round_up(k, kQuantK));
   return p;
 }
 
-bool launch_quant(Stream& stream, const QuantParams& p, const GemmTactic& tactic, DType type,
+bool launch_quant(Stream& stream, const DeviceInfo& device, QuantParams& p, const GemmTactic& tactic, DType type,
                   const ops::QuantFormat& format) {
+  p.sms = device.sms;
+  p.sm_shared_bytes = device.shared_bytes;
   if (tactic.kernel == Kernel::plain) return launch_quant_plain(stream, p, tactic, type, format.code);
   if (!is_fast(format, type, p.k)) return false;
   const int closes = closing_columns(format);
@@ -123,7 +123,7 @@ void dequantise(Stream& stream, const Gemm& gemm, std::int64_t first_row, std::i
   }
   const auto at = [](const void* memory, std::size_t bytes) { return static_cast<const std::byte*>(memory) + bytes; };
   const auto scales = static_cast<std::size_t>(first_row * groups);  // before the first row's
-  auto p = quant_params(DeviceInfo{}, quant, gemm.k);  // whose SMs do not matter here
+  auto p = quant_params(quant, gemm.k);
   p.out = out;
   p.weight = at(gemm.weight, quant_code_bytes(format, first_row, gemm.k));
   p.scales = at(quant.scales, scales * size_of(format.scale_type));
@@ -165,7 +165,7 @@ void quant_gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, cons
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
                                          ops::to_string(quant.format), ", that no kernel takes"));
   }
-  auto p = quant_params(device, quant, gemm.k);
+  auto p = quant_params(quant, gemm.k);
   set_parts(p, tactic, gemm);
   set_workspace(p, workspace);
   p.out = gemm.out;
@@ -177,7 +177,7 @@ void quant_gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, cons
   p.rows = static_cast<int>(gemm.rows);
   p.n = static_cast<int>(gemm.n);
   p.out_f32 = gemm.out_type == DType::f32;
-  if (!launch_quant(stream, p, tactic, gemm.type, quant.format)) refuse(quant.format, tactic);
+  if (!launch_quant(stream, device, p, tactic, gemm.type, quant.format)) refuse(quant.format, tactic);
 }
 
 int quant_expert_tile_rows(DType type, const ExpertFormat& gate_up, const ExpertFormat& down, std::int64_t assignments,
@@ -190,7 +190,7 @@ int quant_expert_tile_rows(DType type, const ExpertFormat& gate_up, const Expert
 void multiply_quant_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm) {
   const auto& quant = *gemm.quant;
   const auto split = split_k(gemm.k);
-  auto p = quant_params(device, quant, gemm.k);
+  auto p = quant_params(quant, gemm.k);
   p.in = gemm.in;
   p.rows_of = gemm.rows_of;
   p.weight = gemm.weight;
@@ -214,7 +214,7 @@ void multiply_quant_experts(Stream& stream, const DeviceInfo& device, const Expe
                       : gemm.tile_rows == kSmallTile.tile_rows ? kSmallTile
                                                                : kTile;
   p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
-  if (!launch_quant(stream, p, tactic, gemm.type, quant.format)) refuse(quant.format, tactic);
+  if (!launch_quant(stream, device, p, tactic, gemm.type, quant.format)) refuse(quant.format, tactic);
 }
 
 std::size_t quant_code_bytes(const ops::QuantFormat& format, std::int64_t n, std::int64_t k) {
