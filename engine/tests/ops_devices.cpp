@@ -17,7 +17,8 @@ std::unique_ptr<Ops> make_ops(std::string_view device, int threads) {
 
 // Those that multiply pairs of bf16 themselves take bf16 activations everywhere.
 DeviceTraits traits(std::string_view device) {
-  return {.attention_in_bf16 = cpu::instruction_set(device).kernels->quant_linear_bf16 != nullptr};
+  const auto& kernels = *cpu::instruction_set(device).kernels;
+  return {.attention_in_bf16 = kernels.quant_linear_bf16 != nullptr, .fixed_point_rows = cpu::has_fixed_kernel(kernels)};
 }
 
 }  // namespace charonia::ops

@@ -39,15 +39,16 @@ bool has_integer_activations(const Kind& kind) {
 
 // Stacked parts of one format.
 struct Weight {
+  Kind kind;
   std::vector<MemoryQuantSource> parts;
   std::vector<Matrix> biases;
   std::vector<const QuantSource*> sources;
   std::vector<HostMatrix> bias_hosts;
   std::int64_t n = 0, k = 0;
 
-  Weight(Random& random, const Kind& kind, std::vector<std::int64_t> rows, std::int64_t groups, std::int64_t group,
+  Weight(Random& random, const Kind& of, std::vector<std::int64_t> rows, std::int64_t groups, std::int64_t group,
          bool with_bias, bool with_order)
-      : k(groups * group) {
+      : kind(of), k(groups * group) {
     const QuantFormat format{kind.code, group, kind.zeros, kind.scale_type, kind.activations};
     std::vector<std::int32_t> order(with_order ? static_cast<std::size_t>(k) : 0);
     std::iota(order.begin(), order.end(), 0);
@@ -66,13 +67,20 @@ struct Weight {
   }
 
   // One row, and how far a device that rounds sums to float may be from it.
-  void product(const Matrix& in, std::int64_t row, std::vector<double>& value, std::vector<double>& bound) const {
+  void product(const DeviceTraits& device, const Matrix& in, std::int64_t row, std::vector<double>& value,
+               std::vector<double>& bound) const {
     value.clear(), bound.clear();
     std::vector<float> x_of_row;
     for (std::int64_t c = 0; c < k; ++c) x_of_row.push_back(in.at(row, c));
     float input_scale = 0;
     for (const auto& part : parts) input_scale = std::max(input_scale, part.input);
     const auto activations = quantised_activations(x_of_row, parts[0].format().activations, input_scale);
+    std::vector<double> columns = activations;
+    const auto& order = parts[0].order();
+    for (std::size_t c = 0; c < order.size(); ++c) columns[c] = activations[static_cast<std::size_t>(order[c])];
+    const bool is_fixed = device.fixed_point_rows && in.dtype == DType::bf16 && !has_integer_activations(kind) &&
+                          kind.code != Code::f8_e4m3;
+    if (is_fixed) columns = fixed_point(columns, parts[0].format().group);
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const auto& part = parts[p];
       const auto& format = part.format();
@@ -80,12 +88,11 @@ struct Weight {
         const bool biased = !biases.empty() && bias_hosts[p].data != nullptr;
         double sum = biased ? biases[p].at(r, 0) : 0, magnitude = std::abs(sum);
         for (std::int64_t c = 0; c < k; ++c) {
-          const auto feature = part.order().empty() ? c : part.order()[static_cast<std::size_t>(c)];
           const auto g = static_cast<std::size_t>(r * part.groups() + c / format.group);
           const double middle = format.code == Code::u4 ? 8 : 0;
           const double zero = format.zeros ? part.zeros[g] : middle;
           const double number = number_of(format.code, part.codes[static_cast<std::size_t>(r * k + c)]);
-          const double x = activations[static_cast<std::size_t>(feature)] * double{part.scales[g]};
+          const double x = columns[static_cast<std::size_t>(c)] * double{part.scales[g]};
           sum += x * (number - zero);
           magnitude += std::abs(x) * (std::abs(number - middle) + std::abs(zero - middle));
         }
@@ -133,7 +140,7 @@ TEST_P(QuantLinearTest, equals_a_product_in_double_and_a_row_alone_equals_the_ro
         const auto where = cat(to_string(w.parts[0].format()), ", ", to_string(type), ", ", w.n, " by ", w.k);
         std::vector<double> value, bound;
         for (const int r : {0, 51, kRows - 1}) {
-          w.product(rows, r, value, bound);
+          w.product(traits(GetParam()), rows, r, value, bound);
           for (std::size_t j = 0; j < value.size(); ++j) {
             ASSERT_NEAR(all.at(r, static_cast<std::int64_t>(j)), value[j], bound[j])
                 << "row " << r << ", feature " << j << ", " << where;
@@ -307,7 +314,7 @@ TEST_P(QuantLinearTest, experts_equal_their_products_in_double) {
         int e = 0;
         for (int i = 1; i < kCount; ++i) e = router.at(r, i) > router.at(r, e) ? i : e;
         std::vector<double> both, both_bound, down, down_bound;
-        weights[static_cast<std::size_t>(2 * e)].product(in, r, both, both_bound);
+        weights[static_cast<std::size_t>(2 * e)].product(traits(GetParam()), in, r, both, both_bound);
         Matrix h(DType::f32, 1, kInter);
         std::vector<double> h_bound;
         for (std::int64_t j = 0; j < kInter; ++j) {
@@ -318,8 +325,13 @@ TEST_P(QuantLinearTest, experts_equal_their_products_in_double) {
           h_bound.push_back(1.1 * both_bound[g] * (std::abs(both[u]) + both_bound[u]) +
                             std::abs(active) * both_bound[u] + std::abs(value) * (1.01 * rounding(activation) + 1e-6));
         }
+        if (traits(GetParam()).fixed_point_rows && activation == DType::bf16) {  // a step of FixedRow, at most
+          double greatest = 0;
+          for (std::int64_t j = 0; j < kInter; ++j) greatest = std::max<double>(greatest, std::abs(h.at(0, j)));
+          for (double& one : h_bound) one += 1.01 * 0x1p-15 * greatest;
+        }
         const auto& w = weights[static_cast<std::size_t>(2 * e + 1)];
-        w.product(h, 0, down, down_bound);
+        w.product(traits(GetParam()), h, 0, down, down_bound);
         for (std::int64_t c = 0; c < kHidden; ++c) {
           double bound = down_bound[static_cast<std::size_t>(c)];
           for (std::int64_t j = 0; j < kInter; ++j) {

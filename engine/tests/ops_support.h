@@ -138,6 +138,8 @@ struct DeviceTraits {
   double attention_roundings = 0.1;
   // Attention over a cache of bf16 rounds queries and weights to bf16, weights before they are added up.
   bool attention_in_bf16 = false;
+  // Rows of bf16 become fixed-point numbers for weights of integers.
+  bool fixed_point_rows = false;
   // The share of the usual number of random trials that is run: kernels that are emulated take their time.
   double effort = 1;
 };

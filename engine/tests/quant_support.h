@@ -137,4 +137,23 @@ inline std::vector<double> quantised_activations(std::span<const float> row, Act
   return out;
 }
 
+// A row [k] of bf16, in the order of the columns, as the fixed-point numbers that some CPUs multiply with weights of
+// integers (FixedRow in ops/cpu/kernels.h): blocks of 128 columns of a group, each in steps of its own.
+inline std::vector<double> fixed_point(std::vector<double> row, std::int64_t group) {
+  constexpr std::int64_t kBlock = 128;
+  const auto k = std::ssize(row);
+  for (std::int64_t first = 0; first < k; first += group) {
+    for (std::int64_t begin = first; begin < first + group; begin += kBlock) {
+      const std::span block(row.data() + begin, static_cast<std::size_t>(std::min(kBlock, first + group - begin)));
+      double greatest = 0;
+      for (const double x : block) greatest = std::max(greatest, std::abs(x));
+      if (greatest == 0) continue;
+      double step = std::exp2(std::max(std::floor(std::log2(greatest)) - 14, -126.0));
+      if (greatest / step > 127 * 256 + 127) step *= 2;  // two signed bytes
+      for (double& x : block) x = std::nearbyint(x / step) * step;
+    }
+  }
+  return row;
+}
+
 }  // namespace charonia::ops

@@ -26,7 +26,8 @@ struct GemmKernel {
   void (*dense)(const LinearArgs&) = nullptr;
   void (*quantised)(const QuantLinearArgs&) = nullptr;
   void (*integer)(const IntegerLinearArgs&) = nullptr;
-  DType operand = DType::f32;          // what `quantised` takes activations as
+  DType operand = DType::f32;          // what `quantised` takes activations as,
+  bool fixed = false;                  // or fixed-point numbers
   std::int64_t row_block = kRowBlock;  // rows that one call takes at most
   std::int64_t panels = 1;             // panels that one call takes at most
   // Rows are prepared for it before, so many bytes each, a multiple of 64; 0: it takes them as they are.

@@ -111,6 +111,14 @@ IntegerKernels integer_kernels(const Kernels& kernels) {
 #endif
 }
 
+bool has_fixed_kernel([[maybe_unused]] const Kernels& kernels) {
+#if defined(__x86_64__)
+  return kernels.quant_linear_fixed != nullptr && has_avx512_vnni();
+#else
+  return false;
+#endif
+}
+
 InstructionSet instruction_set(std::string_view name) {
   const auto sets = instruction_sets();
   if (name.empty()) return sets.back();

@@ -33,4 +33,7 @@ struct IntegerKernels {
 };
 IntegerKernels integer_kernels(const Kernels& kernels);
 
+// The GEMM of weights of integers with fixed-point activations, where an instruction set and this processor have it.
+bool has_fixed_kernel(const Kernels& kernels);
+
 }  // namespace charonia::ops::cpu

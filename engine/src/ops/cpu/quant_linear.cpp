@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cpu/dispatch.h"
 #include "ops/cpu/integer_linear.h"
 
 namespace charonia::ops::cpu {
@@ -124,6 +125,12 @@ void QuantLinear::pack(std::span<const QuantSource* const> parts, std::int64_t p
 }
 
 GemmKernel QuantLinear::gemm(const Kernels& kernels, std::int64_t /*rows*/) const {
+  if (type_ == DType::bf16 && shape_.code != Code::f8_e4m3 && has_fixed_kernel(kernels)) {
+    return {.quantised = kernels.quant_linear_fixed,
+            .fixed = true,
+            .row_block = kQuantRowBlock,
+            .prepared_bytes = FixedRow(shape_).bytes()};
+  }
   const bool pairs = type_ == DType::bf16 && kernels.quant_linear_bf16 != nullptr;
   const bool widened = type_ == DType::bf16 && !pairs;
   const bool prepared = widened || !order_.empty() || shape_.has_zeros || shape_.group % kQuantAlign != 0;
@@ -135,8 +142,17 @@ GemmKernel QuantLinear::gemm(const Kernels& kernels, std::int64_t /*rows*/) cons
           .prepared_bytes = prepared ? prepared_row_bytes(k_, operand) + sums : 0};
 }
 
+const Bf16* QuantLinear::by_column(const Bf16* in) const {
+  if (order_.empty()) return in;
+  thread_local std::vector<Bf16> gathered;
+  gathered.resize(order_.size());
+  for (std::size_t i = 0; i < order_.size(); ++i) gathered[i] = in[order_[i]];
+  return gathered.data();
+}
+
 // Activations in the order of the columns, zeros behind them, and the sums of the groups.
 void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, const void* in, std::byte* out) const {
+  if (gemm.fixed) return kernels.fixed_from_bf16(out, by_column(static_cast<const Bf16*>(in)), shape_);
   const auto bytes = static_cast<std::size_t>(prepared_row_bytes(k_, gemm.operand));
   const auto used = static_cast<std::size_t>(k_) * size_of(gemm.operand);
   auto* const sums = reinterpret_cast<float*>(out + bytes);
@@ -150,14 +166,7 @@ void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, co
   } else {
     auto* const to = reinterpret_cast<float*>(out);
     if (type_ == DType::bf16) {
-      thread_local std::vector<Bf16> gathered;
-      const auto* from = static_cast<const Bf16*>(in);
-      if (!order_.empty()) {
-        gathered.resize(order_.size());
-        gather(from, gathered.data());
-        from = gathered.data();
-      }
-      kernels.f32_from_bf16(to, from, k_);
+      kernels.f32_from_bf16(to, by_column(static_cast<const Bf16*>(in)), k_);
     } else if (order_.empty()) {
       std::memcpy(to, in, used);
     } else {
@@ -173,8 +182,8 @@ void QuantLinear::multiply(const GemmKernel& gemm, std::int64_t panel_index, con
   const auto first = panel_index * kPanel;
   const auto sums = prepared_row_bytes(k_, gemm.operand);
   gemm.quantised({.a = in.row(row),
-                  .a_stride = in.stride / static_cast<std::int64_t>(size_of(gemm.operand)),
-                  .sums = shape_.has_zeros ? reinterpret_cast<const float*>(in.row(row) + sums) : nullptr,
+                  .a_stride = in.stride / (gemm.fixed ? 1 : static_cast<std::int64_t>(size_of(gemm.operand))),
+                  .sums = shape_.has_zeros && !gemm.fixed ? reinterpret_cast<const float*>(in.row(row) + sums) : nullptr,
                   .sums_stride = in.stride / 4,
                   .rows = static_cast<int>(rows),
                   .shape = shape_,

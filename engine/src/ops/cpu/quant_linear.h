@@ -26,6 +26,8 @@ class QuantLinear : public CpuLinear {
   const std::byte* panel(std::int64_t index) const { return data_.get() + index * shape_.bytes(); }
 
  private:
+  // A row [in_features] in the order of the columns. The next call of the thread may overwrite it.
+  const Bf16* by_column(const Bf16* in) const;
   void pack(std::span<const QuantSource* const> parts, std::int64_t panel_index) const;
 
   QuantPanel shape_;

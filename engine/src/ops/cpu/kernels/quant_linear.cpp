@@ -5,6 +5,7 @@
 #include "ops/cpu/kernels/panel_tile.h"
 #include "ops/cpu/kernels/quant_codes.h"
 #include "ops/cpu/kernels/quant_pieces.h"
+#include "ops/cpu/kernels/quant_scales.h"
 #if defined(CHARONIA_ISA_amx)
 #include "ops/cpu/kernels/amx_tiles.h"
 #include "ops/cpu/kernels/quant_tiles.h"
@@ -53,28 +54,7 @@ void unpack(const char* from, std::int64_t words, Bf16* to) {
 }
 #endif
 
-// A power of two from its exponent, biased as a float's. 0 is 2^-127, which has no exponent of its own.
-float power_of_two(unsigned char exponent) {
-  return std::bit_cast<float>(exponent == 0 ? std::uint32_t{0x00400000} : std::uint32_t{exponent} << 23);
-}
-
-// The scales of a group, or its zeros, as floats.
-void load_scales(const QuantPanel& shape, const char* group, float* to) {
-  const char* const scales = group + shape.scales();
-  if (shape.scale_type == DType::f8_e8m0) {
-    for (int j = 0; j < kPanel; ++j) to[j] = power_of_two(static_cast<unsigned char>(scales[j]));
-    return;
-  }
-  for (int j = 0; j < kPanel; j += kWidth) {
-    if (shape.scale_type == DType::f32) {
-      store(to + j, load(reinterpret_cast<const float*>(scales) + j));
-    } else if (shape.scale_type == DType::bf16) {
-      store(to + j, load(reinterpret_cast<const Bf16*>(scales) + j));
-    } else {
-      store(to + j, load(reinterpret_cast<const F16*>(scales) + j));
-    }
-  }
-}
+// The zeros of a group as floats.
 void load_zeros(const QuantPanel& shape, const char* group, float* to) {
   const auto* const zeros = reinterpret_cast<const signed char*>(group + shape.zeros());
   for (int j = 0; j < kPanel; ++j) to[j] = static_cast<float>(zeros[j]);

@@ -9,6 +9,10 @@ void linear_f16(const LinearArgs& args);
 void linear_f32(const LinearArgs& args);
 void quant_linear_bf16(const QuantLinearArgs& args);
 void quant_linear_f32(const QuantLinearArgs& args);
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+void quant_linear_fixed(const QuantLinearArgs& args);
+void fixed_from_bf16(std::byte* out, const Bf16* in, const QuantPanel& shape);
+#endif
 void group_sums_bf16(float* sums, const Bf16* a, std::int64_t group, std::int64_t groups);
 void group_sums_f32(float* sums, const float* a, std::int64_t group, std::int64_t groups);
 void linear_i8(const IntegerLinearArgs& args);
@@ -81,6 +85,14 @@ const Kernels& kernels() {
       .quant_linear_bf16 = nullptr,
 #endif
       .quant_linear_f32 = quant_linear_f32,
+// Where bf16 has dot products as fast, or tiles, these are taken for all numbers of rows.
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+      .quant_linear_fixed = quant_linear_fixed,
+      .fixed_from_bf16 = fixed_from_bf16,
+#else
+      .quant_linear_fixed = nullptr,
+      .fixed_from_bf16 = nullptr,
+#endif
       .group_sums_bf16 = group_sums_bf16,
       .group_sums_f32 = group_sums_f32,
       .linear_i8 = linear_i8,

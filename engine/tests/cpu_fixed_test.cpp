@@ -1,0 +1,153 @@
+// Rows of fixed-point numbers and their GEMM with weights of integers (FixedRow in ops/cpu/kernels.h): what ordinary
+// products (ops_quant_linear_test.cpp) do not come near.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/huge_memory.h"
+#include "base/text.h"
+#include "ops/cpu/dispatch.h"
+#include "ops/cpu/kernels.h"
+#include "ops_support.h"
+#include "quant_support.h"
+
+namespace charonia::ops {
+namespace {
+
+using cpu::FixedRow;
+using cpu::QuantPanel;
+
+class FixedPointTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const auto& set : cpu::instruction_sets()) {
+      if (cpu::has_fixed_kernel(*set.kernels)) kernels_ = set.kernels;
+    }
+    if (kernels_ == nullptr) GTEST_SKIP() << "no instruction set of this processor has it";
+  }
+
+  const cpu::Kernels* kernels_ = nullptr;
+};
+
+struct Row {
+  Row(const cpu::Kernels& kernels, const QuantPanel& shape, std::span<const cpu::Bf16> x)
+      : layout(shape), memory(static_cast<std::size_t>(layout.bytes())), bits(shape.code_bits()) {
+    kernels.fixed_from_bf16(memory.data(), x.data(), shape);
+  }
+  float scale(std::int64_t block) const { return reinterpret_cast<const float*>(memory.data() + layout.scales())[block]; }
+  std::int32_t sum(std::int64_t block) const {
+    return reinterpret_cast<const std::int32_t*>(memory.data() + layout.sums())[block];
+  }
+  // The number at `column` of a padded group.
+  int number(std::int64_t group, std::int64_t column) const {
+    constexpr int kPlaces4[] = {0, 2, 4, 6, 1, 3, 5, 7}, kPlaces8[] = {0, 2, 1, 3};
+    const std::int64_t word = bits == 4 ? 8 : 4;
+    const auto place = bits == 4 ? kPlaces4[column % word] : kPlaces8[column % word];
+    const auto at = group * layout.group + column / word * word + place;
+    const auto* const digits = reinterpret_cast<const std::int8_t*>(memory.data()) + at / 4 * 8 + at % 4;
+    return 256 * digits[0] + digits[4];
+  }
+
+  FixedRow layout;
+  HugeMemory memory;
+  int bits;
+};
+
+std::vector<cpu::Bf16> bf16_of(std::span<const float> x) {
+  std::vector<cpu::Bf16> out;
+  for (const float one : x) out.push_back({float_to_bf16(one)});
+  return out;
+}
+
+TEST_F(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponents) {
+  Random random(1);
+  for (const Code code : {Code::u4, Code::i8}) {
+    for (const std::int64_t group : {36, 128, 300, 704}) {
+      const QuantPanel shape{.code = code, .k = 3 * group, .group = group};
+      for (const int spread : {0, 3, 12, 120}) {
+        for (const int middle : {0, -140, -120, 120}) {
+          std::vector<float> x;
+          std::vector<double> exact;
+          for (std::int64_t i = 0; i < shape.k; ++i) {
+            const double drawn = std::ldexp(std::uniform_real_distribution(-2.0, 2.0)(random),
+                                            std::min(126, middle + uniform(random, -spread, spread)));
+            x.push_back(bf16_to_float(float_to_bf16(i % 29 == 7 ? 0 : static_cast<float>(drawn))));
+            exact.push_back(x.back());
+          }
+          const auto expected = fixed_point(exact, group);
+          const Row row(*kernels_, shape, bf16_of(x));
+          for (std::int64_t g = 0; g < 3; ++g) {
+            for (std::int64_t b = 0; b < row.layout.blocks; ++b) {
+              const auto end = std::min(row.layout.group, (b + 1) * FixedRow::kBlock);
+              std::int32_t sum = 0;
+              for (auto column = b * FixedRow::kBlock; column < end; ++column) {
+                const int number = row.number(g, column);
+                const double value = column < group ? expected[static_cast<std::size_t>(g * group + column)] : 0;
+                ASSERT_EQ(number * double{row.scale(g * row.layout.blocks + b)}, value)
+                    << "column " << column << " of " << group << ", " << middle << " +- " << spread;
+                sum += number;
+              }
+              ASSERT_EQ(row.sum(g * row.layout.blocks + b), sum);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(FixedPointTest, what_is_not_finite_is_told_by_the_scale_of_its_block_alone) {
+  const QuantPanel shape{.code = Code::u4, .k = 512, .group = 256};
+  for (const float broken : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), NAN}) {
+    std::vector<float> x(512, 1.0F);
+    x[130] = broken;
+    const Row row(*kernels_, shape, bf16_of(x));
+    for (int block = 0; block < 4; ++block) EXPECT_EQ(std::isnan(row.scale(block)), block == 1) << broken;
+    EXPECT_EQ(row.number(0, 129), 0);
+    EXPECT_EQ(row.sum(1), 0);
+  }
+}
+
+// The largest sums that there can be, of whole numbers: nothing may overflow or saturate.
+TEST_F(FixedPointTest, the_largest_codes_zeros_and_activations_give_the_exact_sum) {
+  constexpr float kLargest = 1.9921875F;
+  for (const Code code : {Code::u4, Code::i8, Code::f4_e2m1}) {
+    for (const bool zeros : {false, true}) {
+      if (zeros && code == Code::f4_e2m1) continue;
+      for (const int sign : {1, -1}) {
+        for (const std::uint8_t byte : {0x00, 0x7f, 0x80, 0xff}) {
+          const auto c = static_cast<std::uint8_t>(code == Code::i8 ? byte : byte & 15);
+          MemoryQuantSource source(70, 256, {code, 256, zeros, DType::f32, Activations::as_is});
+          std::ranges::fill(source.codes, c);
+          std::ranges::fill(source.scales, 1.0F);
+          const int zero = code == Code::i8 ? (sign > 0 ? -128 : 127) : (sign > 0 ? 0 : 16);
+          std::ranges::fill(source.zeros, static_cast<std::int8_t>(zero));
+          const QuantSource* const part = &source;
+          for (const int rows : {1, 3, 8, 13}) {
+            const auto ops = make_ops("avx512", 1);
+            const auto linear = ops->make_quantised_linear({&part, 1}, {}, DType::bf16);
+            Matrix in(DType::bf16, rows, 256);
+            for (int r = 0; r < rows; ++r) {
+              for (int k = 0; k < 256; ++k) in.set(r, k, static_cast<float>(r % 2 == 0 ? sign : -sign) * kLargest);
+            }
+            const DeviceMatrix device_in(*ops, in), out(*ops, DType::f32, rows, 70);
+            ops->linear(out.tensor(), device_in.tensor(), *linear);
+            const double number = double{number_of(code, c)} - (zeros ? zero : code == Code::u4 ? 8 : 0);
+            const auto result = out.host();
+            for (int r = 0; r < rows; ++r) {
+              const double exact = (r % 2 == 0 ? sign : -sign) * double{kLargest} * number * 256;
+              for (const int column : {0, 63, 69}) {
+                ASSERT_NEAR(result.at(r, column), exact, std::abs(exact) * 0x1p-22)
+                    << "code " << int{c} << ", row " << r << " of " << rows;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace charonia::ops
