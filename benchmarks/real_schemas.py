@@ -224,7 +224,7 @@ def main(
     records.print_records(console, shown)
     counted = Counter(reason(case.refusal) for case in found if case.refusal)
     rows = [(why, str(count)) for why, count in counted.most_common()]
-    console.print(records.make_table(("refusal", "schemas"), rows))
+    records.print_grid(console, records.Grid(("refusal", "schemas"), rows))
     for case in found:
         for text in case.invalid:
             console.print(f"{case.source} {case.name}: {text}", style="red", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from charonia.bench.records import Record, make_table, markdown_table, number, tables
+from charonia.bench.records import Grid, Record, grids, number
 
 LONG_PROMPT = 2048  # tokens, from which on decode is measured behind the prompt too
 MEMORY_ABOVE_MB = 150.0  # weights and KV cache
@@ -199,8 +199,8 @@ def markdown(report: Report) -> str:
             f"Decode of {shape.decode_tokens} tokens after a prompt of 32, of {shape.after_tokens} after a long one.",
             "",
         ]
-        for table in tables(shape.records()):
-            lines += markdown_table(table)
+        for grid in grids(shape.records()):
+            lines += grid.markdown()
         missing = [f"- {engine.label}: not measured: {engine.missing}" for engine in shape.engines if engine.missing]
         lines += ["", *(line.replace("\n", " ") for line in missing)] if missing else []
         rows = [
@@ -210,7 +210,7 @@ def markdown(report: Report) -> str:
             )
             for bar in shape.bars()
         ]  # fmt: skip
-        lines += ["", *markdown_table(make_table(("of", "bar", "unit", "asked", "measured", "met"), rows))]
+        lines += ["", *Grid(("of", "bar", "unit", "asked", "measured", "met"), rows).markdown()]
     return "\n".join(lines) + "\n"
 
 

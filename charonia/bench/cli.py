@@ -546,6 +546,24 @@ def program(
     _show(Console(), json_file, {"program": file.name, "arguments": given}, run_program(file, given))
 
 
+@app.command()
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Files that --json or scripts/gpu_check.sh has written.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print pages of Markdown.")] = False,
+    ranges: Annotated[bool, typer.Option("--ranges", help="Beside medians, the smallest and the largest.")] = False,
+) -> None:
+    """The figures of files: tables, bars with what is asked and whether it is met, and where they were measured."""
+    from charonia.bench import records
+    from charonia.bench.report import markdown as page
+    from charonia.bench.report import print_report
+
+    for file, (run, found) in [(file, records.read(file)) for file in files]:
+        if markdown:
+            print(page(run, found, file.stem, ranges=ranges), end="")
+        else:
+            print_report(Console(), run, found, file.stem, ranges=ranges)
+
+
 @app.command("make-model")
 def make_model(
     folder: Annotated[Path, typer.Argument(help="The Hugging Face folder to write.")],

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from charonia.bench.records import Grid, Record, describe_run, print_grid, write
 from charonia.bench.records import read as read_records
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SUITES = ("gemm", "decode_attention", "prefill_attention", "rows", "sampling", "experts", "quantised")
 _GEMM, _DECODE, _PREFILL = SUITES[:3]
@@ -50,10 +51,23 @@ class Results:
 
     run: dict[str, Any] = field(default_factory=dict)
 
+    def notes(self) -> list[str]:
+        """The limits, and why PyTorch's times are not there."""
+        found = []
+        if limits := self.limits:
+            found.append(
+                f"{self.device['name']}: memory reads at {limits['read_bytes_per_s'] / 1e12:.2f} TB/s, GEMMs run at "
+                f"{limits['gemm_operations_per_s'] / 1e12:.1f} TFLOP/s ({limits['gemm_by']})"
+            )
+        if self.torch.get("left_out"):
+            found.append(f"PyTorch was not measured: {self.torch['left_out']}")
+        return found
+
     def save(self) -> None:
         self.run = self.run or describe_run()
         settings = {name: value for name, value in vars(self).items() if name not in ("file", "run", "rows")}
-        write(self.file, {**self.run, "settings": settings}, [record_of(row) for row in self.rows])
+        run = {**self.run, "settings": settings, "notes": self.notes()}
+        write(self.file, run, [record_of(row) for row in self.rows])
 
 
 def record_of(row: Row) -> Record:
@@ -261,35 +275,32 @@ def best(rows: list[Row], **fields: Any) -> Row | None:
 
 
 def print_tables(console: Console, results: Results) -> None:
-    """A table per suite, a line for each kernel, shape and variant; of GEMMs the best of our own tactics."""
-    limits = results.limits
-    if limits:
-        console.print(
-            f"{results.device['name']}: memory reads at {limits['read_bytes_per_s'] / 1e12:.2f} TB/s, GEMMs run at "
-            f"{limits['gemm_operations_per_s'] / 1e12:.1f} TFLOP/s ({limits['gemm_by']})",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for suite in results.suites:
-        rows = [row for row in results.rows if row["suite"] == suite]
-        others = [name for name in _NOT_OURS if any(row["kernel"] == name for row in rows)]
+    for note in results.notes():
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    for grid in kernel_grids(results.rows):
+        print_grid(console, grid)
+    for one in results.errors:
+        console.print(f"error: {json.dumps(one)}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def kernel_grids(rows: Sequence[Row]) -> Iterator[Grid]:
+    """One for each suite, a line for each kernel, shape and variant; of GEMMs the best of our own tactics."""
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        some = [row for row in rows if row["suite"] == suite]
+        others = [name for name in _NOT_OURS if any(row["kernel"] == name for row in some)]
         lines = []
-        for kernel, shape, variant in _lines(rows, others, suite):
+        for kernel, shape, variant in _lines(some, others, suite):
             named = {"kernel": kernel, "shape": shape, **({} if suite == _GEMM else {"variant": variant})}
-            fastest = best([row for row in rows if row["pdl"] is not False], **named)
+            fastest = best([row for row in some if row["pdl"] is not False], **named)
             if fastest is None:
                 continue
-            without = best([row for row in rows if row["pdl"] is False], **{**named, "variant": fastest["variant"]})
+            without = best([row for row in some if row["pdl"] is False], **{**named, "variant": fastest["variant"]})
             cells = [kernel, _text(shape), fastest["variant"], _us(fastest), f"{100 * fastest['share']:.0f} %"]
-            beside = [best(rows, kernel=other, shape=shape) for other in others]
+            beside = [best(some, kernel=other, shape=shape) for other in others]
             lines.append([*cells, _us(without), *(_us(one) for one in beside)])
         if lines:
             headings = ("kernel", "shape", "variant", "us", "share", "no overlap", *others)
-            print_grid(console, Grid(headings, lines, suite, keys=3))
-    for one in results.errors:
-        console.print(f"error: {json.dumps(one)}", style="red", markup=False, highlight=False, soft_wrap=True)
-    if results.torch.get("left_out"):
-        console.print(f"PyTorch was not measured: {results.torch['left_out']}", highlight=False, soft_wrap=True)
+            yield Grid(headings, lines, suite, keys=3)
 
 
 def _lines(rows: list[Row], others: list[str], suite: str) -> list[tuple[str, dict[str, Any], str]]:

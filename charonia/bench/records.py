@@ -1,17 +1,17 @@
 """Figures of benchmarks: one kind of record, one file format, one kind of table, for all that measures.
 
-A file is lines of JSON: first {"run": what all its records have in common}, then a record each. Nothing compiled is
-needed, and no other package until a table is made: scripts/gpu_check.sh uses this before anything is built.
+A file is lines of JSON: first {"run": what all its records have in common}, then a record each. describe_run() makes
+the run, and scripts/gpu_check.sh adds its stages to it. report.py shows a whole file. Nothing compiled is needed, and
+no other package until something is printed: scripts/gpu_check.sh uses this before anything is built.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+BAR = "bar"
 _MOST_COLUMNS = 8
 _KEY_OPTION = "--api-key"
 _NOISE = (
@@ -75,14 +76,36 @@ class Record:
         return f"<{number(max(-self.minimum, self.maximum))}" if self.is_noise else number(self.value)
 
     @property
+    def with_range(self) -> str:
+        """shown, and where it was measured several times the smallest and the largest."""
+        if self.is_noise or self.minimum == self.maximum:
+            return self.shown
+        return f"{self.shown} ({number(self.minimum)} to {number(self.maximum)})"
+
+    @property
     def met(self) -> bool | None:
         if self.asked is None:
             return None
         return self.value <= self.asked if self.at_most else self.value >= self.asked
 
+    @property
+    def verdict(self) -> str:
+        return {None: "", True: "met", False: "NOT MET"}[self.met]
 
-def describe_run(settings: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The first line of a file. settings: of what was measured."""
+    @property
+    def is_bar(self) -> bool:
+        """In the table of bars alone, whether or not anything is asked. Its benchmark is "bar 6.1", "bar peers"."""
+        return self.benchmark.startswith(f"{BAR} ")
+
+    @property
+    def bar(self) -> str:
+        """What the table of bars calls its benchmark."""
+        return self.benchmark.removeprefix(f"{BAR} ")
+
+
+def describe_run(settings: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """The first line of a file. settings: of what was measured. more, for the report: title; notes, paragraphs of text
+    above the tables; rehearsal, of which no figure says anything."""
     from charonia.bench import machine
 
     return {
@@ -91,6 +114,7 @@ def describe_run(settings: dict[str, Any] | None = None) -> dict[str, Any]:
         "commit": machine.commit(),
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "settings": settings or {},
+        **more,
     }
 
 
@@ -137,7 +161,8 @@ def read(file: Path) -> tuple[dict[str, Any], list[Record]]:
                 records.append(Record(**values))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequestError(
-                f"{file}, line {number}: {error}; a file that charonia benchmark --json has written is expected"
+                f"{file}, line {number}: {error}; a file is expected that charonia benchmark --json or "
+                "scripts/gpu_check.sh has written"
             ) from error
     return run, records
 
@@ -151,8 +176,39 @@ class Grid:
     title: str | None = None
     keys: int = 1
 
+    def is_number(self, column: int) -> bool:
+        """Whether it is aligned to the right."""
+        return all(row[column].lstrip("-<")[:1].isdigit() or row[column] in ("", "-") for row in self.rows)
+
     def table(self) -> Table:
-        return make_table(self.headings, self.rows, title=self.title)
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        # Where there is little room, rich would cut words sooner than it breaks lines between them.
+        columns_of_text = zip(self.headings, *self.rows, strict=True)
+        widths = [max((len(word) for text in texts for word in text.split()), default=0) for texts in columns_of_text]
+        columns = [
+            Column(heading, justify="right" if self.is_number(i) else "left", min_width=width)
+            for i, (heading, width) in enumerate(zip(self.headings, widths, strict=True))
+        ]
+        table = Table(*columns, title=self.title)
+        for row in self.rows:
+            table.add_row(*map(Text, row))  # as it is, brackets too
+        return table
+
+    def markdown(self) -> list[str]:
+        """Its lines, without the title."""
+        lines = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in (self.headings, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        sides = [">" if self.is_number(column) else "<" for column in range(len(widths))]
+        head, *others = (
+            " | ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True))
+            for line in lines
+        )
+        rule = "|".join(
+            "-" * (width + 1) + (":" if side == ">" else "-") for side, width in zip(sides, widths, strict=True)
+        )
+        return [f"| {head} |", f"|{rule}|", *(f"| {line} |" for line in others)]
 
     def split(self, count: int) -> Iterator[Grid]:
         """Grids of at most `count` columns beside the keys."""
@@ -162,21 +218,18 @@ class Grid:
             yield Grid(headings, rows, self.title, self.keys)
 
 
-def tables(records: Sequence[Record]) -> list[Table]:
-    """One for each benchmark, of any width."""
-    return [grid.table() for grid in _grids(records)]
-
-
-def _grids(records: Sequence[Record]) -> Iterator[Grid]:
-    """For each benchmark a line for each case, a column for each name; the other way about for many names."""
-    for benchmark in dict.fromkeys(record.benchmark for record in records):
-        some = [record for record in records if record.benchmark == benchmark]
+def grids(records: Sequence[Record], *, ranges: bool = False) -> Iterator[Grid]:
+    """For each benchmark a line for each case, a column for each name; the other way about for many names. Bars are in
+    bar_grids(). ranges: with the smallest and the largest of several measurements."""
+    figures = [record for record in records if not record.is_bar]
+    for benchmark in dict.fromkeys(record.benchmark for record in figures):
+        some = [record for record in figures if record.benchmark == benchmark]
         varied = list(dict.fromkeys(name for record in some for name in record.case))
         names = list(dict.fromkeys((record.name, record.unit) for record in some))
         lines: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
         for record in some:
             case = tuple(str(record.case.get(name, "")) for name in varied)
-            lines.setdefault(case, {})[record.name, record.unit] = record.shown
+            lines.setdefault(case, {})[record.name, record.unit] = record.with_range if ranges else record.shown
         headings = [f"{name}, {unit}" if unit else name for name, unit in names]
         if len(names) <= _MOST_COLUMNS:
             rows = [(*case, *(line.get(name, "-") for name in names)) for case, line in lines.items()]
@@ -190,25 +243,33 @@ def _grids(records: Sequence[Record]) -> Iterator[Grid]:
             yield Grid(columns, rows, benchmark)
 
 
-def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    """Columns of numbers are aligned to the right."""
-    from rich.table import Column, Table
-    from rich.text import Text
+def bars(records: Iterable[Record]) -> list[Record]:
+    """Those of which something is asked, and the other figures of bars; by benchmark."""
+    return sorted(
+        (record for record in records if record.is_bar or record.asked is not None), key=lambda record: record.benchmark
+    )
 
-    def is_number(place: int) -> bool:
-        return all(row[place].lstrip("-<")[:1].isdigit() or row[place] in ("", "-") for row in rows)
 
-    # Where there is little room, rich would cut words sooner than it breaks lines between them.
-    columns_of_text = zip(headings, *rows, strict=True)
-    widths = [max((len(word) for text in texts for word in text.split()), default=0) for texts in columns_of_text]
-    columns = [
-        Column(heading, justify="right" if is_number(i) else "left", min_width=width)
-        for i, (heading, width) in enumerate(zip(headings, widths, strict=True))
-    ]
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*map(Text, row))  # as it is, brackets too
-    return table
+def bar_grids(records: Iterable[Record], *, rehearsal: bool = False) -> Iterator[Grid]:
+    """One line for each bar, if there is any. rehearsal: none is called met or not."""
+    found = bars(records)
+    if not found:
+        return
+    varied = list(dict.fromkeys(name for record in found for name in record.case))
+    rows = [
+        (
+            record.bar, *(str(record.case.get(name, "")) for name in varied), record.name,
+            _asked(record), f"{record.shown} {record.unit}".strip(), "" if rehearsal else record.verdict,
+        )
+        for record in found
+    ]  # fmt: skip
+    yield Grid(("bar", *varied, "what", "asked", "measured", ""), rows, "Bars", 2 + len(varied))
+
+
+def _asked(record: Record) -> str:
+    if record.asked is None:
+        return ""
+    return f"{'at most ' if record.at_most else ''}{number(record.asked)} {record.unit}".strip()
 
 
 def print_grid(console: Console, grid: Grid) -> None:
@@ -233,33 +294,16 @@ def print_grid(console: Console, grid: Grid) -> None:
         console.print(table)
 
 
-def print_records(console: Console, records: Sequence[Record]) -> None:
-    for grid in _grids(records):
+def print_records(console: Console, records: Sequence[Record], *, rehearsal: bool = False) -> None:
+    for grid in (*grids(records), *bar_grids(records, rehearsal=rehearsal)):
         print_grid(console, grid)
-    if any(record.is_noise for record in records):
-        console.print(_NOISE, markup=False, highlight=False)
-    for record in records:
-        if record.met is False:
-            told = f"{record.name}: {number(record.value)} {record.unit}, asked {number(record.asked or 0)}"
-            console.print(told, style="yellow", markup=False, highlight=False)
+    for note in noise_notes(records):
+        console.print(note, markup=False, highlight=False)
 
 
-def markdown_table(table: Table) -> list[str]:
-    """The lines of a table in Markdown, without its title."""
-    from rich import box
-    from rich.console import Console
-    from rich.text import Text
-
-    table.box, table.title = box.MARKDOWN, None
-    for column in table.columns:
-        column.no_wrap = True
-        for cell in column.cells:
-            if isinstance(cell, Text):
-                cell.plain = cell.plain.replace("|", "\\|")
-    console = Console(file=io.StringIO(), width=_ANY_WIDTH)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]
+def noise_notes(records: Iterable[Record]) -> list[str]:
+    """What <N means, where there is one."""
+    return [_NOISE] if any(record.is_noise for record in records) else []
 
 
 def number(value: float) -> str:

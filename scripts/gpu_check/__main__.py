@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check(context: Context, options: argparse.Namespace) -> int:
     began = time.monotonic()
-    results = Results(context.results)
+    results = Results(context.results, sys.argv[1:])
     results.machine, results.commit = machine.read(), records.commit()
 
     not_copied: set[str] = set()
@@ -122,8 +122,8 @@ def _check(context: Context, options: argparse.Namespace) -> int:
         failures = []
         try:
             write()
-        except OSError as error:  # a disk that is full by now: what is measured next is still told at the end
-            failures.append(f"{results.file} is not written: {error.strerror or error}")
+        except (OSError, InvalidRequestError) as error:  # a disk that is full by now: what is measured next is told
+            failures.append(f"results cannot be written: {error}")
         failures += _copy_out(context, options.out, results.file, page) if options.out else []
         for failure in failures:
             if failure not in not_copied:
@@ -134,7 +134,7 @@ def _check(context: Context, options: argparse.Namespace) -> int:
         build.make_site(context.site)  # the stage build adds what is compiled
     try:
         write()
-    except OSError as error:
+    except (OSError, InvalidRequestError) as error:
         print(f"results cannot be written: {error}; name another file with --results", file=sys.stderr)
         return 1
     calls = [options.stages] if options.stages or not options.rehearse else [[call] for call in CALLS]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from charonia.bench import machine
-from charonia.bench.records import Record
+from charonia.bench.records import BAR, Record, read, write
 from charonia.errors import InvalidRequestError
 from gpu_check.context import ROOT
+from gpu_check.plan import BY_NAME
 
 # What the compiled programs are made of, and what else decides about tests and figures.
 _ENGINE = ("CMakeLists.txt", "engine")
@@ -25,15 +25,13 @@ _ALL = (
 
 def bar(number: str, what: str, value: float, unit: str, asked: float | None = None) -> Record:
     """number: of the list of bars in benchmarks/README.md: "1", "6.1"."""
-    return Record.of(_BAR + number, what, unit, value, asked=asked)
+    return Record.of(f"{BAR} {number}", what, unit, value, asked=asked)
 
 
-def bar_number(record: Record) -> str:
-    """Empty where it is a figure of no bar."""
-    return record.benchmark.removeprefix(_BAR) if record.benchmark.startswith(_BAR) else ""
-
-
-_BAR = "bar "
+TABLE_RATE = "output in all"  # of the static benchmark, which peers are compared with
+_PEERS = ("peer", "peer-compiled", "peer-llama")
+# Bar 2: transformers at batch 32, of which we want five times the rate.
+_PEER_TIMES = 5.0
 
 
 @dataclass(frozen=True)
@@ -88,35 +86,106 @@ class StageRecord:
 
 
 class Results:
-    """The results file. It is written after every stage."""
+    """The results file, which is written after every stage: of charonia.bench.records, with the outcomes of stages in
+    its run. A record's case says of which stage it is; those of no stage follow from several."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, command: Iterable[str] = ()) -> None:
         self.file = file
         self.machine: dict[str, Any] = {}
         self.commit = ""
+        self.command = ["scripts/gpu_check.sh", *command]
         self.records: dict[str, StageRecord] = {}
         if file.is_file():
             try:
-                content = json.loads(file.read_text(encoding="utf-8"))
-                self.machine, self.commit = content["machine"], content["commit"]
-                for name, values in content.get("stages", {}).items():
-                    outcome = Outcome.from_json(values.pop("outcome"))
-                    self.records[name] = StageRecord(outcome, **values)
-            except (ValueError, KeyError, TypeError) as error:
+                run, records = read(file)
+                self.machine, self.commit = run["machine"], run["commit"]
+                for name, values in run["stages"].items():
+                    self.records[name] = _stage(values, _of_stage(records, name))
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"{error}: move it away, or say --results FILE") from error
+            except (KeyError, TypeError) as error:
                 raise InvalidRequestError(
                     f"{file} is no results file of this version ({error!r}): move it away, or say --results FILE"
                 ) from error
 
-    def save(self) -> None:
-        content = {
+    def run(self) -> dict[str, Any]:
+        """The file's first line."""
+        gpu = self.machine.get("gpu")
+        last = max((record.at for record in self.records.values()), default="")
+        return {
+            "title": gpu or "Rehearsal without a GPU",
+            "command": self.command,
             "machine": self.machine,
             "commit": self.commit,
-            "stages": {name: asdict(record) for name, record in self.records.items()},
+            "at": last and f"{last.replace(' ', 'T')}+00:00",
+            "rehearsal": not gpu,
+            "notes": [note for name, record in self.records.items() for note in _limits(name, record.outcome.figures)],
+            "stages": {name: _to_json(self.records[name]) for name in sorted(self.records, key=_place)},
         }
+
+    def all_records(self) -> list[Record]:
+        found = [
+            replace(record, case={_STAGE: name, **record.case})
+            for name, stage in self.records.items()
+            for record in stage.outcome.records
+        ]
+        return [*found, *self._beside_peers()]
+
+    def save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self.file)
+        write(self.file, self.run(), self.all_records())
+
+    def _beside_peers(self) -> Iterator[Record]:
+        table = self.records.get("bench2")
+        rates = {
+            record.case["batch"]: record.value
+            for record in (table.outcome.records if table else ())
+            if record.name == TABLE_RATE
+        }
+        for name in _PEERS:
+            peer = self.records.get(name)
+            if peer and peer.outcome.status == "passed" and peer.outcome.figures["batch"] in rates:
+                figures = peer.outcome.figures
+                times = rates[figures["batch"]] / figures["output_tokens_per_s"]
+                what = f"Llama-2-7B, batch {figures['batch']}: times {figures['what']}"
+                yield bar("2", what, times, "times", _PEER_TIMES if name == "peer" else None)
+
+
+_STAGE = "stage"
+
+
+def _place(stage: str) -> int:
+    """Those of another version last."""
+    return list(BY_NAME).index(stage) if stage in BY_NAME else len(BY_NAME)
+
+
+def _to_json(stage: StageRecord) -> dict[str, Any]:
+    outcome = asdict(stage.outcome)
+    del outcome["records"]
+    return {**outcome, "sources": stage.sources, "seconds": stage.seconds, "at": stage.at}
+
+
+def _stage(values: dict[str, Any], records: list[Record]) -> StageRecord:
+    outcome = Outcome.from_json({**values, "records": map(asdict, records)})
+    return StageRecord(outcome, values["sources"], values["seconds"], values["at"])
+
+
+def _of_stage(records: Iterable[Record], stage: str) -> list[Record]:
+    return [
+        replace(record, case={name: value for name, value in record.case.items() if name != _STAGE})
+        for record in records
+        if record.case.get(_STAGE) == stage
+    ]
+
+
+def _limits(stage: str, figures: dict[str, Any]) -> list[str]:
+    parts = []
+    bandwidth, gemm = figures.get("bandwidth"), figures.get("gemm_flops")
+    if isinstance(bandwidth, float):
+        parts.append(f"bandwidth {bandwidth / 1e9:.0f} GB/s")
+    if isinstance(gemm, float):
+        parts.append(f"bf16 GEMM {gemm / 1e12:.0f} TFLOP/s")
+    return [f"Measured in the run of {stage}: {', '.join(parts)}."] if parts else []
 
 
 def engine_sources() -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_check.context import Context
-from gpu_check.records import Failure, Outcome, bar, skipped
+from gpu_check.records import TABLE_RATE, Failure, Outcome, bar, skipped
 from gpu_check.worker import Session
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _SHAPES = {"7b": "llama2-7b", "8b": "llama3-8b"}
 _TABLE = (1, 16, 32, 64)
 _SCHEMES = ("", "w4a16", "w8a16", "w8a8", "fp8")  # of weights, 16 bits first
-TABLE_RATE = "output in all"  # of the static benchmark, which peers are compared with
 
 
 def shape_of(context: Context, size: str) -> Shape:

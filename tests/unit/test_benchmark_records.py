@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from charonia.bench import records
+from charonia.bench.cli import app
 from charonia.bench.program import run_program
 from charonia.bench.records import Record
 from charonia.errors import InvalidRequestError
@@ -63,18 +65,87 @@ def test_another_file_is_refused_with_the_line(text: str, line: int, tmp_path: P
 
 
 def test_a_table_has_a_line_for_each_case_and_says_what_was_not_measured() -> None:
-    [table] = records.tables(SOME)
-    heading, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in records.markdown_table(table))
+    [grid] = records.grids(SOME)
+    heading, rule, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in grid.markdown())
+    assert all(cell.endswith("-:") for cell in rule)
     assert heading == ["batch", "decode, tokens/s", "errors"]
     assert lines == [["1", "100", "-"], ["8", "720.2", "0"]]
 
 
 def test_many_figures_are_lines_and_their_cases_columns() -> None:
     many = [Record.of("x", f"figure {index}", "ms", index, case={"a": 1, "b": "c"}) for index in range(12)]
-    [table] = records.tables(many)
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in records.markdown_table(table)]
+    [grid] = records.grids(many)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in grid.markdown()]
     assert lines[0] == ["a, b", "1 c"]
     assert lines[-1] == ["figure 11, ms", "11"]
+
+
+BARS = [
+    Record.of("bar 2", "decode", "tokens/s", [200, 210, 250]),
+    Record.of("bar 1", "share", "%", [75, 70, 81], case={"stage": "bench1"}, asked=80),
+    Record.of("guides", "longer", "%", 2, asked=3, at_most=True),
+]
+
+
+def test_bars_are_in_a_table_of_their_own_with_what_is_asked() -> None:
+    assert [grid.title for grid in records.grids(BARS)] == ["guides"]  # of which something is asked
+    [grid] = records.bar_grids([*SOME[1:], *BARS])
+    assert grid.headings == ("bar", "stage", "what", "asked", "measured", "")
+    assert grid.rows == [
+        ("1", "bench1", "share", "80 %", "75 %", "NOT MET"),
+        ("2", "", "decode", "", "210 tokens/s", ""),
+        ("guides", "", "longer", "at most 3 %", "2 %", "met"),
+    ]
+    [grid] = records.bar_grids(BARS, rehearsal=True)
+    assert not any(row[-1] for row in grid.rows)
+    assert not list(records.bar_grids(SOME[1:]))
+
+
+def test_a_report_has_what_the_file_has_and_nothing_of_what_it_lacks(tmp_path: Path) -> None:
+    failure = {"where": "test_a", "text": "0.5\n0.1", "weight": 1}
+    stage = {
+        "status": "failed",
+        "summary": "1 | 2",
+        "seconds": 7.25,
+        "sources": "abc",
+        "at": "then",
+        "failures": [failure],
+    }
+    run = {
+        "title": "A GPU",
+        "command": ["charonia", "benchmark", "a b"],
+        "machine": {"processor": "P", "processors": 2, "load": 0.5, "python": "3.11.7 (/bin/python)"},
+        "commit": "abc",
+        "notes": ["What one should know."],
+        "stages": {"ops": stage},
+    }
+    kernel = {
+        "suite": "rows",
+        "kernel": "embed",
+        "shape": {"rows": 1},
+        "variant": "a",
+        "pdl": True,
+        "microseconds": 3.0,
+    }
+    timed = Record.of("kernels", "embed", "us", 3.0, details={**kernel, "share": 0.25})
+    records.write(tmp_path / "some.json", run, [*SOME, *BARS, timed])
+    records.write(tmp_path / "empty.json", {}, [])
+    asked = ["report", str(tmp_path / "some.json"), str(tmp_path / "empty.json"), "--markdown", "--ranges"]
+    page = [" ".join(line.split()) for line in CliRunner().invoke(app, asked).output.splitlines() if line]
+    titles = [line for line in page if line.startswith("#")]
+    assert titles == ["# A GPU", "## static", "## guides", "## rows", "## Bars", "## Stages", "## Failures", "# empty"]
+    assert page[1:4] == [
+        "`charonia benchmark 'a b'`, commit abc",
+        "P, 2 processors, load 0.5; Python 3.11.7.",
+        "What one should know.",
+    ]
+    assert "| 1 | 100 (90 to 120) | - |" in page
+    assert "| embed | rows 1 | a | 3.0 | 25 % | |" in page
+    assert "| ops | failed | 7 | 1 \\| 2 | abc | then |" in page
+    assert page[-5:-2] == ["- test_a", "0.5", "0.1"]
+    shown = " ".join(CliRunner().invoke(app, asked[:3]).output.split())
+    for text in ("A GPU", "NOT MET", "What one should know.", "test_a: 0.5 0.1", "empty commit unknown"):
+        assert text in shown
 
 
 def test_no_word_of_a_heading_is_cut_in_80_columns() -> None:

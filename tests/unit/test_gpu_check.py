@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from missing_tools import missing_tool
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from charonia.bench import machine
+from charonia.bench import machine, records
 from charonia.bench.records import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,15 +56,15 @@ def test_a_rehearsal_runs_the_stages_writes_the_results_and_goes_on_where_it_sto
     options = ("--rehearse", "--work", tmp_path / "work", "--results", results, "--trace", trace)
     first = gpu_check(*options, "machine", "bench1", "bench4", OUT=str(out))
     assert first.returncode == 0, first.stdout + first.stderr
-    content = json.loads(results.read_text())
-    assert {name: stage["outcome"]["status"] for name, stage in content["stages"].items()} == {
+    run, measured = records.read(results)
+    assert {name: stage["status"] for name, stage in run["stages"].items()} == {
         "machine": "passed",
         "bench1": "passed",
         "bench4": "passed",
     }
-    assert content["commit"]
-    measured = [Record(**values) for values in content["stages"]["bench4"]["outcome"]["records"]]
-    assert [record.value for record in measured if record.name == "errors"] == [0, 0, 0]
+    assert run["commit"] and run["command"][:2] == ["scripts/gpu_check.sh", "--rehearse"]
+    errors = [(record.case["stage"], record.value) for record in measured if record.name == "errors"]
+    assert errors == [("bench4", 0)] * 3
     assert "llama2-7b, batch 1" in (out / "results.md").read_text()
     assert (out / "results.json").read_bytes() == results.read_bytes()
     with tarfile.open(out / "logs.tar.gz") as logs:
@@ -82,7 +81,7 @@ def test_what_does_not_fit_into_the_budget_is_named(tmp_path: Path) -> None:
     [following] = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
     assert following.startswith("next: scripts/gpu_check.sh --rehearse ")
     assert following.endswith(" bench2 bench5")
-    assert not json.loads((tmp_path / "results.json").read_text())["stages"]
+    assert not Results(tmp_path / "results.json").records
 
 
 def test_a_stage_that_fails_is_told_last_and_is_the_exit_code(tmp_path: Path) -> None:
@@ -97,10 +96,13 @@ def test_a_stage_that_fails_is_told_last_and_is_the_exit_code(tmp_path: Path) ->
 
 def test_a_folder_that_cannot_be_written_to_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", results, "machine", OUT="/dev/null/out")
+    # As on a bare machine, without any package: rich and typer may be brought along.
+    bare = script(tmp_path / "python", f'exec {sys.executable} -S "$@"\n')
+    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", results, "machine",
+                     OUT="/dev/null/out", PYTHON=str(bare))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("results.json is not copied to /dev/null/out: Not a directory") == 1
-    assert json.loads(results.read_text())["stages"]["machine"]["outcome"]["status"] == "passed"
+    assert Results(results).records["machine"].outcome.status == "passed"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_without_a_gpu_nothing_is_run_but_a_rehearsal(
 
 
 def test_a_results_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path: Path) -> None:
-    (tmp_path / "results.tmp").mkdir()
+    (tmp_path / "results.json.part").mkdir()
     done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", tmp_path / "results.json", "machine")
     assert done.returncode == 1
     assert "results cannot be written" in done.stderr and "--results" in done.stderr
@@ -152,11 +154,15 @@ def test_a_results_file_that_cannot_be_written_is_said_before_anything_is_run(tm
 
 def test_a_results_file_of_another_version_is_refused_and_left(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    results.write_text('{"machine": {}, "stages": {}}')
-    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", results, "machine")
-    assert done.returncode == 1
-    assert "is no results file of this version (KeyError('commit')): move it away" in done.stderr
-    assert results.read_text() == '{"machine": {}, "stages": {}}'
+    for content, told in (
+        ('{"machine": {}, "stages": {}}', "results.json, line 1: 'run'; "),
+        ('{"run": {"machine": {}, "stages": {}}}', "is no results file of this version (KeyError('commit'))"),
+    ):
+        results.write_text(content)
+        done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", results, "machine")
+        assert done.returncode == 1
+        assert told in done.stderr and ": move it away, or say --results FILE" in done.stderr
+        assert results.read_text() == content
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -581,16 +587,19 @@ def test_the_most_telling_failure_is_the_last_thing_said(tmp_path: Path) -> None
     assert text.splitlines()[-1].strip() == "error 700"
     assert "NOT MET" in text
     page = " ".join(report.markdown(results).split())
-    assert "| 1 | share | 80 % | 75 % | NOT MET |" in page
-    assert "| 1 | other | 80 % | 81 % | met |" in page
+    assert "| 1 | bench1 | share | 80 % | 75 % | NOT MET |" in page
+    assert "| 1 | bench1 | other | 80 % | 81 % | met |" in page
 
 
 def test_the_peers_rate_is_compared_with_the_table_of_the_same_results(tmp_path: Path) -> None:
     table = [Record.of("static", speed.TABLE_RATE, "tokens/s", 6000.0, case={"batch": 32})]
     peer = {"batch": 32, "output_tokens_per_s": 1000.0, "what": "transformers"}
     results = results_with(tmp_path, bench2=Outcome("passed", "", records=table), peer=Outcome("passed", "", peer))
-    [times] = report.bars_of(results)
+    [times] = records.bars(results.all_records())
     assert (times.value, times.asked, times.met) == (6.0, 5.0, True)
+    results.save()  # what follows from two stages is of none of them, and is there once
+    assert Results(results.file).records == results.records
+    assert records.bars(records.read(results.file)[1]) == [times]
 
 
 def test_a_large_wheel_is_packed_without_what_is_not_used(tmp_path: Path) -> None:

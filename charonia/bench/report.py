@@ -1,0 +1,107 @@
+"""A whole file of records as text: what was run and where, its tables, bars and stages. On a terminal or in Markdown.
+
+scripts/gpu_check.sh uses this too, so nothing compiled is needed, and for Markdown no other package.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from charonia.bench.records import Grid, Record, bar_grids, grids, noise_notes, print_grid
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_KERNELS = "kernels"  # the benchmark whose records have tables of their own
+_REHEARSAL = "A rehearsal: the models are tiny, so the figures say nothing."
+
+
+def print_report(
+    console: Console, run: Mapping[str, Any], records: Sequence[Record], title: str, *, ranges: bool = False
+) -> None:
+    """title: of a run without one, which may be none. ranges: as grids() takes them."""
+    if title := run.get("title") or title:
+        console.print(title, style="bold", markup=False, highlight=False)
+    for text in (_origin(run), *_paragraphs(run, records)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    for grid in _all_grids(run, records, ranges):
+        print_grid(console, grid)
+    for where, text in _failures(run):
+        console.print(f"{where}: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def markdown(run: Mapping[str, Any], records: Sequence[Record], title: str, *, ranges: bool = False) -> str:
+    """As a page."""
+    lines = [f"# {run.get('title') or title}", "", _origin(run, "`")]
+    for text in _paragraphs(run, records):
+        lines += ["", text]
+    for grid in _all_grids(run, records, ranges):
+        lines += ["", f"## {grid.title}", "", *grid.markdown()]
+    if failures := _failures(run):
+        lines += ["", "## Failures", ""]
+        lines += [f"- {where}\n\n      " + text.replace("\n", "\n      ") for where, text in failures]
+    return "\n".join(lines) + "\n"
+
+
+def _origin(run: Mapping[str, Any], quote: str = "") -> str:
+    """The command, the commit and the time."""
+    command = shlex.join(run.get("command", ()))
+    parts = (command and f"{quote}{command}{quote}", f"commit {run.get('commit') or 'unknown'}", run.get("at"))
+    return ", ".join(part for part in parts if part)
+
+
+def _paragraphs(run: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
+    return [
+        *([machine] if (machine := _machine(run.get("machine", {}))) else []),
+        *([_REHEARSAL] if run.get("rehearsal") else []),
+        *run.get("notes", ()),
+        *noise_notes(records),
+    ]
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    """One line of what charonia.bench.machine says; what is not there is left out."""
+    python = str(facts.get("python", "")).partition(" ")[0]
+    gpu = ("gpu", "gpu_memory", "driver", "nvcc") if facts.get("gpu") else ()
+    kinds = (
+        [_FACTS.get(name, "{}").format(facts[name]) for name in gpu if facts.get(name)],
+        [_FACTS.get(name, "{}").format(facts[name]) for name in _PROCESSOR if facts.get(name)],
+        [f"{name} {version}" for name, version in {"Python": python, **facts.get("packages", {})}.items() if version],
+    )
+    told = "; ".join(", ".join(kind) for kind in kinds if kind)
+    return f"{told}." if told else ""
+
+
+_PROCESSOR = ("processor", "processors", "instructions", "memory_gb", "load")
+_FACTS = {
+    "driver": "driver {}",
+    "nvcc": "CUDA {}",
+    "processors": "{} processors",
+    "memory_gb": "{} GB",
+    "load": "load {}",
+}
+
+
+def _all_grids(run: Mapping[str, Any], records: Sequence[Record], ranges: bool) -> Iterator[Grid]:
+    rows = [record.details for record in records if record.benchmark == _KERNELS]
+    yield from grids([record for record in records if record.benchmark != _KERNELS], ranges=ranges)
+    if rows:
+        from charonia.bench.kernels import kernel_grids
+
+        yield from kernel_grids(rows)
+    yield from bar_grids(records, rehearsal=bool(run.get("rehearsal")))
+    if stages := run.get("stages"):
+        headings = ("stage", "", "seconds", "what", "sources", "at (UTC)")
+        lines = [
+            (name, one["status"], f"{one['seconds']:.0f}", one["summary"], one["sources"], one["at"])
+            for name, one in stages.items()
+        ]
+        yield Grid(headings, lines, "Stages")
+
+
+def _failures(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (failure["where"], failure["text"]) for stage in run.get("stages", {}).values() for failure in stage["failures"]
+    ]
