@@ -1,12 +1,5 @@
 """What every CUDA kernel should take on an H200, and the table that measurements are put beside.
 
-    python -m benchmarks.cuda_predictions
-        writes benchmarks/cuda_predictions.md, with the times of results/h200_kernels.json
-    python -m benchmarks.cuda_predictions --results FILE
-        the same with the times of FILE, which charonia benchmark kernels --json has written
-    python -m benchmarks.cuda_predictions --against PROGRAM
-        runs charonia_cuda_kernels_on_host with tiny shapes and compares its bytes and operations with the table's
-
 Model of a time: fixed + max(bytes / (memory * bandwidth), operations / (gemm * GEMM rate)). `fixed` is what a
 launch takes however small it is: filling, draining, and the launches of an operation of several kernels. `memory` and
 `gemm` are the shares of the device's limits that a large launch should reach. A share in the tables is the time
@@ -15,11 +8,9 @@ that the nearer limit allows over the time that is predicted or measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -602,7 +593,7 @@ def markdown(results: Mapping[str, Any] | None = None) -> str:
     lines = [
         "# CUDA kernels: predicted and measured",
         "",
-        "Written by `python -m benchmarks.cuda_predictions`; `--results FILE` takes the times from another run.",
+        "Written by `charonia benchmark cuda-predictions`; `--results FILE` takes the times from another run.",
         f"Limits of an H200: memory {BANDWIDTH / 1e12:.1f} TB/s, bf16 GEMMs {GEMM_RATE / 1e12:.0f} TFLOP/s.",
         "",
         "A time is predicted as fixed + max(bytes / (memory x bandwidth), operations / (GEMM x GEMM rate)); a",
@@ -678,7 +669,7 @@ def _columns(found: Measured | None) -> str:
     return f"{_number(found.us)} | {100 * found.share:.0f} % | {without} | {library}"
 
 
-def check_against(program: Path) -> list[str]:
+def check_against(program: Path | str) -> list[str]:
     """What the program counts otherwise than work(), or measures not at all; nothing: all is well."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.json"
@@ -708,29 +699,19 @@ def differences(results: Mapping[str, Any]) -> list[str]:
     return sorted(set(wrong))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_predictions", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE",
-        help="times to put beside the predictions [%(default)s]")  # fmt: skip
-    parser.add_argument("--against", type=Path, metavar="PROGRAM", help="charonia_cuda_kernels_on_host, to be checked")
-    parser.add_argument("--out", type=Path, default=TABLE, help="where the table goes [%(default)s]")
-    options = parser.parse_args()
-    if options.against:
-        wrong = check_against(options.against)
-        print("\n".join(wrong) or "bytes and operations are those of the table")
-        return 1 if wrong else 0
-    results = None
-    if options.results:
-        from charonia.bench.kernels import read
-
-        results = read(options.results)
-    options.out.write_text(markdown(results), encoding="utf-8")
-    if results is not None:
-        missing = sum(measured(one, results["rows"]) is None for one in predictions())
-        print(f"{options.out}: {len(predictions()) - missing} of {len(predictions())} predictions have been measured")
-    return 0
+def check(program: Path | str) -> int:
+    """check_against() for a person, and for CTest, whose Python need not have the compiled module: says what it found,
+    and returns an exit code."""
+    wrong = check_against(program)
+    print("\n".join(wrong) or "bytes and operations are those of the table")
+    return 1 if wrong else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def write_table(results_file: Path | None, out: Path | None) -> None:
+    """results_file: times, as charonia benchmark kernels writes them; None: those of RESULTS. out: None for TABLE."""
+    from charonia.bench.kernels import read
+
+    results, out = read(results_file or RESULTS), out or TABLE
+    out.write_text(markdown(results), encoding="utf-8")
+    missing = sum(measured(one, results["rows"]) is None for one in predictions())
+    print(f"{out}: {len(predictions()) - missing} of {len(predictions())} predictions have been measured")

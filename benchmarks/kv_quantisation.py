@@ -1,7 +1,5 @@
 """What a KV cache of integers changes in a model's answers: quant_policy 0, 8 and 4 on the demo model.
 
-    python -m benchmarks.kv_quantisation [--threads 2]
-
 Perplexity: chats of the demo model's own corpus, drawn anew from a seed, 200 texts of up to 1,000 tokens; every token
 but a text's first counts. Differences are those of single tokens' log probabilities from quant_policy 0. Questions: the
 held-out ones of models/demo/evaluate.py, greedily answered. Everything runs through the engine, in the model's type.
@@ -9,7 +7,6 @@ held-out ones of models/demo/evaluate.py, greedily answered. Everything runs thr
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
@@ -17,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from charonia import Engine, SamplingParams
-from charonia.bench import records
+from charonia.bench.records import Record
 
 _DEMO = Path(__file__).resolve().parents[1] / "models" / "demo"
 _TEXTS, _LONGEST, _SEED = 200, 1000, 20
@@ -78,20 +73,17 @@ def measure(policy: int, threads: int) -> Figures:
         )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: as many as there are processors")
-    parser.add_argument("--json", type=Path, help="also write the figures here, a line of JSON each")
-    options = parser.parse_args()
+def run_kv_quantisation(threads: int) -> list[Record]:
+    """threads: of the engine; 0: as many as there are processors."""
     sys.path.insert(0, str(_DEMO))
     plain: Figures | None = None
-    found: list[records.Record] = []
+    found: list[Record] = []
     for policy in (0, 8, 4):
-        got = measure(policy, options.threads)
+        got = measure(policy, threads)
         plain = plain or got
         differences = [abs(a - b) for a, b in zip(got.logprobs, plain.logprobs, strict=True)]
         found += [
-            records.Record.of("kv_quantisation", name, unit, value, case={"quant_policy": policy})
+            Record.of("kv_quantisation", name, unit, value, case={"quant_policy": policy})
             for name, unit, value in (
                 ("KV of a token", "bytes", got.bytes_per_token),
                 ("perplexity", "", got.perplexity),
@@ -101,10 +93,4 @@ def main() -> int:
                 ("tokens", "", len(got.logprobs)),
             )
         ]
-    records.print_records(Console(), found)
-    records.write(options.json, records.describe_run({"threads": options.threads}), found)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return found

@@ -1,28 +1,25 @@
 """The size of the chat page and the time that it takes to load, in Chromium on this machine.
 
-    .venv/bin/python -m benchmarks.page_load [--loads N]
-
 The gateway runs without a Triton. Each load has an empty cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-from rich.console import Console
-from rich.table import Table
+
+from charonia.bench.records import Record
+from charonia.errors import CharoniaError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Response
@@ -67,7 +64,7 @@ def gateway() -> Iterator[str]:
                 if httpx.get(f"{url}/health/live").status_code == 200:
                     break
             if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit("page_load: the gateway did not start")
+                raise CharoniaError("the gateway did not start")
             time.sleep(0.1)
         yield url
     finally:
@@ -104,15 +101,13 @@ def measure(browser: Browser, url: str) -> tuple[Load, dict[str, Load]]:
     return load, later
 
 
-def main() -> None:
+def run_page_load(loads: int) -> tuple[str, list[Record]]:
+    """The browser's version, and of so many loads the figures."""
     from playwright.sync_api import sync_playwright
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", type=int, default=5, help="how often the page is loaded; default 5")
-    loads: int = parser.parse_args().loads
     chromium = subprocess.run([ROOT / "scripts" / "get_chromium.sh"], capture_output=True, text=True)
     if chromium.returncode:
-        sys.exit(f"page_load: {chromium.stderr}")
+        raise CharoniaError(chromium.stderr.strip())
     with gateway() as url, sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=chromium.stdout.strip(), args=arguments)
@@ -122,20 +117,21 @@ def main() -> None:
                 measured.append(measure(context, url))  # type: ignore[arg-type]  # it makes pages too
         version = browser.version
         browser.close()
-    table = Table("", "requests", "kB sent", "kB unpacked")
+    return f"Chromium {version}", figures(measured)
+
+
+def figures(measured: Sequence[tuple[Load, dict[str, Load]]]) -> list[Record]:
+    """Sizes are the last load's; all have the same."""
     last, later = measured[-1]
-    for name, load in {"the page": last, **later}.items():
-        table.add_row(name, str(load.requests), f"{load.sent_bytes / 1e3:.0f}", f"{load.unpacked_bytes / 1e3:.0f}")
-    console = Console()
-    console.print(table)
-    for name, values in {
+    found = []
+    for of, load in {"the page": last, **later}.items():
+        sizes = (("requests", "", load.requests), ("sent", "kB", load.sent_bytes / 1e3),
+                 ("unpacked", "kB", load.unpacked_bytes / 1e3))  # fmt: skip
+        found += [Record.of("page_load", name, unit, value, case={"of": of}) for name, unit, value in sizes]
+    times = {
         "first text on the screen": [load.paint_ms for load, _ in measured],
         "a message can be written": [load.usable_ms for load, _ in measured],
-    }.items():
-        middle = statistics.median(values)
-        console.print(f"{name}: {middle:.0f} ms (median of {loads}; {min(values):.0f} to {max(values):.0f})")
-    console.print(f"Chromium {version}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-
-
-if __name__ == "__main__":
-    main()
+    }
+    return found + [
+        Record.of("page_load", name, "ms", values, case={"of": "the page"}) for name, values in times.items()
+    ]

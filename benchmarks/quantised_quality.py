@@ -1,7 +1,5 @@
 """Quantises the demo model in every scheme and measures each: the table of benchmarks/results/quantised_quality.md.
 
-    python -m benchmarks.quantised_quality [--folder build/quantised] [--result benchmarks/results/quantised_quality.md]
-
 It runs the real llm-compressor (`charonia quantize`), whose environment it makes where there is none. A folder that is
 there is measured as it is. The calibration text is drawn from the demo model's corpus with another seed than the text
 that is measured with.
@@ -16,9 +14,9 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from charonia.bench.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "demo"
@@ -88,53 +86,41 @@ def measure(variant: Variant, folder: Path, calibration: Path) -> dict[str, Any]
     return said if code else {**json.loads(said), "seconds": seconds}
 
 
-def row(variant: Variant, record: dict[str, Any] | str) -> str:
+def figures(variant: Variant, found: dict[str, Any]) -> list[Record]:
     kv = {0: "16 bits", 8: "int8", 4: "int4"}[variant.quant_policy]
-    if isinstance(record, str):
-        return f"| {variant.name} | {kv} | not measured: {record} | | | | | |"
-    reference, questions = record["reference"], record["questions"]
-    return (
-        f"| {variant.name} | {kv} | {record['weight_bytes']:,} | {record['text']['perplexity']:.4f} | "
-        f"{reference['kl_mean']:.5f} | {reference['kl_p99']:.5f} | {reference['top1_agreement']:.2%} | "
-        f"{questions['right']} of {questions['asked']} |"
+    reference, questions = found["reference"], found["questions"]
+    values = (
+        ("weights", "bytes", found["weight_bytes"]),
+        ("perplexity", "", found["text"]["perplexity"]),
+        ("KL mean", "", reference["kl_mean"]),
+        ("KL 99th", "", reference["kl_p99"]),
+        ("same top token", "%", 100 * reference["top1_agreement"]),
+        ("right answers", f"of {questions['asked']}", questions["right"]),
+        *([("quantising", "s", found["seconds"])] if found["seconds"] else []),
     )
+    case = {"scheme": variant.name, "KV cache": kv}
+    return [Record.of("quantised_quality", name, unit, value, case=case) for name, unit, value in values]
 
 
-def main(
-    folder: Annotated[Path, typer.Option(help="Where the quantised folders go, and stay.")] = Path("build/quantised"),
-    result: Annotated[Path | None, typer.Option(help="The file for the table; it is printed in any case.")] = None,
-) -> None:
-    """Prints the table."""
+def run_quantised_quality(folder: Path) -> tuple[list[str], list[Record]]:
+    """What the report says beside the figures, and the figures. folder: where the quantised folders go, and stay."""
     folder.mkdir(parents=True, exist_ok=True)
     calibration = folder / "calibration.txt"
     calibration.write_text(calibration_text(), encoding="utf-8")
-    rows: list[str] = []
-    text: dict[str, Any] = {}
-    device = ""
+    records: list[Record] = []
+    missing: list[str] = []
+    about = ""
     for variant in VARIANTS:
-        record = measure(variant, folder, calibration)
-        rows.append(row(variant, record))
-        print(rows[-1], file=sys.stderr, flush=True)
-        if not isinstance(record, str):
-            text, device = record["text"], record["device"]
-    lines = [
-        "# Quality of the demo model in every scheme",
-        "",
-        "`python -m benchmarks.quantised_quality --result benchmarks/results/quantised_quality.md`",
-        "",
-        f"{text.get('tokens')} tokens of models/demo/text.txt in windows of {text.get('window')}, stride "
-        f"{text.get('stride')}; against the bf16 model with a 16-bit KV cache; {device}. Weights of 4 bits are in "
-        "groups of 64. The embedding, which is the output layer too, stays in bf16.",
-        "",
-        "| weights | KV cache | bytes of weights | perplexity | KL mean | KL 99 % | same top token | right answers |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-        *rows,
-    ]
-    page = "\n".join(lines) + "\n"
-    print(page)
-    if result is not None:
-        result.write_text(page, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        print(f"{variant.name}, quant_policy {variant.quant_policy}", file=sys.stderr, flush=True)
+        found = measure(variant, folder, calibration)
+        if isinstance(found, str):
+            missing.append(f"{variant.name}, quant_policy {variant.quant_policy}, was not measured: {found}")
+        else:
+            records += figures(variant, found)
+            text = found["text"]
+            about = (
+                f"{text['tokens']} tokens of models/demo/text.txt in windows of {text['window']}, stride "
+                f"{text['stride']}; against the bf16 model with a 16-bit KV cache; {found['device']}. Weights of 4 "
+                "bits are in groups of 64. The embedding, which is the output layer too, stays in bf16."
+            )
+    return [note for note in (about, *missing) if note], records

@@ -1,11 +1,9 @@
 """Structured output under JSON schemas of public packages: which are taken, and whether all answers are valid.
 
-    python -m benchmarks.real_schemas [--folder build/real_schemas] [--json FILE] [--refusals FILE]
-
 It downloads the packages of SOURCES from PyPI and npm where they are not in the folder, and adds the pydantic models of
 the installed openai and anthropic packages. The demo model writes answers of random tokens, of which those that close
 something are likelier, so that most answers end. Every answer that has ended is validated by the package jsonschema.
-benchmarks/results/real_schemas.md has the figures. Exit code 1 where an answer is not valid.
+benchmarks/results/real_schemas.md has the figures.
 """
 
 from __future__ import annotations
@@ -24,15 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 from pydantic import BaseModel
-from rich.console import Console
 
 from charonia import Engine, Guide, InvalidRequestError, SamplingParams
-from charonia.bench import records
+from charonia.bench.records import Grid, Record
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "demo" / "model"
@@ -186,7 +182,7 @@ def reason(refusal: str) -> str:
     return re.split(advice, text)[0][:110]
 
 
-def figures(found: list[Case]) -> list[records.Record]:
+def figures(found: list[Case]) -> list[Record]:
     out = []
     for source in [*dict.fromkeys(case.source for case in found), "all"]:
         some = [case for case in found if source in (case.source, "all")]
@@ -202,16 +198,13 @@ def figures(found: list[Case]) -> list[records.Record]:
         }
         for name, count in counts.items():
             asked: dict[str, Any] = {"asked": 0, "at_most": True} if name == "not valid" else {}
-            out.append(records.Record.of("real_schemas", name, "", count, case={"package": source}, **asked))
+            out.append(Record.of("real_schemas", name, "", count, case={"package": source}, **asked))
     return out
 
 
-def main(
-    folder: Annotated[Path, typer.Option(help="Where the packages are kept.")] = ROOT / "build" / "real_schemas",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
-    refusals: Annotated[Path | None, typer.Option(help="Also write every refusal here, a line each.")] = None,
-) -> None:
-    found = cases(folder)
+def run_real_schemas(folder: Path | None) -> list[Case]:
+    """folder: where the packages are kept; None: build/real_schemas of the checkout."""
+    found = cases(folder or ROOT / "build" / "real_schemas")
     with (
         Engine.from_pretrained(DEMO, guide_max_bytes=MAX_BYTES, guide_timeout_s=60) as engine,
         ThreadPoolExecutor(16) as pool,
@@ -219,21 +212,9 @@ def main(
         sampling = hasty(engine)
         for _ in pool.map(lambda case: run(engine, sampling, case), found):
             pass
-    shown = figures(found)
-    console = Console()
-    records.print_records(console, shown)
+    return found
+
+
+def refusals(found: list[Case]) -> Grid:
     counted = Counter(reason(case.refusal) for case in found if case.refusal)
-    rows = [(why, str(count)) for why, count in counted.most_common()]
-    records.print_grid(console, records.Grid(("refusal", "schemas"), rows))
-    for case in found:
-        for text in case.invalid:
-            console.print(f"{case.source} {case.name}: {text}", style="red", markup=False, soft_wrap=True)
-    records.write(json_file, records.describe_run(), shown)
-    if refusals is not None:
-        refusals.write_text("".join(f"{case.source} {case.name}: {case.refusal}\n" for case in found if case.refusal))
-    if any(case.invalid for case in found):
-        raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return Grid(("refusal", "schemas"), [(why, str(count)) for why, count in counted.most_common()])

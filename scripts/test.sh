@@ -57,7 +57,7 @@ mypy_all() {
     MYPYPATH=charonia/text:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
     mypy -p monitoring.dashboards --python-version 3.11 &&
-    mypy -p benchmarks.cpu_peers -m benchmarks.cuda_predictions -m benchmarks.kv_quantisation -m benchmarks.quantised_quality -m benchmarks.real_schemas -m benchmarks.page_load --exclude workers
+    mypy -p benchmarks --exclude workers
 }
 
 # Workers wait for servers as much as they compute. A file's tests run in one process, which starts its servers once. In the

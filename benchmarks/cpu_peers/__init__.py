@@ -1,1 +1,1 @@
-"""Charonia and other engines on the CPU, against memory and each other: python -m benchmarks.cpu_peers"""
+"""Charonia and other engines on the CPU, against memory and each other: charonia benchmark peers."""

@@ -1,4 +1,4 @@
-"""Results of a comparison: what was measured, the bars it is held against, as records and as a page."""
+"""Results of a comparison: what was measured, and the bars it is held against, as records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from charonia.bench.records import Grid, Record, grids, number
+from charonia.bench.records import BAR, Record
 
 LONG_PROMPT = 2048  # tokens, from which on decode is measured behind the prompt too
 MEMORY_ABOVE_MB = 150.0  # weights and KV cache
@@ -27,6 +27,7 @@ class Bars:
 
 
 _BARS = {16: Bars(0.85, 0.80, 0, 1.15, 1.30), 8: Bars(0.85, 0.70, 1.5, 2, 1.3), 4: Bars(0.75, 0.50, 1.35, 2, 1.3)}
+BITS = tuple(_BARS)  # of weights
 # With AMX peers are faster, and memory is the limit of all.
 _BARS_AMX = {**_BARS, 8: Bars(0.85, 0.70, 1.1, 1.3, 1.3), 4: Bars(0.75, 0.50, 1.2, 1.3, 1.3)}
 
@@ -96,7 +97,7 @@ class ShapeResult:
         """Of every engine that was measured."""
         found = []
         for engine in self.engines:
-            case = {"model": self.shape, "engine": _with_versions(engine)}
+            case = {"engine": _with_versions(engine)}
             figures = []
             for prompt in self.prompts:
                 figures.append((f"prefill of {prompt}", "tokens/s", self.prefill_rates(engine, prompt)))
@@ -107,7 +108,7 @@ class ShapeResult:
             if engine.peak_mb:
                 figures += [("peak memory", "MB", [engine.peak_mb]), ("before the model", "MB", [engine.imports_mb])]
             found += [
-                Record.of("cpu_peers", name, unit, values, case=case)
+                Record.of(f"peers, {self.shape}", name, unit, values, case=case)
                 for name, unit, values in figures
                 if values and not engine.missing
             ]
@@ -122,12 +123,12 @@ class ShapeResult:
 
     def _bars_of(self, ours: EngineResult) -> list[Record]:
         peers = [engine for engine in self.engines if engine not in self.ours() and not engine.missing]
-        case = {"model": self.shape} | ({"engine": ours.label} if len(self.ours()) > 1 else {})
+        case = {"model": self.shape, "engine": ours.label}
         found = []
 
         def bar(name: str, unit: str, values: Sequence[float], asked: float, at_most: bool = False) -> None:
             if values and asked:
-                found.append(Record.of("cpu_peers bars", name, unit, values, case=case, asked=asked, at_most=at_most))
+                found.append(Record.of(f"{BAR} peers", name, unit, values, case=case, asked=asked, at_most=at_most))
 
         def times_the_best(rates: Callable[[EngineResult], list[float]]) -> list[float]:
             theirs = [median(some) for peer in peers if (some := rates(peer))]
@@ -156,7 +157,6 @@ class ShapeResult:
 
 @dataclass
 class Report:
-    machine: dict[str, Any]
     threads: int
     rounds: int
     quick: bool
@@ -165,53 +165,43 @@ class Report:
     def records(self) -> list[Record]:
         return [record for shape in self.shapes for record in (*shape.records(), *shape.bars())]
 
-    def about(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """For the file's first line: what is no figure."""
         shapes = {
             shape.shape: {
                 "weight_bytes": shape.weight_bytes,
                 "bytes_per_s_of_each_measurement": shape.limits,
+                "engines": {engine.name: {**engine.info, **engine.versions} for engine in shape.engines},
                 "missing": {engine.name: engine.missing for engine in shape.engines if engine.missing},
             }
             for shape in self.shapes
         }
         return {"threads": self.threads, "rounds": self.rounds, "quick": self.quick, "shapes": shapes}
 
+    def for_report(self) -> dict[str, Any]:
+        """What describe_run() takes for it."""
+        notes = [f"{self.threads} threads; medians of {self.rounds} rounds in which the engines took turns."]
+        return {
+            "title": "Charonia and its peers on the CPU",
+            "rehearsal": self.quick,
+            "notes": [*notes, *(note for shape in self.shapes for note in _notes(shape))],
+        }
 
-def markdown(report: Report) -> str:
-    """The page: one table for each shape, then the bars. Engines that were not measured are named with the reason."""
-    lines = ["# Charonia and its peers on the CPU", ""]
-    machine = report.machine
-    lines += [
-        f"Machine: {machine.get('processor')}, {machine.get('processors')} processors, {machine.get('instructions')}, "
-        f"{machine.get('memory_gb')} GB. {report.threads} threads; medians of {report.rounds} rounds in which the "
-        "engines took turns."
+
+def _notes(shape: ShapeResult) -> list[str]:
+    """Of the limit, and of engines that were not measured."""
+    reads = f"{min(shape.limits) / 1e9:.1f} to {max(shape.limits) / 1e9:.1f}"
+    return [
+        f"{shape.shape}: a step of {shape.engines[0].label} reads {shape.weight_bytes / 1e6:.0f} MB of weights; memory "
+        f"reads {reads} GB/s over the rounds, of which the best is the limit: "
+        f"{shape.limit() / shape.weight_bytes:.1f} steps/s. Decode of {shape.decode_tokens} tokens after a prompt of "
+        f"32, of {shape.after_tokens} after a long one.",
+        *(
+            f"{shape.shape}: {engine.label} was not measured: {' '.join(engine.missing.split())}"
+            for engine in shape.engines
+            if engine.missing
+        ),
     ]
-    if report.quick:
-        lines += ["", "**Quick: tiny models and few tokens, to see that it works. The figures say nothing of speed.**"]
-    for shape in report.shapes:
-        lines += ["", f"## {shape.shape}", ""]
-        lows = f"{min(shape.limits) / 1e9:.1f} to {max(shape.limits) / 1e9:.1f}"
-        lines += [
-            f"A step of {shape.engines[0].label} reads {shape.weight_bytes / 1e6:.0f} MB of weights; "
-            f"memory reads {lows} GB/s over the rounds, of which the best is the limit: "
-            f"{shape.limit() / shape.weight_bytes:.1f} steps/s. "
-            f"Decode of {shape.decode_tokens} tokens after a prompt of 32, of {shape.after_tokens} after a long one.",
-            "",
-        ]
-        for grid in grids(shape.records()):
-            lines += grid.markdown()
-        missing = [f"- {engine.label}: not measured: {engine.missing}" for engine in shape.engines if engine.missing]
-        lines += ["", *(line.replace("\n", " ") for line in missing)] if missing else []
-        rows = [
-            (
-                str(bar.case.get("engine", shape.engines[0].label)), bar.name, bar.unit,
-                number(bar.asked or 0), number(bar.value), "yes" if bar.met else "no",
-            )
-            for bar in shape.bars()
-        ]  # fmt: skip
-        lines += ["", *Grid(("of", "bar", "unit", "asked", "measured", "met"), rows).markdown()]
-    return "\n".join(lines) + "\n"
 
 
 def _with_versions(engine: EngineResult) -> str:

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 
 from charonia.api.options import with_engine_options
+from charonia.bench.checkout import add_commands
+from charonia.bench.options import JsonOption
 from charonia.errors import InvalidRequestError, ModelError
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, pretty_exceptions_enable=False)
 
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures here, a line of JSON each.")]
 DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]
 ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face model folder or a hub id.")]
 
@@ -593,3 +594,6 @@ def make_model(
         folder, parse_shape(shape), weight_type=dtype, scheme=scheme, seed=seed, quick=quick, show_progress=True
     )
     print(f"{folder} is ready")
+
+
+add_commands(app)

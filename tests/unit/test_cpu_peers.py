@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from charonia.bench import records
+from charonia.bench import report as reports
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult, markdown  # noqa: E402
+from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult  # noqa: E402
 
 
 def report() -> Report:
@@ -30,7 +31,12 @@ def report() -> Report:
     )  # fmt: skip
     absent = EngineResult("absent", "Absent", missing="pip install failed: no | wheel")
     shape = ShapeResult("m", 100e6, [512, 4096], [1, 8], 101, 17, [9e9, 10e9], [ours, peer, absent])
-    return Report({"processor": "P"}, 2, 3, False, [shape])
+    return Report(2, 3, False, [shape])
+
+
+def page(given: Report) -> str:
+    """As one line, with single spaces."""
+    return " ".join(reports.markdown(given.for_report(), given.records(), "").split())
 
 
 def test_rates_are_of_medians_and_shares_of_the_best_limit() -> None:
@@ -59,31 +65,35 @@ def test_bars_say_what_is_met_and_what_is_not() -> None:
 
 
 def test_without_a_peer_its_bars_are_not_measured() -> None:
-    shape = report().shapes[0]
+    alone = report()
+    [shape] = alone.shapes
     shape.engines = [shape.engines[0], shape.engines[2]]
     assert not [bar for bar in shape.bars() if "best peer" in bar.unit]
-    assert markdown(Report({}, 2, 3, False, [shape])).count("not measured") == 1
+    assert page(alone).count("not measured") == 1
 
 
 def test_the_page_and_the_file_name_what_is_missing_with_the_reason() -> None:
-    page = " ".join(markdown(report()).split())
-    assert "- Absent: not measured: pip install failed: no | wheel" in page
-    assert "m Peer (peer 1.2) |" in page and "| prefill of 512, tokens/s | 512 | 640 |" in page
-    assert "| Charonia | decode, batch 8 | % of the read limit | 80 | 50 | no |" in page
-    assert report().about()["shapes"]["m"]["missing"] == {"absent": "pip install failed: no | wheel"}
+    text = page(report())
+    assert "m: Absent was not measured: pip install failed: no | wheel" in text
+    assert "Peer (peer 1.2) |" in text and "| prefill of 512, tokens/s | 512 | 640 |" in text
+    assert (
+        "| peers | m | Charonia | decode, batch 8 | 80 % of the read limit | 50 % of the read limit | NOT MET |" in text
+    )
+    assert report().settings()["shapes"]["m"]["missing"] == {"absent": "pip install failed: no | wheel"}
 
 
 @pytest.mark.slow
 def test_a_quick_run_measures_charonia_and_names_the_peers_that_are_not_installed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.cpu_peers", "--quick", "--no-install", "--threads", "1"]
-    command += ["--build", str(tmp_path), "--output", str(tmp_path / "result")]
+    command = [sys.executable, "-m", "charonia", "benchmark", "peers", "--quick", "--no-install", "--threads", "1"]
+    command += ["--build", str(tmp_path), "--json", str(tmp_path / "result.json")]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    run, found = records.read(tmp_path / "result.jsonl")
-    ours = {(record.name, record.unit): record.value for record in found if record.benchmark == "cpu_peers"}
+    run, found = records.read(tmp_path / "result.json")
+    ours = {(record.name, record.unit): record.value for record in found if record.benchmark == "peers, tiny"}
     assert {name for name, _ in ours} >= {"prefill of 64", "decode, batch 1", "decode, batch 8", "peak memory"}
     assert min(ours.values()) > 0
     missing = run["settings"]["shapes"]["tiny"]["missing"]
     assert list(missing) == ["transformers", "llama_cpp", "openvino"]
     assert set(missing.values()) == {"not installed, and --no-install was given"}
-    assert (tmp_path / "result.md").read_text() in done.stdout
+    assert "llama.cpp, bf16 was not measured: not installed" in done.stdout
+    assert "NOT MET" not in done.stdout  # figures of a tiny model say nothing

@@ -46,9 +46,9 @@ def results(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_committed_table_is_what_the_command_writes(tmp_path: Path) -> None:
     out = tmp_path / "table.md"
-    command = [sys.executable, "-m", "benchmarks.cuda_predictions", "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    assert out.read_text() == table.TABLE.read_text(), "run python -m benchmarks.cuda_predictions"
+    command = [sys.executable, "-m", "charonia", "benchmark", "cuda-predictions", "--out", str(out)]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert out.read_text() == table.TABLE.read_text(), "run charonia benchmark cuda-predictions"
     assert "Measured on NVIDIA H200" in out.read_text()
 
 
