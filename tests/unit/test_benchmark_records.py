@@ -17,6 +17,8 @@ from charonia.bench.program import run_program
 from charonia.bench.records import Record
 from charonia.errors import InvalidRequestError
 
+ROOT = Path(__file__).resolve().parents[2]
+
 SOME = [
     Record.of("static", "decode", "tokens/s", [90, 120, 100], case={"batch": 1}, asked=110),
     Record.of("static", "decode", "tokens/s", [720.25], case={"batch": 8}),
@@ -146,6 +148,19 @@ def test_a_report_has_what_the_file_has_and_nothing_of_what_it_lacks(tmp_path: P
     shown = " ".join(CliRunner().invoke(app, asked[:3]).output.split())
     for text in ("A GPU", "NOT MET", "What one should know.", "test_a: 0.5 0.1", "empty commit unknown"):
         assert text in shown
+
+
+def test_the_committed_files_are_records_and_their_pages_the_reports() -> None:
+    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert len(files) > 5
+    for file in files:
+        run, found = records.read(file)
+        assert run["command"] and run["commit"] and found
+    for name in ("cpu_peers", "nvidia-h200"):
+        file = ROOT / "benchmarks" / "results" / f"{name}.json"
+        page, _, calls = file.with_suffix(".md").read_text().partition("\n## Calls\n")
+        assert CliRunner().invoke(app, ["report", "--markdown", str(file)]).output == page
+        assert bool(calls) == (name == "nvidia-h200")  # gpu_check.sh adds them
 
 
 def test_no_word_of_a_heading_is_cut_in_80_columns() -> None:
