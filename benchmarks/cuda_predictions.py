@@ -673,12 +673,19 @@ def check_against(program: Path | str) -> list[str]:
     """What the program counts otherwise than work(), or measures not at all; nothing: all is well."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.json"
-        done = subprocess.run([program, file, "tiny"], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run([Path(program).absolute(), file, "tiny"], capture_output=True, text=True, check=False)
+        except OSError as error:
+            return [f"{program} cannot be run: {error.strerror}"]
         if done.returncode != 0:
             told = file.read_text(encoding="utf-8") if file.is_file() else ""
             return [f"{program} ended with {done.returncode}: {done.stderr}{told}"]
-        results = json.loads(file.read_text(encoding="utf-8"))
-    return differences(results)
+        try:
+            return differences(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return [
+                f"{program} is no charonia_cuda_kernels_on_host: its file of results is not there or another: {error!r}"
+            ]
 
 
 def differences(results: Mapping[str, Any]) -> list[str]:
@@ -710,8 +717,11 @@ def check(program: Path | str) -> int:
 def write_table(results_file: Path | None, out: Path | None) -> None:
     """results_file: times, as charonia benchmark kernels writes them; None: those of RESULTS. out: None for TABLE."""
     from charonia.bench.kernels import read
+    from charonia.errors import InvalidRequestError
 
     results, out = read(results_file or RESULTS), out or TABLE
+    if not results["limits"] or not results["device"]:
+        raise InvalidRequestError(f"{results_file} has no times: no suite of that run could be measured")
     out.write_text(markdown(results), encoding="utf-8")
     missing = sum(measured(one, results["rows"]) is None for one in predictions())
     print(f"{out}: {len(predictions()) - missing} of {len(predictions())} predictions have been measured")

@@ -62,8 +62,12 @@ def calibration_text() -> str:
 
 def charonia(*arguments: str | Path) -> tuple[int, str]:
     """The exit code, and stdout or, of a failure, the last line of stderr."""
-    command = [sys.executable, "-m", "charonia", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # With -m, the sources in the current folder would come before the installed package.
+    program = Path(sys.executable).with_name("charonia")
+    try:
+        done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return 1, f"{program} cannot be run: {error.strerror}"
     if done.returncode == 0:
         return 0, done.stdout
     return done.returncode, (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -102,8 +106,10 @@ def figures(variant: Variant, found: dict[str, Any]) -> list[Record]:
     return [Record.of("quantised_quality", name, unit, value, case=case) for name, unit, value in values]
 
 
-def run_quantised_quality(folder: Path) -> tuple[list[str], list[Record]]:
-    """What the report says beside the figures, and the figures. folder: where the quantised folders go, and stay."""
+def run_quantised_quality(folder: Path | None) -> tuple[list[str], list[Record]]:
+    """What the report says beside the figures, and the figures. folder: where the quantised folders go, and stay; None:
+    build/quantised of the checkout."""
+    folder = folder or ROOT / "build" / "quantised"
     folder.mkdir(parents=True, exist_ok=True)
     calibration = folder / "calibration.txt"
     calibration.write_text(calibration_text(), encoding="utf-8")
@@ -111,12 +117,17 @@ def run_quantised_quality(folder: Path) -> tuple[list[str], list[Record]]:
     missing: list[str] = []
     about = ""
     for variant in VARIANTS:
-        print(f"{variant.name}, quant_policy {variant.quant_policy}", file=sys.stderr, flush=True)
+        name = f"{variant.name}, quant_policy {variant.quant_policy}"
+        print(name, file=sys.stderr, flush=True)
         found = measure(variant, folder, calibration)
         if isinstance(found, str):
-            missing.append(f"{variant.name}, quant_policy {variant.quant_policy}, was not measured: {found}")
+            missing.append(f"{name}, was not measured: {found}")
+            print(missing[-1], file=sys.stderr, flush=True)
         else:
-            records += figures(variant, found)
+            measured = figures(variant, found)
+            told = ", ".join(f"{one.name} {one.shown} {one.unit}".strip() for one in measured)
+            print(f"{name}: {told}", file=sys.stderr, flush=True)
+            records += measured
             text = found["text"]
             about = (
                 f"{text['tokens']} tokens of models/demo/text.txt in windows of {text['window']}, stride "

@@ -18,6 +18,7 @@ from benchmarks.cpu_peers.process import Worker, WorkerError
 from benchmarks.cpu_peers.table import BITS, LONG_PROMPT, EngineResult, Report, ShapeResult, bars_for
 from charonia import _engine
 from charonia.bench import machine
+from charonia.bench.random_model import parse_shape
 from charonia.errors import InvalidRequestError, ModelError
 
 _DECODE_PROMPT, _AFTER_TOKENS = 32, 17
@@ -40,7 +41,7 @@ def run_peers(
     """peers: only these, all without one. threads: of each engine, None for all processors. quick: a tiny model, few
     tokens and one round, whatever else is said of them. folder: of environments and models. None: nothing was to be
     measured."""
-    _check(bits, peers)
+    _check(bits, peers, shapes)
     decode = 128
     if quick:
         shapes, rounds, prompts, decode = ["tiny"], 1, [64], 8
@@ -78,7 +79,10 @@ def run_peers(
     return Report(threads, rounds, quick, measured)
 
 
-def _check(bits: int, peers: Sequence[str]) -> None:
+def _check(bits: int, peers: Sequence[str], shapes: Sequence[str]) -> None:
+    """Before anything is installed."""
+    for shape in shapes:
+        parse_shape(shape)
     if bits not in BITS:
         raise InvalidRequestError(f"--bits {bits}: expected one of {', '.join(map(str, BITS))}")
     names = [spec.name for spec in PEERS if spec.bits == bits]

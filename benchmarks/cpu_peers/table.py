@@ -180,7 +180,9 @@ class Report:
 
     def for_report(self) -> dict[str, Any]:
         """What describe_run() takes for it."""
-        notes = [f"{self.threads} threads; medians of {self.rounds} rounds in which the engines took turns."]
+        rounds = "one round" if self.rounds == 1 else f"medians of {self.rounds} rounds"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        notes = [f"{threads}; {rounds} in which the engines took turns."]
         return {
             "title": "Charonia and its peers on the CPU",
             "rehearsal": self.quick,
@@ -190,12 +192,13 @@ class Report:
 
 def _notes(shape: ShapeResult) -> list[str]:
     """Of the limit, and of engines that were not measured."""
+    after_long = f", of {shape.after_tokens} after a long one" if max(shape.prompts) >= LONG_PROMPT else ""
     reads = f"{min(shape.limits) / 1e9:.1f} to {max(shape.limits) / 1e9:.1f}"
     return [
         f"{shape.shape}: a step of {shape.engines[0].label} reads {shape.weight_bytes / 1e6:.0f} MB of weights; memory "
         f"reads {reads} GB/s over the rounds, of which the best is the limit: "
         f"{shape.limit() / shape.weight_bytes:.1f} steps/s. Decode of {shape.decode_tokens} tokens after a prompt of "
-        f"32, of {shape.after_tokens} after a long one.",
+        f"32{after_long}.",
         *(
             f"{shape.shape}: {engine.label} was not measured: {' '.join(engine.missing.split())}"
             for engine in shape.engines

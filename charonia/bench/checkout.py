@@ -3,24 +3,44 @@ models and scripts."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from charonia.bench.options import JsonOption
-from charonia.errors import UnsupportedError
+from charonia.bench.options import JsonOption, writable
+from charonia.errors import InvalidRequestError, UnsupportedError
 
 _OWN = Path(__file__).resolve().parents[2]  # the checkout, if this package is of one
 
 
 def add_commands(app: typer.Typer) -> None:
     for command in (peers, kv_quantisation, quantised_quality, real_schemas, page_load, cuda_predictions):
-        app.command()(command)
+        app.command()(_naming_packages(command))
+
+
+def _naming_packages(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which says how to get a package that it lacks: no wheel brings those of these benchmarks."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", "benchmarks", "charonia"):
+                raise
+            raise UnsupportedError(
+                f"this command needs the Python package {package}, which is not installed here: pip install {package}, "
+                "or run it in the environment of `make setup`"
+            ) from error
+
+    return run
 
 
 def _module(name: str) -> Any:
@@ -36,16 +56,21 @@ def _module(name: str) -> Any:
     )
 
 
-def _show(
-    file: Path | None, about: dict[str, Any], records: Sequence[Any], *, ranges: bool = False, **more: Any
-) -> None:
-    """about, more: what describe_run() takes."""
-    from charonia.bench.records import describe_run, write
+def _print(about: dict[str, Any], records: Sequence[Any], *, ranges: bool = False, **more: Any) -> dict[str, Any]:
+    """about, more: what describe_run() takes. Returns the run."""
+    from charonia.bench.records import describe_run
     from charonia.bench.report import print_report
 
     run = describe_run(about, **more)
     print_report(Console(), run, records, "", ranges=ranges)
-    write(file, run, records)
+    return run
+
+
+def _report(file: Path | None, about: dict[str, Any], records: Sequence[Any], **more: Any) -> None:
+    """more: as _print() takes it."""
+    from charonia.bench.records import write
+
+    write(file, _print(about, records, **more), records)
 
 
 def peers(
@@ -66,7 +91,8 @@ def peers(
         bool, typer.Option("--prepare", help="Install and make the models, and measure nothing.")
     ] = False,
     build: Annotated[
-        Path | None, typer.Option(help="For environments and models [build/peers of the checkout].")
+        Path | None,
+        typer.Option(help="For environments and models [build/peers of the checkout].", file_okay=False),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -75,12 +101,14 @@ def peers(
     The first time it installs them from PyPI into environments of their own, and makes the models. One that cannot be
     installed is named with the reason.
     """
+    if prepare and json_file is not None:
+        raise InvalidRequestError("--prepare measures nothing: leave out --json beside it")
     report = _module("cpu_peers.run").run_peers(
         shapes=shape or ["m05", "m11"], bits=bits, prompts=prompt or [512], batches=batch or [1, 8], peers=peer or [],
         threads=threads, rounds=rounds, quick=quick, install=not no_install, only_prepare=prepare, folder=build,
     )  # fmt: skip
     if report is not None:
-        _show(json_file, report.settings(), report.records(), **report.for_report())
+        _report(json_file, report.settings(), report.records(), **report.for_report())
 
 
 def kv_quantisation(
@@ -89,34 +117,45 @@ def kv_quantisation(
 ) -> None:
     """What a KV cache of 8 or 4 bits changes in the demo model's answers; runs in a checkout."""
     records = _module("kv_quantisation").run_kv_quantisation(threads)
-    _show(json_file, {"threads": threads}, records)
+    _report(json_file, {"threads": threads}, records)
 
 
 def quantised_quality(
-    folder: Annotated[Path, typer.Option(help="Where the quantised folders go, and stay.")] = Path("build/quantised"),
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the quantised folders go, and stay [build/quantised of the checkout].", file_okay=False
+        ),
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Quantise the demo model in every scheme and measure what is lost; runs in a checkout.
 
-    A folder that is there is measured as it is.
+    A folder that is there is measured as it is. Exit code 1 where nothing could be measured.
     """
     notes, records = _module("quantised_quality").run_quantised_quality(folder)
-    _show(json_file, {}, records, notes=notes)
+    _report(json_file, {}, records, notes=notes)
+    if not records:
+        raise typer.Exit(1)
 
 
 def real_schemas(
     folder: Annotated[
-        Path | None, typer.Option(help="Where the packages are kept [build/real_schemas of the checkout].")
+        Path | None,
+        typer.Option(help="Where the packages are kept [build/real_schemas of the checkout].", file_okay=False),
     ] = None,
     json_file: JsonOption = None,
-    refusals: Annotated[Path | None, typer.Option(help="Also write every refusal here, a line each.")] = None,
+    refusals: Annotated[
+        Path | None, typer.Option(help="Also write every refusal here, a line each.", callback=writable)
+    ] = None,
 ) -> None:
     """Answers under the JSON schemas of public packages: exit code 1 where one is not valid; runs in a checkout."""
-    from charonia.bench.records import print_grid
+    from charonia.bench.records import print_grid, write
 
     module = _module("real_schemas")
     found = module.run_real_schemas(folder)
-    _show(json_file, {}, module.figures(found))
+    records = module.figures(found)
+    run = _print({}, records)
     console = Console()
     print_grid(console, module.refusals(found))
     for case in found:
@@ -124,6 +163,7 @@ def real_schemas(
             console.print(f"{case.source} {case.name}: {text}", style="red", markup=False, soft_wrap=True)
     if refusals is not None:
         refusals.write_text("".join(f"{case.source} {case.name}: {case.refusal}\n" for case in found if case.refusal))
+    write(json_file, run, records)  # last: where it fails, what is not valid has been said
     if any(case.invalid for case in found):
         raise typer.Exit(1)
 
@@ -134,7 +174,7 @@ def page_load(
 ) -> None:
     """The size of the chat page, and how long Chromium takes to load it, with an empty cache; runs in a checkout."""
     browser, records = _module("page_load").run_page_load(loads)
-    _show(json_file, {"loads": loads}, records, ranges=True, notes=[browser])
+    _report(json_file, {"loads": loads}, records, ranges=True, notes=[browser])
 
 
 def cuda_predictions(
@@ -149,9 +189,13 @@ def cuda_predictions(
         Path | None,
         typer.Option(help="Instead: compare bytes and operations with those of this charonia_cuda_kernels_on_host."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="For the table [benchmarks/cuda_predictions.md].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="For the table [benchmarks/cuda_predictions.md].", callback=writable)
+    ] = None,
 ) -> None:
     """What every CUDA kernel should take, and the table that its measured times are put in; runs in a checkout."""
+    if against is not None and (results is not None or out is not None):
+        raise InvalidRequestError("--against writes no table: leave out --results and --out beside it")
     module = _module("cuda_predictions")
     if against is not None:
         raise typer.Exit(module.check(against))

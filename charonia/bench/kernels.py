@@ -13,13 +13,14 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charonia.bench.records import Grid, Record, describe_run, print_grid, write
 from charonia.bench.records import read as read_records
+from charonia.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,9 +78,25 @@ def record_of(row: Row) -> Record:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The settings of a file that Results has written, with its rows."""
+    """The settings of a file that Results has written, with its rows. Raises InvalidRequestError of another file."""
     run, records = read_records(file)
-    return {**run["settings"], "rows": [record.details for record in records]}
+    settings = run.get("settings", {})
+    if not {"device", "limits", "suites"} <= settings.keys() or not all(is_row(record.details) for record in records):
+        raise InvalidRequestError(
+            f"{file} has no times of CUDA kernels: a file is expected that charonia benchmark kernels --json wrote"
+        )
+    return {**settings, "rows": [record.details for record in records]}
+
+
+_ROW_KINDS: dict[str, Any] = {
+    "suite": str, "kernel": str, "shape": dict, "variant": str, "pdl": (bool, type(None)), "microseconds": (int, float),
+    "share": (int, float),
+}  # fmt: skip
+
+
+def is_row(details: Mapping[str, Any]) -> bool:
+    """Whether a record's details are what record_of() took."""
+    return all(name in details and isinstance(details[name], kind) for name, kind in _ROW_KINDS.items())
 
 
 def run_suite(binary: Path, suite: str, results: Results, limit_s: float) -> None:

@@ -24,7 +24,7 @@ def run_program(program: Path, arguments: Sequence[str]) -> list[Record]:
     records = []
     for line in done.stdout.splitlines():
         try:
-            records.append(Record(**json.loads(line)))
+            records.append(Record.from_json(json.loads(line)))
         except (ValueError, TypeError) as error:
             raise InvalidRequestError(f"{program} is no benchmark of benchmarks/: it printed {line[:80]!r}") from error
     return records

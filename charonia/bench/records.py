@@ -12,6 +12,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,6 +33,14 @@ _NOISE = (
     "further from zero than N."
 )
 _ANY_WIDTH = 100_000  # characters: as much as a table wants
+# What a line of a file may hold: of a run, where it is there, and of a record.
+_RUN_KINDS: dict[str, Any] = {
+    "command": list, "machine": dict, "settings": dict, "notes": list, "stages": dict,
+}  # fmt: skip
+_RECORD_KINDS: dict[str, Any] = {
+    "benchmark": str, "name": str, "unit": str, "value": (int, float), "minimum": (int, float), "maximum": (int, float),
+    "case": dict, "asked": (int, float, type(None)), "details": dict,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,13 @@ class Record:
         several = list(values) if isinstance(values, Sequence) else [values]
         least, greatest = float(min(several)), float(max(several))
         return cls(benchmark, name, unit, float(statistics.median(several)), least, greatest, len(several), **more)
+
+    @classmethod
+    def from_json(cls, values: Any) -> Record:
+        """Raises TypeError where they are none of a record."""
+        record = cls(**values)
+        _check_kinds(vars(record), _RECORD_KINDS)
+        return record
 
     @property
     def is_noise(self) -> bool:
@@ -141,43 +157,62 @@ def write(file: Path | None, run: dict[str, Any], records: Iterable[Record]) -> 
         part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         part.replace(file)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[Record]]:
     """What write() wrote. Raises InvalidRequestError, which names the line, where it is something else."""
-    run: dict[str, Any] = {}
-    records = []
+    expected = "a file is expected that charonia benchmark --json or scripts/gpu_check.sh has written"
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        first, *others = file.read_text(encoding="utf-8").splitlines() or [""]
     except OSError as error:
         raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            values = json.loads(line)
-            if number == 1:
-                run = values["run"]
-            else:
-                records.append(Record(**values))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidRequestError(
-                f"{file}, line {number}: {error}; a file is expected that charonia benchmark --json or "
-                "scripts/gpu_check.sh has written"
-            ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file}: {error}; {expected}") from error
+    records: list[Record] = []
+    line = 1
+    try:
+        run = _run_of(json.loads(first))
+        for text in others:
+            line += 1
+            records.append(Record.from_json(json.loads(text)))
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"{file}, line {line}: {error}; {expected}") from error
     return run, records
+
+
+def _run_of(line: Any) -> dict[str, Any]:
+    run = line.get("run") if isinstance(line, dict) else None
+    if not isinstance(run, dict):
+        raise TypeError('there is no object "run"')
+    _check_kinds(run, _RUN_KINDS)
+    _check_kinds(run.get("stages", {}), dict.fromkeys(run.get("stages", {}), dict))
+    return run
+
+
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if name in values and not isinstance(values[name], kind):
+            raise TypeError(f'"{name}" is {json.dumps(values[name])[:80]}')
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a table shows. keys: the first columns, which say what a line is of."""
+    """What a table shows. keys: the first columns, which say what a line is of. words: headings of columns that are
+    aligned to the left whatever is in them, such as hashes and dates."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str | None = None
     keys: int = 1
+    words: Sequence[str] = ()
 
     def is_number(self, column: int) -> bool:
         """Whether it is aligned to the right."""
+        if self.headings[column] in self.words:
+            return False
         return all(row[column].lstrip("-<")[:1].isdigit() or row[column] in ("", "-") for row in self.rows)
 
     def table(self) -> Table:
@@ -215,7 +250,7 @@ class Grid:
         for first in range(self.keys, len(self.headings), count):
             last = first + count
             headings, *rows = ((*line[: self.keys], *line[first:last]) for line in (self.headings, *self.rows))
-            yield Grid(headings, rows, self.title, self.keys)
+            yield Grid(headings, rows, self.title, self.keys, self.words)
 
 
 def grids(records: Sequence[Record], *, ranges: bool = False) -> Iterator[Grid]:
@@ -250,8 +285,8 @@ def bars(records: Iterable[Record]) -> list[Record]:
     )
 
 
-def bar_grids(records: Iterable[Record], *, rehearsal: bool = False) -> Iterator[Grid]:
-    """One line for each bar, if there is any. rehearsal: none is called met or not."""
+def bar_grids(records: Iterable[Record], *, rehearsal: bool = False, ranges: bool = False) -> Iterator[Grid]:
+    """One line for each bar, if there is any. rehearsal: none is called met or not. ranges: as in grids()."""
     found = bars(records)
     if not found:
         return
@@ -259,7 +294,8 @@ def bar_grids(records: Iterable[Record], *, rehearsal: bool = False) -> Iterator
     rows = [
         (
             record.bar, *(str(record.case.get(name, "")) for name in varied), record.name,
-            _asked(record), f"{record.shown} {record.unit}".strip(), "" if rehearsal else record.verdict,
+            _asked(record), f"{record.with_range if ranges else record.shown} {record.unit}".strip(),
+            "" if rehearsal else record.verdict,
         )
         for record in found
     ]  # fmt: skip

@@ -12,13 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from charonia.bench import checkout
+from charonia.bench import records as figures_of
 from charonia.bench.cli import app
-from charonia.errors import UnsupportedError
+from charonia.errors import InvalidRequestError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks import page_load, quantised_quality  # noqa: E402
+from benchmarks import page_load, quantised_quality, real_schemas  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -59,12 +60,73 @@ def test_wrong_bits_and_peers_are_refused_with_what_is_expected() -> None:
     assert str(refused).startswith("--peer openvino: expected with --bits 8 one of llama_cpp_q8_0, ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["peers", "--shape", "m5"], "shape 'm5' is not known"),
+        (["peers", "--prepare", "--json", "x"], "--prepare measures nothing"),
+        (["cuda-predictions", "--against", "x", "--out", "y"], "--against writes no table"),
+        (["cuda-predictions", "--against", "x", "--results", "y"], "--against writes no table"),
+        (["cuda-predictions", "--out", "none/x"], "there is no folder none"),
+        (["cuda-predictions", "--results", "none"], "none cannot be read"),
+        (["cuda-predictions", "--results", str(ROOT / "benchmarks/results/soak.json")], "has no times of CUDA kernels"),
+        (["real-schemas", "--refusals", "none/x"], "there is no folder none"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_before_anything_is_done(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build = ["--build", str(tmp_path)] if arguments[0] == "peers" else []
+    refused = CliRunner().invoke(app, [*arguments, *build]).exception
+    assert isinstance(refused, InvalidRequestError) and message in str(refused)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(loads: int) -> None:
+        raise ModuleNotFoundError("No module named 'playwright.sync_api'", name="playwright.sync_api")
+
+    monkeypatch.setattr(page_load, "run_page_load", load)
+    error = CliRunner().invoke(app, ["page-load"]).exception
+    assert isinstance(error, UnsupportedError)
+    assert "needs the Python package playwright" in str(error) and "`make setup`" in str(error)
+
+
+def test_answers_that_are_not_valid_are_said_and_are_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = real_schemas.Case("one==1", "a.json", {}, ended=3, cut_off=1)
+    refused = real_schemas.Case("one==1", "b.json", {}, refusal="the JSON schema: it has no value")
+    wrong = real_schemas.Case("two==2", "c.json", {}, ended=4, invalid=["[1]: too short"])
+    file = tmp_path / "some.json"
+
+    def run(*cases: real_schemas.Case) -> Any:
+        monkeypatch.setattr(real_schemas, "run_real_schemas", lambda folder: list(cases))
+        return CliRunner().invoke(app, ["real-schemas", "--json", str(file), "--refusals", str(tmp_path / "no")])
+
+    assert run(good, refused).exit_code == 0
+    done = run(good, refused, wrong)
+    assert done.exit_code == 1 and "two==2 c.json: [1]: too short" in done.output
+    assert (tmp_path / "no").read_text() == "one==1 b.json: the JSON schema: it has no value\n"
+    counts = {(one.case["package"], one.name): (one.value, one.met) for one in figures_of.read(file)[1]}
+    assert counts["one==1", "refused"] == (1, None) and counts["all", "answers"] == (8, None)
+    assert counts["one==1", "not valid"] == (0, True) and counts["all", "not valid"] == (1, False)
+
+    def write(*_: Any) -> None:
+        raise InvalidRequestError("the disk is full")
+
+    monkeypatch.setattr(figures_of, "write", write)
+    done = run(wrong)
+    assert str(done.exception) == "the disk is full" and "[1]: too short" in done.output
+
+
 def test_figures_of_the_page_are_its_last_size_and_the_times_of_all_loads() -> None:
     def load(kilobytes: float, paint: float, usable: float) -> tuple[page_load.Load, dict[str, page_load.Load]]:
         formulas = {"formulas": page_load.Load(2, 8000, 30000)}
         return page_load.Load(29, int(1000 * kilobytes), 360_000, paint, usable), formulas
 
-    found = page_load.figures([load(122, 500, 700), load(122, 400, 900), load(122, 800, 600)])
+    found = page_load.figures([load(121, 500, 700), load(123, 400, 900), load(122, 800, 600)])
     shown = {(record.case["of"], record.name): record.with_range for record in found}
     assert shown["the page", "sent"] == "122" and shown["formulas", "sent"] == "8"
     assert shown["the page", "first text on the screen"] == "500 (400 to 800)"
@@ -72,7 +134,7 @@ def test_figures_of_the_page_are_its_last_size_and_the_times_of_all_loads() -> N
 
 
 def test_a_scheme_that_could_not_be_measured_is_named_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = {"tokens": 4535, "window": 1024, "stride": 512, "perplexity": 8.75}
     reference = {"kl_mean": 0.25, "kl_p99": 0.5, "top1_agreement": 0.875}
@@ -89,7 +151,27 @@ def test_a_scheme_that_could_not_be_measured_is_named_with_the_reason(
     notes, found = quantised_quality.run_quantised_quality(tmp_path)
     assert notes[0].startswith("4535 tokens of models/demo/text.txt in windows of 1024, stride 512; ")
     assert notes[1:] == ["w4a16 awq, quant_policy 0, was not measured: no memory"]
+    told = capsys.readouterr().err
+    assert "w4a16 awq, quant_policy 0, was not measured: no memory" in told
+    assert "bf16, quant_policy 8: weights 5 bytes, perplexity 8.75, " in told
     first = {(record.name, record.unit): record.value for record in found if record.case == found[0].case}
     assert first["same top token", "%"] == 87.5 and first["right answers", "of 120"] == 116
     assert ("quantising", "s") not in first
     assert len({str(record.case) for record in found}) == len(quantised_quality.VARIANTS) - 1
+    monkeypatch.setattr(quantised_quality, "measure", lambda *_: "no memory")
+    assert CliRunner().invoke(app, ["quantised-quality", "--folder", str(tmp_path)]).exit_code == 1
+    refused = CliRunner().invoke(app, ["quantised-quality", "--folder", str(tmp_path / "calibration.txt")])
+    assert refused.exit_code == 2 and "is a file" in refused.output
+
+
+def test_schemes_are_measured_with_the_installed_package_wherever_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "charonia").mkdir()
+    (tmp_path / "charonia" / "__init__.py").write_text("raise SystemExit('the current folder')")
+    monkeypatch.chdir(tmp_path)
+    code, said = quantised_quality.charonia("--help")
+    assert code == 0 and "benchmark" in said
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    code, said = quantised_quality.charonia("--help")
+    assert code == 1 and "cannot be run" in said

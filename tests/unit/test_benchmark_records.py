@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,14 +57,39 @@ def test_a_file_has_no_api_key_of_its_command_line(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("{}\n", 1), ('{"run": {}}\n{"name": "x"}\n', 2), ('{"run": {}}\nnone\n', 2)]
+    ("text", "line"),
+    [
+        ("", 1),
+        ("{}\n", 1),
+        ('{"run": 5}\n', 1),
+        ('{"run": {"machine": null}}\n', 1),
+        ('{"run": {"stages": {"ops": 5}}}\n', 1),
+        ('{"run": {}}\n{"name": "x"}\n', 2),
+        ('{"run": {}}\nnone\n', 2),
+        ('{"run": {}}\n' + json.dumps({**vars(SOME[1]), "value": "x"}), 2),
+        ('{"run": {}}\n' + json.dumps({**vars(SOME[1]), "case": None}), 2),
+    ],
 )
 def test_another_file_is_refused_with_the_line(text: str, line: int, tmp_path: Path) -> None:
     (tmp_path / "some.json").write_text(text)
-    with pytest.raises(InvalidRequestError, match=rf"some.json, line {line}: .*charonia benchmark --json"):
+    refused = CliRunner().invoke(app, ["report", str(tmp_path / "some.json")]).exception
+    assert isinstance(refused, InvalidRequestError)
+    assert re.search(rf"some.json, line {line}: .*charonia benchmark --json", str(refused))
+
+
+def test_a_file_that_is_no_text_is_refused_and_one_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
+    (tmp_path / "some.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequestError, match=r"some.json: .*utf-8.*charonia benchmark --json"):
         records.read(tmp_path / "some.json")
+    (tmp_path / "folder").mkdir()
     with pytest.raises(InvalidRequestError, match="cannot be written"):
-        records.write(tmp_path, {}, [])
+        records.write(tmp_path / "folder", {}, [])
+    assert {file.name for file in tmp_path.iterdir()} == {"some.json", "folder"}
+    # Before anything is measured.
+    for file, why in ((tmp_path / "folder", "is a folder"), (tmp_path / "none" / "x", "there is no folder")):
+        refused = CliRunner().invoke(app, ["program", "/none", "--json", str(file)]).exception
+        assert isinstance(refused, InvalidRequestError) and f"{file} cannot be written: " in str(refused)
+        assert why in str(refused)
 
 
 def test_a_table_has_a_line_for_each_case_and_says_what_was_not_measured() -> None:
@@ -98,8 +124,9 @@ def test_bars_are_in_a_table_of_their_own_with_what_is_asked() -> None:
         ("2", "", "decode", "", "210 tokens/s", ""),
         ("guides", "", "longer", "at most 3 %", "2 %", "met"),
     ]
-    [grid] = records.bar_grids(BARS, rehearsal=True)
+    [grid] = records.bar_grids(BARS, rehearsal=True, ranges=True)
     assert not any(row[-1] for row in grid.rows)
+    assert [row[-2] for row in grid.rows] == ["75 (70 to 81) %", "210 (200 to 250) tokens/s", "2 %"]
     assert not list(records.bar_grids(SOME[1:]))
 
 
@@ -109,8 +136,8 @@ def test_a_report_has_what_the_file_has_and_nothing_of_what_it_lacks(tmp_path: P
         "status": "failed",
         "summary": "1 | 2",
         "seconds": 7.25,
-        "sources": "abc",
-        "at": "then",
+        "sources": "1ab",
+        "at": "2026-11-26",
         "failures": [failure],
     }
     run = {
@@ -119,7 +146,9 @@ def test_a_report_has_what_the_file_has_and_nothing_of_what_it_lacks(tmp_path: P
         "machine": {"processor": "P", "processors": 2, "load": 0.5, "python": "3.11.7 (/bin/python)"},
         "commit": "abc",
         "notes": ["What one should know."],
-        "stages": {"ops": stage},
+        "rehearsal": True,
+        "settings": {"faults": ["3 blocks are lost"], "errors": [{"suite": "gemm", "error": "no memory"}]},
+        "stages": {"ops": stage, "late": {}},
     }
     kernel = {
         "suite": "rows",
@@ -130,23 +159,42 @@ def test_a_report_has_what_the_file_has_and_nothing_of_what_it_lacks(tmp_path: P
         "microseconds": 3.0,
     }
     timed = Record.of("kernels", "embed", "us", 3.0, details={**kernel, "share": 0.25})
-    records.write(tmp_path / "some.json", run, [*SOME, *BARS, timed])
+    bare = replace(timed, details={})
+    noise = Record.of("mixed", "longer", "ms", [-3, -1, 2], difference=True)
+    records.write(tmp_path / "some.json", run, [*SOME, *BARS, timed, bare, noise])
     records.write(tmp_path / "empty.json", {}, [])
     asked = ["report", str(tmp_path / "some.json"), str(tmp_path / "empty.json"), "--markdown", "--ranges"]
     page = [" ".join(line.split()) for line in CliRunner().invoke(app, asked).output.splitlines() if line]
     titles = [line for line in page if line.startswith("#")]
-    assert titles == ["# A GPU", "## static", "## guides", "## rows", "## Bars", "## Stages", "## Failures", "# empty"]
-    assert page[1:4] == [
+    assert titles == [
+        "# A GPU", "## static", "## guides", "## kernels", "## mixed", "## rows", "## Bars", "## Stages",
+        "## Failures", "# empty",
+    ]  # fmt: skip
+    assert page[1:6] == [
         "`charonia benchmark 'a b'`, commit abc",
         "P, 2 processors, load 0.5; Python 3.11.7.",
+        "A rehearsal: the models are tiny, so the figures say nothing.",
         "What one should know.",
+        *records.noise_notes([noise]),
     ]
     assert "| 1 | 100 (90 to 120) | - |" in page
     assert "| embed | rows 1 | a | 3.0 | 25 % | |" in page
-    assert "| ops | failed | 7 | 1 \\| 2 | abc | then |" in page
-    assert page[-5:-2] == ["- test_a", "0.5", "0.1"]
+    assert "| 1 | bench1 | | share | 80 % | 75 (70 to 81) % | |" in page
+    assert "| ops | failed | 7 | 1 \\| 2 | 1ab | 2026-11-26 |" in page and "| late | | | | | |" in page
+    assert [rule for rule in page if rule.startswith("|-")][-1].endswith("-|")  # hashes and dates are no numbers
+    assert page[page.index("## Failures") + 1 : -2] == [
+        *("- test_a", "0.5", "0.1"), *("- fault", "3 blocks are lost"),
+        *("- error", '{"suite": "gemm", "error": "no memory"}'), *("- static", "a | b"),
+    ]  # fmt: skip
     shown = " ".join(CliRunner().invoke(app, asked[:3]).output.split())
-    for text in ("A GPU", "NOT MET", "What one should know.", "test_a: 0.5 0.1", "empty commit unknown"):
+    for text in (
+        "A GPU",
+        "A rehearsal",
+        "What one should know.",
+        "test_a: 0.5 0.1",
+        "fault: 3 blocks",
+        "empty commit unknown",
+    ):
         assert text in shown
 
 

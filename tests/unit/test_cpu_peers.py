@@ -79,6 +79,11 @@ def test_the_page_and_the_file_name_what_is_missing_with_the_reason() -> None:
     assert (
         "| peers | m | Charonia | decode, batch 8 | 80 % of the read limit | 50 % of the read limit | NOT MET |" in text
     )
+    assert "2 threads; medians of 3 rounds in which" in text and "a prompt of 32, of 17 after a long one." in text
+    short = report()
+    short.threads = short.rounds = 1
+    short.shapes[0].prompts = [512]
+    assert "1 thread; one round in which" in page(short) and "after a prompt of 32. " in page(short)
     assert report().settings()["shapes"]["m"]["missing"] == {"absent": "pip install failed: no | wheel"}
 
 

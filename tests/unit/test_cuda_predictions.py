@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from charonia.bench.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -121,8 +124,14 @@ def test_a_program_that_fails_says_so(tmp_path: Path, code: int) -> None:
     program.write_text(f'#!/bin/sh\necho "no device" >&2\necho \'{{"rows": []}}\' > "$1"\nexit {code}\n')
     program.chmod(0o755)
     wrong = table.check_against(program)
+    assert CliRunner().invoke(app, ["cuda-predictions", "--against", str(program)]).exit_code == 1
     if code:
         [text] = wrong
         assert "ended with 3" in text and "no device" in text
     else:
         assert len(wrong) >= len(table.KERNELS)
+        program.write_text("#!/bin/sh\n")
+        [text] = table.check_against(program)
+        assert "is no charonia_cuda_kernels_on_host" in text
+        [text] = table.check_against(tmp_path / "none")
+        assert "cannot be run: No such file" in text

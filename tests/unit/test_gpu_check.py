@@ -155,7 +155,7 @@ def test_a_results_file_that_cannot_be_written_is_said_before_anything_is_run(tm
 def test_a_results_file_of_another_version_is_refused_and_left(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     for content, told in (
-        ('{"machine": {}, "stages": {}}', "results.json, line 1: 'run'; "),
+        ('{"machine": {}, "stages": {}}', 'results.json, line 1: there is no object "run"; '),
         ('{"run": {"machine": {}, "stages": {}}}', "is no results file of this version (KeyError('commit'))"),
     ):
         results.write_text(content)
