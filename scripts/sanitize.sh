@@ -35,7 +35,7 @@ sanitize() {
   echo "== sanitizers: $2" >&2
   googletest=$(scripts/get_googletest.sh) &&
     cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1" -DCHARONIA_TESTS=ON \
-      -DCHARONIA_WERROR=OFF -DCHARONIA_PYTHON=OFF -DCHARONIA_TRITON=OFF -DCHARONIA_CUDA=OFF "-DCHARONIA_SANITIZE=$2" \
+      -DCHARONIA_WERROR=OFF -DCHARONIA_UNITY=OFF -DCHARONIA_PYTHON=OFF -DCHARONIA_TRITON=OFF -DCHARONIA_CUDA=OFF "-DCHARONIA_SANITIZE=$2" \
       -DCHARONIA_CUDA_ON_HOST_TESTS=ON -DPython_EXECUTABLE="$PWD/.venv/bin/python" \
       -DCMAKE_PREFIX_PATH="$googletest" --log-level=WARNING &&
     cmake --build "$folder" --parallel "$(nproc)" --target "$3" &&

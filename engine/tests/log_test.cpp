@@ -3,9 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
+
+#include "base/json.h"
 
 namespace charonia {
 namespace {

@@ -3,11 +3,11 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "base/json.h"
 #include "charonia/engine.h"
 #include "charonia/error.h"
 #include "model/weights.h"

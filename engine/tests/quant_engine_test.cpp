@@ -4,11 +4,11 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/json.h"
 #include "dequantising_ops.h"
 #include "engine_fixture.h"
 #include "model/weights.h"

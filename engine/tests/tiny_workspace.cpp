@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "quant_files.h"
 

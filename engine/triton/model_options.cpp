@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "charonia/error.h"
 

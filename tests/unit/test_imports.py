@@ -57,3 +57,8 @@ def test_no_two_modules_import_each_other_by_whatever_way(folder: str) -> None:
         graph[own] = (names & set(files)) - {own}
     assert sum(map(len, graph.values())) > len(graph)
     list(TopologicalSorter(graph).static_order())
+
+
+def test_one_file_of_the_engine_includes_the_library_of_json() -> None:
+    files = [file for ending in ("h", "cpp", "cu") for file in (ROOT / "engine").rglob(f"*.{ending}")]
+    assert [file.name for file in files if "nlohmann/json" in file.read_text(encoding="utf-8")] == ["json.h"]

@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/generated/log_settings.h"
+#include "base/json.h"
 #include "base/text.h"
 
 namespace charonia {

@@ -9,12 +9,11 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
 #include <utility>
 
-#include "base/json_text.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "charonia/error.h"
 

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 #include <variant>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "base/thread_time.h"
 #include "charonia/error.h"

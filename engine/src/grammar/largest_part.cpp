@@ -1,9 +1,9 @@
 #include "grammar/largest_part.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/expression.h"

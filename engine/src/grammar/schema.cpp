@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/expression.h"
@@ -63,10 +63,6 @@ constexpr auto kTimes = std::to_array<std::string_view>({"date", "time", "date-t
 constexpr auto kFormats =
     std::to_array<std::string_view>({"email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname",
                                      "uuid", "uri", "uri-reference", "uri-template"});
-
-bool has(std::span<const std::string_view> names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
 
 std::string joined(std::span<const std::string_view> names) {
   std::string out;

@@ -24,7 +24,7 @@ using Json = nlohmann::ordered_json;
 
 // Bounds of the work. Beyond them schemas stay as they are, and are refused.
 constexpr int kMaxMerges = 1000;
-constexpr int kMaxDepth = 32;             // of references and combinations in one another
+constexpr int kMaxMergeDepth = 32;        // of references and combinations in one another
 constexpr std::size_t kMaxOptions = 64;   // of one schema
 constexpr std::size_t kMaxBytes = 1 << 21;  // of all schemas that were merged
 constexpr std::size_t kMaxLookups = std::size_t{1} << 23;  // of names of properties, and of values, in schemas that were merged
@@ -35,20 +35,16 @@ constexpr const char* kTooManyOptions = "more than 64 schemas would come of them
 constexpr const char* kBesideValues = "const or enum is beside other keywords than type";
 constexpr const char* kNotApart = "the schemas of oneOf do not exclude one another";
 
-constexpr auto kAnnotations = std::to_array<std::string_view>(
+constexpr auto kDescriptive = std::to_array<std::string_view>(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
      "markdownDescription"});
-constexpr auto kCombining = std::to_array<std::string_view>(
+constexpr auto kMergeable = std::to_array<std::string_view>(
     {"allOf", "anyOf", "oneOf", "$ref", "dependencies", "dependentRequired", "dependentSchemas"});
 constexpr auto kDepending = std::to_array<const char*>({"dependencies", "dependentRequired", "dependentSchemas"});
 // Of the root, or names of places: they are no part of what is valid.
 constexpr auto kPlaces = std::to_array<std::string_view>({"$schema", "$id", "id", "$anchor", "$defs", "definitions"});
 
-bool has(std::span<const std::string_view> names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
-bool is_annotation(std::string_view key) { return has(kAnnotations, key) || key.starts_with("x-"); }
+bool is_descriptive(std::string_view key) { return has(kDescriptive, key) || key.starts_with("x-"); }
 
 bool contains(const Json& list, const Json& value) { return std::ranges::find(list, value) != list.end(); }
 
@@ -159,7 +155,7 @@ Outcome merge_keyword(Json& to, const std::string& key, const Json& value) {
     if (!to.contains(key)) to[key] = value;
     return Outcome::merged;
   }
-  if (is_annotation(key)) return Outcome::merged;
+  if (is_descriptive(key)) return Outcome::merged;
   if (key == "required" && value.is_array() && to[key].is_array()) {
     for (const auto& name : value) {
       if (!contains(to[key], name)) to[key].push_back(name);
@@ -217,7 +213,7 @@ bool takes_values(const Json& schema) {
   if (!schema.contains("const") && !schema.contains("enum")) return true;
   return std::ranges::all_of(schema.items(), [](const auto& item) {
     const std::string& key = item.key();
-    return key == "const" || key == "enum" || key == "type" || is_annotation(key) || has(kPlaces, key);
+    return key == "const" || key == "enum" || key == "type" || is_descriptive(key) || has(kPlaces, key);
   });
 }
 
@@ -290,13 +286,13 @@ std::size_t names_of(const Json& schema) {
 bool Merger::combines(const Json& schema) {
   int combining = 0, other = 0;
   for (const auto& [key, value] : schema.items()) {
-    if (has(kCombining, key)) {
+    if (has(kMergeable, key)) {
       ++combining;
       other += (key == "allOf" && value.is_array() && value.size() > 1) || key.starts_with("depend") ? 1 : 0;
     } else if (key == "not") {
       combining += schema.contains("properties") ? 1 : 0;
       ++other;
-    } else if (!is_annotation(key) && !has(kPlaces, key)) {
+    } else if (!is_descriptive(key) && !has(kPlaces, key)) {
       ++other;
     }
   }
@@ -304,7 +300,7 @@ bool Merger::combines(const Json& schema) {
 }
 
 void Merger::simplify(Json& schema, const std::string& path, int depth) {
-  if (!schema.is_object() || depth > 2 * kMaxDepth) return;
+  if (!schema.is_object() || depth > 2 * kMaxMergeDepth) return;
   if (combines(schema)) {
     problem_.clear();
     auto options = merges_ < kMaxMerges ? whole(schema) : std::optional<Whole>(unmerged(kTooMany));
@@ -313,7 +309,7 @@ void Merger::simplify(Json& schema, const std::string& path, int depth) {
     } else {
       Json out = Json::object();
       for (const auto& [key, value] : schema.items()) {
-        if (has(kPlaces, key) || is_annotation(key)) out[key] = value;
+        if (has(kPlaces, key) || is_descriptive(key)) out[key] = value;
       }
       if (options->schemas.size() == 1) {
         for (const auto& [key, value] : options->schemas[0].items()) out[key] = value;
@@ -488,7 +484,7 @@ std::optional<Merger::Options> Merger::dependency(const Json& schema, const std:
 }
 
 std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth) {
-  if (depth > kMaxDepth || merges_ > kMaxMerges || lookups_ > kMaxLookups) return unmerged(kTooMany);
+  if (depth > kMaxMergeDepth || merges_ > kMaxMerges || lookups_ > kMaxLookups) return unmerged(kTooMany);
   if (!schema.is_object()) return Options{{schema}};
   const auto is_here = [&](const char* key) { return schema.contains(key); };
   if (depth > 0 && (is_here("$id") || is_here("id"))) return unmerged("one of them has $id");
@@ -497,7 +493,7 @@ std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth)
   }
   Json base = Json::object();
   for (const auto& [key, value] : schema.items()) {
-    if (!has(kCombining, key) && !has(kPlaces, key) && !(depth == 0 && is_annotation(key))) base[key] = value;
+    if (!has(kMergeable, key) && !has(kPlaces, key) && !(depth == 0 && is_descriptive(key))) base[key] = value;
   }
   if (base.contains("unevaluatedProperties") && schema.contains("anyOf")) {
     return unmerged("unevaluatedProperties is beside anyOf");
@@ -581,7 +577,7 @@ std::optional<Merger::Whole> Merger::whole(const Json& schema) {
   const bool requires_only =
       schema.contains("oneOf") && std::ranges::all_of(schema["oneOf"], [](const Json& one) {
         return one.is_object() && std::ranges::all_of(one.items(), [](const auto& item) {
-          return item.key() == "required" || is_annotation(item.key());
+          return item.key() == "required" || is_descriptive(item.key());
         });
       });
   if (!settled && requires_only) {

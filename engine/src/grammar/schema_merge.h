@@ -2,8 +2,9 @@
 #pragma once
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "base/json.h"
 
 namespace charonia::grammar {
 

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 128;  // of references to references, and of allOf
+constexpr int kMaxReferences = 128;  // of references to references, and of allOf
 
 // Bits of types: a number is an integer, or it is not.
 enum Type : unsigned { kNull = 1, kBoolean = 2, kInteger = 4, kFraction = 8, kString = 16, kArray = 32, kObject = 64 };
@@ -58,6 +58,10 @@ bool implies_object(const Json& schema) {
 
 }  // namespace
 
+bool has(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
 bool has_values(std::string_view key) {
   return key == "const" || key == "enum" || key == "default" || key == "example" || key == "examples";
 }
@@ -103,7 +107,7 @@ struct Disjoint::Values {
 
 const Json& Disjoint::resolved(const Json& schema) {
   const auto* at = &schema;
-  for (int depth = 0; depth < kMaxDepth && at->is_object() && at->contains("$ref") && look(1); ++depth) {
+  for (int depth = 0; depth < kMaxReferences && at->is_object() && at->contains("$ref") && look(1); ++depth) {
     const auto* const next = target_((*at)["$ref"]);
     if (next == nullptr) break;
     at = next;
@@ -113,7 +117,7 @@ const Json& Disjoint::resolved(const Json& schema) {
 
 Disjoint::Values Disjoint::values_of(const Json& schema_in, int depth) {
   const auto& schema = resolved(schema_in);
-  if (!schema.is_object() || depth > kMaxDepth || (depth > 0 && !look(1))) return {};
+  if (!schema.is_object() || depth > kMaxReferences || (depth > 0 && !look(1))) return {};
   if (schema.contains("const")) return {true, {&schema["const"], 1}};
   if (is_list(schema, "enum")) return {true, schema["enum"].get_ref<const Json::array_t&>()};
   if (!is_list(schema, "allOf")) return {};

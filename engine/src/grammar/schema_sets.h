@@ -3,15 +3,19 @@
 
 #include <cstddef>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "base/json.h"
 
 namespace charonia::grammar {
 
 // A step of a JSON pointer.
 std::string pointer_step(std::string_view key);
+
+bool has(std::span<const std::string_view> names, std::string_view name);
 
 // Keywords of values, and of schemas by name.
 bool has_values(std::string_view key);

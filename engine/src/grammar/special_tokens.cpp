@@ -1,7 +1,5 @@
 #include "grammar/special_tokens.h"
 
-// xgrammar's errors go where those of its own sources go (xgrammar_messages.cpp).
-#define XGRAMMAR_LOG_CUSTOMIZE 1
 #include <grammar_functor.h>
 
 #include <algorithm>

@@ -4,13 +4,13 @@
 
 #include <xgrammar/xgrammar.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "base/json.h"
 #include "charonia/types.h"
 #include "text/token_table.h"
 

@@ -1,7 +1,6 @@
 #include "grammar/xgrammar_messages.h"
 
 // Declares LogFatalImpl and LogMessageImpl, which XGRAMMAR_LOG_CUSTOMIZE asks for.
-#define XGRAMMAR_LOG_CUSTOMIZE 1
 #include <support/logging.h>
 
 #include "base/log.h"

@@ -4,11 +4,10 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
-#include "base/json_text.h"
+#include "base/json.h"
 #include "base/safetensors.h"
 #include "base/text.h"
 #include "charonia/error.h"

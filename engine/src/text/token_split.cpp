@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "charonia/error.h"
 

@@ -3,10 +3,10 @@
 
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
 
+#include "base/json.h"
 #include "charonia/engine.h"
 #include "engine_support.h"
 #include "test_folder.h"

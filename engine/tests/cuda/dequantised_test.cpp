@@ -7,9 +7,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "cuda/gemm_problem.h"
 #include "cuda/quant_formats.h"
 #include "device_arrays.h"

@@ -7,9 +7,9 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "charonia/error.h"

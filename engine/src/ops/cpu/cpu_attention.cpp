@@ -14,10 +14,6 @@ namespace {
 constexpr std::int64_t kSmallAttention = 65536;  // multiplications
 constexpr std::int64_t kSmallRotation = 8192;    // elements
 
-void require(bool holds, std::string_view op, std::string_view what) {
-  if (!holds) throw Error(ErrorCode::internal, cat("ops::", op, ": ", what));
-}
-
 // What begin_step() could not check, for want of the cache. Every layer sees the same tables: they are looked through
 // once a step.
 void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op) {

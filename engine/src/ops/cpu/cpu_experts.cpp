@@ -17,23 +17,11 @@ namespace {
 
 constexpr std::int64_t kFewAssignments = 512;  // worked on at once, however few rows there are
 
-void require(bool holds, std::string_view what) {
-  if (!holds) throw Error(ErrorCode::internal, cat("ops::experts: ", what));
-}
-
-std::byte* row_at(const Tensor& tensor, std::int64_t row) {
-  return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
-}
-
 std::string text_of(const std::array<std::int64_t, 2>& shape) { return cat("[", shape[0], ", ", shape[1], "]"); }
 
 // A packed matrix [rows, cols] in scratch memory.
 Tensor matrix_at(void* scratch, std::size_t offset, DType type, std::int64_t rows, std::int64_t cols) {
   return {static_cast<std::byte*>(scratch) + offset, type, rows, cols, cols};
-}
-
-Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t end) {
-  return {row_at(tensor, begin), tensor.dtype, end - begin, tensor.cols, tensor.stride};
 }
 
 }  // namespace
@@ -161,13 +149,15 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
                      const RouterParams& how, Activation activation, void* scratch) {
   const auto& w = static_cast<const CpuExperts&>(weights);
   const DType act = precision(w.type()).activation;
-  require(in.dtype == act && out.dtype == DType::f32 && router.dtype == DType::f32,
+  require(in.dtype == act && out.dtype == DType::f32 && router.dtype == DType::f32, "experts",
           "in must be of the weight's activation type, out and router f32");
   require(in.cols == w.hidden() && out.cols == w.hidden() && router.cols == w.count() && in.rows == out.rows &&
               router.rows == in.rows,
+          "experts",
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "], router [", router.rows, ", ",
               router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
-  require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
+  require(how.top_k >= 1 && how.top_k <= w.count(), "experts",
+          cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
   if (in.rows == 0) return;
   plain_gemms_.clear();
   prepared_gemms_.clear();
@@ -194,8 +184,8 @@ void CpuOps::add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinea
   for (std::int64_t begin = 0; begin < in.rows; begin += kPreparedRows) {
     const auto end = std::min(in.rows, begin + kPreparedRows);
     if (prepared_gemms_.rows + end - begin > kPreparedRows) multiply_experts(prepared_gemms_);
-    const auto rows = prepare(rows_of(in, begin, end), weight, gemm, prepared_gemms_.rows);
-    prepared_gemms_.add({gemm, &weight, rows_of(out, begin, end), rows});
+    const auto rows = prepare(rows_of(in, begin, end - begin), weight, gemm, prepared_gemms_.rows);
+    prepared_gemms_.add({gemm, &weight, rows_of(out, begin, end - begin), rows});
   }
 }
 
@@ -234,9 +224,10 @@ void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts&
   });
   const auto multiply = [&](const Tensor& to, const Tensor& from, auto weight_of) {
     for (int e = first; e < last; ++e) {
-      const auto rows_begin = routing_.first_of(e) - begin, rows_end = routing_.first_of(e + 1) - begin;
-      if (rows_begin == rows_end) continue;
-      add_expert_gemm(rows_of(to, rows_begin, rows_end), rows_of(from, rows_begin, rows_end), weight_of(e));
+      const auto rows = routing_.first_of(e + 1) - routing_.first_of(e);
+      if (rows == 0) continue;
+      const auto at = routing_.first_of(e) - begin;
+      add_expert_gemm(rows_of(to, at, rows), rows_of(from, at, rows), weight_of(e));
     }
     multiply_experts(plain_gemms_);
     multiply_experts(prepared_gemms_);

@@ -17,22 +17,9 @@ namespace charonia::ops {
 namespace cpu {
 namespace {
 
-void require(bool holds, std::string_view op, std::string_view what) {
-  if (!holds) throw Error(ErrorCode::internal, cat("ops::", op, ": ", what));
-}
-
 template <class T>
 T* row_of(const Tensor& tensor, std::int64_t row) {
   return static_cast<T*>(tensor.data) + row * tensor.stride;
-}
-
-std::byte* bytes_of(const Tensor& tensor, std::int64_t row) {
-  return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
-}
-
-// Rows [begin, begin + rows).
-Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t rows) {
-  return {bytes_of(tensor, begin), tensor.dtype, rows, tensor.cols, tensor.stride};
 }
 
 class CpuBuffer : public Buffer {
@@ -229,7 +216,7 @@ void CpuOps::reserve_prepared(std::int64_t rows, const GemmKernel& gemm) {
 GemmRows CpuOps::prepare(const Tensor& in, const CpuLinear& w, const GemmKernel& gemm, std::int64_t first) {
   auto* const to = prepared_rows_->data() + first * gemm.prepared_bytes;
   for_rows(in.rows, in.cols,
-           [&](std::int64_t row) { w.prepare_row(kernels_, gemm, bytes_of(in, row), to + row * gemm.prepared_bytes); });
+           [&](std::int64_t row) { w.prepare_row(kernels_, gemm, row_at(in, row), to + row * gemm.prepared_bytes); });
   return {to, gemm.prepared_bytes, in.rows};
 }
 
@@ -270,7 +257,7 @@ void CpuOps::gather_rows(const Tensor& out, const Tensor& in) {
           "gather_rows", "out must be of the type and width of in");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     require(rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " of ", in.rows));
-    std::memcpy(bytes_of(out, static_cast<std::int64_t>(i)), bytes_of(in, rows[i]),
+    std::memcpy(row_at(out, static_cast<std::int64_t>(i)), row_at(in, rows[i]),
                 static_cast<std::size_t>(out.cols) * size_of(out.dtype));
   }
 }

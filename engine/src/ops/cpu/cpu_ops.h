@@ -2,13 +2,17 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "base/huge_memory.h"
+#include "base/text.h"
 #include "base/thread_pool.h"
+#include "charonia/error.h"
 #include "ops/check_step.h"
 #include "ops/cpu/cpu_experts.h"
 #include "ops/cpu/cpu_linear.h"
@@ -18,6 +22,19 @@
 #include "ops/ops.h"
 
 namespace charonia::ops::cpu {
+
+inline void require(bool holds, std::string_view op, std::string_view what) {
+  if (!holds) throw Error(ErrorCode::internal, cat("ops::", op, ": ", what));
+}
+
+inline std::byte* row_at(const Tensor& tensor, std::int64_t row) {
+  return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
+}
+
+// Rows [begin, begin + rows).
+inline Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t rows) {
+  return {row_at(tensor, begin), tensor.dtype, rows, tensor.cols, tensor.stride};
+}
 
 class CpuOps : public Ops {
  public:

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "ops/cuda/gemm/gemm_runner.h"
 

@@ -1,4 +1,5 @@
-// JSON values of files in error messages.
+// JSON: nlohmann's library, which takes a second to compile wherever it is. So headers that many sources include have none
+// of it, and no other file includes it.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 
 namespace charonia {
 
-// A number, a word or a short list of these as it is, of all else the type: to print a value takes stack for each level
+// A value of a file in an error message: a number, a word or a short list of these as it is, of all else the type: to print a value takes stack for each level
 // of it, and a file may have millions.
 inline std::string json_text(const nlohmann::json& value) {
   constexpr std::size_t kLongest = 8;
