@@ -5,7 +5,7 @@
 #include <limits>
 #include <unordered_set>
 
-#include "base/json.h"
+#include "base/json_strings.h"
 #include "base/text.h"
 #include "charonia/error.h"
 
@@ -57,10 +57,10 @@ std::unique_ptr<const TokenSplit> TokenSplit::load(const std::filesystem::path& 
     out->merges_[key_of(ids[i], ids[i + 1])] = {static_cast<std::int32_t>(i / 3), ids[i + 2]};
   }
   try {
-    for (const auto& stage : nlohmann::json::parse(text_of("stages"))) {
-      out->stages_.emplace_back(stage.get<std::string>(), std::regex::ECMAScript | std::regex::optimize);
+    for (const auto& stage : json_strings(text_of("stages"))) {
+      out->stages_.emplace_back(stage, std::regex::ECMAScript | std::regex::optimize);
     }
-    out->added_ = nlohmann::json::parse(text_of("added")).get<std::vector<std::string>>();
+    out->added_ = json_strings(text_of("added"));
   } catch (const std::exception& error) {
     refuse(error.what());
   }
