@@ -9,11 +9,10 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
+using testing::kVocab;
 using testing::request;
 using testing::RunsOf;
 using testing::with_runs;
-
-constexpr TokenId kVocab = 40;
 
 class EngineForcedTest : public testing::EngineFixture {
  protected:

@@ -14,10 +14,9 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
+using testing::kVocab;
 using testing::MaskOf;
 using testing::request;
-
-constexpr int kVocab = 40;
 
 class EngineMaskTest : public testing::EngineFixture {
  protected:

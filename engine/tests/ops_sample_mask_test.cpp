@@ -14,8 +14,6 @@
 namespace charonia::ops {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 // A mask that is there from the start.
 class ReadyMask : public TokenMask {
  public:

@@ -15,8 +15,6 @@
 namespace charonia::ops {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 class SampleTest : public testing::TestWithParam<std::string> {
  protected:
   // One step that does nothing but sample. logits: [rows, vocab].

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -27,6 +28,8 @@
 namespace charonia::ops {
 
 using Random = std::mt19937;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 inline int uniform(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 

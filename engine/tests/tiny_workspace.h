@@ -18,8 +18,10 @@ struct TinyQuant {
   bool as_floats = false;  // the same values, not quantised
 };
 
+constexpr int kVocab = 40;
+
 struct TinyModel {
-  int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = 40, positions = 256;
+  int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = kVocab, positions = 256;
   int end_id = 0;
   int ranks = 1;  // the weights of each are ranges of the whole model's, so that all ranks make the same model
   bool biases = false, tied = false, qk_norm = false, post_norms = false;
