@@ -79,7 +79,7 @@ struct Weight {
     const auto& order = parts[0].order();
     for (std::size_t c = 0; c < order.size(); ++c) columns[c] = activations[static_cast<std::size_t>(order[c])];
     const bool is_fixed = device.fixed_point_rows && in.dtype == DType::bf16 && !has_integer_activations(kind) &&
-                          kind.code != Code::f8_e4m3;
+                          kind.code != Code::f8_e4m3 && parts[0].format().group >= 16;
     if (is_fixed) columns = fixed_point(columns, parts[0].format().group);
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const auto& part = parts[p];
@@ -120,7 +120,8 @@ TEST_P(QuantLinearTest, equals_a_product_in_double_and_a_row_alone_equals_the_ro
     std::int64_t groups, group;
   };
   const std::vector<Shape> shapes = {{{5, 70}, 3, 128}, {{130}, 5, 32},  {{64}, 3, 64}, {{33, 1, 40}, 1, 300},
-                                     {{20}, 5, 36},     {{129}, 1, 704}, {{7}, 2, 256}};
+                                     {{20}, 5, 36},     {{129}, 1, 704}, {{7}, 2, 256},
+                                     {{9}, 6, 8}};
   int trial = 0;
   for (const auto& kind : kKinds) {
     for (const auto type : kWeightTypes) {

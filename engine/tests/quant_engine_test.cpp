@@ -105,6 +105,36 @@ TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
   }
 }
 
+// In bf16 the device may take other kernels than in fp32. Alone on one thread, and beside others on two with prompts in
+// pieces: the same bits.
+TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
+  for (TinyQuant how : {TinyQuant{"packed-rows", "U4", 32, true}, {"rows", "I8", 0}, {"mxfp4", "F4_E2M1", 32}}) {
+    SCOPED_TRACE(how.layout + " " + how.dtype);
+    how.data_type = "bf16";
+    auto some = tiny(how);
+    some.experts = 4;
+    some.layer_experts = "md";
+    write_tiny_workspace(weights(), some);
+    const auto single = engine({{"threads", "1"}});
+    const auto many = engine({{"threads", "2"}, {"token_budget", "16"}});
+    std::vector<Collector> out(7);
+    std::vector<Request> requests;
+    for (int i = 0; i < std::ssize(out); ++i) {
+      requests.push_back(request({}, 10 + i));
+      for (int k = 0; k < 3 + 5 * i; ++k) requests.back().input_ids.push_back((7 * k + 3 * i + 1) % 40);
+      requests.back().sampling.logprobs = 0;
+      many->submit(requests.back(), out[static_cast<std::size_t>(i)].callback());
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      Collector alone;
+      single->submit(requests[i], alone.callback());
+      EXPECT_EQ(out[i].tokens(), alone.tokens());
+      EXPECT_EQ(out[i].logprobs(), alone.logprobs());
+      EXPECT_EQ(alone.tokens().size(), 10 + i);
+    }
+  }
+}
+
 // All that a quantised model may be combined with, at once: two ranks, experts, a cache of integers, and turns of a
 // session and prompts of which much is cached.
 TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) {

@@ -274,7 +274,7 @@ std::string weight_type(const TinyModel& model) {
              : dtype == "I8"      ? "int8"
              : dtype == "F8_E4M3" ? "fp8"
                                   : "mxfp4",
-             "\ndata_type = fp32\ngroup_size = ", model.quantised->group);
+             "\ndata_type = ", model.quantised->data_type, "\ngroup_size = ", model.quantised->group);
 }
 
 void write_config(const std::filesystem::path& file, const TinyModel& model) {

@@ -16,6 +16,7 @@ struct TinyQuant {
   bool zeros = false;
   bool shuffled = false;   // layout gptq: groups are of columns all over a matrix
   bool as_floats = false;  // the same values, not quantised
+  std::string data_type = "fp32";
 };
 
 constexpr int kVocab = 40;

@@ -104,15 +104,17 @@ struct QuantLinearArgs {
 
 // A row of bf16 activations as fixed-point numbers of 16 bits, for weights of integers (u4, i8) and of f4_e2m1 in a
 // QuantPanel. A block is up to kBlock columns of a group, which is padded with zeros to a multiple of 8. A number is
-// x / scale rounded to nearest, ties to even, where scale is the least power of two for which all numbers of the block
-// are two signed bytes, 32639 at most. So every x of at least 2^-6 of the largest's power of two is exact, and others are
-// off by at most 2^-15 of the largest. A prepared row is
+// x / scale rounded to nearest, ties to even, where scale is the least power of two, from 2^-126 on, for which all
+// numbers of the block are two signed bytes, 32639 at most. So every x of at least 2^-6 of the largest's power of two is
+// exact, and others are off by half a scale, at most 2^-14.99 of the largest. A prepared row is
 //   digits  [groups][group / 4][2][4] int8: of four numbers the upper bytes, then the lower, all signed: 256 * upper +
 //           lower. The four are those whose codes are the bytes of a word, or their lower or upper halves.
 //   scales  [groups][blocks] f32; NaN where an x of the block is not finite, whose numbers then are 0
 //   sums    [groups][blocks] int32: of a block's numbers
 struct FixedRow {
   static constexpr std::int64_t kBlock = 128;  // 128 * 255 * 2^15 is below 2^31
+  // Columns of a group from which on this is faster than floats: a block has its costs.
+  static constexpr std::int64_t kLeastGroup = 16;
 
   constexpr explicit FixedRow(const QuantPanel& shape)
       : group((shape.group + 7) / 8 * 8), blocks((group + kBlock - 1) / kBlock), groups(shape.groups()) {}
@@ -255,10 +257,10 @@ struct Kernels {
   // activations are widened before, once for all panels.
   void (*quant_linear_bf16)(const QuantLinearArgs&);
   void (*quant_linear_f32)(const QuantLinearArgs&);
-  // Of fixed-point activations (FixedRow), of u4 and i8: out[r, c] = sum over groups, ascending, of scale[g, c] * (sum
-  // over blocks of the group, ascending, of scale[r, block] * d) + bias[c], where d is the whole number sum over k of the
-  // block of number[r, k] * (code[k, c] - zero[g, c]), converted to float. a: prepared rows, a_stride in bytes. It needs
-  // AVX512_VNNI, which not all processors of the set have. Null: not in this set.
+  // Of fixed-point activations (FixedRow), of u4, i8 and f4_e2m1: out[r, c] = sum over groups, ascending, of scale[g, c]
+  // * (sum over blocks of the group, ascending, of scale[r, block] * d) + bias[c], where d is the sum over k of the block
+  // of number[r, k] * (number of code[k, c] - zero[g, c]), exact, and then rounded to float. a: prepared rows, a_stride
+  // in bytes. It needs AVX512_VNNI, which not all processors of the set have. Null: not in this set.
   void (*quant_linear_fixed)(const QuantLinearArgs&);
   void (*fixed_from_bf16)(std::byte* out, const Bf16* in, const QuantPanel& shape);
   // sums[g] = the sum of a group's activations: in lanes of a vector, which are added at last.

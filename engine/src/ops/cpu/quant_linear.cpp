@@ -125,7 +125,8 @@ void QuantLinear::pack(std::span<const QuantSource* const> parts, std::int64_t p
 }
 
 GemmKernel QuantLinear::gemm(const Kernels& kernels, std::int64_t /*rows*/) const {
-  if (type_ == DType::bf16 && shape_.code != Code::f8_e4m3 && has_fixed_kernel(kernels)) {
+  if (type_ == DType::bf16 && shape_.code != Code::f8_e4m3 && shape_.group >= FixedRow::kLeastGroup &&
+      has_fixed_kernel(kernels)) {
     return {.quantised = kernels.quant_linear_fixed,
             .fixed = true,
             .row_block = kQuantRowBlock,

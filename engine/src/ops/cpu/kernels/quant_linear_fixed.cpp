@@ -21,7 +21,9 @@ constexpr int kBlock = static_cast<int>(FixedRow::kBlock);
 
 template <Code C>
 constexpr int kWordK = C == Code::i8 ? 4 : 8;
-// What is multiplied is number + this; of f4_e2m1, whose numbers are whole halves, 2 * number + this.
+// What is multiplied is kSteps * number + kMiddle: numbers of f4_e2m1 are whole halves.
+template <Code C>
+constexpr int kSteps = C == Code::f4_e2m1 ? 2 : 1;
 template <Code C>
 constexpr int kMiddle = C == Code::u4 ? 8 : C == Code::i8 ? 128 : 12;
 
@@ -103,7 +105,7 @@ inline __attribute__((always_inline)) void fixed_tile(const Block& block, const 
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    const Vec row_scale = set1(row_scales[m * (a_stride / 4)]);
+    const Vec row_scale = set1(row_scales[m * (a_stride / 4)] / kSteps<C>);
     const std::int32_t sum = row_sums[m * (a_stride / 4)];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
@@ -136,10 +138,10 @@ inline void fixed_rows(const Block& block, const char* a, std::int64_t a_stride,
       fixed_tile<C, M, V, Lines>(block, a, a_stride, row_scales, row_sums, j, ahead + pass * Lines * kLine_bytes, c,
                                  totals);
     };
-    if (passes == 1) {
+    if constexpr (V * kWidth == kPanel) {  // one tile: the only pass
       run.template operator()<kLines>();
     } else if (passes == 2) {
-      run.template operator()<kLines / 2>();
+      run.template operator()<2>();
     } else if (pass < kLines) {
       run.template operator()<1>();
     } else {
@@ -166,12 +168,9 @@ void fixed(const QuantLinearArgs& args) {
       __builtin_prefetch(group + kAhead_bytes + at, 0, 2);
     }
     load_scales(shape, group, scales);
-    if constexpr (C == Code::f4_e2m1) {
-      for (int j = 0; j < kPanel; j += kWidth) store(scales + j, mul(set1(0.5F), load(scales + j)));
-    }
     if (shape.has_zeros) {
       const auto* const from = reinterpret_cast<const signed char*>(group + shape.zeros());
-      for (int j = 0; j < kPanel; ++j) zeros[j] = kMiddle<C> + from[j];
+      for (int j = 0; j < kPanel; ++j) zeros[j] = kMiddle<C> + kSteps<C> * from[j];
     }
     for (std::int64_t b = 0; b < layout.blocks; ++b) {
       const std::int64_t k = b * kBlock, left = layout.group - k;
@@ -224,9 +223,9 @@ void fixed(const QuantLinearArgs& args) {
 float fixed_scale(float most) {
   const auto bits = std::bit_cast<std::uint32_t>(most);
   if (bits >> 23 == 255) return __builtin_nanf("");
-  constexpr std::uint32_t kLast = 1U << 16, kSteps = 14;
+  constexpr std::uint32_t kLast = 1U << 16, kBits = 14;
   const std::uint32_t exponent = (bits + kLast) >> 23;
-  return std::bit_cast<float>((exponent > kSteps + 1 ? exponent - kSteps : 1) << 23);
+  return std::bit_cast<float>((exponent > kBits + 1 ? exponent - kBits : 1) << 23);
 }
 
 template <int Bits>
