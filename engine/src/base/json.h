@@ -8,8 +8,8 @@
 
 namespace charonia {
 
-// A value of a file in an error message: a number, a word or a short list of these as it is, of all else the type: to print a value takes stack for each level
-// of it, and a file may have millions.
+// A value of a file in an error message: a number, a word or a short list of these as it is, of all else the type. To
+// print a value takes stack for each level of it, and a file may have millions.
 inline std::string json_text(const nlohmann::json& value) {
   constexpr std::size_t kLongest = 8;
   const bool is_short = value.is_array() && value.size() <= kLongest &&
