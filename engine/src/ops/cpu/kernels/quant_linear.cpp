@@ -101,16 +101,6 @@ struct VectorCodes {
 };
 #endif
 
-void write_totals(const QuantLinearArgs& args, const float* totals) {
-  LinearArgs to;
-  to.rows = args.rows;
-  to.out = args.out;
-  to.out_stride = args.out_stride;
-  to.columns = args.columns;
-  to.bias = args.bias;
-  write_out(to, totals);
-}
-
 #if defined(__AVX2__)
 // Rows for which codes become numbers in registers, for as many vectors of features at once.
 #if defined(__AVX512F__)

@@ -7,6 +7,7 @@
 // rate of a processor that computes pairs of bf16 no faster than floats, and sums of integers are exact.
 #include <bit>
 
+#include "ops/cpu/kernels/quant_codes.h"
 #include "ops/cpu/kernels/quant_scales.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
@@ -14,13 +15,10 @@ namespace {
 
 #if defined(__AVX512F__) && !defined(__AVX512BF16__)
 
-constexpr int kLine_bytes = 64;
 constexpr int kWord_bytes = 4 * kPanel;  // a word of every feature of a panel
 constexpr int kAhead_bytes = 8192;  // where memory is asked for codes
 constexpr int kBlock = static_cast<int>(FixedRow::kBlock);
 
-template <Code C>
-constexpr int kWordK = C == Code::i8 ? 4 : 8;
 // What is multiplied is kSteps * number + kMiddle: numbers of f4_e2m1 are whole halves.
 template <Code C>
 constexpr int kSteps = C == Code::f4_e2m1 ? 2 : 1;
@@ -204,18 +202,7 @@ void fixed(const QuantLinearArgs& args) {
       }
     }
   }
-  for (int row = 0; row < args.rows; ++row) {
-    for (int j = 0; j < args.columns; j += kWidth) {
-      const int n = args.columns - j;
-      Vec x = load(totals + row * kPanel + j);
-      float* const to = args.out + row * args.out_stride + j;
-      if (n >= kWidth) {
-        store(to, args.bias == nullptr ? x : add(x, load(args.bias + j)));
-      } else {
-        store_n(to, args.bias == nullptr ? x : add(x, load_n(args.bias + j, n)), n);
-      }
-    }
-  }
+  write_totals(args, totals);
 }
 
 // The step of a block whose largest |x|, a bf16, is `most`; NaN where it is infinite. 127 * 256 + 127 is the largest

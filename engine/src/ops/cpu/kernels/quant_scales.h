@@ -1,9 +1,9 @@
-// The scales of a quantised weight, as the panels of kernels.h hold them, made into floats.
+// What GEMMs with quantised weights share: the scales of a panel (kernels.h) as floats, and their output.
 #pragma once
 
 #include <bit>
 
-#include "ops/cpu/kernels/vec.h"
+#include "ops/cpu/kernels/panel_tile.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
@@ -40,6 +40,17 @@ inline void load_scales(const QuantPanel& shape, const char* group, float* to) {
       store(to + j, load(reinterpret_cast<const F16*>(scales) + j));
     }
   }
+}
+
+// totals [rows][64] and the bias to the output.
+inline void write_totals(const QuantLinearArgs& args, const float* totals) {
+  LinearArgs to;
+  to.rows = args.rows;
+  to.out = args.out;
+  to.out_stride = args.out_stride;
+  to.columns = args.columns;
+  to.bias = args.bias;
+  write_out(to, totals);
 }
 
 }  // namespace
