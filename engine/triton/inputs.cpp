@@ -12,7 +12,7 @@
 namespace charonia::triton {
 namespace {
 
-[[noreturn]] void reject(std::string_view name, const std::string& text) {
+[[noreturn]] void reject_input(std::string_view name, const std::string& text) {
   throw Error(ErrorCode::invalid_argument, std::string(name) + ": " + text);
 }
 
@@ -35,13 +35,14 @@ template <>
 constexpr TRITONSERVER_DataType kTypeOf<float> = TRITONSERVER_TYPE_FP32;
 
 void check_type(std::string_view name, TRITONSERVER_DataType is, TRITONSERVER_DataType wanted) {
-  if (is != wanted) reject(name, std::string("is ") + name_of(is) + " and must be " + name_of(wanted));
+  if (is != wanted) reject_input(name, std::string("is ") + name_of(is) + " and must be " + name_of(wanted));
 }
 
 template <class T>
 std::vector<T> unpack(std::string_view name, const std::string& bytes) {
   if (bytes.size() % sizeof(T) != 0) {
-    reject(name, std::to_string(bytes.size()) + " bytes are no whole number of " + name_of(kTypeOf<T>) + " values");
+    reject_input(name,
+                 std::to_string(bytes.size()) + " bytes are no whole number of " + name_of(kTypeOf<T>) + " values");
   }
   std::vector<T> values(bytes.size() / sizeof(T));
   if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -55,21 +56,21 @@ T convert(std::string_view name, From value) {
   if constexpr (kToBool && kFromBool) {
     return value;
   } else if constexpr (kToBool || kFromBool || std::is_same_v<From, std::string>) {
-    reject(name, std::string("the parameter has another type than ") + name_of(kTypeOf<T>));
+    reject_input(name, std::string("the parameter has another type than ") + name_of(kTypeOf<T>));
   } else if constexpr (std::is_floating_point_v<T>) {
     return static_cast<T>(value);
   } else if constexpr (std::is_floating_point_v<From>) {
     // Beyond 2^53 a double does not tell whole numbers apart. (NaN is not equal to its floor.)
     constexpr double kExact = 9007199254740992.0;
     if (value != std::floor(value) || std::abs(value) > kExact) {
-      reject(name, std::to_string(value) + " is no whole number");
+      reject_input(name, std::to_string(value) + " is no whole number");
     }
     return convert<T>(name, static_cast<std::int64_t>(value));
   } else {
     if (!std::in_range<T>(value)) {
-      reject(name, std::to_string(value) + " is out of the range of " + name_of(kTypeOf<T>) + ", " +
-                       std::to_string(std::numeric_limits<T>::min()) + " to " +
-                       std::to_string(std::numeric_limits<T>::max()));
+      reject_input(name, std::to_string(value) + " is out of the range of " + name_of(kTypeOf<T>) + ", " +
+                             std::to_string(std::numeric_limits<T>::min()) + " to " +
+                             std::to_string(std::numeric_limits<T>::max()));
     }
     return static_cast<T>(value);
   }
@@ -84,7 +85,7 @@ std::string gather(std::string_view name, TRITONBACKEND_Input* input, std::uint3
     auto memory = TRITONSERVER_MEMORY_CPU;
     std::int64_t memory_id = 0;
     check(TRITONBACKEND_InputBuffer(input, i, &buffer, &size, &memory, &memory_id));
-    if (memory == TRITONSERVER_MEMORY_GPU) reject(name, "lies in GPU memory; send it in system memory");
+    if (memory == TRITONSERVER_MEMORY_GPU) reject_input(name, "lies in GPU memory; send it in system memory");
     bytes.append(static_cast<const char*>(buffer), size);
   }
   return bytes;
@@ -160,7 +161,8 @@ std::optional<T> Inputs::scalar(std::string_view name) const {
   if (const auto raw = read(name)) {
     check_type(name, raw->type, kTypeOf<T>);
     if (raw->bytes.size() != sizeof(T)) {
-      reject(name, "holds " + std::to_string(raw->bytes.size() / sizeof(T)) + " values and must hold one: shape [1]");
+      reject_input(name,
+                   "holds " + std::to_string(raw->bytes.size() / sizeof(T)) + " values and must hold one: shape [1]");
     }
     if constexpr (std::is_same_v<T, bool>) return raw->bytes.front() != 0;
     T value{};
@@ -188,7 +190,7 @@ std::optional<std::vector<std::string>> Inputs::strings(std::string_view name, s
     const auto* found = parameter(name);
     if (found == nullptr) return std::nullopt;
     const auto* text = std::get_if<std::string>(found);
-    if (text == nullptr) reject(name, "the parameter has another type than STRING");
+    if (text == nullptr) reject_input(name, "the parameter has another type than STRING");
     return std::vector{*text};
   }
   check_type(name, raw->type, TRITONSERVER_TYPE_BYTES);

@@ -13,7 +13,7 @@ constexpr std::size_t kMaxEchoBytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxParsingOptionsBytes = 1 << 20;
 
 template <class... Parts>
-[[noreturn]] void reject(const Parts&... text) {
+[[noreturn]] void reject_packed(const Parts&... text) {
   throw Error(ErrorCode::invalid_argument, cat(text...));
 }
 
@@ -22,12 +22,12 @@ template <class... Parts>
 std::vector<std::string> unpack_strings(std::string_view name, std::string_view bytes, std::size_t most) {
   std::vector<std::string> values;
   while (!bytes.empty()) {
-    if (values.size() == most) reject(name, ": more than ", most, " elements; send at most ", most);
+    if (values.size() == most) reject_packed(name, ": more than ", most, " elements; send at most ", most);
     std::uint32_t length = 0;
-    if (bytes.size() < sizeof(length)) reject(name, ": the BYTES tensor ends within an element's length");
+    if (bytes.size() < sizeof(length)) reject_packed(name, ": the BYTES tensor ends within an element's length");
     std::memcpy(&length, bytes.data(), sizeof(length));
     bytes.remove_prefix(sizeof(length));
-    if (bytes.size() < length) reject(name, ": the BYTES tensor ends within an element");
+    if (bytes.size() < length) reject_packed(name, ": the BYTES tensor ends within an element");
     values.emplace_back(bytes.substr(0, length));
     bytes.remove_prefix(length);
   }
@@ -41,10 +41,10 @@ std::vector<std::vector<TokenId>> unpack_bad_words(std::span<const std::int32_t>
   for (const auto end : ends) {
     if (end == -1) break;
     if (end <= begin || end > std::ssize(ids)) {
-      reject("bad_words_ids: the end offset ", end, " must be above ", begin, " and at most ", ids.size());
+      reject_packed("bad_words_ids: the end offset ", end, " must be above ", begin, " and at most ", ids.size());
     }
     if (words.size() == kMaxBadWords) {
-      reject("bad_words_ids: more than ", kMaxBadWords, " words; send at most ", kMaxBadWords);
+      reject_packed("bad_words_ids: more than ", kMaxBadWords, " words; send at most ", kMaxBadWords);
     }
     words.emplace_back(ids.begin() + begin, ids.begin() + end);
     begin = end;
@@ -55,15 +55,16 @@ std::vector<std::vector<TokenId>> unpack_bad_words(std::span<const std::int32_t>
 void check_echo(std::string_view echo, int sequences) {
   const auto times = static_cast<std::size_t>(std::clamp(sequences, 1, SamplingMaximum::n));
   if (echo.size() > kMaxEchoBytes / times) {
-    reject("echo: ", echo.size(), " bytes for each of ", times, " sequences are more than ", kMaxEchoBytes,
-           " bytes; send a shorter text_input, a smaller num_return_sequences, or exclude_input_in_output = true");
+    reject_packed(
+        "echo: ", echo.size(), " bytes for each of ", times, " sequences are more than ", kMaxEchoBytes,
+        " bytes; send a shorter text_input, a smaller num_return_sequences, or exclude_input_in_output = true");
   }
 }
 
 void check_parsing_options(std::string_view options) {
   if (options.size() > kMaxParsingOptionsBytes) {
-    reject("parsing_options: ", options.size(), " bytes are more than ", kMaxParsingOptionsBytes,
-           "; send fewer tools, or tools of shorter names");
+    reject_packed("parsing_options: ", options.size(), " bytes are more than ", kMaxParsingOptionsBytes,
+                  "; send fewer tools, or tools of shorter names");
   }
 }
 

@@ -1,5 +1,5 @@
 // JSON: nlohmann's library, which takes a second to compile wherever it is. So headers that many sources include have none
-// of it, and no other file includes it.
+// of it, and no other file of the engine includes it.
 #pragma once
 
 #include <algorithm>

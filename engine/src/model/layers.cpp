@@ -9,40 +9,43 @@ namespace charonia::model {
 namespace {
 
 template <class... What>
-[[noreturn]] void refuse(ErrorCode code, const What&... what) {
+[[noreturn]] void refuse_config(ErrorCode code, const What&... what) {
   throw Error(code, cat(what..., "; the model's config.ini is written by charonia convert"));
 }
 
 void check_letters(const ModelConfig& config, std::string_view key, const std::string& letters) {
   if (letters.empty() || letters.size() == static_cast<std::size_t>(config.num_layer)) return;
-  refuse(ErrorCode::invalid_argument, key, " has ", letters.size(), " letters for num_layer = ", config.num_layer);
+  refuse_config(ErrorCode::invalid_argument, key, " has ", letters.size(),
+                " letters for num_layer = ", config.num_layer);
 }
 
 void check_rotation(const ModelConfig& config) {
   const int dim = config.rotary_embedding, size = config.size_per_head;
-  if (size % 2 != 0) refuse(ErrorCode::unsupported, "size_per_head = ", size, " is not even");
+  if (size % 2 != 0) refuse_config(ErrorCode::unsupported, "size_per_head = ", size, " is not even");
   if (dim % 2 != 0 || dim > size) {
-    refuse(ErrorCode::unsupported, "rotary_embedding = ", dim, " must be an even number up to size_per_head = ", size);
+    refuse_config(ErrorCode::unsupported, "rotary_embedding = ", dim,
+                  " must be an even number up to size_per_head = ", size);
   }
   if (config.alibi && dim != 0) {
-    refuse(ErrorCode::invalid_argument, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
+    refuse_config(ErrorCode::invalid_argument, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
   }
   const auto& kind = config.rope_scaling_type;
   if (dim == 0 || kind == "default" || kind == "linear") return;
   if ((kind == "dynamic" || kind == "qwen") && dim < 4) {
-    refuse(ErrorCode::unsupported, "rope_scaling_type = ", kind, " needs rotary_embedding >= 4, and it is ", dim);
+    refuse_config(ErrorCode::unsupported, "rope_scaling_type = ", kind, " needs rotary_embedding >= 4, and it is ",
+                  dim);
   }
   const int original = config.rope_original_max_position_embeddings;
   if ((kind == "llama3" || kind == "yarn" || kind == "longrope") && original < 1) {
-    refuse(ErrorCode::invalid_argument, "rope_scaling_type = ", kind,
-           " needs rope_original_max_position_embeddings, and it is ", original);
+    refuse_config(ErrorCode::invalid_argument, "rope_scaling_type = ", kind,
+                  " needs rope_original_max_position_embeddings, and it is ", original);
   }
   if (kind == "longrope") {
     const auto half = static_cast<std::size_t>(dim / 2);
     if (config.rope_short_factors.size() != half || config.rope_long_factors.size() != half) {
-      refuse(ErrorCode::invalid_argument, "rope_short_factors and rope_long_factors hold ",
-             config.rope_short_factors.size(), " and ", config.rope_long_factors.size(), " numbers, and must hold ",
-             half, " (rotary_embedding / 2) each");
+      refuse_config(ErrorCode::invalid_argument, "rope_short_factors and rope_long_factors hold ",
+                    config.rope_short_factors.size(), " and ", config.rope_long_factors.size(),
+                    " numbers, and must hold ", half, " (rotary_embedding / 2) each");
     }
   }
 }
@@ -51,22 +54,22 @@ void check_rotation(const ModelConfig& config) {
 
 void check_model(const ModelConfig& config) {
   if (config.kv_head_num < 1 || config.head_num % config.kv_head_num != 0) {
-    refuse(ErrorCode::invalid_argument, "head_num = ", config.head_num,
-           " is no multiple of kv_head_num = ", config.kv_head_num);
+    refuse_config(ErrorCode::invalid_argument, "head_num = ", config.head_num,
+                  " is no multiple of kv_head_num = ", config.kv_head_num);
   }
   check_rotation(config);
   check_letters(config, "layer_windows", config.layer_windows);
   check_letters(config, "layer_experts", config.layer_experts);
   if (config.num_experts == 0) {
     if (config.layer_experts.find('m') != std::string::npos) {
-      refuse(ErrorCode::invalid_argument, "layer_experts has layers with experts, and num_experts is 0");
+      refuse_config(ErrorCode::invalid_argument, "layer_experts has layers with experts, and num_experts is 0");
     }
     return;
   }
   if (config.experts_per_token < 1 || config.experts_per_token > config.num_experts || config.expert_inter_size < 1) {
-    refuse(ErrorCode::invalid_argument, "num_experts = ", config.num_experts,
-           " with experts_per_token = ", config.experts_per_token,
-           " (1 to num_experts) and expert_inter_size = ", config.expert_inter_size, " (>= 1)");
+    refuse_config(ErrorCode::invalid_argument, "num_experts = ", config.num_experts,
+                  " with experts_per_token = ", config.experts_per_token,
+                  " (1 to num_experts) and expert_inter_size = ", config.expert_inter_size, " (>= 1)");
   }
 }
 
@@ -74,7 +77,8 @@ DType data_type(const ModelConfig& config) {
   if (!config.data_type.empty()) return weight_dtype(config.data_type);
   const auto& type = config.weight_type;
   if (type != "bf16" && type != "fp16" && type != "fp32") {
-    refuse(ErrorCode::unsupported, "weight_type = ", type, " needs data_type = bf16, fp16 or fp32, and it is empty");
+    refuse_config(ErrorCode::unsupported, "weight_type = ", type,
+                  " needs data_type = bf16, fp16 or fp32, and it is empty");
   }
   return weight_dtype(type);
 }
