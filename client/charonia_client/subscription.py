@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import io
 import struct
 import uuid
 from collections import deque
@@ -83,21 +84,32 @@ def unpack(packed: bytes) -> tuple[int, list[tuple[int, GenerateResponse | str]]
     return number, found
 
 
-def _join(part: GenerateResponse, more: GenerateResponse) -> None:
-    """The part of the same answer that came after it becomes one with it."""
-    begin, end = part.text_span
-    if begin == end:
-        begin = end + more.text_span[0]
-    part.text_span = (begin, end + more.text_span[1])
-    part.text += more.text
-    part.token_ids += more.token_ids
-    part.finish_reason = more.finish_reason
-    part.num_input_tokens = more.num_input_tokens
-    part.num_output_tokens = more.num_output_tokens
-    part.num_cached_tokens = more.num_cached_tokens
-    part.num_session_tokens = more.num_session_tokens
-    part.cum_logprob = more.cum_logprob
-    part.timings = more.timings
+class _Joined:
+    """Parts of one answer that a slow reader gets as one. Each is copied twice, however many come."""
+
+    __slots__ = ("_ids", "_last", "_span", "_text", "index")
+
+    def __init__(self, first: GenerateResponse) -> None:
+        self.index = first.index
+        self._text = io.StringIO()
+        self._ids: list[int] = []
+        self._span = (0, 0)
+        self.add(first)
+
+    def add(self, part: GenerateResponse) -> None:
+        """What came after the others."""
+        begin, end = self._span
+        if begin == end:
+            begin = end + part.text_span[0]
+        self._span = (begin, end + part.text_span[1])
+        self._text.write(part.text)
+        self._ids.extend(part.token_ids)
+        self._last = part
+
+    def whole(self) -> GenerateResponse:
+        part = self._last
+        part.text, part.token_ids, part.text_span = self._text.getvalue(), tuple(self._ids), self._span
+        return part
 
 
 def _fresh(error: CharoniaError) -> CharoniaError:
@@ -116,7 +128,7 @@ class SubscribedStream:
         self._choose = choose
         self._subscription = choose()
         self._running = answers
-        self._parts: deque[GenerateResponse] = deque()
+        self._parts: deque[GenerateResponse | _Joined] = deque()
         self._error: CharoniaError | None = None
         self._abandoned = False
         self._asking = False  # its call is under way
@@ -139,7 +151,8 @@ class SubscribedStream:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._parts.popleft()
+        part = self._parts.popleft()
+        return part.whole() if isinstance(part, _Joined) else part
 
     def abandon(self) -> None:
         """The reader is gone: parts that still come are dropped."""
@@ -164,19 +177,23 @@ class SubscribedStream:
         if part.finish_reason:
             self._running -= 1
         if not self._abandoned and not self._error:
-            parts = self._parts
-            if len(parts) >= _READ_AHEAD and (same := self._last_of(part.index)):
-                _join(same, part)
-            else:
-                parts.append(part)
+            if len(self._parts) < _READ_AHEAD or not self._joins(part):
+                self._parts.append(part)
             self._wake()
         if not self._running:
             self.over = True
             self.end()
 
-    def _last_of(self, index: int) -> GenerateResponse | None:
-        """Of that answer."""
-        return next((part for part in reversed(self._parts) if part.index == index), None)
+    def _joins(self, part: GenerateResponse) -> bool:
+        """It becomes one with the last that waits of its answer. False: none does."""
+        for at in range(len(self._parts) - 1, -1, -1):
+            last = self._parts[at]
+            if last.index == part.index:
+                if isinstance(last, GenerateResponse):
+                    last = self._parts[at] = _Joined(last)
+                last.add(part)
+                return True
+        return False
 
     def lose(self, error: CharoniaError) -> None:
         """What it comes by has ended. Of a connection that broke nobody knows whether the server works on. Nothing on a

@@ -122,14 +122,43 @@ async def test_an_error_of_the_call_is_the_requests() -> None:
         assert joined(await read(client, "a")) == double.target
 
 
-async def test_a_slow_reader_gets_fewer_parts_and_the_same_text() -> None:
-    text = "".join(chr(0x4E00 + number) for number in range(300))
+class Counted(tuple[int, ...]):
+    """Ids, of which it is counted how many are copied to put more behind them."""
+
+    copied = 0
+
+    def __radd__(self, before: tuple[int, ...]) -> Counted:
+        Counted.copied += len(before)
+        return Counted((*before, *self))
+
+
+class CountedText(str):
+    """The same of a text's characters."""
+
+    copied = 0
+
+    def __radd__(self, before: str) -> CountedText:
+        CountedText.copied += len(before)
+        return CountedText("".join((before, self)))
+
+
+async def test_a_slow_reader_gets_fewer_parts_and_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counting(packed: bytes) -> tuple[int, list[tuple[int, GenerateResponse | str]]]:
+        number, found = unpack(packed)
+        for _, one in found:
+            if isinstance(one, GenerateResponse):
+                one.token_ids, one.text = Counted(one.token_ids), CountedText(one.text)
+        return number, found
+
+    monkeypatch.setattr("charonia_client.subscription.unpack", counting)
+    text = "".join(chr(0x4E00 + number) if number % 50 else "\r\n"[number % 2] for number in range(300))
     async with Double() as double, Client(double.target, subscribe=True) as client:
         double.behaviour = letters
         async with contextlib.aclosing(client.generate(GenerateRequest(text=text))) as parts:
             first = await anext(parts)
             assert len(joined(await read(client, text))) == 300  # nobody waits for the other reader
             rest = [one async for one in parts]
+    assert Counted.copied <= 300 and CountedText.copied <= 300, "what waits is not copied for each part that comes"
     assert len(rest) <= 64
     assert first.text + joined(rest) == text
     assert sum(len(one.token_ids) for one in [first, *rest]) == 300
