@@ -116,6 +116,7 @@ class _Parts:
             app.state.gateway = self._gateway(pools)
             followers = [self.keys.follow()] if self.keys else []
             if worker:
+                followers.append(worker.shared.follow())
                 followers.append(endpoint_metrics.follow(settings.endpoint_check_interval_s))
                 if self.limiter:
                     followers.append(self.limiter.follow())

@@ -7,10 +7,11 @@ than microseconds. Nothing of it outlives the gateway, so nothing is written thr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _FILE = "state.sqlite"
 _WAIT_S = 0.1  # for another process' statement, which takes microseconds; the event loop waits as well
 _PAUSE_S = 1.0  # without a write, once that was too short: nothing of a worker waits meanwhile
 _LOG_EVERY_S = 5.0
+_LATER_S = 1.0
 _JOURNAL_BYTES = 4 << 20  # that the journal keeps after a larger change
 _SCHEMA = """
 CREATE TABLE windows (name TEXT PRIMARY KEY, count INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
@@ -69,6 +71,7 @@ class Shared:
         self._database.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
         self._pause_until = 0.0
         self._log_at = 0.0
+        self._later: set[Callable[[], None]] = set()
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """One statement, which is a transaction."""
@@ -87,6 +90,21 @@ class Shared:
         if now >= self._log_at:
             self._log_at = now + _LOG_EVERY_S
             log.error("what the gateway's workers share cannot be had now, or not be changed: %s", error)
+
+    def later(self, write: Callable[[], None]) -> None:
+        """`write` failed, and is called again until it works. It must not raise, but call this again."""
+        self._later.add(write)
+
+    async def follow(self) -> None:
+        """Does what later() says, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_LATER_S)
+            self.write_late()
+
+    def write_late(self) -> None:
+        waiting, self._later = self._later, set()
+        for write in waiting:
+            write()
 
     def close(self) -> None:
         self._database.close()

@@ -24,12 +24,12 @@ from charonia_client import (
 )
 from charonia_gateway import shared
 from charonia_gateway.endpoints import pool, sessions
-from charonia_gateway.endpoints.affinity import rendezvous
+from charonia_gateway.endpoints.affinity import Affinity, rendezvous
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.exposition import EndpointMetrics
 from charonia_gateway.endpoints.health import State
 from charonia_gateway.endpoints.pool import Pool, SessionLost
-from charonia_gateway.endpoints.sessions import SharedStaleSessions
+from charonia_gateway.endpoints.sessions import SharedSessions, SharedStaleSessions
 from charonia_gateway.engine import Engine
 from charonia_gateway.shared import Shared, create
 from triton_double import Behaviour, Double, error, input_number, part, process_that_dies_of_requests, with_logprobs
@@ -1043,6 +1043,33 @@ def test_what_cannot_be_written_is_kept_and_written_later(tmp_path: Path, monkey
     other.run("ROLLBACK")
     here.remember("e", None)
     assert sorted(here) == sorted(there) == ["c", "d", "e"]
+
+
+def test_what_is_written_later_takes_the_place_of_nothing_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path)
+    monkeypatch.setattr(shared, "_PAUSE_S", 0)
+    states = [Shared(tmp_path, worker) for worker in (1, 2)]
+    here, there = (SharedSessions(state, "some") for state in states)
+    old, new = (Affinity(f"{name}:1", answered=True) for name in ("old", "new"))
+    there.update({"moved": old, "answered": old, "ended": old, "begun anew": old})
+    other = Shared(tmp_path)
+    other.run("BEGIN IMMEDIATE")
+    for name in ("moved", "answered"):
+        here.remember(name, old)
+    here["only here"] = old
+    del here["ended"]
+    del here["begun anew"]
+    other.run("ROLLBACK")
+    there.remember("moved", new)
+    there["answered"] = new
+    there.remember("begun anew", new)
+    expected = {"moved": new, "answered": new, "begun anew": new, "only here": old}
+    assert dict(here) == expected, "also before it is written"
+    states[0].write_late()
+    assert dict(here) == dict(there) == expected
+    assert not here._kept
 
 
 def test_what_servers_were_not_told_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Affinity, Recent
 from charonia_gateway.shared import Shared
@@ -20,9 +20,12 @@ Claim = Literal["mine", "theirs", "gone"]
 _PRUNE_EVERY = 256  # entries that a worker adds
 _CLAIM_S = 60.0  # longer than a server may take to answer: a claim ends even where its worker could not end it
 POLL_S = 0.02
+# What is newer stays as it is: both may come late, once the database takes them.
 _REMEMBER = (
-    "INSERT INTO recent VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, used = excluded.used"
+    "INSERT INTO recent VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET value = excluded.value, used = excluded.used WHERE used <= excluded.used"
 )
+_FORGET = "DELETE FROM recent WHERE space = ? AND name = ? AND used <= ?"
 
 
 class StaleSessions(Recent[str, None]):
@@ -47,9 +50,14 @@ class StaleSessions(Recent[str, None]):
         """Returns when no other worker tells the server of that session."""
 
 
+class _Kept(NamedTuple):
+    text: str | None  # the value as JSON; None: it was deleted
+    at: float  # on the clock of all workers
+
+
 class _SharedRecent(MutableMapping[str, Value]):
     """As Recent, of all workers. What another one deletes at the same time is no error. What the database does not take
-    now is kept here, and written with the next change that it takes."""
+    now is kept here until it does, unless another worker has written something newer."""
 
     def __init__(self, shared: Shared, space: str, limit: int = MAX_SESSIONS) -> None:
         """space: its name among others."""
@@ -57,39 +65,40 @@ class _SharedRecent(MutableMapping[str, Value]):
         self._space = space
         self._limit = limit
         self._added = 0
-        self._kept: Recent[str, list[Value]] = Recent(limit)  # by name: a value, or none where it was deleted
+        self._kept: Recent[str, _Kept] = Recent(limit)  # by name
 
     def __getitem__(self, name: str) -> Value:
-        if (kept := self._kept.get(name)) is not None:
-            rows = [json.dumps(value) for value in kept]
-        else:
-            rows = [row[0] for row in self._read("SELECT value FROM recent WHERE space = ? AND name = ?", name)]
-        if not rows:
+        text = self._text(name)
+        if text is None:
             raise KeyError(name)
-        return self._decoded(rows[0])
+        return self._decoded(text)
+
+    def _text(self, name: str) -> str | None:
+        rows = self._read("SELECT value, used FROM recent WHERE space = ? AND name = ?", name)
+        kept = self._kept.get(name)
+        if kept and not (rows and rows[0][1] > kept.at):
+            return kept.text
+        return str(rows[0][0]) if rows else None
 
     def __setitem__(self, name: str, value: Value) -> None:
-        self._write(
-            name,
-            [value],
-            "INSERT INTO recent VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
-        )
+        self._write(name, json.dumps(value))
 
     def __delitem__(self, name: str) -> None:
-        self._write(name, [], "DELETE FROM recent WHERE space = ? AND name = ?")
+        self._write(name, None)
 
     def __iter__(self) -> Iterator[str]:
         names = dict.fromkeys(str(row[0]) for row in self._read("SELECT name FROM recent WHERE space = ?"))
-        for name, kept in self._kept.items():
+        for name in self._kept:
             names.pop(name, None)
-            names |= dict.fromkeys([name] if kept else [])
+            if self._text(name) is not None:
+                names[name] = None
         return iter(list(names))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def remember(self, name: str, value: Value) -> None:
-        self._write(name, [value], _REMEMBER)
+        self[name] = value
         self._added += 1
         if self._added % _PRUNE_EVERY == 0:
             with contextlib.suppress(sqlite3.Error):
@@ -102,22 +111,32 @@ class _SharedRecent(MutableMapping[str, Value]):
         except sqlite3.Error:
             return []
 
-    def _write(self, name: str, value: list[Value], statement: str) -> None:
+    def _write(self, name: str, text: str | None) -> None:
+        one = _Kept(text, time.monotonic())
         try:
             self._write_kept()
-            self._run(name, value, statement)
+            self._run(name, one)
         except sqlite3.Error:
-            self._kept.remember(name, value)
+            self._kept.remember(name, one)
+            self._shared.later(self._write_late)
+
+    def _write_late(self) -> None:
+        try:
+            self._write_kept()
+        except sqlite3.Error:
+            self._shared.later(self._write_late)
 
     def _write_kept(self) -> None:
         """Raises sqlite3.Error."""
-        for name, value in list(self._kept.items()):
-            self._run(name, value, _REMEMBER if value else "DELETE FROM recent WHERE space = ? AND name = ?")
+        for name, kept in list(self._kept.items()):
+            self._run(name, kept)
             del self._kept[name]
 
-    def _run(self, name: str, value: list[Value], statement: str) -> None:
-        more = (json.dumps(value[0]), time.monotonic()) if value else ()
-        self._shared.run(statement, (self._space, name, *more))
+    def _run(self, name: str, one: _Kept) -> None:
+        if one.text is None:
+            self._shared.run(_FORGET, (self._space, name, one.at))
+        else:
+            self._shared.run(_REMEMBER, (self._space, name, *one))
 
     def prune(self) -> None:
         """Forgets what was not used for the longest time, beyond the limit."""
