@@ -26,6 +26,7 @@ _JOURNAL_BYTES = 4 << 20  # that the journal keeps after a larger change
 _SCHEMA = """
 CREATE TABLE windows (name TEXT PRIMARY KEY, count INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE running (key TEXT, worker INTEGER, count INTEGER NOT NULL, PRIMARY KEY (key, worker)) WITHOUT ROWID;
+CREATE TABLE calls (server TEXT, id TEXT, worker INTEGER NOT NULL, PRIMARY KEY (server, id)) WITHOUT ROWID;
 CREATE TABLE endpoints (
     model TEXT, target TEXT, worker INTEGER, up INTEGER NOT NULL, tokens INTEGER NOT NULL,
     PRIMARY KEY (model, target, worker)
@@ -46,6 +47,7 @@ CREATE INDEX responses_session ON responses (session);
 """
 _OF_WORKERS = ("running", "endpoints", "claims")
 CONTINUED = 0  # of an answer: no worker has this number
+LOST = 0  # of a request at a server: its worker has died
 
 
 def create(folder: Path) -> None:
@@ -110,7 +112,8 @@ class Shared:
         self._database.close()
 
     def forget(self, worker: int) -> None:
-        """Of a worker that has ended: what it had running."""
+        """Of a worker that has ended: what it had running. Another one cancels that at the servers."""
+        self.run("UPDATE calls SET worker = ? WHERE worker = ?", (LOST, worker))
         for table in _OF_WORKERS:
             self.run(f"DELETE FROM {table} WHERE worker = ?", (worker,))
         self.run("UPDATE responses SET continued = NULL WHERE continued = ?", (worker,))

@@ -198,8 +198,11 @@ async def test_the_engine_stops_within_some_steps_of_the_cancel_of_a_client_that
         assert after.generated_tokens - before.generated_tokens <= read + 500
 
 
-async def test_a_killed_worker_takes_its_own_streams_with_it_and_no_others(slow: Stack, tmp_path: Path) -> None:
-    settings = {"CHARONIA_GATEWAY_SUBSCRIBE": "true", "CHARONIA_GATEWAY_WORKERS": "2"}
+@pytest.mark.parametrize("subscribes", [True, False])
+async def test_a_killed_worker_takes_its_own_streams_with_it_and_no_others(
+    slow: Stack, tmp_path: Path, subscribes: bool
+) -> None:
+    settings = {"CHARONIA_GATEWAY_SUBSCRIBE": str(subscribes).lower(), "CHARONIA_GATEWAY_WORKERS": "2"}
     with gateway(slow.grpc, tmp_path / "gateway.log", **settings) as own:
         await until(lambda: asyncio.to_thread(answers, f"{own.url}/health/ready"))
         before = await engine_metrics.idle(slow.metrics)
@@ -226,14 +229,16 @@ async def test_a_killed_worker_takes_its_own_streams_with_it_and_no_others(slow:
             lost = [asyncio.create_task(read(number, 3000)) for number in range(4)]
             kept = [asyncio.create_task(read(number, 400)) for number in range(4, 8)]
             await asyncio.wait_for(asyncio.gather(*(one.wait() for one in begun)), HANG_S)
-            assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2
+            assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2 * subscribes
             os.kill(dies, signal.SIGKILL)
             for error in await asyncio.gather(*lost, return_exceptions=True):
                 assert isinstance(error, httpx.TransportError)
             await engine_metrics.until(
                 slow.metrics,
-                lambda now: (now.subscriptions, now.cancelled) == (before.subscriptions + 1, before.cancelled + 4),
-                "its subscription has ended, and its requests with it",
+                lambda now: (
+                    (now.subscriptions, now.cancelled) == (before.subscriptions + subscribes, before.cancelled + 4)
+                ),
+                "its requests have ended, and its subscription",
             )
             first, *others = await asyncio.gather(*kept)
             assert first[1] == 400 and others == [first] * 3
@@ -245,5 +250,5 @@ async def test_a_killed_worker_takes_its_own_streams_with_it_and_no_others(slow:
         async with client_of(own.url, await new() or 0) as web:
             asked = {**LONG, "max_tokens": 2, "stream": False}
             (await web.post("/v1/chat/completions", json=asked)).raise_for_status()
-        assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2
+        assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2 * subscribes
         assert (await engine_metrics.idle(slow.metrics)).cancelled == before.cancelled + 4

@@ -25,6 +25,7 @@ from charonia_client import (
 from charonia_gateway import shared
 from charonia_gateway.endpoints import pool, sessions
 from charonia_gateway.endpoints.affinity import Affinity, rendezvous
+from charonia_gateway.endpoints.calls import Calls
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.exposition import EndpointMetrics
 from charonia_gateway.endpoints.health import State
@@ -974,6 +975,63 @@ async def test_an_end_by_a_worker_is_not_said_again_where_the_session_has_begun_
             for endpoint in one.pool.endpoints:
                 await endpoint.checked()
         assert first.actions == [("end_session", session)]
+
+
+async def test_what_a_worker_that_died_has_at_a_server_is_cancelled_once_the_server_takes_that(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (here, there):
+        first, second = here.servers
+        release = asyncio.Event()
+        first.behaviour = second.behaviour = hold(release)
+        lost = [asyncio.create_task(here.text(ask())) for _ in range(3)]
+        kept = asyncio.create_task(there.text(ask(), id="kept"))
+        await until(lambda: len(first.requests) + len(second.requests) == 4, "they have the requests")
+        first.action_error = second.action_error = "[503] not now"
+        Shared(tmp_path).forget(1)
+        for _ in range(2):
+            for endpoint in (*here.pool.endpoints, *there.pool.endpoints):
+                await endpoint.checked()
+        assert not any(task.done() for task in (*lost, kept))
+        first.action_error = second.action_error = ""
+        await until(lambda: len(first.actions) + len(second.actions) == 3, "they are cancelled")
+        cancelled = {*first.actions, *second.actions}
+        asked = {("cancel", request.id) for request in (*first.requests, *second.requests)}
+        assert cancelled < asked and len(cancelled) == 3
+        release.set()
+        await asyncio.gather(*lost, kept)
+        assert not Shared(tmp_path).run("SELECT * FROM calls").fetchall()
+        for endpoint in (*here.pool.endpoints, *there.pool.endpoints):
+            await endpoint.checked()
+        assert len(first.actions) + len(second.actions) == 3
+
+
+def test_requests_at_a_server_that_could_not_be_written_down_are_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path)
+    monkeypatch.setattr(shared, "_PAUSE_S", 0)
+    here, there = (Shared(tmp_path, worker) for worker in (1, 2))
+    ours, theirs = Calls(here, "some"), Calls(there, "some")
+    ours.begin("ended")
+    other = Shared(tmp_path)
+    other.run("BEGIN IMMEDIATE")
+    ours.begin("runs")
+    ours.begin("was short")
+    ours.end("was short")
+    ours.end("ended")
+    here.write_late()
+    other.run("ROLLBACK")
+    here.write_late()
+    other.forget(1)
+    assert Calls(there, "another").take_lost() == []
+    assert theirs.take_lost() == ["runs"] and theirs.take_lost() == []
+    other.run("BEGIN IMMEDIATE")
+    theirs.give_back("runs")
+    other.run("ROLLBACK")
+    there.write_late()
+    assert theirs.take_lost() == ["runs"]
+    theirs.end("runs")
+    other.forget(2)
+    assert ours.take_lost() == []
 
 
 async def test_a_claim_ends_with_its_worker(tmp_path: Path) -> None:

@@ -228,6 +228,8 @@ async def test_a_killed_worker_is_replaced_and_holds_nothing(tmp_path: Path) -> 
         with pytest.raises(httpx.TransportError):
             await stream
         await own.until(lambda: killed not in own.pids())
+        await own.until(lambda: server.actions)
+        assert server.actions == [("cancel", server.requests[-1].id)], "the engine does not see that its caller is gone"
         held.may_end.set()
 
         async def has_room() -> bool:
@@ -263,6 +265,9 @@ async def test_a_killed_worker_is_replaced_and_holds_nothing(tmp_path: Path) -> 
                 assert deleted.json()["deleted"] is True
         gone = await lives.get(path, headers=file.bearer("many"))
         assert gone.status_code == 404
+        assert [what for what, _ in server.actions].count("cancel") == 1, (
+            "neither what has ended nor what others have is cancelled"
+        )
         assert f"(process {killed}) was killed by SIGKILL; another one starts" in own.log.read_text()
 
 

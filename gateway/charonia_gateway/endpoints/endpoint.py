@@ -18,6 +18,7 @@ from charonia_client import (
 from charonia_client.waiting import comes_within
 
 from charonia_gateway.endpoints import load
+from charonia_gateway.endpoints.calls import Calls
 from charonia_gateway.endpoints.health import Health, State
 from charonia_gateway.endpoints.server import Server
 from charonia_gateway.endpoints.sessions import SharedStaleSessions, StaleSessions
@@ -54,6 +55,8 @@ class InFlight:
         self.tokens = self._prompt_tokens + load.answer_tokens(request)  # outstanding
         endpoint.outstanding_tokens += self.tokens
         endpoint.in_flight[id] = self
+        if endpoint.calls:
+            endpoint.calls.begin(id)
 
     def note(self, part: GenerateResponse) -> None:
         """Takes what has come off the outstanding tokens: the prompt with the first part, and each part's tokens."""
@@ -70,19 +73,23 @@ class InFlight:
         if self.endpoint.in_flight.get(self.id) is self:
             del self.endpoint.in_flight[self.id]
             self.endpoint.outstanding_tokens -= self.tokens
+            if self.endpoint.calls:
+                self.endpoint.calls.end(self.id)
             if self.endpoint.removed:
                 self.endpoint.look_again()
 
 
 class Endpoint:
     """`changed` is called when its state may have changed. `stale_sessions`: sessions that went on elsewhere or ended,
-    which the server was not told: its histories of them are out of date."""
+    which the server was not told: its histories of them are out of date. `calls`: of all workers, where there are
+    several."""
 
     def __init__(
         self,
         client: Server,
         changed: Callable[[Endpoint], None],
         stale_sessions: StaleSessions | SharedStaleSessions,
+        calls: Calls | None = None,
     ) -> None:
         self.client = client
         self.target = client.target
@@ -94,6 +101,7 @@ class Endpoint:
         self.broken = False  # a check found that its connection broke, and none has found it well since
         self.busy_until = 0.0  # on the chooser's clock: when its Retry-After ends
         self.stale_sessions = stale_sessions
+        self.calls = calls
         self._changed = changed
         self._wake = asyncio.Event()
         self._checking = False
@@ -165,6 +173,7 @@ class Endpoint:
             self.broken = False
             await self._forget_stale_sessions()  # before it can be chosen for them again
             self.health.well()
+            await self._cancel_lost()
 
     async def forget_stale_session(self, session_id: str) -> None:
         """Raises CharoniaError where that fails; the next check tries again what the server could not take.
@@ -223,3 +232,22 @@ class Endpoint:
                 errors[0],
             )
         self._told_all = not errors
+
+    async def _cancel_lost(self) -> None:
+        """What workers that have died had running there."""
+        if self.calls is None or not (lost := self.calls.take_lost()):
+            return
+        log.warning("endpoint %s: requests of a worker that died are cancelled (%d)", self.target, len(lost))
+        calls = self.calls
+
+        async def tell() -> None:
+            while lost:
+                id = lost.pop()
+                try:
+                    await self.client.cancel(id)
+                except CharoniaError:  # the next check tries again
+                    calls.give_back(id)
+                else:
+                    calls.end(id)
+
+        await asyncio.gather(*(tell() for _ in range(min(_TELLERS, len(lost)))))

@@ -35,6 +35,7 @@ from charonia_client.client import Way
 from charonia_client.waiting import end
 
 from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Recent
+from charonia_gateway.endpoints.calls import Calls
 from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
 from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
 from charonia_gateway.endpoints.health import State
@@ -153,7 +154,8 @@ class Pool:
                 endpoint.look_again()
         for target in wanted:
             if target not in known:
-                endpoint = Endpoint(self._connect(target), self._changed, self._stale_at(target))
+                calls = Calls(self._shared, f"{self._ensemble} {target}") if self._shared else None
+                endpoint = Endpoint(self._connect(target), self._changed, self._stale_at(target), calls)
                 self.endpoints.append(endpoint)
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
 
