@@ -32,6 +32,7 @@ from tritonclient.grpc import service_pb2 as pb
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "subscription.py"
 CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # what it asks for
 ENDLESS = 3900  # tokens of the slow model, whose context is 4096
+HISTOGRAM = ("seconds_sum", "seconds_count")
 REASONS = ("", "stop", "length", "cancelled", "error")
 HEAD = struct.Struct("<QIIiiiiiiiiffff")
 
@@ -299,18 +300,22 @@ async def test_a_name_is_one_subscriptions_only(reader: Reader) -> None:
     assert "is open already" in await reader.ask("engine")
 
 
+async def stop(stack: Stack, id: str) -> None:
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        inputs = make_inputs({"stop": True})
+
+        async def ask() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "engine", "inputs": inputs, "request_id": id}
+
+        async for _ in client.stream_infer(ask()):
+            pass
+
+
 async def test_a_request_is_stopped_by_its_id(slow: Stack) -> None:
     async with slow_reader(slow) as reader:
         assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, id="one")
         await reader.until(lambda: (0, 0) in reader.answers)
-        async with triton.InferenceServerClient(slow.grpc) as client:
-            inputs = make_inputs({"stop": True})
-
-            async def stop() -> AsyncIterator[dict[str, Any]]:
-                yield {"model_name": "engine", "inputs": inputs, "request_id": "one"}
-
-            async for _ in client.stream_infer(stop()):
-                pass
+        await stop(slow, "one")
         (answer,) = await reader.until_ended(0)
         assert answer.reason == "cancelled"
         await reader.end()
@@ -343,6 +348,39 @@ async def test_the_end_of_a_subscription_cancels_its_requests_and_no_others(slow
         await until_idle(slow)
         assert "[503] there is no subscription" in await reader.ask(text_input="a")
         await other.end()
+
+
+@pytest.mark.parametrize("way", ["stop", "the subscription's end", "a client that leaves"])
+async def test_what_is_stopped_frees_its_blocks_within_two_steps(slow: Stack, way: str) -> None:
+    requests, steps = 4, []
+
+    async def timed() -> list[float]:
+        names = [f"{name}_{what}" for name in ("cancel_to_free", "inter_token_latency") for what in HISTOGRAM]
+        return [await counted(slow, f"charonia_{name}") for name in names]
+
+    # What the machine does beside may fall on the moments after the stop, but not every time.
+    for _ in range(8):
+        await until_idle(slow)
+        before = await timed()
+        async with slow_reader(slow) as reader:
+            for key in range(requests):
+                fields = {"max_tokens": ENDLESS, "stream": True, "subscription_key": key}
+                assert not await reader.ask(text_input="a", id=f"{key}", **fields)
+            await reader.until(lambda: len(reader.answers) == requests)
+            if way == "stop":
+                await asyncio.gather(*(stop(slow, f"{key}") for key in range(requests)))
+                for key in range(requests):
+                    await reader.until_ended(key)
+            if way != "a client that leaves":
+                await reader.end()
+        await until_counted(slow, int(before[1]) + requests, "charonia_cancel_to_free_seconds_count")
+        await until_idle(slow)
+        free_s, freed, tokens_s, tokens = (now - then for now, then in zip(await timed(), before, strict=True))
+        assert freed == requests
+        steps.append(free_s / freed / (tokens_s / tokens))
+        if steps[-1] < 2:
+            return
+    pytest.fail(f"blocks are freed after {steps} steps")
 
 
 async def test_a_slow_reader_gets_all_in_fewer_deliveries_and_holds_up_nobody(slow: Stack) -> None:
