@@ -107,6 +107,8 @@ async def _stream(
             usage.see(index, part)
             events = b""
             choice["index"] = index
+            if body.timings_per_token:
+                chunk["timings"] = usage.timings()
             if not begun[index]:
                 begun[index] = True
                 choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
@@ -124,7 +126,7 @@ async def _stream(
                 choice["delta"] = {}
                 choice["logprobs"] = {"content": held[index], "refusal": None} if held[index] else None
                 choice["finish_reason"] = finish_reason(part.finish_reason, called[index])
-                if usage.ended:
+                if usage.ended and not body.timings_per_token:
                     chunk |= head.timings(usage)
                 events += event(chunk)
                 choice["finish_reason"] = choice["logprobs"] = None

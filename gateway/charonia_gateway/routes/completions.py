@@ -152,7 +152,9 @@ async def _stream(
                 choice["index"] = index
                 choice["text"], choice["logprobs"] = await aside(count_entries(part), shown.of, index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
-                if choice["finish_reason"] and usage.ended:
+                if body.timings_per_token:
+                    chunk["timings"] = usage.timings()
+                elif choice["finish_reason"] and usage.ended:
                     chunk |= head.timings(usage)
                 if choice["text"] or choice["finish_reason"]:
                     yield event(chunk)

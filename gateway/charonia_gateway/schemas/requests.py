@@ -118,6 +118,7 @@ class Sampling(BaseModel):
     priority: int | None = Field(None, ge=-(2**31), le=INT32, description="higher goes first; default 0")
     skip_special_tokens: Literal[True] | None = Field(None, description="special tokens are never part of a text")
     timings: bool | None = Field(None, description=TIMINGS)
+    timings_per_token: bool | None = Field(None, description="`timings` in each chunk of a stream")
 
     @model_validator(mode="after")
     def _consistent(self) -> Sampling:
