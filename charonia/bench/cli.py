@@ -56,14 +56,15 @@ class TargetKind(str, Enum):
 
 class StreamTarget(str, Enum):
     """What a stream goes through: Triton alone, or the gateway too; with calls for its answers, or a subscription. In
-    process: nothing, and only how late events come is measured; on a GPU beside the servers of the others, so both
-    need room."""
+    process: nothing, and only how late events come is measured, as often as they come by calls or by a subscription; on
+    a GPU beside the servers of the others, so both need room."""
 
     triton = "triton"
     gateway = "gateway"
     triton_subscribed = "triton-subscribed"
     gateway_subscribed = "gateway-subscribed"
     in_process = "in-process"
+    in_process_subscribed = "in-process-subscribed"
 
 
 class KernelSizes(str, Enum):

@@ -215,16 +215,24 @@ class Grid:
             return False
         return all(row[column].lstrip("-<")[:1].isdigit() or row[column] in ("", "-") for row in self.rows)
 
+    def widths(self, spare: int = 0) -> list[int]:
+        """Of each column: that of its longest word, and what it gets of the `spare` characters, at most its longest
+        text. Where there is little room, rich itself would cut words sooner than it breaks lines between them."""
+        columns = list(zip(self.headings, *self.rows, strict=True))
+        found = [max((len(word) for text in texts for word in text.split()), default=0) for texts in columns]
+        wanted = [max(map(len, texts)) for texts in columns]
+        while spare > 0 and found != wanted:
+            found[max(range(len(found)), key=lambda i: wanted[i] - found[i])] += 1
+            spare -= 1
+        return found
+
     def table(self) -> Table:
         from rich.table import Column, Table
         from rich.text import Text
 
-        # Where there is little room, rich would cut words sooner than it breaks lines between them.
-        columns_of_text = zip(self.headings, *self.rows, strict=True)
-        widths = [max((len(word) for text in texts for word in text.split()), default=0) for texts in columns_of_text]
         columns = [
             Column(heading, justify="right" if self.is_number(i) else "left", min_width=width)
-            for i, (heading, width) in enumerate(zip(self.headings, widths, strict=True))
+            for i, (heading, width) in enumerate(zip(self.headings, self.widths(), strict=True))
         ]
         table = Table(*columns, title=self.title)
         for row in self.rows:
@@ -319,14 +327,18 @@ def print_grid(console: Console, grid: Grid) -> None:
         return Measurement.get(console, wide, table).minimum > console.width
 
     columns = len(grid.headings) - grid.keys
-    found = [grid.table()]
+    parts, found = [grid], [grid.table()]
     for number in range(1, columns + 1):
         if not any(map(too_wide, found)):
             break
-        found = [part.table() for part in grid.split(math.ceil(columns / number))]
+        parts = list(grid.split(math.ceil(columns / number)))
+        found = [part.table() for part in parts]
         for table in found:
             table.box, table.padding = box.SIMPLE, (0, 0)
-    for table in found:
+    for part, table in zip(parts, found, strict=True):
+        spare = console.width - Measurement.get(console, wide, table).minimum
+        for column, width in zip(table.columns, part.widths(spare), strict=True):
+            column.min_width = column.max_width = width
         console.print(table)
 
 

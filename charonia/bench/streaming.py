@@ -2,7 +2,7 @@
 
 A target is Triton or the gateway before it, each with calls for its answers or with a subscription (docs/contracts.md).
 In process, the engine shares one process with the clients, so that there are no prices: how late its events come is
-what the others' are held against.
+what the others' are held against. Those of a subscription come oftener, and so they do in process for these.
 
 The same requests are sent streamed and whole, in turns. What the streamed ones take more is the price of their
 responses. CPU time depends less than time on what else runs on the machine. Events are what the client reads: a gateway
@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from charonia import _engine
 from charonia.api.engine import Engine
 from charonia.bench.compare import Served, serving
 from charonia.bench.figures import Trace
@@ -36,7 +37,7 @@ from charonia.bench.records import Record
 from charonia.bench.serving import closed_loop
 from charonia.bench.targets import OpenTarget, Target, gateway, in_process, triton
 from charonia.bench.workload import Job
-from charonia.engine_settings import Setting
+from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import ModelError
 
 TARGETS = ("triton", "gateway")
@@ -49,6 +50,18 @@ _SETTLE_S = 0.1
 _SETTLE_LIMIT_S = 120.0
 _TEXT = "postprocessing"
 _MODELS = ("preprocessing", "engine", _TEXT)
+_INTERVAL = "stream_interval_per_stream_ms"
+_SUBSCRIBED_WEIGHT = 0.2  # of a stream in that interval (engine/src/runtime/stream_interval.h)
+
+# What is asked, by the number of streams.
+_SUBSCRIBED_STREAMS = (64, 256)
+_SUBSCRIBED_US = 80.0  # of CPU time an event, in Triton and the gateway together
+_OF_WHOLE = 80.0  # percent
+_CALLS_STREAMS = (64,)
+_CALLS_US = 350.0  # of CPU time a response, in Triton with its Python models
+_CALLS_QUEUE_MS = 20.0
+_LATE_STREAMS = (64,)
+_LATE_TIMES = 2.0  # of in process
 
 
 @dataclass(frozen=True)
@@ -111,27 +124,39 @@ def run_streaming(
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with ExitStack() as servers, ProcessPoolExecutor(1, context) as clients, bars:
         # The gateway's way is a setting of its process.
-        ways = dict.fromkeys(target.endswith(SUBSCRIBED) for target in targets if target != IN_PROCESS)
+        ways = dict.fromkeys(target.endswith(SUBSCRIBED) for target in targets if not _is_in_process(target))
         served = {
             way: servers.enter_context(serving(model, settings, variables={"CHARONIA_GATEWAY_SUBSCRIBE": str(way)}))
             for way in ways
         }
         task = bars.add_task("cases", total=len(results) * rounds)
         for target in targets:  # loads everything that is loaded at first use
-            for stream in (True, False) if target != IN_PROCESS else ():
+            for stream in (True, False) if not _is_in_process(target) else ():
                 opener = _opener(target, served[target.endswith(SUBSCRIBED)], stream)
                 clients.submit(send_all, opener, jobs_of(1, text, 8), 4).result()
-        engine = functools.partial(_engine_here, model, settings, text)
         for number in range(rounds):
             for (target, level), found in results.items():
                 jobs = jobs_of(level, text, max_tokens)
-                if target == IN_PROCESS:
+                if _is_in_process(target):
+                    own = _as_subscribed(settings) if target.endswith(SUBSCRIBED) else settings
+                    engine = functools.partial(_engine_here, model, own, text)
                     load, _ = clients.submit(send_all, engine, jobs, level).result()
                     found.append(Round(load, None, load.events))
                 else:
                     found.append(_measure(served[target.endswith(SUBSCRIBED)], clients, target, level, jobs, number))
                 bars.advance(task)
     return beside_in_process([record for case, found in results.items() for record in case_records(*case, found)])
+
+
+def _is_in_process(target: str) -> bool:
+    return target.startswith(IN_PROCESS)
+
+
+def _as_subscribed(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """With which the engine's streams have responses as often as those of a subscription."""
+    default = next(entry.default_value for entry in _engine.config_fields() if entry.key == _INTERVAL)
+    given = {**_engine.settings_from_environment(), **spell_settings(settings)}
+    return {**settings, _INTERVAL: _SUBSCRIBED_WEIGHT * float(given.get(_INTERVAL, default))}
 
 
 def _engine_here(model: str, settings: Mapping[str, Setting], text: str) -> OpenTarget:
@@ -279,9 +304,13 @@ def _mean_queue_ms(
 def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Record]:
     """What was measured of one target and number of streams; prices are in CPU time."""
     case: dict[str, Any] = {"through": target, "streams": streams}
+    bars = _bars(target, streams)
 
     def record(name: str, unit: str, values: Sequence[float], difference: bool = False) -> Record:
-        return Record.of("streaming", name, unit, values, case=case, difference=difference)
+        asked, at_most = bars.get((name, unit), (None, False))
+        return Record.of(
+            "streaming", name, unit, values, case=case, difference=difference, asked=asked, at_most=at_most
+        )
 
     def price(name: str, values: Sequence[float]) -> Record:
         return record(name, "us/response", values, difference=True)
@@ -290,16 +319,20 @@ def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Rec
         record("responses", "", [one.responses for one in rounds]),
         record("events", "", [one.streamed.events for one in rounds]),
         record("tokens per event", "", [one.streamed.tokens / one.streamed.events for one in rounds]),
-        record("streamed", "tokens/s", [one.streamed.tokens / one.streamed.seconds for one in rounds]),
+        record("streamed", "tokens/s", [_rate(one.streamed) for one in rounds]),
     ]
-    if whole := [one.whole for one in rounds if one.whole]:
-        found.append(record("whole", "tokens/s", [one.tokens / one.seconds for one in whole]))
+    if both := [(one.streamed, one.whole) for one in rounds if one.whole]:
+        found += [
+            record("whole", "tokens/s", [_rate(whole) for _, whole in both]),
+            record("streamed, of whole", "%", [100 * _rate(streamed) / _rate(whole) for streamed, whole in both]),
+        ]
         for name in rounds[0].processes:
             # What the way does not lead through.
             if name not in ("parsing", "gateway") or (name == "gateway" and target.startswith("gateway")):
                 found.append(price(name, [one.price_us(name) for one in rounds]))
         found += [
             price("server", [sum(map(one.price_us, one.processes)) for one in rounds]),
+            record("server", "us/token", [_server_us_per_token(one) for one in rounds], difference=True),
             price("client", [one.price_us(_CLIENT) for one in rounds]),
             record("responses/s per core", "", [one.responses / _server_s(one) for one in rounds]),
         ]
@@ -314,22 +347,50 @@ def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Rec
     return found
 
 
+def _bars(target: str, streams: int) -> dict[tuple[str, str], tuple[float, bool]]:
+    """What is asked of a figure, by its name and unit, and whether it is the most that it may be."""
+    found: dict[tuple[str, str], tuple[float, bool]] = {}
+    if target == "gateway" + SUBSCRIBED and streams in _SUBSCRIBED_STREAMS:
+        found["server", "us/response"] = (_SUBSCRIBED_US, True)
+        found["streamed, of whole", "%"] = (_OF_WHOLE, False)
+    if target == "triton" and streams in _CALLS_STREAMS:
+        found["server", "us/response"] = (_CALLS_US, True)
+        found[f"queue of {_TEXT}", "ms"] = (_CALLS_QUEUE_MS, True)
+    return found
+
+
+def _rate(load: Load) -> float:
+    return load.tokens / load.seconds
+
+
+def _server_us_per_token(one: Round) -> float:
+    """As Round.price_us, for each token of what was streamed."""
+    return sum(map(one.price_us, one.processes)) * one.responses / one.streamed.tokens
+
+
 def _server_s(one: Round) -> float:
     return sum(one.streamed_cpu_s[name] for name in one.processes)
 
 
 def beside_in_process(records: Sequence[Record]) -> list[Record]:
     """The records, and how many times later than in process the events of the same number of streams came."""
+
+    def key(record: Record) -> tuple[str, int, bool]:
+        return record.name, record.case["streams"], record.case["through"].endswith(SUBSCRIBED)
+
     late = {
-        (record.name, record.case["streams"]): record.value
+        key(record): record.value
         for record in records
-        if record.case["through"] == IN_PROCESS and record.name.startswith("late, ")
+        if _is_in_process(record.case["through"]) and record.name.startswith("late, ")
     }
-    return [
-        *records,
-        *(
-            Record.of("streaming", f"{record.name}, of in process", "times", [record.value / base], case=record.case)
-            for record in records
-            if record.case["through"] != IN_PROCESS and (base := late.get((record.name, record.case["streams"])))
-        ),
-    ]
+    found = list(records)
+    for record in records:
+        if not _is_in_process(record.case["through"]) and (base := late.get(key(record))):
+            asked = _LATE_TIMES if record.case["streams"] in _LATE_STREAMS else None
+            found.append(
+                Record.of(
+                    "streaming", f"{record.name}, of in process", "times", [record.value / base], case=record.case,
+                    asked=asked, at_most=True,
+                )
+            )  # fmt: skip
+    return found

@@ -130,6 +130,10 @@ def cpu_seconds(pid: int) -> dict[int, float]:
     return found
 
 
+def _gateway_s(one: Round) -> float:
+    return sum(one.worker_s) + one.others_s
+
+
 def case_records(workers: int, streams: int, rounds: Sequence[Round]) -> list[Record]:
     case: dict[str, Any] = {"workers": workers, "streams": streams}
 
@@ -142,7 +146,8 @@ def case_records(workers: int, streams: int, rounds: Sequence[Round]) -> list[Re
     return [
         record("events", "", [one.load.events for one in rounds]),
         record("events", "/s", [one.load.events / one.load.seconds for one in rounds]),
-        record("gateway", "us/event", [price_us(one, sum(one.worker_s) + one.others_s) for one in rounds]),
+        record("gateway", "us/event", [price_us(one, _gateway_s(one)) for one in rounds]),
+        record("gateway", "us/token", [1e6 * _gateway_s(one) / one.load.tokens for one in rounds]),
         record("busiest worker", "%", [one.busiest for one in rounds]),
         record("events of a core each", "/s", [one.load.events / max(one.worker_s) for one in rounds]),
         record("engine", "us/event", [price_us(one, one.engine_s) for one in rounds]),

@@ -103,6 +103,8 @@ def test_streaming_measures_what_a_response_costs(tmp_path: Path) -> None:
     subscribed = values(file, {"through": "gateway-subscribed", "streams": 16})
     assert subscribed["events"] * subscribed["tokens per event"] == pytest.approx(32 * 24)
     assert subscribed["responses"] == subscribed["events"]
+    assert 0 < subscribed["late, median"] <= subscribed["late, 99th"]
+    assert "late, median, of in process" not in subscribed, "in process, events came as often as by calls"
     for target in ("triton", "gateway"):
         value = values(file, {"through": target, "streams": 16})
         # A response for each token, and at most one more at the end. An engine that is late makes one of several

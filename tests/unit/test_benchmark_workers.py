@@ -22,6 +22,7 @@ def test_what_a_gateway_carries_is_bounded_by_its_busiest_worker() -> None:
     assert {tuple(record.case.items()) for record in found} == {(("workers", 2), ("streams", 64))}
     assert (value["events", ""], value["events", "/s"]) == (1000, 500)
     assert value["gateway", "us/event"] == pytest.approx(410)
+    assert value["gateway", "us/token"] == pytest.approx(410 / 4)
     assert value["busiest worker", "%"] == pytest.approx(200 / 3)
     assert value["events of a core each", "/s"] == pytest.approx(1000 / 0.3)
     assert (value["engine", "us/event"], value["client", "us/event"]) == (500, 250)
