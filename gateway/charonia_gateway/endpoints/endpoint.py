@@ -245,8 +245,10 @@ class Endpoint:
                 id = lost.pop()
                 try:
                     await self.client.cancel(id)
-                except CharoniaError:  # the next check tries again
-                    calls.give_back(id)
+                except CharoniaError:  # the next check tries again, and is not held up by the others
+                    for one in (id, *lost):
+                        calls.give_back(one)
+                    lost.clear()
                 else:
                     calls.end(id)
 
