@@ -23,7 +23,7 @@ from charonia.families import ModelSpec, TensorPart
 from charonia.json_files import read_json
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment, programs
-from charonia.quantize.driver import JobError, read_calibration
+from charonia.quantize.driver import DIFFERENCE, JobError, read_calibration
 from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES
@@ -32,6 +32,9 @@ from charonia.weights.quantization_config import read_quantization, says_cache
 
 RECORD_FILE = "charonia_quantize.json"
 _JOB = "job.json"  # of the folder that is worked in, until what is in it is whole
+# KL divergence from the 16-bit model, in nats a token, above which a model is taken for destroyed, if it is also more
+# than that of a prediction that knows nothing of the text. A fourth of it is a great loss: 4 bits cost 0.05 to 0.2.
+_DESTROYED_KL = 1.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def quantize(
         "method": method,
         "group_size": group,
         "calibration": None if method == "rtn" else str(calibration),
+        "compared": str(calibration or default_text()),
         "samples": samples,
         "max_length": max_length,
     }
@@ -121,7 +125,7 @@ def quantize(
             )
         raise
     try:
-        _finish(made, folder, {**job, "command": command, "charonia_version": __version__})
+        _finish(made, folder, {**job, "command": command, "charonia_version": __version__}, say)
         if os.path.lexists(destination):
             raise FileExistsError(errno.EEXIST, "something is there by now", str(destination))
         made.rename(destination)
@@ -291,9 +295,13 @@ def _check_group(spec: ModelSpec, scheme: str, group: int) -> None:
     )
 
 
-def _finish(made: Path, source: Path, record: dict[str, Any]) -> None:
+def _finish(made: Path, source: Path, record: dict[str, Any], say: Callable[[str], None]) -> None:
     """What llm-compressor has written becomes a folder that others read too: with the source's own tokenizer, which its
-    release of transformers may write in another way."""
+    release of transformers may write in another way. Raises ModelError for a model that says something else than its
+    source."""
+    difference = made.with_name(DIFFERENCE)
+    if difference.is_file():  # else the driver has said why
+        record["difference"] = _checked(read_json(difference), source, say)
     for name in TOKENIZER_FILES:
         if name != "config.json" and (source / name).is_file():
             shutil.copyfile(source / name, made / name)
@@ -301,3 +309,19 @@ def _finish(made: Path, source: Path, record: dict[str, Any]) -> None:
         file.chmod(0o644)
     kept = {key: value for key, value in record.items() if key not in ("task", "output")}
     (made / RECORD_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+def _checked(found: dict[str, Any], source: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """What driver.py's difference() has found, of a model that is not destroyed."""
+    kl, limit = found["kl_mean"], max(_DESTROYED_KL, found["kl_blind"])
+    figures = (
+        f"over {found['tokens']} tokens its mean KL divergence from {source} is {kl:.4f}, and the most likely token is "
+        f"the same for {found['top1_agreement']:.1%}"
+    )
+    remedy = "take --method rtn or gptq, a smaller --group-size, or a scheme with 8 bits"
+    if not kl < limit:  # NaN too
+        raise ModelError(
+            f"the quantised model is destroyed: {figures}; {limit:.2f} would be no better than chance: {remedy}"
+        )
+    say(f"warning: a great loss: {figures}: measure it, or {remedy}" if kl > limit / 4 else figures)
+    return found

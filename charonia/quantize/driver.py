@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from typing import Any
 # Modules that stay in 16 bits: the output layer, and the routers of experts, which are small and decide much.
 IGNORED = ["lm_head", "re:.*block_sparse_moe[.]gate$", "re:.*mlp[.]gate$", "re:.*router$"]
 SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
+# What the quantised model is compared on with the one it was made from; a destroyed one shows at once.
+COMPARED = {"samples": 4, "max_length": 64}
+DIFFERENCE = "difference.json"  # beside the output
 
 SAID, FAILED = "charonia: ", "charonia failed: "
 # Packages that each task needs.
@@ -56,23 +61,58 @@ def scheme_of(job: dict[str, Any]) -> dict[str, Any]:
     return {"targets": ["Linear"], "weights": weights, "input_activations": activations}
 
 
-def recipe_of(job: dict[str, Any]) -> list[Any]:
+def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
+    """What may be rescaled in each layer, and all that reads what it gives and makes up for it, as llm-compressor's
+    patterns of names; names: of the model's modules.
+
+    Its own tables are wrong in release 0.14: SmoothQuant's has the norm after attention before Gemma's feed-forward,
+    AWQ's leaves the router of Mixtral as it is, and finds no groups where only some layers have experts.
+    """
+    before = "pre_feedforward_layernorm" if any("pre_feedforward_layernorm" in name for name in names) else ""
+    norm = before or "post_attention_layernorm"
+    layers = {name.removesuffix(f".{norm}") for name in names if name.endswith(f".{norm}")}
+    sparse = {name.removesuffix(".mlp.experts") for name in names if name.endswith(".mlp.experts")}
+
+    def mapping(where: set[str], scaled: str, *readers: str) -> list[tuple[str, list[str]]]:
+        start = f"re:^({'|'.join(map(re.escape, sorted(where)))})[.]"
+        return [(f"{start}{scaled}$", [f"{start}{reader}$" for reader in readers])] if where else []
+
+    found = [
+        *mapping(layers, "input_layernorm", "self_attn[.](q|k|v|qkv)_proj"),
+        *mapping(layers - sparse, norm, "mlp[.](gate|up|gate_up)_proj"),
+    ]
+    if method == "smoothquant":  # one scale for all experts of a layer loses more than it gains
+        return found
+    if before and any(name.endswith(".q_norm") for name in names):  # Gemma 3: AWQ loses more there than it gains
+        found = found[1:]
+    return [
+        *found,
+        *mapping(sparse, norm, "mlp[.]gate", r"mlp[.]experts[.]\d+[.](gate|up)_proj"),
+        *mapping(layers, "self_attn[.](v|qkv)_proj", "self_attn[.]o_proj"),
+        *mapping(layers - sparse, "mlp[.](up|gate_up)_proj", "mlp[.]down_proj"),
+        *mapping(sparse, r"mlp[.]experts[.]\d+[.]up_proj", r"mlp[.]experts[.]\d+[.]down_proj"),
+    ]
+
+
+def recipe_of(job: dict[str, Any], model: Any) -> list[Any]:
     """llm-compressor's modifiers for the job."""
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
-    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
     how = {"config_groups": {"group_0": scheme_of(job)}, "ignore": IGNORED}
+    mappings = smoothed([name for name, _ in model.named_modules()], job["method"])
     match job["method"]:
         case "rtn":
             return [QuantizationModifier(**how)]
         case "awq":
-            return [AWQModifier(), QuantizationModifier(**how)]
+            return [AWQModifier(mappings=[AWQMapping(*one) for one in mappings]), QuantizationModifier(**how)]
         case "gptq":
             return [GPTQModifier(**how)]
         case "smoothquant":
-            return [SmoothQuantModifier(smoothing_strength=SMOOTHING), GPTQModifier(**how)]
+            pairs = [(readers, scaled) for scaled, readers in mappings]
+            return [SmoothQuantModifier(smoothing_strength=SMOOTHING, mappings=pairs), GPTQModifier(**how)]
         case other:
             raise JobError(f"method {other} is not known")
 
@@ -156,6 +196,8 @@ def quantize(job: dict[str, Any]) -> None:
     from llmcompressor import oneshot
 
     model, tokenizer = load(job)
+    compared = samples_of({**job, "calibration": job["compared"], **COMPARED}, tokenizer)
+    before = predictions(model, compared)
     given: dict[str, Any] = {}
     if job["calibration"]:
         rows = samples_of(job, tokenizer)
@@ -170,9 +212,36 @@ def quantize(job: dict[str, Any]) -> None:
     leave_memory_unpinned()
     # By layers: a layer is calibrated with what the quantised ones before it give, and one is computed at a time.
     pipeline = {"pipeline": "sequential"} if job["calibration"] else {}
-    oneshot(model=model, tokenizer=tokenizer, recipe=recipe_of(job), **given, **pipeline)
+    oneshot(model=model, tokenizer=tokenizer, recipe=recipe_of(job, model), **given, **pipeline)
+    try:
+        found = difference(before, predictions(model, compared))
+    except RuntimeError as error:  # of a device that has no memory left: what took hours is written all the same
+        say(f"warning: the quantised model could not be compared with the one that it was made from: {error}")
+    else:
+        Path(job["output"]).with_name(DIFFERENCE).write_text(json.dumps(found), encoding="utf-8")
     say("writing")
     model.save_pretrained(job["output"], save_compressed=True)
+
+
+def predictions(model: Any, rows: list[list[int]]) -> Any:
+    """Log probabilities [tokens of all rows, vocabulary] of what follows each token."""
+    import torch
+
+    with torch.no_grad():
+        logits = [model(torch.tensor([row], device=model.device), use_cache=False).logits[0] for row in rows]
+    return torch.cat(logits).float().log_softmax(-1).cpu()
+
+
+def difference(before: Any, after: Any) -> dict[str, float]:
+    """How far predictions are from those before, as charonia evaluate has it, in nats. kl_blind: of one prediction for
+    all places, the mean of those before, which knows nothing of the text."""
+    blind = (before.logsumexp(0) - math.log(len(before))).expand_as(before)
+    return {
+        "tokens": len(before),
+        "kl_mean": float((before.exp() * (before - after)).sum(-1).mean()),
+        "kl_blind": float((before.exp() * (before - blind)).sum(-1).mean()),
+        "top1_agreement": float((before.argmax(-1) == after.argmax(-1)).float().mean()),
+    }
 
 
 def calibrate(job: dict[str, Any]) -> None:

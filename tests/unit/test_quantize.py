@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -70,6 +71,9 @@ for name in ("config.json", "model.safetensors"):
     shutil.copyfile(pathlib.Path(job["model"]) / name, out / name)
 (out / "model.safetensors").chmod(0o600)
 pathlib.Path("{seen}").write_text(json.dumps([job, sys.argv[1], dict(os.environ)]))
+kl = dict(destroys=1.5, nan=float("nan"), loses=1.4).get("{mode}", 0.01)
+found = dict(tokens=99, kl_blind=1.5, top1_agreement=0.5, kl_mean=kl)
+out.with_name("difference.json").write_text(json.dumps(found))
 """
 
 
@@ -115,6 +119,25 @@ def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
     assert job["calibration"] == str(default_text()) and any("no --calibration" in line for line in said)
     record = json.loads((made / RECORD_FILE).read_text())
     assert (record["scheme"], record["method"], record["command"]) == ("w4a16", "awq", "a b")
+    assert record["difference"]["kl_mean"] == 0.01
+    assert said[-1].startswith(f"over 99 tokens its mean KL divergence from {model} is 0.0100, and the most likely ")
+
+
+@pytest.mark.parametrize(("mode", "figure"), [("destroys", "1.5000"), ("nan", "nan"), ("loses", "1.4000")])
+def test_a_model_that_is_destroyed_is_not_called_ready(
+    mode: str, figure: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, mode)
+    said: list[str] = []
+    if mode == "loses":
+        quantize(model, tmp_path / "q", scheme="w8a8", say=said.append)
+        assert (
+            said[-1].startswith("warning: a great loss: over 99 tokens its mean KL divergence") and figure in said[-1]
+        )
+        return
+    with pytest.raises(ModelError, match=rf"is destroyed: .* is {figure}, .*; 1\.50 would be .*: take --method rtn"):
+        quantize(model, tmp_path / "q", scheme="w8a8", say=said.append)
+    assert not (tmp_path / "q").exists() and "what llm-compressor has made is in " in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -632,6 +655,82 @@ def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleTyp
         assert (found.input_activations is None) == scheme.endswith("a16")
         if found.input_activations:
             assert found.input_activations.dynamic and found.input_activations.strategy == "token"
+
+
+SIZES: dict[str, Any] = {
+    **{
+        "vocab_size": 16,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 24,
+        "num_hidden_layers": 3,
+    },
+    **{
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_experts_per_tok": 2,
+        "pad_token_id": None,
+    },
+}
+EXPERTS = {"mixtral": {"num_local_experts": 3}, "qwen3_moe": {"num_experts": 3, "mlp_only_layers": [1]}}
+
+
+def weights_by_name(model: Any) -> dict[str, Any]:
+    """Of all modules, and of experts as llm-compressor takes them apart."""
+    weights = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            for index, (pair, down) in enumerate(zip(module.gate_up_proj, module.down_proj, strict=True)):
+                gate, up = pair.chunk(2)
+                weights |= {f"{name}.{index}.gate_proj": gate, f"{name}.{index}.up_proj": up}
+                weights[f"{name}.{index}.down_proj"] = down
+    return weights
+
+
+@pytest.mark.parametrize("method", ["smoothquant", "awq"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"])
+def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType, family: str, method: str) -> None:
+    """In llm-compressor's place, everything is divided by random numbers: the model says what it said."""
+    torch = needed_module("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES, **EXPERTS.get(family, {})))
+    model = model.double().eval()
+    model.set_experts_implementation("eager")  # the others have no fp64
+    ids = torch.arange(3, 15)[None]
+    offset = 1 if "gemma" in family else 0  # of the norms' weights
+    divided = []
+    with torch.no_grad():
+        weights = weights_by_name(model)
+        for weight in weights.values():
+            weight.normal_(std=0.3)
+        expected = model(ids).logits
+        names = [name for name, _ in model.named_modules()]
+        for scaled, readers in driver.smoothed([*names, *weights.keys() - set(names)], method):
+            for name, weight in weights.items():
+                if not re.match(scaled.removeprefix("re:"), name):
+                    continue
+                # Of the same expert, or else of the same layer.
+                place = name.rpartition(".")[0] if ".experts." in name else ".".join(name.split(".")[:3])
+                pattern = "|".join(reader.removeprefix("re:") for reader in readers)
+                read = [other for key, other in weights.items() if key.startswith(place) and re.match(pattern, key)]
+                scales = torch.rand(read[0].shape[1], dtype=torch.float64) + 0.5
+                for other in read:
+                    other.mul_(scales)
+                if weight.ndim == 1:
+                    weight.add_(offset).div_(scales).sub_(offset)
+                else:  # of layers that are packed together, the last is what is meant
+                    weight[-len(scales) :].div_(scales[:, None])
+                divided.append(name)
+        found = model(ids).logits
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()  # norms compute in fp32
+    assert len(divided) == len(set(divided))
+    kinds = {re.sub(r"[.]\d+", "", name).removeprefix("model.layers.") for name in divided}
+    feeding = "pre_feedforward_layernorm" if offset else "post_attention_layernorm"
+    assert (feeding in kinds) == (family != "mixtral" or method == "awq"), kinds
+    assert ("input_layernorm" in kinds) == (family != "gemma3_text" or method == "smoothquant"), kinds
 
 
 def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Path) -> None:
