@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia import __version__
-from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
+from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import ModelSpec, TensorPart
 from charonia.json_files import read_json
 from charonia.quality.evaluate import default_text
@@ -307,6 +307,10 @@ def _finish(made: Path, source: Path, record: dict[str, Any], say: Callable[[str
             shutil.copyfile(source / name, made / name)
     for file in filter(Path.is_file, made.iterdir()):
         file.chmod(0o644)
+    try:
+        read_source(made)
+    except CharoniaError as error:
+        raise ModelError(f"llm-compressor has written what Charonia cannot read: {error}") from error
     kept = {key: value for key, value in record.items() if key not in ("task", "output")}
     (made / RECORD_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 

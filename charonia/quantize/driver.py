@@ -190,6 +190,19 @@ def load(job: dict[str, Any]) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
+def name_as_before(model: Any) -> None:
+    """Experts' layers, which llm-compressor takes apart, are saved by the names that they had: its release 0.14 writes
+    names of its own for Mixtral's, which nothing reads."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+    if model.config.model_type == "mixtral":
+        names = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+        model._weight_conversions = [
+            *(one for one in model._weight_conversions if not isinstance(one, WeightConverter)),
+            *(WeightRenaming(rf"\.experts\.(\d+)\.{old}\.", rf".experts.\1.{new}.") for old, new in names.items()),
+        ]
+
+
 def quantize(job: dict[str, Any]) -> None:
     """Writes config.json and safetensors in compressed-tensors' format to job["output"]."""
     from datasets import Dataset
@@ -220,6 +233,7 @@ def quantize(job: dict[str, Any]) -> None:
     else:
         Path(job["output"]).with_name(DIFFERENCE).write_text(json.dumps(found), encoding="utf-8")
     say("writing")
+    name_as_before(model)
     model.save_pretrained(job["output"], save_compressed=True)
 
 

@@ -69,6 +69,9 @@ if "{mode}" == "waits":
         time.sleep(3600)
 for name in ("config.json", "model.safetensors"):
     shutil.copyfile(pathlib.Path(job["model"]) / name, out / name)
+if "{mode}" == "renames":
+    file = out / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b"mlp.up_proj", b"mlp.upproj_"))
 (out / "model.safetensors").chmod(0o600)
 pathlib.Path("{seen}").write_text(json.dumps([job, sys.argv[1], dict(os.environ)]))
 kl = dict(destroys=1.5, nan=float("nan"), loses=1.4).get("{mode}", 0.01)
@@ -655,6 +658,33 @@ def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleTyp
         assert (found.input_activations is None) == scheme.endswith("a16")
         if found.input_activations:
             assert found.input_activations.dynamic and found.input_activations.strategy == "token"
+
+
+def test_a_folder_that_cannot_be_read_is_not_called_ready(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llm-compressor wrote Mixtral's experts, by names of its own."""
+    stand_in(tmp_path, monkeypatch, "renames")
+    said: list[str] = []
+    with pytest.raises(ModelError, match=r"has written what Charonia cannot read: .*mlp\.up_proj\.weight"):
+        quantize(model, tmp_path / "q", scheme="w8a16", say=said.append)
+    assert not (tmp_path / "q").exists() and "what llm-compressor has made is in " in said[-1]
+
+
+def test_experts_are_written_by_the_names_of_their_family(driver: ModuleType, tmp_path: Path) -> None:
+    torch = needed_module("torch")
+    from transformers.core_model_loading import revert_weight_conversion
+
+    config = {**SHAPES["tiny"].config(), "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    write_random_model(tmp_path, {**config, "num_local_experts": 2})
+    model, _ = driver.load({"model": str(tmp_path)})
+    driver.name_as_before(model)
+    parts = ("gate", "experts.0.gate_proj", "experts.1.up_proj", "experts.1.down_proj")
+    tensors = {f"model.layers.1.mlp.{part}.weight_scale": torch.zeros(1) for part in parts}
+    written = {
+        name.removeprefix("model.layers.1.block_sparse_moe.") for name in revert_weight_conversion(model, tensors)
+    }
+    assert written == {f"{part}.weight_scale" for part in ("gate", "experts.0.w1", "experts.1.w3", "experts.1.w2")}
 
 
 SIZES: dict[str, Any] = {
