@@ -205,6 +205,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
     "gptq zeros": ({**_GPTQ, "bits": 4, "sym": False}, _gptq(4, symmetric=False)),
     "gptq order": ({**_GPTQ, "bits": 4, "desc_act": True}, _gptq(4, symmetric=True, ordered=True)),
     "gptq 8 bits": ({**_GPTQ, "bits": 8}, _gptq(8, symmetric=True)),
+    "gptq 8 bits, zeros": ({**_GPTQ, "bits": 8, "sym": False}, _gptq(8, symmetric=False)),
     "gptq_v2": (
         {**_GPTQ, "bits": 4, "sym": False, "checkpoint_format": "gptq_v2"},
         _gptq(4, symmetric=False, offset=0),

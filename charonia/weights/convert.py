@@ -16,7 +16,7 @@ import numpy as np
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
-from charonia.families import ModelSpec, TensorMap, TensorPart, describe, stacked_shape
+from charonia.families import ModelSpec, Quantization, TensorMap, TensorPart, describe, stacked_shape
 from charonia.json_files import read_json
 from charonia.progress import Progress
 from charonia.text import prompt_ids
@@ -34,7 +34,7 @@ from charonia.weights.checkpoint import (
     open_checkpoint,
 )
 from charonia.weights.quality_record import records_of_folder
-from charonia.weights.quantised_copy import Cut, check_codes, cut_parts, names_in_copy
+from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
 from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
 from charonia.weights.quantization_config import read_quantization, says_cache
 from charonia.weights.quantization_settings import DENSE, FORMATS
@@ -241,11 +241,11 @@ def _write_tensors(
             _check_finite(values, part.name)
             yield _cast(values, DTYPES[dense_type], part.name)
 
-    def copied(cut: Cut, name: str) -> Iterator[Array]:
+    def copied(cut: Cut, kind: str, how: Quantization, name: str) -> Iterator[Array]:
         values = cut.read()
         if cut.dtype in DTYPES:
             _check_finite(values, name)
-        check_codes(values, cut.dtype, name)
+        check_values(values, kind, how, name)
         yield values
 
     for name, parts in tensors.items():
@@ -266,7 +266,7 @@ def _write_tensors(
             assert part.quantised is not None
             stored = {"codes": part.name, **part.quantised.beside}
             for kind, cut in mine.items():
-                writers[names[kind]] = partial(copied, cut, stored[kind])
+                writers[names[kind]] = partial(copied, cut, kind, how, stored[kind])
                 types[names[kind]], shapes[names[kind]] = cut.dtype, cut.shape
             beside = {kind: _place(file.name, names[kind], mine[kind].dtype) for kind in mine if kind != "codes"}
             places.append({"file": file.name, "name": names["codes"], **beside})

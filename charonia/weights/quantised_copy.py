@@ -91,10 +91,17 @@ def _row_scales(
     return _range(checkpoint, name, taken, groups)
 
 
-def check_codes(values: Array, dtype: str, name: str) -> None:
-    """ModelError for NaN among FP8 codes."""
-    if dtype == "F8_E4M3" and ((values.view(np.uint8) & 0x7F) == 0x7F).any():
+def check_values(values: Array, kind: str, how: Quantization, name: str) -> None:
+    """ModelError for what the engine would refuse when it loads the copy. kind: of the tensor, as Cuts have it."""
+    if kind == "codes" and how.dtype == "F8_E4M3" and ((values.view(np.uint8) & 0x7F) == 0x7F).any():
         raise ModelError(f"tensor {name} has values that are not finite (NaN): download the model again")
+    if kind == "scales" and how.layout == "mxfp4" and (values == 0xFF).any():
+        raise ModelError(f"tensor {name} has scales that are not finite (NaN): download the model again")
+    if kind == "input_scale" and not (values > 0).all():
+        raise ModelError(f"tensor {name} is {float(values.min())}, expected more than 0: download the model again")
+    offset = how.zero_offset if how.layout == "gptq" else 0
+    if kind == "zeros" and how.bits == 8 and offset and (values.view(np.uint8) == 0xFF).any():
+        raise ModelError(f"tensor {name} has zeros of 256, expected 0 to 255: download the model again")
 
 
 def names_in_copy(canonical: str, cuts: list[dict[str, Cut]]) -> list[Mapping[str, str]]:

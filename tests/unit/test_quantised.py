@@ -169,8 +169,8 @@ def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     elif name != "gptq order":
         holds(dense, folder, meant, tmp_path, 2)
     settings = _engine.read_config_ini(tmp_path / "l1" / workspace.WEIGHTS / "config.ini")
-    kinds = {"mx": "mxfp4", "fp": "fp8", "w8": "int8", "gptq 8 bits": "int8"}
-    expected = kinds.get(name) or kinds.get(name[:2], "int4")
+    kinds = {"mx": "mxfp4", "fp": "fp8", "w8": "int8"}
+    expected = "int8" if name.startswith("gptq 8 bits") else kinds.get(name[:2], "int4")
     assert (settings["weight_type"], settings["data_type"]) == (expected, "fp32")
     # Most rows have 128 columns.
     grouped = not any(word in name for word in ("channels", "tensor", "w8a8", "AutoFP8", "of 128"))
@@ -836,17 +836,28 @@ def test_ranks_that_would_cut_what_belongs_together_are_refused_with_those_that_
             make()
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "change", "problem"),
+    [
+        ("fp8 channels", "weight", lambda x: x.view(torch.uint8)[3, 5:].fill_(0x7F), r"values .* not finite \(NaN\)"),
+        ("w4a16", "weight_scale", lambda x: x[3, 1:].fill_(float("inf")), "values that are not finite"),
+        ("mxfp4", "weight_scale", lambda x: x[3, 1:].fill_(255), r"scales that are not finite \(NaN\)"),
+        ("w8a8 static", "input_scale", torch.Tensor.zero_, "is 0.0, expected more than 0"),
+        ("w8a8 static", "input_scale", lambda x: x.fill_(-1), "is -1.0, expected more than 0"),
+        ("gptq 8 bits, zeros", "qzeros", lambda x: x[1, 3:].fill_(-1), "zeros of 256, expected 0 to 255"),
+    ],
+)
 def test_values_that_no_weight_can_have_are_refused_at_conversion(
-    copied: Callable[[str], Path], tmp_path: Path
+    name: str,
+    tensor: str,
+    change: Callable[[Any], object],
+    problem: str,
+    copied: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
-    folder = copied("fp8 channels")
-    edit_tensors(folder, lambda tensors: tensors[f"{UP}.weight"].view(torch.uint8).__setitem__((3, 5), 0x7F))
-    with pytest.raises(ModelError, match=r"tensor .*up_proj\.weight has values that are not finite \(NaN\)"):
-        convert(folder, tmp_path / "w")
-    shutil.rmtree(folder)
-    folder = copied("w4a16")
-    edit_tensors(folder, lambda tensors: tensors[f"{UP}.weight_scale"].__setitem__((3, 1), float("inf")))
-    with pytest.raises(ModelError, match=r"tensor .*up_proj\.weight_scale has values that are not finite"):
+    folder = copied(name)
+    edit_tensors(folder, lambda tensors: change(tensors[f"{UP}.{tensor}"]))
+    with pytest.raises(ModelError, match=rf"tensor .*up_proj\.{tensor} .*{problem}"):
         convert(folder, tmp_path / "w")
 
 
