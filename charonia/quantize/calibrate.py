@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from charonia.quantize.command import check_calibration, check_source
 # outliers from which on activations of 8 bits want smoothing. What a model really loses, charonia evaluate measures.
 MAX_ERROR = {8: 0.02, 4: 0.08}
 MANY_OUTLIERS = 20.0
+_SMOOTHED = re.compile(r".*[.](?:self_attn[.](?:q|k|v|qkv)|mlp[.](?:gate|up|gate_up))_proj")  # as driver.py has it
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,14 @@ class Ranges:
         ]
         name, most = max(self.inputs.items(), key=lambda item: item[1].outliers)
         if most.outliers >= MANY_OUTLIERS:
+            w8a8 = (
+                "needs --method smoothquant"
+                if _SMOOTHED.fullmatch(name)
+                else "may lose much there, as smoothquant reaches only what q, k, v, gate and up get, and no experts"
+            )
             lines.append(
-                f"activations have outliers ({name}: {most.outliers:.0f} times the median channel): w8a8 needs "
-                "--method smoothquant; w8a16 and w4a16 leave activations as they are"
+                f"activations have outliers ({name}: {most.outliers:.0f} times the median channel): w8a8 {w8a8}; w8a16 "
+                "and w4a16 leave activations as they are"
             )
         else:
             lines.append(f"activations have few outliers ({name}: {most.outliers:.0f} times the median channel)")

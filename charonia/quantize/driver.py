@@ -14,6 +14,9 @@ import json
 import math
 import re
 import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -266,16 +269,10 @@ def calibrate(job: dict[str, Any]) -> None:
     rows = samples_of(job, tokenizer)
     tokens = sum(map(len, rows))
     say(f"running {len(rows)} samples, {tokens} tokens")
-    inputs: dict[str, Inputs] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
-            inputs[name] = Inputs()
-            module.register_forward_pre_hook(inputs[name].see)
-    if not inputs:
-        raise JobError(f"{job['model']} has no linear layer: there is nothing to calibrate")
     caches: list[dict[str, Held]] = []
+    inputs: dict[str, Inputs] = {}
     for number, row in enumerate(rows, 1):
-        with torch.inference_mode():
+        with torch.inference_mode(), inputs_seen(model, inputs):
             cache = model(torch.tensor([row]), use_cache=True).past_key_values
         for index, layer in enumerate(cache.layers):
             if index == len(caches):
@@ -286,10 +283,35 @@ def calibrate(job: dict[str, Any]) -> None:
             say(f"{number} of {len(rows)} samples")
     found = {
         "tokens": tokens,
-        "inputs": {name: one.report() for name, one in inputs.items() if one.count},
+        "inputs": {name: one.report() for name, one in inputs.items()},
         "layers": [{kind: held.report() for kind, held in layer.items()} for layer in caches],
     }
     Path(job["output"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+@contextmanager
+def inputs_seen(model: Any, inputs: dict[str, Inputs]) -> Iterator[None]:
+    """Adds to `inputs` what every weight but the output layer's is multiplied with, by the weight's name. Experts of
+    a layer are parts of one weight, which no hook of a module would show."""
+    import torch
+
+    model.set_experts_implementation("eager")  # the one that multiplies them one by one
+    output = model.get_output_embeddings().weight.data_ptr()
+    weights = sorted((weight.data_ptr(), name) for name, weight in model.named_parameters() if weight.ndim > 1)
+    starts = [start for start, _ in weights]
+    linear = torch.nn.functional.linear
+
+    def seen(x: Any, weight: Any, bias: Any = None) -> Any:
+        if weight.data_ptr() != output:
+            name = weights[bisect_right(starts, weight.data_ptr()) - 1][1].removesuffix(".weight")
+            inputs.setdefault(name, Inputs()).see(x)
+        return linear(x, weight, bias)
+
+    torch.nn.functional.linear = seen  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear
 
 
 class Inputs:
@@ -300,10 +322,8 @@ class Inputs:
         self.total: Any = 0
         self.most: Any = None
 
-    def see(self, _: Any, arguments: tuple[Any, ...]) -> None:
-        rows = arguments[0].detach().reshape(-1, arguments[0].shape[-1]).float().abs()
-        if not len(rows):  # an expert that no token chose
-            return
+    def see(self, x: Any) -> None:
+        rows = x.reshape(-1, x.shape[-1]).float().abs()
         most = rows.amax(0)
         self.most = most if self.most is None else self.most.maximum(most)
         self.total = self.total + rows.sum(0)

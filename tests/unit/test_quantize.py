@@ -575,18 +575,11 @@ def test_the_room_that_is_asked_for_is_what_the_weights_take(scheme: str, tmp_pa
     assert taken * 0.97 < command.bytes_of_copy(read_source(tmp_path / "m").spec, scheme, group) < taken * 1.03
 
 
-def test_a_model_without_a_linear_layer_is_refused(
-    driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = needed_module("torch")
+def test_a_model_without_a_linear_layer_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = replace(read_source(model).spec, tensors={})
     monkeypatch.setattr(command, "read_source", lambda folder: replace(read_source(folder), spec=empty))
     with pytest.raises(UnsupportedError, match="has no layers: there is nothing to quantise or to calibrate"):
         calibrate(model)
-    monkeypatch.setattr(driver, "load", lambda _: (torch.nn.Embedding(2, 2), None))
-    monkeypatch.setattr(driver, "samples_of", lambda *_: [[0, 1]])
-    with pytest.raises(driver.JobError, match="no linear layer: there is nothing to calibrate"):
-        driver.calibrate({"model": "m"})
 
 
 def test_models_that_cannot_be_quantised_are_refused(
@@ -855,12 +848,34 @@ def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     assert "model.layers.1.mlp.down_proj" in shown and "quant_policy = " in shown
 
 
+def test_calibrate_shows_what_routers_and_experts_get(driver: ModuleType, tmp_path: Path) -> None:
+    needed_module("torch")
+    config = {**SHAPES["tiny"].config(), "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    write_random_model(tmp_path, {**config, "num_local_experts": 3, "num_experts_per_tok": 2}, scale=0.2)
+    job = {"model": str(tmp_path), "output": str(tmp_path / "ranges.json"), "calibration": str(default_text())}
+    driver.calibrate({**job, "samples": 2, "max_length": 32})
+    inputs = json.loads((tmp_path / "ranges.json").read_text())["inputs"]
+    layer = {name.removeprefix("model.layers.1."): one for name, one in inputs.items() if "layers.1." in name}
+    attention = {f"self_attn.{kind}_proj" for kind in "qkvo"}
+    assert layer.keys() == {*attention, "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+    router, experts, down = (layer[f"mlp.{name}"] for name in ("gate", "experts.gate_up_proj", "experts.down_proj"))
+    # Each token is given to two experts.
+    assert experts["max"] == router["max"] and experts["mean"] == pytest.approx(router["mean"], rel=1e-3)
+    assert 0 < down["mean"] < down["max"] and down["max"] != router["max"]
+    assert not any("lm_head" in name for name in inputs)
+
+
 @pytest.mark.parametrize(
     ("error8", "error4", "policy"), [(0.001, 0.05, 4), (0.01, 0.2, 8), (0.001, 0.0801, 8), (0.03, 0.3, 0)]
 )
 def test_the_worst_layer_decides_the_advice(error8: float, error4: float, policy: int) -> None:
     good, bad = Held(-1, 1, 0.0001, 0.01), Held(-1, 1, error8, error4)
-    ranges = Ranges("m", 9, [good, bad], [good, good], {"a": Inputs(1, 2, 3), "b": Inputs(1, 60, 40)})
+    ranges = Ranges("m", 9, [good, bad], [good, good], {})
     assert ranges.quant_policy == policy
-    assert f"quant_policy = {policy}" in ranges.advice()[0] and "b: 40 times" in ranges.advice()[1]
-    assert "smoothquant" in ranges.advice()[1]
+    for name, w8a8 in {
+        "layers.1.mlp.up_proj": "w8a8 needs --method smoothquant",
+        "layers.1.mlp.down_proj": "w8a8 may lose much there",
+        "layers.1.mlp.experts.gate_up_proj": "w8a8 may lose much there",
+    }.items():
+        advice = replace(ranges, inputs={"a": Inputs(1, 2, 3), name: Inputs(1, 60, 40)}).advice()
+        assert f"quant_policy = {policy}" in advice[0] and f"({name}: 40 times the median channel): {w8a8}" in advice[1]
