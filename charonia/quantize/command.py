@@ -35,6 +35,8 @@ _JOB = "job.json"  # of the folder that is worked in, until what is in it is who
 # KL divergence from the 16-bit model, in nats a token, above which a model is taken for destroyed, if it is also more
 # than that of a prediction that knows nothing of the text. A fourth of it is a great loss: 4 bits cost 0.05 to 0.2.
 _DESTROYED_KL = 1.0
+# Families that the release of transformers in requirements.txt has no class for.
+_WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qwen", "yi")
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,12 @@ def check_source(model: str | os.PathLike[str]) -> Path:
                 "with one: name the model that it was made from"
             )
         raise UnsupportedError(f"{location.path} is quantised already: name the model with 16-bit weights")
+    if spec.config.model_family in _WITH_CODE_OF_THEIR_OWN:
+        raise UnsupportedError(
+            f"{location.path} is of family {spec.config.model_family}, which transformers reads only with code that "
+            "comes with the model, and that code is not run: take a copy that is quantised already (AWQ, GPTQ, "
+            "compressed-tensors), or quant_policy, which needs no other weights"
+        )
     if not any(name.startswith("layers.") for name in spec.tensors):
         raise UnsupportedError(f"{location.path} has no layers: there is nothing to quantise or to calibrate")
     return location.path

@@ -609,6 +609,21 @@ class _Full:
     free = 0
 
 
+@pytest.mark.parametrize("family", ["baichuan", "internlm", "internlm2", "internlm3", "Yi"])
+def test_families_that_transformers_does_not_have_are_refused_before_anything_is_installed(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = stand_in(tmp_path, monkeypatch)
+    config = {**SHAPES["tiny"].config(), "model_type": family, "bias": False, "num_key_value_heads": 4, "head_dim": 16}
+    write_random_model(tmp_path / "m", config)
+    match = f"is of family {family.lower()}, which transformers reads only with code .*: take a copy"
+    with pytest.raises(UnsupportedError, match=match):
+        quantize(tmp_path / "m", tmp_path / "q", scheme="fp8")
+    with pytest.raises(UnsupportedError, match=match):
+        calibrate(tmp_path / "m")
+    assert not seen.exists()
+
+
 def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
