@@ -89,6 +89,24 @@ def _meant(codes: Array, scales: Array, zeros: Array, groups: Array) -> torch.Te
     return torch.from_numpy(scales.astype(np.float32)[:, groups] * (codes - zeros[:, groups]).astype(np.float32))
 
 
+def _ordered(quantiser: Quantiser) -> Quantiser:
+    """4 bits whose groups are of columns from all over the weight (actorder group), as releases of compressed-tensors
+    before 0.20 wrote them: codes stay in the columns' own order, and each column has the number of its group."""
+
+    def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
+        cols = weight.shape[1]
+        # By the number of inputs alone: modules with the same inputs have the same order.
+        order = np.random.default_rng(cols).permutation(cols)
+        place = np.argsort(order)
+        made, meant = quantiser(weight[:, order], generator)
+        numbers = made["weight_packed"].numpy().view(np.uint32)
+        codes = (numbers[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15).reshape(len(numbers), cols)
+        packed = _pack(codes[:, place].T, 4).T
+        return made | _tensors(weight_packed=packed, weight_g_idx=(place // GROUP).astype(np.int32)), meant[:, place]
+
+    return quantise
+
+
 def _tensors(**arrays: Array) -> Tensors:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
@@ -173,11 +191,20 @@ _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 _INT8 = {"num_bits": 8, "type": "int"}
 _FP8 = {"num_bits": 8, "type": "float"}
 _GPTQ = {"quant_method": "gptq", "group_size": GROUP, "desc_act": False, "sym": True, "checkpoint_format": "gptq"}
+
+
+def _actorder(config: dict[str, Any], quantiser: Quantiser) -> tuple[dict[str, Any], Quantiser]:
+    config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    return config, _ordered(quantiser)
+
+
 # Name -> quantization_config and what makes the tensors.
 FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
     "w4a16": _scheme("pack-quantized", _INT4),
     "w4a16 zeros": _scheme("pack-quantized", {**_INT4, "symmetric": False}),
     "w4a16 channels": _scheme("pack-quantized", {**_INT4, "strategy": "channel", "group_size": None}),
+    "w4a16 order": _actorder(*_scheme("pack-quantized", {**_INT4, "symmetric": False})),
+    "w4 in rows": _scheme("int-quantized", _INT4),
     "w8a16": _scheme("pack-quantized", {**_INT4, "num_bits": 8}),
     "w8a16 channels, zeros": _scheme("pack-quantized", {**_INT8, "strategy": "channel", "symmetric": False}),
     "w8 in rows": _scheme("int-quantized", {**_INT8, "strategy": "group", "group_size": GROUP}),

@@ -90,11 +90,12 @@ def test_every_group_of_families_answers_so_in_place_and_converted_with_one_rank
     sizes = {"hidden_size": 192, "head_dim": 64, "intermediate_size": 256} if form.endswith("of 128") else {}
     variant = sized(name, **sizes)
     folder, model = make(variant, form, tmp_path)
-    outputs = answers(folder, variant)
-    assert differences(outputs, model).max() < 1e-4
+    assert differences(answers(folder, variant), model).max() < 1e-4
+    with Engine.from_pretrained(convert(folder, tmp_path / "w1", dtype="fp32"), threads=2) as engine:
+        assert differences(engine.generate(prompts_of(7, LENGTHS), GREEDY), model).max() < 1e-4
     halves = answers(folder, variant, **ranks(2), reproducible=True)
     assert differences(halves, model).max() < 1e-4
-    halves_kept = convert(folder, tmp_path / "w", tp=2, dtype="fp32")
+    halves_kept = convert(folder, tmp_path / "w2", tp=2, dtype="fp32")
     with Engine.from_pretrained(halves_kept, threads=2, **ranks(2), reproducible=True) as engine:
         assert engine.generate(prompts_of(7, LENGTHS), GREEDY)[2].logprobs == halves[2].logprobs
 
