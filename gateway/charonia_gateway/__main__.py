@@ -13,9 +13,9 @@ from pydantic_settings import CliApp
 
 from charonia_gateway.check import SettingsError, check_files, explained
 from charonia_gateway.cores import default_workers
+from charonia_gateway.imports import kept
 from charonia_gateway.logs import configure_logging
 from charonia_gateway.port import PortError
-from charonia_gateway.process import serve
 from charonia_gateway.settings import Settings
 
 log = logging.getLogger("charonia_gateway")
@@ -51,6 +51,8 @@ def main() -> None:
     workers = settings.workers or default_workers()
     try:
         if workers == 1:
+            with kept():  # several workers import it, and not this process
+                from charonia_gateway.process import serve
             serve(settings)
             return
         from charonia_gateway.workers import supervise

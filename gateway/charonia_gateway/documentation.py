@@ -8,25 +8,15 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from charonia_gateway.schemas.interactive import InteractiveRequest
-from charonia_gateway.schemas.messages import CountTokensRequest, MessagesRequest
-from charonia_gateway.schemas.openai_responses import ResponsesRequest
-from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import ErrorBody
-from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 
 _REF = "#/components/schemas/{model}"
-_REQUESTS: tuple[type[BaseModel], ...] = (
-    ChatRequest,
-    CompletionRequest,
-    ResponsesRequest,
-    InteractiveRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    TokenizeBody,
-    DetokenizeBody,
-)
+# What the descriptions of routes refer to, by name. FastAPI would make validators of each answer and error of each
+# route, which nothing validates, whenever the gateway starts.
+_requests: dict[str, type[BaseModel]] = {}
+_answers: dict[str, type[BaseModel]] = {}
 _ERRORS = {
     400: "the request is wrong: the text names the field and what would be right",
     401: "the server asks for a key, and the request has none that holds",
@@ -52,39 +42,50 @@ def describe(
     """Arguments of a route's decorator. `stream` says what a stream is, None where there is none; `errors` are those
     that the other routes have not, `error` the form of all of them. The model's name is put into the examples when they
     are served."""
-    content = {
-        "application/json": {
-            "schema": {"$ref": _REF.format(model=request.__name__)},
-            "examples": {name: {"summary": name, "value": value} for name, value in examples.items()},
-        }
-    }
-    ok: dict[str, Any] = {"model": answer, "description": "the answer"}
+    shown = {name: {"summary": name, "value": value} for name, value in examples.items()}
+    body = {"application/json": {"schema": _refer(_requests, request), "examples": shown}}
+    ok = _described(answer, "the answer")
     if stream is not None:
-        ok |= {"description": f"the answer; {stream}", "content": {"text/event-stream": {}}}
-    described = {status: {"model": error, "description": text} for status, text in {**_ERRORS, **errors}.items()}
+        ok["description"] += f"; {stream}"
+        ok["content"]["text/event-stream"] = {}
     return {
-        "responses": {200: ok, **described},
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": {200: ok, **describe_errors({**_ERRORS, **errors}, error)},
+        "openapi_extra": {"requestBody": {"required": True, "content": body}},
     }
+
+
+def describe_errors(errors: Mapping[int, str], error: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
+    """The argument `responses` of a route's decorator."""
+    return {status: _described(error, text) for status, text in errors.items()}
+
+
+def _described(answer: type[BaseModel], text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": _refer(_answers, answer)}}}
+
+
+def _refer(models: dict[str, type[BaseModel]], model: type[BaseModel]) -> dict[str, str]:
+    models[model.__name__] = model
+    return {"$ref": _REF.format(model=model.__name__)}
 
 
 _KEY_SCHEME = "key"  # page/docs.js gives swagger-ui the key under this name
 
 
 def complete_schema(app: FastAPI, model_name: str, is_open: Callable[[str, str], bool] | None = None) -> None:
-    """Adds the request models, which no route declares as parameters, and the served model's name. is_open(method,
-    path): what needs no key; None where nothing needs one."""
+    """Adds what descriptions refer to, and the served model's name. is_open(method, path): what needs no key; None
+    where nothing needs one."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema:
             return app.openapi_schema
         schema = generate()
-        components = schema.setdefault("components", {}).setdefault("schemas", {})
-        for model in _REQUESTS:
-            definition = model.model_json_schema(ref_template=_REF)
-            components.update(definition.pop("$defs", {}))
-            components[model.__name__] = definition
+        models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+            *((model, "validation") for model in _requests.values()),
+            *((model, "serialization") for model in _answers.values()),
+        ]
+        _, definitions = models_json_schema(models, ref_template=_REF)
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         for path in schema["paths"].values():
             body = path.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
             for example in body.get("examples", {}).values():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from charonia_client import GenerateResponse
+if TYPE_CHECKING:
+    from charonia_client import GenerateResponse
 
 
 class Usage:

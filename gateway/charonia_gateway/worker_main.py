@@ -11,6 +11,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from charonia_gateway.folder import hold, remove_unheld
+from charonia_gateway.imports import kept
 from charonia_gateway.port import PortError
 from charonia_gateway.worker import Post, Worker
 
@@ -33,8 +34,9 @@ def main() -> None:
 
     # By number: the one that replaces another goes on with its counters, and there are no more files than workers.
     values.ValueClass = values.MultiProcessValue(lambda: post.number)  # type: ignore[no-untyped-call]
-    from charonia_gateway.logs import configure_logging
-    from charonia_gateway.process import serve
+    with kept():
+        from charonia_gateway.logs import configure_logging
+        from charonia_gateway.process import serve
 
     configure_logging(post.settings)
     try:

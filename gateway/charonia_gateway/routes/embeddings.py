@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from charonia_gateway.documentation import describe_errors
 from charonia_gateway.errors import ApiError
-from charonia_gateway.schemas.responses import ErrorBody
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -14,7 +14,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/embeddings",
     summary="None: the model is a decoder",
     status_code=404,
-    responses={404: {"model": ErrorBody, "description": "always"}},
+    responses=describe_errors({404: "always"}),
 )
 async def embeddings() -> None:
     raise ApiError(

@@ -8,7 +8,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from charonia_gateway.context import Gateway, GatewayState
-from charonia_gateway.schemas.responses import ErrorBody, Model, ModelList
+from charonia_gateway.documentation import describe_errors
+from charonia_gateway.schemas.responses import Model, ModelList
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -42,7 +43,7 @@ async def list_models(gateway: GatewayState) -> dict[str, Any]:
     "/v1/models/{model:path}",
     summary="Describe a model",
     response_model=Model,
-    responses={404: {"model": ErrorBody, "description": "no such model"}},
+    responses=describe_errors({404: "no such model"}),
 )
 async def get_model(model: str, gateway: GatewayState) -> dict[str, Any]:
     """A model by its name, which may contain slashes."""

@@ -14,19 +14,19 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from charonia_gateway.context import Gateway, GatewayState, Head
-from charonia_gateway.documentation import describe
+from charonia_gateway.documentation import describe, describe_errors
 from charonia_gateway.errors import ApiError
 from charonia_gateway.record import EVENT_HEARTBEAT, current_key
 from charonia_gateway.response_items import Items
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.response_input import conversation
-from charonia_gateway.schemas.responses import DeletedResponse, ErrorBody, ResponseBody
+from charonia_gateway.schemas.responses import DeletedResponse, ResponseBody
 from charonia_gateway.sse import EventStream, Format, named_event, while_connected
 from charonia_gateway.stored import Stored
 from charonia_gateway.usage import Usage
 
 router = APIRouter(tags=["OpenAI"])
-_ABSENT: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "it is not stored (any more)"}}
+_ABSENT = describe_errors({404: "it is not stored (any more)"})
 
 
 @router.post(

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields
 from charonia_gateway.context import Gateway, GatewayState
-from charonia_gateway.documentation import describe
-from charonia_gateway.schemas.responses import ErrorBody, PromptBody, TokenizerInfo, TokensBody
+from charonia_gateway.documentation import describe, describe_errors
+from charonia_gateway.schemas.responses import PromptBody, TokenizerInfo, TokensBody
 from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from charonia_gateway.sse import while_connected
 
@@ -74,10 +74,7 @@ def _headers(body: TokenizeBody | DetokenizeBody) -> dict[str, str]:
     "/tokenizer_info",
     summary="Describe the tokenizer",
     response_model=TokenizerInfo,
-    responses={
-        404: {"model": ErrorBody, "description": "no such model"},
-        503: {"model": ErrorBody, "description": "no server can say"},
-    },
+    responses=describe_errors({404: "no such model", 503: "no server can say"}),
 )
 async def tokenizer_info(
     gateway: GatewayState,

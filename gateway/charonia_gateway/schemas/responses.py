@@ -5,29 +5,33 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
-class ErrorDetail(BaseModel):
+class _Body(BaseModel):
+    model_config = ConfigDict(defer_build=True)  # to a validator, which most of them never need
+
+
+class ErrorDetail(_Body):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(_Body):
     error: ErrorDetail
 
 
-class PromptTokensDetails(BaseModel):
+class PromptTokensDetails(_Body):
     cached_tokens: int
 
 
-class CompletionTokensDetails(BaseModel):
+class CompletionTokensDetails(_Body):
     reasoning_tokens: int
 
 
-class UsageBody(BaseModel):
+class UsageBody(_Body):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -35,7 +39,7 @@ class UsageBody(BaseModel):
     completion_tokens_details: CompletionTokensDetails | None = Field(None, description="where there was reasoning")
 
 
-class TimingsBody(BaseModel):
+class TimingsBody(_Body):
     """Milliseconds from the engine's receipt of the request; names as in llama.cpp's server."""
 
     queue_ms: float = Field(description="until it was scheduled")
@@ -50,7 +54,7 @@ class TimingsBody(BaseModel):
     predicted_per_second: float | None = Field(description="of the tokens after the first")
 
 
-class _Answer(BaseModel):
+class _Answer(_Body):
     id: str
     created: int
     model: str
@@ -59,18 +63,18 @@ class _Answer(BaseModel):
     timings: TimingsBody | None = Field(None, description="where the request asked for it")
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(_Body):
     name: str
     arguments: str = Field(description="JSON, as the model wrote it")
 
 
-class ToolCall(BaseModel):
+class ToolCall(_Body):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(_Body):
     role: Literal["assistant"]
     content: str | None = Field(description="null where the answer consists of calls")
     reasoning_content: str | None = Field(None, description="where there was reasoning")
@@ -78,7 +82,7 @@ class AssistantMessage(BaseModel):
     refusal: None
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(_Body):
     index: int
     message: AssistantMessage
     logprobs: dict[str, Any] | None
@@ -90,7 +94,7 @@ class ChatCompletion(_Answer):
     choices: list[ChatChoice]
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(_Body):
     index: int
     text: str
     logprobs: dict[str, Any] | None
@@ -102,7 +106,7 @@ class Completion(_Answer):
     choices: list[CompletionChoice]
 
 
-class Model(BaseModel):
+class Model(_Body):
     id: str
     object: Literal["model"]
     created: int
@@ -117,12 +121,12 @@ class Model(BaseModel):
     )
 
 
-class ModelList(BaseModel):
+class ModelList(_Body):
     object: Literal["list"]
     data: list[Model]
 
 
-class TokensBody(BaseModel):
+class TokensBody(_Body):
     """The answer of /tokenize."""
 
     count: int
@@ -131,13 +135,13 @@ class TokensBody(BaseModel):
     token_strs: list[str] | None = Field(description="where return_token_strs asked for them")
 
 
-class PromptBody(BaseModel):
+class PromptBody(_Body):
     """The answer of /detokenize."""
 
     prompt: str
 
 
-class TokenizerInfo(BaseModel):
+class TokenizerInfo(_Body):
     tokenizer_class: str
     bos_token: str | None
     eos_token: str | None
@@ -146,40 +150,40 @@ class TokenizerInfo(BaseModel):
     chat_template: str | dict[str, str] | None = Field(description="several are by name")
 
 
-class AnthropicErrorDetail(BaseModel):
+class AnthropicErrorDetail(_Body):
     type: str
     message: str
 
 
-class AnthropicErrorBody(BaseModel):
+class AnthropicErrorBody(_Body):
     type: Literal["error"]
     error: AnthropicErrorDetail
     request_id: str
 
 
-class AnthropicText(BaseModel):
+class AnthropicText(_Body):
     type: Literal["text"]
     text: str
 
 
-class AnthropicThinking(BaseModel):
+class AnthropicThinking(_Body):
     type: Literal["thinking"]
     thinking: str = Field(description="empty where `thinking.display` is omitted")
     signature: str = Field(description="the same in every answer; it is not checked")
 
 
-class AnthropicToolUse(BaseModel):
+class AnthropicToolUse(_Body):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any] = Field(description='the arguments; {"INVALID_JSON": TEXT} where they are no JSON object')
 
 
-class AnthropicTokensDetails(BaseModel):
+class AnthropicTokensDetails(_Body):
     thinking_tokens: int
 
 
-class AnthropicUsage(BaseModel):
+class AnthropicUsage(_Body):
     input_tokens: int = Field(description="of the prompt, without those that were in the cache")
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
@@ -187,7 +191,7 @@ class AnthropicUsage(BaseModel):
     output_tokens_details: AnthropicTokensDetails | None = Field(None, description="where there was reasoning")
 
 
-class AnthropicAnswer(BaseModel):
+class AnthropicAnswer(_Body):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -198,11 +202,11 @@ class AnthropicAnswer(BaseModel):
     usage: AnthropicUsage
 
 
-class TokenCount(BaseModel):
+class TokenCount(_Body):
     input_tokens: int
 
 
-class ResponseBody(BaseModel):
+class ResponseBody(_Body):
     """The answer of /v1/responses, as OpenAI has it."""
 
     id: str
@@ -230,7 +234,7 @@ class ResponseBody(BaseModel):
     usage: dict[str, Any]
 
 
-class DeletedResponse(BaseModel):
+class DeletedResponse(_Body):
     id: str
     object: Literal["response"]
     deleted: bool
