@@ -175,7 +175,9 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
 
             kept, long = next(sessions), next(sessions)
             for begun in (False, True):
-                assert ((await turn(kept)).json()["history_tokens"] > 0) is begun
+                answer = await turn(kept)
+                assert answer.status_code == 200, answer.text
+                assert (answer.json()["history_tokens"] > 0) is begun
             begun_streams = await asyncio.gather(
                 begin_streams(http, body("model", TOKENS, logprobs=True)),
                 begin_streams(its_own, body("slow", TOKENS, logprobs=True)),
