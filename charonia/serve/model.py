@@ -17,7 +17,6 @@ from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
 from charonia.triton_models import source_dir
 from charonia.weights import hub, workspace
-from charonia.weights.quality_record import drop_outdated
 from charonia.weights.tensor_parallel import ranks_of
 
 _LOCK_S = 600.0  # making a workspace takes less than a second, but for weights in .bin files, which are converted
@@ -53,6 +52,8 @@ def prepare(
     if pinned := hub.pinned_id(str(named), location.path):
         say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
     if location.is_workspace:
+        from charonia.weights.quality_record import drop_outdated  # with NumPy, which a start takes long to import
+
         if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")
         manifest = workspace.read_manifest(location.path / workspace.WEIGHTS)

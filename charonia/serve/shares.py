@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError
 from charonia.serve.errors import ServeError
 from charonia.serve.models import Served
 from charonia.settings import env_name
-from charonia.weights.plan import Plan, make_plan, spell_bytes
 from charonia.weights.workspace import WEIGHTS
+
+if TYPE_CHECKING:
+    from charonia.weights.plan import Plan
 
 # What is said to each engine apart, and not by the environment, which is the same for all.
 KEYS = (
@@ -57,10 +60,12 @@ def divide(
     served: Sequence[Served],
     inference: Mapping[str, str],
     shares: Sequence[float],
-    plan: Callable[..., Plan] = make_plan,
+    plan: Callable[..., Plan] | None = None,
 ) -> list[Served]:
     """The models with the settings that divide the memory. Raises ServeError with the numbers where they do not fit."""
-    plans = [plan(one.workspace, inference) for one in served]
+    from charonia.weights.plan import make_plan, spell_bytes
+
+    plans = [(plan or make_plan)(one.workspace, inference) for one in served]
     for one, made in zip(served, plans, strict=True):
         if made.num_blocks == 0:
             raise ServeError(f"{one.name} does not fit: {made.warnings[-1]}")
@@ -136,6 +141,8 @@ def _session_dir(one: Served, inference: Mapping[str, str]) -> dict[str, str]:
 def _refusal(
     served: Sequence[Served], plans: Sequence[Plan], divisors: Sequence[int], blocks: Sequence[int], free: int
 ) -> str:
+    from charonia.weights.plan import spell_bytes
+
     parts = [
         f"{one.name} takes {spell_bytes(made.weight_bytes // divisor)} of weights, "
         f"{spell_bytes(made.activation_bytes // divisor)} for steps and "

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from charonia.errors import ModelError
-from charonia.weights.checkpoint import TensorInfo, gptq_shards, gptq_stem, open_checkpoint
+
+if TYPE_CHECKING:
+    from charonia.weights.checkpoint import TensorInfo
 
 _CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
@@ -84,6 +86,8 @@ def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
     import huggingface_hub
     from huggingface_hub.errors import NotASafetensorsRepoError
 
+    from charonia.weights.checkpoint import gptq_shards, gptq_stem, open_checkpoint
+
     try:
         return open_checkpoint(folder).tensors
     except ModelError:  # not downloaded, or not all of them
@@ -113,6 +117,8 @@ def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
 
 def _tensors_of(folder: Path, files: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """files: huggingface_hub's headers, by the name of the file."""
+    from charonia.weights.checkpoint import TensorInfo
+
     return {
         name: TensorInfo(name, folder / file, tensor.dtype, tuple(tensor.shape))
         for file, header in files.items()

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from charonia import _engine
 from charonia.errors import UnsupportedError
 from charonia.families import ModelConfig, TensorMap, TensorPart
-from charonia.weights.quantised_tensors import cut_obstacle
 
 _LOGITS_ALIGNMENT = 4  # of a rank's share: 16 bytes of logits
 _LAYER_TENSOR = re.compile(
@@ -59,6 +58,8 @@ def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
     """Of the quantised weights: what is packed together or shares a scale stays together."""
     if not any(part.quantised for parts in tensors.values() for part in parts):
         return ""
+    from charonia.weights.quantised_tensors import cut_obstacle
+
     obstacles = (cut_obstacle(part) for parts in _split(tensors, config, ranks).values() for part in parts)
     return next(filter(None, obstacles), "")
 
