@@ -66,10 +66,15 @@ python_tests() {
   pytest tests --ignore tests/docker -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder --durations 15 -rfEs
 }
 
+# Says early what cannot be imported. And the bytecode is there when the processes of the tests begin, each of which would
+# compile all of it at the same time as the others.
+tests_collected() { pytest tests --ignore tests/docker --collect-only -qqq | sed '/^tests.*: [0-9]*$/d'; }
+
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 # One thread each, beside the compilers.
 stage_beside "mypy" mypy_all
+stage_beside "collection of the tests" tests_collected
 # Tests of the stack run what people write clients with, in an environment of its own.
 if [ "${CI:-}" = true ]; then
   stage_beside "libraries of clients" scripts/get_clients.sh
