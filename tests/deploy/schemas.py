@@ -96,9 +96,17 @@ class NotTakenError(Exception):
     """With what is wrong as its text."""
 
 
-def _validate(item: dict[str, Any], version: str) -> None:
+@functools.cache
+def _kubernetes_validate() -> Any:
+    """The package, which would read all definitions of a version for each object."""
     import kubernetes_validate
 
+    kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
+    return kubernetes_validate
+
+
+def _validate(item: dict[str, Any], version: str) -> None:
+    kubernetes_validate = _kubernetes_validate()
     try:
         kubernetes_validate.validate(
             item, kubernetes_validate.latest_version() if version == LATEST else version, strict=True
