@@ -12,7 +12,8 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +76,89 @@ def charonia(*arguments: str | Path) -> tuple[int, str]:
 
 def measure(variant: Variant, folder: Path, calibration: Path) -> dict[str, Any] | str:
     """charonia evaluate's record, with `seconds` of charonia quantize; or why there is none."""
-    model, seconds = DEMO / "model", 0.0
-    if variant.options:
-        model = folder / variant.name.replace(" ", "-")
-        if not model.exists():
-            began = time.monotonic()
-            options = (*variant.options, "--samples", "32", "--max-length", "512", "--calibration")
-            code, said = charonia("quantize", DEMO / "model", "--dst", model, *options, calibration)
-            seconds = time.monotonic() - began
-            if code:
-                return said
-    how: list[str | Path] = ["--against", DEMO / "model", "--text", DEMO / "text.txt", "--json", "--no-save"]
-    code, said = charonia("evaluate", model, *how, "--quant-policy", str(variant.quant_policy))
+    made = folder / variant.name.replace(" ", "-") if variant.options else DEMO / "model"
+    options: tuple[str | Path, ...] = (
+        *variant.options,
+        "--samples",
+        "32",
+        "--max-length",
+        "512",
+        "--calibration",
+        calibration,
+    )
+    how: list[str | Path] = ["--text", DEMO / "text.txt", "--quant-policy", str(variant.quant_policy)]
+    return made_and_measured(DEMO / "model", made, options, how)
+
+
+def made_and_measured(
+    model: Path, made: Path, options: Sequence[str | Path], how: Sequence[str | Path]
+) -> dict[str, Any] | str:
+    """Like measure(). options: of charonia quantize, for `made`, where it is not there. how: options of evaluate."""
+    seconds = 0.0
+    if not made.exists():
+        began = time.monotonic()
+        code, said = charonia("quantize", model, "--dst", made, *options)
+        seconds = time.monotonic() - began
+        if code:
+            return said
+    code, said = charonia("evaluate", made, "--against", model, "--json", "--no-save", *how)
     return said if code else {**json.loads(said), "seconds": seconds}
+
+
+FAMILIES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "mixtral", "qwen3-moe-dense-layers")
+WORSE = 3.0  # times the KL divergence of rounding to the nearest that another method may have
+_WINDOW = ("--window", "64", "--stride", "32", "--no-ask")
+
+
+def write_small_model(name: str, folder: Path) -> None:
+    """A model of the parity tests, with sizes that groups of 32 divide."""
+    sys.path.insert(0, str(ROOT / "tests" / "parity"))
+    from parity_models import VARIANTS, write_model  # type: ignore[import-not-found]  # of the tests
+
+    variant = VARIANTS[name]
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
+    config = type(variant.config)(**{**variant.config.to_dict(), **sizes, "moe_intermediate_size": 64})
+    write_model(folder, replace(variant, config=config), seed=3)
+
+
+def run_families(folder: Path | None, names: Sequence[str]) -> tuple[list[str], list[Record]]:
+    """Like run_quantised_quality(), of a small random model of every family, or of those named, in every scheme and
+    method: whether llm-compressor makes of each what it should, which no other family shows."""
+    from charonia.quantize.command import SCHEMES
+
+    folder = folder or ROOT / "build" / "quantised"
+    folder.mkdir(parents=True, exist_ok=True)
+    text, calibration = folder / "text.txt", folder / "calibration.txt"
+    content = calibration_text()
+    text.write_text(content[-2000:], encoding="utf-8")
+    calibration.write_text(content[:4000], encoding="utf-8")
+    records: list[Record] = []
+    missing: list[str] = []
+    for name in names or FAMILIES:
+        model = folder / name
+        if not model.exists():
+            write_small_model(name, model)
+        for scheme, known in SCHEMES.items():
+            nearest: float | None = None
+            for method in sorted(known.methods, key="rtn".__ne__):
+                grouped = ("--group-size", "32") if scheme == "w4a16" else ()
+                options = ("--scheme", scheme, "--method", method, *grouped, "--calibration", calibration)
+                made = folder / f"{name}-{scheme}-{method}"
+                found = made_and_measured(model, made, (*options, "--max-length", "128"), ("--text", text, *_WINDOW))
+                if isinstance(found, str):
+                    missing.append(f"{name}, {scheme} {method}: {found}")
+                    print(missing[-1], file=sys.stderr, flush=True)
+                    continue
+                kl, same = found["reference"]["kl_mean"], 100 * found["reference"]["top1_agreement"]
+                print(
+                    f"{name}, {scheme} {method}: KL {kl:.5f}, same top token {same:.1f} %", file=sys.stderr, flush=True
+                )
+                case = {"family": name, "scheme": scheme, "method": method}
+                asked = None if nearest is None else {"asked": WORSE * nearest, "at_most": True}
+                records.append(Record.of("quantised_families", "KL mean", "", kl, case=case, **(asked or {})))
+                records.append(Record.of("quantised_families", "same top token", "%", same, case=case))
+                nearest = kl if method == "rtn" else nearest
+    return missing, records
 
 
 def figures(variant: Variant, found: dict[str, Any]) -> list[Record]:

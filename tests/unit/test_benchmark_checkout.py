@@ -164,6 +164,32 @@ def test_a_scheme_that_could_not_be_measured_is_named_with_the_reason(
     assert refused.exit_code == 2 and "is a file" in refused.output
 
 
+def test_a_family_that_a_method_destroys_fails_the_check_of_families(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As AWQ did with Mixtral; another family cannot be made with it."""
+
+    def made_and_measured(model: Path, made: Path, *_: Any) -> dict[str, Any] | str:
+        if made.name == "phi3-w4a16-awq":
+            return "no groups"
+        kl = {"rtn": 0.25, "awq": 1.0}.get(made.name.rpartition("-")[2], 0.5)
+        return {"reference": {"kl_mean": kl, "top1_agreement": 0.5}}
+
+    monkeypatch.setattr(quantised_quality, "write_small_model", lambda *_: None)
+    monkeypatch.setattr(quantised_quality, "made_and_measured", made_and_measured)
+    monkeypatch.setattr(quantised_quality, "calibration_text", lambda: "a text")
+    notes, found = quantised_quality.run_families(tmp_path, ["mixtral", "phi3"])
+    assert notes == ["phi3, w4a16 awq: no groups"]
+    assert [one.case for one in found if one.met is False] == [
+        {"family": "mixtral", "scheme": "w4a16", "method": "awq"}
+    ]
+    command = ["quantised-quality", "--folder", str(tmp_path), "--family"]
+    assert CliRunner().invoke(app, [*command, "phi3"]).exit_code == 1
+    assert CliRunner().invoke(app, [*command, "mixtral"]).exit_code == 1
+    monkeypatch.setattr(quantised_quality, "WORSE", 5.0)
+    assert CliRunner().invoke(app, [*command, "mixtral"]).exit_code == 0
+
+
 def test_schemes_are_measured_with_the_installed_package_wherever_the_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
