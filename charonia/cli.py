@@ -54,7 +54,8 @@ def convert(
     model_format: Annotated[
         str,
         typer.Option(
-            help="Format of the weights: auto (as found), hf (not quantised), compressed-tensors, awq, gptq, fp8."
+            help="Format of the weights: auto (as found), hf (not quantised), compressed-tensors, awq, gptq, fp8, "
+            "mxfp4."
         ),
     ] = "auto",
     dtype: DtypeOption = "auto",

@@ -1,7 +1,8 @@
 """Small quantised checkpoints and the values that their weights stand for.
 
-compressed-tensors' formats are written and read by that package. AWQ, GPTQ and FP8 are written here with plain numpy
-from the descriptions of those formats; nothing here uses the engine's own code for them.
+compressed-tensors' formats are written and read by that package. AWQ, GPTQ, FP8 and GPT-OSS' MXFP4 are written here
+with plain numpy from the descriptions of those formats, and the last is read by transformers; nothing here uses the
+engine's own code for them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
@@ -248,25 +250,80 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
     "fp8 of AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, _fp8(0)),
 }
 
+# Of experts alone, all of a layer in one tensor.
+GPT_OSS = "mxfp4 of GPT-OSS"
+_GPT_OSS_CONFIG = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+
 _LINEAR = re.compile(r".*\b(?:layers|h)\.\d+\..*(?:proj|W_pack|c_attn|wqkv|wo|w[123])\.weight")
 
 
 def quantise(source: Path, folder: Path, name: str) -> Tensors:
     """Writes a copy of a folder of dense weights whose layers are quantised, and returns its weights as they are meant,
     in fp32, by their dense names."""
-    config, quantiser = FORMATS[name]
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    dense = load_file(source / "model.safetensors")
+    written, meant = _gpt_oss(dense) if name == GPT_OSS else _by_module(dense, FORMATS[name][1])
+    save_file(written, folder / "model.safetensors")
+    config = _GPT_OSS_CONFIG if name == GPT_OSS else FORMATS[name][0]
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
+    return meant
+
+
+def _by_module(dense: Tensors, quantiser: Quantiser) -> tuple[Tensors, Tensors]:
     generator = np.random.default_rng(0)
     written: Tensors = {}
     meant: Tensors = {}
-    for key, weight in load_file(source / "model.safetensors").items():
+    for key, weight in dense.items():
         if not _LINEAR.fullmatch(key):
             written[key], meant[key] = weight, weight.float()
             continue
         tensors, values = quantiser(weight.float(), generator)
         meant[key] = values.contiguous()
         written |= {f"{key.removesuffix('weight')}{last}": value.contiguous() for last, value in tensors.items()}
-    save_file(written, folder / "model.safetensors")
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
-    return meant
+    return written, meant
+
+
+def _gpt_oss(dense: Tensors) -> tuple[Tensors, Tensors]:
+    """Experts as GPT-OSS has them: row 2 i of gate_up_proj is row i of gate, row 2 i + 1 of up."""
+    found = {key: match for key in dense if (match := _EXPERT.fullmatch(key))}
+    written = {key: weight for key, weight in dense.items() if key not in found}
+    meant = {key: weight.float() for key, weight in written.items()}
+    for module in {match[1] for match in found.values()}:
+        names = ("w1", "w3", "w2") if module.endswith("block_sparse_moe.experts") else _OTHER_NAMES
+        count = 1 + max(int(match[2]) for match in found.values() if match[1] == module)
+        gate, up, down = (
+            torch.stack([dense[f"{module}.{index}.{name}.weight"] for index in range(count)]).float() for name in names
+        )
+        values = {}
+        for name, weight in (("gate_up_proj", torch.stack([gate, up], 2).flatten(1, 2)), ("down_proj", down)):
+            blocks, scales = _mx_blocks(weight.numpy())
+            written |= {f"{module}.{name}_blocks": blocks, f"{module}.{name}_scales": scales}
+            values[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+        theirs = (values["gate_up_proj"][:, ::2], values["gate_up_proj"][:, 1::2], values["down_proj"])
+        for name, weights in zip(names, theirs, strict=True):
+            meant |= {f"{module}.{index}.{name}.weight": weight.contiguous() for index, weight in enumerate(weights)}
+    return written, meant
+
+
+_OTHER_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+def _mx_blocks(weight: Array) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., in] to bytes [..., in / 32, 16], of which each has two codes, and exponents [..., in / 32]."""
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = weight.reshape(*weight.shape[:-1], -1, 32)
+    exponents = np.floor(np.log2(np.abs(groups).max(-1))).astype(np.int64) - 2
+    scaled = groups / 2.0 ** exponents[..., None]
+    codes = np.abs(np.abs(scaled)[..., None] - numbers).argmin(-1) + 8 * (scaled < 0)
+    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+    return torch.from_numpy(blocks), torch.from_numpy((exponents + 127).astype(np.uint8))

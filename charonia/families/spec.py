@@ -87,8 +87,8 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """method: compressed-tensors | awq | gptq | fp8. scheme_of(names of a module) raises UnsupportedError for a scheme
-    that is not supported; None: the module is not quantised. file: the name of the one that says so."""
+    """method: compressed-tensors | awq | gptq | fp8 | mxfp4. scheme_of(names of a module) raises UnsupportedError for a
+    scheme that is not supported; None: the module is not quantised. file: the name of the one that says so."""
 
     method: str
     scheme_of: Callable[[tuple[str, ...]], Scheme | None]
@@ -105,22 +105,23 @@ class TensorPart:
     rows: tuple[int, int] | None = None  # [begin, end) of dimension 0; None: all
     cols: tuple[int, int] | None = None  # [begin, end) of dimension 1; None: all
     quantised: Quantised | None = None
+    row_step: int = 1  # n: of the rows the first and every n-th after it; 1 but of quantised weights
 
     @property
     def taken(self) -> tuple[int, ...]:
         """The shape of the range."""
-        ranges = (self.rows, self.cols)[: len(self.shape)]
+        ranges = ((self.rows, self.row_step), (self.cols, 1))[: len(self.shape)]
         return tuple(
-            size if taken is None else taken[1] - taken[0] for size, taken in zip(self.shape, ranges, strict=True)
+            len(range(*(taken or (0, size)), step)) for size, (taken, step) in zip(self.shape, ranges, strict=True)
         )
 
     def take(self, dimension: int, begin: int, end: int) -> TensorPart:
         """[begin, end) of this range along dimension 0 or 1."""
         if not 0 <= begin < end <= self.taken[dimension]:
             raise ValueError(f"[{begin}, {end}) of {self.name} is not within {list(self.taken)}")
-        old = (self.rows, self.cols)[dimension]
+        old, step = ((self.rows, self.row_step), (self.cols, 1))[dimension]
         first = old[0] if old else 0
-        taken = (first + begin, first + end)
+        taken = (first + begin * step, first + (end - 1) * step + 1)
         return replace(self, rows=taken) if dimension == 0 else replace(self, cols=taken)
 
 

@@ -386,6 +386,8 @@ def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspac
         places = []
         for part in parts:
             place: dict[str, Any] = {"file": linked(part.name), "name": part.name, "rows": part.rows, "cols": part.cols}
+            if part.row_step > 1:
+                place["row_step"] = part.row_step
             if part.quantised:
                 for kind, other in part.quantised.beside.items():
                     place[kind] = _place(linked(other), other, checkpoint.tensors[other].dtype)
@@ -421,9 +423,9 @@ def convert(
     """Converts a Hugging Face folder or hub id to a workspace (docs/contracts.md) and returns its path.
 
     tp: tensor-parallel ranks that the weights are split over, setting tensor_para_size by its short name. model_format:
-    what the weights are, auto (as found) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8. dtype: auto |
-    bf16 | fp16 | fp32. settings: inference parameters written to config.ini. Nothing is left behind when it fails.
-    Raises UnsupportedError, ModelError or InvalidRequestError saying what would be right.
+    what the weights are, auto (as found) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4. dtype:
+    auto | bf16 | fp16 | fp32. settings: inference parameters written to config.ini. Nothing is left behind when it
+    fails. Raises UnsupportedError, ModelError or InvalidRequestError saying what would be right.
     """
     settings = dict(settings or {})
     if tp is not None and settings.setdefault("tensor_para_size", str(tp)) != str(tp):

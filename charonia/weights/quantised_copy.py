@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -39,18 +40,19 @@ def _how_of(part: TensorPart) -> Quantization:
 def _cut(checkpoint: Checkpoint, part: TensorPart, spread: bool) -> dict[str, Cut]:
     assert part.quantised is not None
     how = part.quantised.how
-    rows, cols = part.rows or (0, part.shape[0]), part.cols or (0, part.shape[1])
+    rows = range(*(part.rows or (0, part.shape[0])), part.row_step)
+    cols = range(*(part.cols or (0, part.shape[1])))
     per_number = 32 // how.bits
     group = how.group_size or part.shape[1]
-    groups = (cols[0] // group, -(-cols[1] // group))
-    packed_rows = (rows[0] // per_number, -(-rows[1] // per_number))
-    packed_cols = (cols[0] // per_number, cols[1] // per_number)
+    groups = range(cols.start // group, -(-cols.stop // group))
+    packed_rows = range(rows.start // per_number, -(-rows.stop // per_number))
+    packed_cols = range(cols.start // per_number, cols.stop // per_number)
     by_rows = {
         "rows": {"codes": (rows, cols)},
         "packed-rows": {"codes": (rows, packed_cols), "scales": (rows, groups), "zeros": (packed_rows, groups)},
         "awq": {"codes": (cols, packed_rows), "scales": (groups, rows), "zeros": (groups, packed_rows)},
         "gptq": {"codes": (packed_cols, rows), "scales": (groups, rows), "zeros": (groups, packed_rows)},
-        "mxfp4": {"codes": (rows, (cols[0] // 2, cols[1] // 2)), "scales": (rows, groups)},
+        "mxfp4": {"codes": (rows, range(cols.start // 2, cols.stop // 2)), "scales": (rows, groups)},
     }[how.layout]
     cuts: dict[str, Cut] = {}
     for kind, name in {"codes": part.name, **part.quantised.beside}.items():
@@ -64,30 +66,34 @@ def _cut(checkpoint: Checkpoint, part: TensorPart, spread: bool) -> dict[str, Cu
     return cuts
 
 
-def _range(checkpoint: Checkpoint, name: str, first: tuple[int, int], second: tuple[int, int]) -> Cut:
-    shape = (first[1] - first[0], second[1] - second[0])
+def _range(checkpoint: Checkpoint, name: str, first: range, second: range) -> Cut:
+    info = checkpoint.tensors[name]
+    # Of stacked experts the second dimension has the rows of one, and what follows is a row.
+    height = math.prod(info.shape[: 1 if len(info.shape) < 3 else 2])
     return Cut(
-        checkpoint.tensors[name].dtype,
-        shape,
-        lambda: checkpoint.read(name)[first[0] : first[1], second[0] : second[1]],
+        info.dtype,
+        (len(first), len(second)),
+        lambda: checkpoint.read(name).reshape(height, -1)[_slice(first), _slice(second)],
     )
 
 
-def _row_scales(
-    checkpoint: Checkpoint, name: str, how: Quantization, spread: bool, rows: tuple[int, int], groups: tuple[int, int]
-) -> Cut:
+def _slice(taken: range) -> slice:
+    return slice(taken.start, taken.stop, taken.step)
+
+
+def _row_scales(checkpoint: Checkpoint, name: str, how: Quantization, spread: bool, rows: range, groups: range) -> Cut:
     """Scales of layout rows: of each row, or of blocks of them."""
     info = checkpoint.tensors[name]
     block = how.group_rows
     if spread:
         return Cut(
             info.dtype,
-            (rows[1] - rows[0], groups[1] - groups[0]),
-            lambda: np.repeat(checkpoint.read(name)[:, groups[0] : groups[1]], block, axis=0)[rows[0] : rows[1]],
+            (len(rows), len(groups)),
+            lambda: np.repeat(checkpoint.read(name)[:, _slice(groups)], block, axis=0)[_slice(rows)],
         )
-    taken = (rows[0] // block, -(-rows[1] // block))
+    taken = range(rows.start // block, -(-rows.stop // block))
     if len(info.shape) == 1:
-        return Cut(info.dtype, (taken[1] - taken[0],), lambda: checkpoint.read(name)[taken[0] : taken[1]])
+        return Cut(info.dtype, (len(taken),), lambda: checkpoint.read(name)[_slice(taken)])
     return _range(checkpoint, name, taken, groups)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families import ModelSpec, Quantised, Quantization, QuantizationConfig, Scheme, TensorMap, TensorPart
+from charonia.weights import stacked_experts
 from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, Array, TensorInfo
 
 CODES = ("weight_packed", "qweight")  # what a module has in place of its weight
@@ -45,7 +46,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     config = spec.quantization
     cache_scales = {name for name in tensors if _KV_SCALE.fullmatch(name)}
     if config is None:
-        codes = next((name for name in tensors if name.endswith(tuple(f".{kind}" for kind in CODES))), None)
+        endings = (*(f".{kind}" for kind in CODES), stacked_experts.CODES)
+        codes = next((name for name in tensors if name.endswith(endings)), None)
         if codes is not None:
             raise ModelError(
                 f"{folder}: tensor {codes} is quantised, and nothing says how: config.json has no quantization_config, "
@@ -53,8 +55,13 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
                 "of them"
             )
         return Found(spec, cache_scales if spec.quantised_cache else set())
-    finder = _Finder(folder, config, tensors, read)
-    made = {name: tuple(finder.part(part) for part in parts) for name, parts in spec.tensors.items()}
+    finder = _Finder(folder, config, tensors, read, spec.config.num_experts)
+    asked = spec.tensors
+    if config.method == "mxfp4":
+        asked = stacked_experts.stacked_experts(spec, config, tensors)
+    made = {name: tuple(finder.part(part) for part in parts) for name, parts in asked.items()}
+    if config.method == "mxfp4":
+        _refuse_unread(folder, spec, [name for name in tensors if name not in finder.known])
     if finder.missing:
         raise ModelError(
             f"{folder}: {len(finder.missing)} tensors are missing: {some(finder.missing)}: download the model again, "
@@ -84,13 +91,19 @@ def some(names: Iterable[str]) -> str:
 
 class _Finder:
     def __init__(
-        self, folder: Path, config: QuantizationConfig, tensors: Mapping[str, TensorInfo], read: Read | None
+        self,
+        folder: Path,
+        config: QuantizationConfig,
+        tensors: Mapping[str, TensorInfo],
+        read: Read | None,
+        experts: int,
     ) -> None:
         self._folder = folder
         self._config = config
         self._file = config.file
         self._tensors = tensors
         self._read = read
+        self._experts = experts  # of a layer
         self._done: dict[str, TensorPart] = {}  # by the name of the weight: fused modules are asked for several times
         self._modules: list[str] = []
         self.missing: dict[str, None] = {}
@@ -107,6 +120,8 @@ class _Finder:
     def _look_up(self, part: TensorPart) -> TensorPart:
         if len(part.shape) != 2:
             return part
+        if part.name.endswith(stacked_experts.CODES):
+            return self._stacked(part)
         module = part.name.removesuffix(".weight")
         codes = next((f"{module}.{name}" for name in CODES if f"{module}.{name}" in self._tensors), None)
         info = self._tensors.get(part.name)
@@ -120,16 +135,37 @@ class _Finder:
                 self.missing[f"{module}.{scheme.codes}"] = None
             return part
         if scheme is None:
-            raise ModelError(
-                f"{self._folder}: tensor {codes} is quantised, and {self._file} says that {module} is not: download "
-                "the model's files again, all of one version"
-            )
+            raise self._not_quantised(codes, module)
         if f"{module}.{scheme.codes}" != codes:
             raise ModelError(
                 f"{self._folder}: tensor {codes} is not what {self._file} says of {module} ({self._config.method}, "
                 f"{module}.{scheme.codes})"
             )
         return self._quantised(part, module, scheme)
+
+    def _not_quantised(self, codes: str, module: str) -> ModelError:
+        return ModelError(
+            f"{self._folder}: tensor {codes} is quantised, and {self._file} says that {module} is not: download the "
+            "model's files again, all of one version"
+        )
+
+    def _stacked(self, part: TensorPart) -> TensorPart:
+        """A range of the tensor that all experts of a layer are in."""
+        codes, module = part.name, part.name.rpartition(".")[0]
+        scheme = self._config.scheme_of((module,))
+        if scheme is None:
+            raise self._not_quantised(codes, module)
+        scales = f"{codes.removesuffix(scheme.codes)}{scheme.scales[0]}"
+        self.known |= {codes, scales}
+        self.missing |= dict.fromkeys(name for name in (codes, scales) if name not in self._tensors)
+        if self.missing:
+            return part
+        rows, cols = part.shape
+        self._check_divides(scheme.how, codes, rows, cols)
+        shape = (self._experts, rows // self._experts, cols // scheme.how.group_size)
+        self._check(codes, [(*shape, scheme.how.group_size // 2)], ("U8",), part)
+        self._check(scales, [shape], ("U8",), part)
+        return replace(part, quantised=Quantised(scheme.how, scales))
 
     def _quantised(self, part: TensorPart, module: str, scheme: Scheme) -> TensorPart:
         def named(names: tuple[str, ...]) -> str:
@@ -313,6 +349,24 @@ class _Finder:
         if self._read is None:
             return names
         return {name for name in names if self._tensors[name].dtype in DTYPES and not self._read(name).any()}
+
+
+def _refuse_unread(folder: Path, spec: ModelSpec, names: Iterable[str]) -> None:
+    """Of the tensors that GPT-OSS has, those that no family here computes with."""
+    for name in names:
+        if name.startswith(spec.ignored):
+            continue
+        if name.endswith((stacked_experts.CODES, "_scales")):
+            raise UnsupportedError(
+                f"{folder}: tensor {name}: this MXFP4 is supported for the experts of a layer (experts.gate_up_proj, "
+                "experts.down_proj). Take a copy that has the rest in 16 bits, or one that is quantised as "
+                "mxfp4-pack-quantized of compressed-tensors"
+            )
+        if name.endswith("_proj_bias"):
+            raise UnsupportedError(
+                f"{folder}: tensor {name}: experts of family {spec.config.model_family} have no biases, and results "
+                "without these would be wrong: take a copy whose experts have none"
+            )
 
 
 def _names(module: str) -> tuple[str, ...]:

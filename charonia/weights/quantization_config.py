@@ -19,12 +19,6 @@ from charonia.weights.quantization_settings import FORMATS, REMEDY, Settings
 # Files of folders from before config.json said it, with the method that they are of unless they say another.
 OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
-# Of methods whose numbers are read when they are stored otherwise.
-_HINTS = {
-    "mxfp4": " (GPT-OSS' tensors *_blocks and *_scales, of all experts of a layer at once; MXFP4 is read as "
-    "mxfp4-pack-quantized of compressed-tensors, a module at a time)",
-}
-
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationConfig | None:
     """None for a model whose weights are not quantised. config: config.json of the folder.
@@ -41,11 +35,11 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
         "awq": methods.awq,
         "gptq": methods.gptq,
         "fp8": methods.fp8,
+        "mxfp4": methods.mxfp4,
     }
     if method not in readers:
         raise UnsupportedError(
-            f"{place} is of method {method!r}, which is not supported{_HINTS.get(method, '')}; supported: "
-            f"{', '.join(FORMATS)}: {REMEDY}"
+            f"{place} is of method {method!r}, which is not supported; supported: {', '.join(FORMATS)}: {REMEDY}"
         )
     made = readers[method](Settings(place, settings))
     return replace(made, file=file) if made else None

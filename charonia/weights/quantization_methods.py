@@ -127,6 +127,21 @@ def _block(settings: Settings, key: str, value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
+def mxfp4(settings: Settings) -> QuantizationConfig:
+    """GPT-OSS': the experts of a layer in one tensor; everything else is in 16 bits."""
+    kept = settings.names("modules_to_not_convert")
+    # A name or an expression of it, up to the end of a module's name; or how a module's name ends.
+    patterns = [_pattern(settings, rf"(?:{name})(?:\.|$)") for name in kept]
+    scheme = Scheme(Quantization("mxfp4", "F4_E2M1", _MX_GROUP), "blocks", ("scales",), ("group",))
+
+    def scheme_of(names: tuple[str, ...]) -> Scheme | None:
+        experts = any(name.endswith(".experts") for name in names)
+        left_out = any(name.endswith(kept) for name in names) or any(one.any_match(names) for one in patterns)
+        return scheme if experts and not left_out else None
+
+    return QuantizationConfig("mxfp4", scheme_of)
+
+
 # compressed-tensors: what llm-compressor writes.
 
 _CLASSES = ("Linear", "Module")  # of PyTorch, of every module that is quantised here

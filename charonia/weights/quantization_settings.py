@@ -7,7 +7,7 @@ from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
 
-FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
+FORMATS = ("compressed-tensors", "awq", "gptq", "fp8", "mxfp4")
 DENSE = "hf"  # what --model-format calls weights that are not quantised
 REMEDY = (
     "take the model's 16-bit original, or a copy that is quantised as compressed-tensors (llm-compressor writes them), "

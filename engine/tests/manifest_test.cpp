@@ -82,6 +82,10 @@ TEST_F(ManifestTest, ARangeOutsideOfItsTensorIsRefused) {
   }
 }
 
+TEST_F(ManifestTest, OnlyQuantisedTensorsHaveARowStep) {
+  expect_refused(kOut, "/parts/0/row_step", 2, "row_step = 2, expected 1 to 1");
+}
+
 TEST_F(ManifestTest, PartsThatDoNotMakeTheShapeAreRefused) {
   expect_refused(kOut, "/shape", {32, 24}, "has shape [32, 24], and its part layers.0.attention.wo.0.weight has 16");
   expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], and its 1 parts have 32 rows");

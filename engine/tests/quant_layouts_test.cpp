@@ -101,19 +101,21 @@ std::vector<double> values_of(const ops::QuantSource& part, std::int64_t at_once
 using Range = QuantPart::Range;
 using Element = std::function<double(std::int64_t row, std::int64_t col)>;
 
-QuantPart opened(const Quantization& how, const QuantTensors& tensors, const Range& rows = {}, const Range& cols = {}) {
-  QuantPart part(how, tensors, rows, cols);
+QuantPart opened(const Quantization& how, const QuantTensors& tensors, const Range& rows = {}, const Range& cols = {},
+                 std::int64_t row_step = 1) {
+  QuantPart part(how, tensors, rows, cols, row_step);
   part.open();
   return part;
 }
 
 void expect_values(const QuantPart& part, const Element& element, std::int64_t first_row = 0,
-                   std::int64_t first_col = 0) {
+                   std::int64_t first_col = 0, std::int64_t row_step = 1) {
   for (const std::int64_t at_once : {std::int64_t{1}, std::int64_t{13}, part.rows()}) {
     const auto values = values_of(part, at_once);
     for (std::int64_t r = 0; r < part.rows(); ++r) {
       for (std::int64_t c = 0; c < part.cols(); ++c) {
-        ASSERT_EQ(values[static_cast<std::size_t>(r * part.cols() + c)], element(first_row + r, first_col + c))
+        ASSERT_EQ(values[static_cast<std::size_t>(r * part.cols() + c)],
+                  element(first_row + r * row_step, first_col + c))
             << "row " << r << ", column " << c << ", " << at_once << " rows at once";
       }
     }
@@ -130,6 +132,14 @@ void expect_all_ranges(const Quantization& how, const QuantTensors& tensors, con
     expect_values(opened(how, tensors, some_rows), element, first);
     for (const auto& some : columns) {
       expect_values(opened(how, tensors, some_rows, some), element, first, some.first);
+    }
+  }
+  for (const std::int64_t step : {2, 5}) {  // rows 3, 5, ... 13; 3, 8, 13
+    const auto part = opened(how, tensors, {{3, 14}}, {}, step);
+    EXPECT_EQ(part.rows(), 10 / step + 1);
+    expect_values(part, element, 3, 0, step);
+    for (const auto& some : columns) {
+      expect_values(opened(how, tensors, {{3, 14}}, some, step), element, 3, some.first, step);
     }
   }
 }
@@ -409,6 +419,13 @@ TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
   const auto part = opened(how, broken);
   expect_refused([&] { values_of(part, 24); }, "tensor l.blocks of f has scales, l.scales, that are not finite");
   expect_values(opened(how, broken, {{0, 19}}), element);
+  expect_values(opened(how, broken, {{0, 24}}, {}, 2), element, 0, 0, 2);  // 77 is of row 19
+  const auto others = opened(how, broken, {{1, 24}}, {}, 2);
+  expect_refused([&] { values_of(others, 12); }, "that are not finite (NaN or infinity) in row 19");
+  // What is read ahead ends with the last row: of 24, rows 3, 5, ... 9.
+  const auto bytes_ahead = opened(how, broken, {{3, 10}}, {}, 2).codes_bytes();
+  EXPECT_EQ(bytes_ahead.data() - broken.codes.view.data.data(), 3 * 64);
+  EXPECT_EQ(bytes_ahead.size(), 7U * 64);
 }
 
 TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {

@@ -85,15 +85,16 @@ class TinyWeights {
   }
 
   // A matrix that is quantised where the model is; then it has two dimensions.
+  // pair: so many rows, and as many that follow them, lie in turn in the file.
   void weight(const std::string& name, std::int64_t rows, std::int64_t cols, float deviation,
-              std::vector<std::int64_t> shape = {}) {
+              std::vector<std::int64_t> shape = {}, std::int64_t pair = 0) {
     if (!model_.quantised) return tensor(name, rows, cols, 0, deviation, std::move(shape));
     const auto& how = *model_.quantised;
     const auto group = how.group == 0 ? cols : how.group;
     std::vector<int> groups(static_cast<std::size_t>(cols));
     for (std::size_t c = 0; c < groups.size(); ++c) groups[c] = static_cast<int>(static_cast<std::int64_t>(c) / group);
     if (how.shuffled) std::shuffle(groups.begin(), groups.end(), std::mt19937(static_cast<unsigned>(cols)));
-    const auto plain =
+    auto plain =
         quantise(how.dtype, rows, cols, group, how.zeros, groups, random_values(name, rows * cols, 0, deviation));
     sizes_[name] = {{"rows", {0, rows}}, {"cols", {0, cols}}};
     if (how.as_floats) {
@@ -104,6 +105,10 @@ class TinyWeights {
       weights_.add(name, {rows, cols}, "F32", bytes_of(values));
       return;
     }
+    if (pair != 0) {
+      in_turn(plain.codes, cols, pair);
+      in_turn(plain.scales, plain.groups(), pair);
+    }
     const auto packed = pack(how.layout, plain);
     const auto add = [&](const std::string& to, const FileTensor& from) {
       weights_.add(to, from.shape, from.dtype, from.bytes);
@@ -113,6 +118,17 @@ class TinyWeights {
     auto& beside = beside_[name] = {{"scales", add(name + ".scales", packed.scales)}};
     if (packed.zeros) beside["zeros"] = add(name + ".zeros", *packed.zeros);
     if (packed.order) beside["order"] = add(name + ".order", *packed.order);
+  }
+
+  // Of each 2 * pair rows of a matrix, row i of the first half comes before row i of the second.
+  template <class T>
+  static void in_turn(std::vector<T>& values, std::int64_t cols, std::int64_t pair) {
+    const auto before = values;
+    const auto rows = std::ssize(values) / cols;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto place = row % (2 * pair), to = row - place + 2 * (place % pair) + place / pair;
+      std::copy_n(before.begin() + row * cols, cols, values.begin() + to * cols);
+    }
   }
 
   // The parts of a canonical tensor: each all of a tensor, or `size` of its rows or columns from `first` on.
@@ -133,7 +149,8 @@ class TinyWeights {
         const auto ends = part.value(dimension, all.at(dimension));
         return ends[1].get<std::int64_t>() - ends[0].get<std::int64_t>();
       };
-      rows += size("rows");
+      const int step = part.value("row_step", 1);
+      rows += (size("rows") + step - 1) / step;
       cols = size("cols");
       if (const auto beside = beside_.find(part.at("name")); beside != beside_.end()) {
         part.update(beside->second);
@@ -188,20 +205,25 @@ class TinyWeights {
     }
   }
 
-  // All experts of a layer are one tensor of three dimensions: gate and up above one another, and one of downs.
+  // All experts of a layer are one tensor of three dimensions: gate and up above one another, and one of downs. In
+  // mxfp4 rows of gate and up lie in turn, as GPT-OSS has them.
   void add_experts(const std::string& at) {
     once(at + "feed_forward.gate.weight", model_.experts, model_.hidden, 0, 0.5F);
     const int size = model_.expert_inter, share = size / model_.ranks;
     const std::string gate_up = at + "experts.gate_up", downs = at + "experts.down";
+    const bool paired = model_.quantised && model_.quantised->layout == "mxfp4" && !model_.quantised->as_floats;
     weight(gate_up, std::int64_t{model_.experts} * 2 * size, model_.hidden, 0.3F,
-           {model_.experts, 2 * size, model_.hidden});
+           {model_.experts, 2 * size, model_.hidden}, paired ? size : 0);
     weight(downs, std::int64_t{model_.experts} * model_.hidden, size, 0.3F, {model_.experts, model_.hidden, size});
     for (int e = 0; e < model_.experts; ++e) {
       for (int rank = 0; rank < model_.ranks; ++rank) {
         const std::string name = cat(at, "feed_forward.experts.", e, "."), end = cat(".", rank, ".weight");
-        const int first = 2 * e * size + rank * share;
-        stack(name + "w1" + end, rank, {range(gate_up, "rows", first, share)});
-        stack(name + "w3" + end, rank, {range(gate_up, "rows", first + size, share)});
+        const int first = 2 * e * size + rank * share * (paired ? 2 : 1);
+        auto gate = range(gate_up, "rows", first, paired ? 2 * share - 1 : share);
+        auto up = range(gate_up, "rows", first + (paired ? 1 : size), paired ? 2 * share - 1 : share);
+        if (paired) gate["row_step"] = up["row_step"] = 2;
+        stack(name + "w1" + end, rank, {gate});
+        stack(name + "w3" + end, rank, {up});
         auto down = range(downs, "rows", e * model_.hidden, model_.hidden);
         down["cols"] = {rank * share, (rank + 1) * share};
         stack(name + "w2" + end, rank, {down});

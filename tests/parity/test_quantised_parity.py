@@ -1,6 +1,7 @@
 """Quantised models answer as transformers does with the weights that their codes stand for, in fp32 arithmetic.
 
-What the weights stand for is said by compressed-tensors, or by numpy for the other formats (tests/quantised_models.py).
+What the weights stand for is said by compressed-tensors, by transformers for GPT-OSS' MXFP4, or by numpy for the other
+formats (tests/quantised_models.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from missing_tools import needed_module
 torch = needed_module("torch")
 
 from parity_models import VARIANTS, VOCAB, Variant, load_model, logprobs_of, prompts_of, ranks, write_model  # noqa: E402
-from quantised_models import FORMATS, quantise  # noqa: E402
+from quantised_models import FORMATS, GPT_OSS, quantise  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
@@ -80,6 +81,7 @@ def test_every_format_answers_as_the_weights_that_it_stands_for(form: str, tmp_p
     [
         *((name, "w4a16 zeros") for name in ("qwen2", "qwen3", "phi3", "gemma2", "gemma3", "mixtral")),
         *((name, form) for name in ("phi3", "qwen3-moe-dense-layers") for form in ("awq", "gptq", "fp8 of DeepSeek")),
+        *((name, GPT_OSS) for name in ("mixtral", "qwen3-moe-dense-layers")),
         ("qwen3", "fp8 in blocks of 128"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -16,10 +17,10 @@ from missing_tools import needed_module
 
 torch = needed_module("torch")
 
-from quantised_models import FORMATS, GROUP, Tensors, quantise  # noqa: E402
+from quantised_models import FORMATS, GPT_OSS, GROUP, Tensors, quantise  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from charonia import InvalidRequestError, ModelError, UnsupportedError, _engine  # noqa: E402
+from charonia import Engine, InvalidRequestError, ModelError, UnsupportedError, _engine  # noqa: E402
 from charonia.bench.random_model import Shape, write_random_model  # noqa: E402
 from charonia.bench.random_schemes import SCHEMES  # noqa: E402
 from charonia.families import TensorMap  # noqa: E402
@@ -87,8 +88,9 @@ def weight_of(folder: Path, entry: dict[str, Any]) -> Array:
             values = tensor(part).astype(np.float32)
         else:
             values = np.asarray(decoded(tensor, part, how, bits), np.float32)
-        rows, cols = part.get("rows") or (0, len(values)), part.get("cols") or (0, values.shape[-1])
-        pieces.append(values[rows[0] : rows[1]] if values.ndim == 1 else values[slice(*rows), slice(*cols)])
+        rows = slice(*(part.get("rows") or (0, len(values))), part.get("row_step", 1))
+        cols = slice(*(part.get("cols") or (0, values.shape[-1])))
+        pieces.append(values[rows] if values.ndim == 1 else values[rows, cols])
     assert list(np.concatenate(pieces).shape) == entry["shape"]
     return np.concatenate(pieces)
 
@@ -106,7 +108,9 @@ def decoded(tensor: Callable[[dict[str, Any]], Array], part: dict[str, Any], how
         if "zeros" in part:
             zeros = unpacked(tensor(part["zeros"]), bits)[: len(codes)]
     elif layout == "mxfp4":
-        fields = np.stack([stored & 15, stored >> 4], axis=-1).reshape(len(stored), -1)
+        height = math.prod(stored.shape[: 2 if stored.ndim == 4 else 1])
+        stored, scales = stored.reshape(height, -1), scales.reshape(height, -1)
+        fields = np.stack([stored & 15, stored >> 4], axis=-1).reshape(height, -1)
         codes, scales = FP4[fields & 7] * np.where(fields & 8, -1, 1), 2.0 ** (scales.astype(np.int64) - 127)
     elif layout == "gptq":
         codes, scales = unpacked(stored, bits).T, scales.T
@@ -150,7 +154,7 @@ def holds(source: Path, folder: Path, meant: Tensors, tmp_path: Path, ranks: int
         tensors = manifest_of(root)["tensors"]
         assert tensors.keys() == expected.keys()
         layers = [name for name in tensors if "quantization" in tensors[name]]
-        assert any("attention.wo" in name for name in layers)
+        assert any("attention.wo" in name or "experts" in name for name in layers)
         for name, values in expected.items():
             found = weight_of(root / workspace.WEIGHTS, tensors[name])
             assert np.abs(found - values).max() <= 1e-6 * np.abs(values).max(), name
@@ -177,8 +181,13 @@ def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     assert settings["group_size"] == str(GROUP if grouped else 0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["w4a16 zeros", "gptq zeros", "fp8 of DeepSeek"])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *((family, name) for family in FAMILIES for name in ("w4a16 zeros", "gptq zeros", "fp8 of DeepSeek")),
+        *((family, GPT_OSS) for family in FAMILIES if "experts" in family),
+    ],
+)
 def test_every_family_is_described_and_copied(family: str, name: str, tmp_path: Path) -> None:
     source, folder = tmp_path / "m", tmp_path / "q"
     write_random_model(source, FAMILIES[family], weight_type="bf16", scale=0.2)
@@ -249,9 +258,12 @@ def quantised(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     root = tmp_path_factory.mktemp("quantised")
 
     def made(name: str) -> Path:
-        folder = root / name.replace(" ", "-")
+        folder, source = root / name.replace(" ", "-"), dense
+        if name == GPT_OSS and not folder.exists():
+            source = root / "experts"
+            write_random_model(source, FAMILIES["experts"], weight_type="bf16", scale=0.2)
         if not folder.exists():
-            quantise(dense, folder, name)
+            quantise(source, folder, name)
         return folder
 
     return made
@@ -267,6 +279,7 @@ def copied(quantised: Callable[[str], Path], tmp_path: Path) -> Callable[[str], 
 
 UP, OUT = "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.o_proj"
 KEYS = "model.layers.0.self_attn.k_proj"
+EXPERTS = "model.layers.0.block_sparse_moe.experts"
 HALF = torch.float16
 DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     ("w4a16", lambda t: t.pop(f"{UP}.weight_scale"), r"1 tensors are missing: .*up_proj\.weight_scale"),
@@ -376,6 +389,38 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
         r"gate_proj\.weight, .*up_proj\.weight are computed together and quantised differently",
     ),
     ("gptq", lambda t: t.update({"model.layers.0.mystery.qweight": torch.ones(1)}), r"unknown .*mystery\.qweight"),
+    (GPT_OSS, lambda t: t.pop(f"{EXPERTS}.down_proj_scales"), r"1 tensors are missing: .*down_proj_scales: download"),
+    (GPT_OSS, lambda t: t.pop(f"{EXPERTS}.gate_up_proj_blocks"), r"1 tensors are missing: .*gate_up_proj_blocks: dow"),
+    (
+        GPT_OSS,
+        lambda t: [t.pop(name) for name in list(t) if name.startswith(EXPERTS)],
+        r"4 tensors are missing: .*gate_up_proj_blocks, .*gate_up_proj_scales, .*down_proj_blocks",
+    ),
+    (
+        GPT_OSS,
+        lambda t: t.update({f"{EXPERTS}.gate_up_proj_blocks": t[f"{EXPERTS}.gate_up_proj_blocks"][:, ::2]}),
+        r"gate_up_proj_blocks has shape \[2, 192, 4, 16\] where config\.json says \[2, 384, 4, 16\]",
+    ),
+    (
+        GPT_OSS,
+        lambda t: t.update({f"{EXPERTS}.down_proj_scales": t[f"{EXPERTS}.down_proj_scales"][..., 1:]}),
+        r"down_proj_scales has shape \[2, 128, 5\] where config\.json says \[2, 128, 6\]",
+    ),
+    (
+        GPT_OSS,
+        lambda t: t.update({f"{EXPERTS}.down_proj_scales": t[f"{EXPERTS}.down_proj_scales"].int()}),
+        r"down_proj_scales is of type I32; supported: U8",
+    ),
+    (
+        GPT_OSS,
+        lambda t: t.update({f"{EXPERTS}.gate_up_proj_bias": torch.zeros(2, 384)}),
+        r"gate_up_proj_bias: experts of family mixtral have no biases.*take a copy whose experts have none",
+    ),
+    (
+        GPT_OSS,
+        lambda t: t.update({f"{OUT}.weight_blocks": torch.zeros(128, 4, 16, dtype=torch.uint8)}),
+        r"o_proj\.weight_blocks: this MXFP4 is supported for the experts.* mxfp4-pack-quantized of compressed-tensors",
+    ),
 ]
 
 
@@ -415,10 +460,24 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         ("gptq", lambda c, method=method: c.update(quant_method=method), rf"is of method '{method}', which is not supp")
         for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "modelopt")
     ),
+    # The tensors of compressed-tensors' MXFP4, and experts that config.json leaves in 16 bits.
     (
         "mxfp4",
         lambda c: c.update(quant_method="mxfp4"),
-        r"method 'mxfp4', .*\*_blocks and \*_scales.*MXFP4 is read as mxfp4-pack-quantized of compressed-tensors",
+        r"q_proj\.weight_packed is quantised, and config\.json says that .*q_proj is not",
+    ),
+    *(
+        (
+            GPT_OSS,
+            lambda c, names=names: c.update(modules_to_not_convert=names),
+            r"gate_up_proj_blocks is quantised, and config\.json says that .*\.experts is not",
+        )
+        for names in (["model.layers.*.block_sparse_moe"], [EXPERTS], ["experts"])
+    ),
+    (
+        GPT_OSS,
+        lambda c: c.update(modules_to_not_convert=["a("]),
+        r"a pattern of modules is '\(\?:a\(.*must be a regular",
     ),
     ("awq", lambda c: c.update(version="gemv"), r"version 'gemv' is not supported; supported: gemm"),
     ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Take the model's 16-bit original"),
@@ -569,7 +628,7 @@ def test_quantised_tensors_that_config_json_does_not_explain_are_refused(copied:
         read_source(folder)
 
 
-@pytest.mark.parametrize("name", ["w4a16", "gptq"])
+@pytest.mark.parametrize("name", ["w4a16", "gptq", GPT_OSS])
 def test_packed_tensors_without_a_quantization_config_are_named_with_what_is_missing(
     name: str, copied: Callable[[str], Path]
 ) -> None:
@@ -577,7 +636,7 @@ def test_packed_tensors_without_a_quantization_config_are_named_with_what_is_mis
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"weight_packed|qweight is quantised.*no quantization_config.*Download"):
+    with pytest.raises(ModelError, match=r"(weight_packed|qweight|_blocks) is quantised.*no quantization_config.*Down"):
         read_source(folder)
 
 
@@ -859,15 +918,23 @@ def test_values_that_no_weight_can_have_are_refused_at_conversion(
     edit_tensors(folder, lambda tensors: change(tensors[f"{UP}.{tensor}"]))
     with pytest.raises(ModelError, match=rf"tensor .*up_proj\.{tensor} .*{problem}"):
         convert(folder, tmp_path / "w")
+    shutil.rmtree(folder)
+    folder = copied(GPT_OSS)
+    edit_tensors(folder, lambda tensors: tensors[f"{EXPERTS}.gate_up_proj_scales"].__setitem__((1, 7, 2), 255))
+    with pytest.raises(ModelError, match=r"tensor .*gate_up_proj_scales has scales that are not finite"):
+        convert(folder, tmp_path / "w")
+    root = link_workspace(folder, tmp_path / "l")
+    with pytest.raises(InvalidRequestError, match=r"gate_up_proj_scales, that are not finite .* in row 391"):
+        Engine.from_pretrained(root)
 
 
-@pytest.mark.parametrize("name", ["w4a16", "awq", "gptq", "fp8 of DeepSeek"])
+@pytest.mark.parametrize("name", ["w4a16", "awq", "gptq", "fp8 of DeepSeek", GPT_OSS])
 def test_a_format_that_is_named_must_be_the_one_that_is_found(
     name: str, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = copied(name)
     found = {"w4a16": "compressed-tensors"}.get(name) or name.split()[0]
-    for wrong in {"hf", "awq", "gptq", "compressed-tensors", "fp8"} - {found}:
+    for wrong in {"hf", "awq", "gptq", "compressed-tensors", "fp8", "mxfp4"} - {found}:
         with pytest.raises(ModelError, match=rf"--model-format {wrong}: the weights of .* are {found}: leave it out"):
             convert(folder, tmp_path / "w", model_format=wrong)
     convert(folder, tmp_path / "w", model_format=found)

@@ -37,6 +37,7 @@ class Manifest {
     std::string name;      // in that file
     DType dtype = DType::f32;
     Range rows, cols;
+    std::int64_t row_step = 1;  // n: of `rows` the first and every n-th after it; 1 but of quantised tensors
     std::optional<Beside> scales, zeros, order, input_scale;  // of a quantised tensor
   };
   // A tensor as the model has it: its parts, stacked along dimension 0.

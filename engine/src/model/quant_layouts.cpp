@@ -170,8 +170,9 @@ bool Quantization::has_input_scale() const {
   return activations == ops::Activations::i8_tensor || activations == ops::Activations::f8_tensor;
 }
 
-QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range& rows, const Range& cols)
-    : how_(how), tensors_(std::move(tensors)) {
+QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range& rows, const Range& cols,
+                     std::int64_t row_step)
+    : how_(how), tensors_(std::move(tensors)), row_step_(row_step) {
   find_shape();
   const auto [first_row, last_row] = rows.value_or(std::pair{std::int64_t{0}, file_rows_});
   const auto [first_col, last_col] = cols.value_or(std::pair{std::int64_t{0}, file_cols_});
@@ -183,7 +184,7 @@ QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range&
            tensors_.codes.name, ", which has shape [", file_rows_, ", ", file_cols_, "]");
   }
   first_row_ = first_row, first_col_ = first_col;
-  rows_ = last_row - first_row, cols_ = last_col - first_col;
+  rows_ = round_up_quotient(last_row - first_row, row_step), cols_ = last_col - first_col;
   find_groups();
   scale_steps_ = find_scales();
   if (tensors_.zeros) zero_steps_ = find_zeros();
@@ -200,6 +201,12 @@ QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range&
   format_.zeros = how_.zeros;
   format_.scale_type = how_.layout == QuantLayout::mxfp4 ? DType::f8_e8m0 : type;  // files may call it u8
   format_.activations = how_.activations;
+}
+
+template <class Fn>
+void QuantPart::for_rows(std::int64_t first, std::int64_t n, Fn fn) const {
+  const auto together = row_step_ == 1 ? n : 1;
+  for (auto row = first; row < first + n; row += together) fn(first_row_ + row * row_step_, together, row);
 }
 
 void QuantPart::find_shape() {
@@ -346,9 +353,10 @@ bool QuantPart::zeros_are_symmetric() const {
   const std::int8_t symmetric = how_.code == ops::Code::u4 ? 8 : 0;
   bool all = true;
   for (std::int64_t r = 0; r < rows_; r += kRows) {
-    const auto n = std::min(kRows, rows_ - r);
-    read_zeros(first_row_ + r, n, zeros.data());  // of all rows: their values are looked at on the way
-    all = all && std::all_of(zeros.begin(), zeros.begin() + n * groups(), [&](auto zero) { return zero == symmetric; });
+    for_rows(r, std::min(kRows, rows_ - r), [&](auto row, auto n, auto) {
+      read_zeros(row, n, zeros.data());  // of all rows: their values are looked at on the way
+      all = all && std::all_of(zeros.begin(), zeros.begin() + n * groups(), [&](auto z) { return z == symmetric; });
+    });
   }
   return all;
 }
@@ -367,9 +375,12 @@ void QuantPart::unify(std::span<QuantPart* const> parts) {
 }
 
 void QuantPart::read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales, std::int8_t* zeros) const {
-  read_codes(first_row_ + first, n, codes);
-  read_scales(first_row_ + first, n, scales);
-  if (format_.zeros) read_zeros(first_row_ + first, n, zeros);
+  for_rows(first, n, [&](auto row, auto count, auto own) {
+    const auto at = own - first;
+    read_codes(row, count, codes + at * cols_);
+    read_scales(row, count, scales + at * groups());
+    if (format_.zeros) read_zeros(row, count, zeros + at * groups());
+  });
 }
 
 void QuantPart::decode(std::int64_t row, std::int64_t n, std::int64_t begin, std::int64_t end, std::uint8_t* out,
@@ -481,7 +492,8 @@ std::span<const std::byte> QuantPart::codes_bytes() const {
   const auto all = tensors_.codes.view.data;
   if (how_.layout == QuantLayout::awq || how_.layout == QuantLayout::gptq) return all;
   const auto row = all.size() / static_cast<std::size_t>(file_rows_);
-  return all.subspan(static_cast<std::size_t>(first_row_) * row, static_cast<std::size_t>(rows_) * row);
+  const auto end = first_row_ + (rows_ - 1) * row_step_ + 1;
+  return all.subspan(static_cast<std::size_t>(first_row_) * row, static_cast<std::size_t>(end - first_row_) * row);
 }
 
 }  // namespace charonia::model

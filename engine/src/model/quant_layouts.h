@@ -54,9 +54,11 @@ class QuantPart final : public ops::QuantSource {
  public:
   using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; none: all of it
 
-  // Looks at types and shapes, at no values. Throws Error(invalid_argument) with what does not fit and what was
-  // expected; the caller says of which tensor. The views are read as long as the part lives.
-  QuantPart(const Quantization& how, QuantTensors tensors, const Range& rows, const Range& cols);
+  // row_step n: of `rows` the first and every n-th after it. Looks at types and shapes, at no values. Throws
+  // Error(invalid_argument) with what does not fit and what was expected; the caller says of which tensor. The views
+  // are read as long as the part lives.
+  QuantPart(const Quantization& how, QuantTensors tensors, const Range& rows, const Range& cols,
+            std::int64_t row_step = 1);
 
   // Before the first use: reads the order of the columns, the input's scale, and whether the zeros are all those of
   // symmetric codes; then the format has none. Throws Error(invalid_argument), naming the tensor, for values that do
@@ -85,6 +87,10 @@ class QuantPart final : public ops::QuantSource {
   // Columns of a group of the whole tensor; of the last one in layout rows at most.
   std::int64_t group_size() const { return how_.group_size == 0 ? file_cols_ : how_.group_size; }
 
+  // Calls fn(row, n, first) for rows of the part, [first, first + n) of its own and [row, row + n) of the whole tensor:
+  // all at once where they lie together there.
+  template <class Fn>
+  void for_rows(std::int64_t first, std::int64_t n, Fn fn) const;
   void find_shape();
   void find_groups();
   Steps find_scales() const;
@@ -103,6 +109,7 @@ class QuantPart final : public ops::QuantSource {
   std::int64_t file_rows_ = 0, file_cols_ = 0;  // of the whole tensor
   std::int64_t file_groups_ = 0;                // in a row of it
   std::int64_t first_row_ = 0, first_col_ = 0;  // where the part begins in it
+  std::int64_t row_step_ = 1;                   // from row to row of the part
   std::int64_t first_group_ = 0;
   Steps scale_steps_, zero_steps_;
   std::vector<std::int32_t> order_;

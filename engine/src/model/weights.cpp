@@ -139,7 +139,7 @@ QuantPart WeightFiles::find_quantised(const std::string& name, const Quantizatio
                        .order = beside(part.order),
                        .input_scale = beside(part.input_scale)};
   try {
-    return {how, std::move(tensors), part.rows, part.cols};
+    return {how, std::move(tensors), part.rows, part.cols, part.row_step};
   } catch (const Error& error) {
     manifest_.refuse(cat("tensor ", name, " (", part.name, ") ", error.what()));
   }

@@ -1,0 +1,38 @@
+"""Experts as GPT-OSS' checkpoints have them: one tensor for all of a layer, with gate and up in turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from charonia.families import ModelSpec, QuantizationConfig, TensorMap, TensorPart
+
+CODES = "_blocks"  # how the names of the codes end: [experts, rows, groups, bytes of a group]
+_EXPERT = re.compile(r"layers\.\d+\.feed_forward\.experts\.(\d+)\.(w[123])\.0\.weight")
+# Of a canonical weight: the tensor that it is in, its first row in an expert's part of that, and its row step.
+_PLACES = {"w1": ("gate_up_proj", 0, 2), "w3": ("gate_up_proj", 1, 2), "w2": ("down_proj", 0, 1)}
+
+
+def stacked_experts(spec: ModelSpec, config: QuantizationConfig, tensors: Collection[str]) -> TensorMap:
+    """The spec's tensors, where weights of experts are ranges of the files' stacked ones, by the names of their codes.
+    Experts that `tensors` has one by one, or that `config` leaves in 16 bits, stay as they are."""
+    made: TensorMap = {}
+    for canonical, parts in spec.tensors.items():
+        match = _EXPERT.fullmatch(canonical)
+        made[canonical] = (
+            (_place(parts[0], int(match[1]), match[2], spec.config.num_experts, config, tensors),) if match else parts
+        )
+    return made
+
+
+def _place(
+    part: TensorPart, index: int, kind: str, count: int, config: QuantizationConfig, tensors: Collection[str]
+) -> TensorPart:
+    name, first, step = _PLACES[kind]
+    module = part.name.rpartition(f".{index}.")[0]
+    codes = f"{module}.{name}{CODES}"
+    if part.name in tensors or (codes not in tensors and config.scheme_of((module,)) is None):
+        return part
+    rows, cols = part.shape
+    begin = index * rows * step + first
+    return TensorPart(codes, (count * rows * step, cols), (begin, begin + (rows - 1) * step + 1), row_step=step)
