@@ -695,6 +695,19 @@ def test_experts_are_written_by_the_names_of_their_family(driver: ModuleType, tm
     assert written == {f"{part}.weight_scale" for part in ("gate", "experts.0.w1", "experts.1.w3", "experts.1.w2")}
 
 
+def test_what_reads_images_and_the_output_layer_stay_in_16_bits(driver: ModuleType) -> None:
+    torch = needed_module("torch")
+    matching = needed_module("compressed_tensors.utils.match")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small = {"num_hidden_layers": 2}
+    with torch.device("meta"):
+        config = AutoConfig.for_model("gemma3", text_config=small, vision_config=small)
+        model = AutoModelForCausalLM.from_config(config)
+    names = {name for name, _ in matching.match_named_modules(model, ["Linear"], driver.IGNORED)}
+    assert len(names) == 14 and all("language_model.layers." in name for name in names)
+
+
 SIZES: dict[str, Any] = {
     **{
         "vocab_size": 16,
