@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Modules that stay in 16 bits: the output layer, the routers of experts, which are small and decide much, and what reads
-# images, which no text calibrates, and of which Gemma 3's has rows that groups do not divide.
+# Modules that stay in 16 bits: the output layer, the routers of experts, which are small and decide much, and what
+# reads images, which no text calibrates, and of which Gemma 3's has rows that groups do not divide.
 IGNORED = [
     *("lm_head", "re:.*block_sparse_moe[.]gate$", "re:.*mlp[.]gate$", "re:.*router$"),
     *("re:.*vision_tower[.]", "re:.*multi_modal_projector[.]"),
