@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -57,6 +59,18 @@ def test_no_two_modules_import_each_other_by_whatever_way(folder: str) -> None:
         graph[own] = (names & set(files)) - {own}
     assert sum(map(len, graph.values())) > len(graph)
     list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize(
+    ("starts", "started"),
+    [
+        ("charonia_gateway.__main__, charonia_gateway.workers", ["fastapi", "charonia_client", "numpy"]),
+        ("charonia.cli, charonia.serve.launcher", ["fastapi", "numpy"]),
+    ],
+)
+def test_what_starts_programs_imports_nothing_large_that_they_alone_need(starts: str, started: list[str]) -> None:
+    code = f"import sys, {starts}; print([name for name in {started} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_one_file_of_the_engine_includes_the_library_of_json() -> None:
