@@ -37,8 +37,21 @@ constexpr std::uint16_t float_to_bf16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
 
-// IEEE half <-> float, round to nearest even.
-float f16_to_float(std::uint16_t bits);
+// IEEE half <-> float, round to nearest even. Below 2^-14 a half counts in steps of 2^-24: the mantissa is that many
+// steps. From there on the exponents differ by the biases, 127 - 15, and exponent 31 stands for infinity and NaN.
+constexpr float f16_to_float(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000U) << 16;
+  const std::uint32_t magnitude = bits & 0x7fffU;
+  std::uint32_t out = 0;
+  if (magnitude < 0x0400U) {
+    out = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+  } else if (magnitude < 0x7c00U) {
+    out = (magnitude << 13) + (112U << 23);
+  } else {
+    out = (magnitude << 13) | 0x7f800000U;
+  }
+  return std::bit_cast<float>(sign | out);
+}
 std::uint16_t float_to_f16(float value);
 
 }  // namespace charonia
