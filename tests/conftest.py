@@ -64,7 +64,9 @@ _SERVERS = {f"tests/stack/test_{name}.py": one for one, names in _SAME_SERVERS.i
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    if config.getvalue("dist") != "loadfile":  # who asks for anything else gets it
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     class ByServers(LoadFileScheduling):  # type: ignore[misc]
