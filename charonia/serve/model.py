@@ -52,7 +52,7 @@ def prepare(
     if pinned := hub.pinned_id(str(named), location.path):
         say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
     if location.is_workspace:
-        from charonia.weights.quality_record import drop_outdated  # with NumPy, which a start takes long to import
+        from charonia.weights.quality_record import drop_outdated  # with Rich, which no other start needs
 
         if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")
@@ -76,8 +76,6 @@ def prepare(
 def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], held: ExitStack) -> Path:
     """A linked workspace, made anew when the model or this package has changed. The one before stays while a server has
     it: that reads it again when its Triton is restarted."""
-    from charonia.weights.convert import link_workspace
-
     name = model.parent.name if model.name == "model" else model.name
     tp = f"-tp{ranks}" if ranks > 1 else ""
     # Folders of the same name in other places have workspaces of their own, which may be served now.
@@ -87,6 +85,8 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], h
     if not workspace.hold(destination, held):
         with _alone(lock, say):
             if not workspace.hold(destination, held):
+                from charonia.weights.convert import link_workspace  # with NumPy, which a start takes long to import
+
                 _remove_outdated(folder, place, destination)
                 link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
                 workspace.hold(destination, held)

@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 
 from charonia.errors import ModelError
-from charonia.weights.checkpoint import weight_files
 
 _PIECES, _PIECE_BYTES = 64, 4096
 
@@ -18,6 +17,8 @@ def fingerprint(folder: Path) -> str:
 
     Raises ModelError where there are no weights.
     """
+    from charonia.weights.checkpoint import weight_files  # with NumPy, which a start takes long to import
+
     try:
         digests = sorted(_digest(file) for file in weight_files(folder))
     except OSError as error:
