@@ -1111,15 +1111,17 @@ def test_what_is_written_later_takes_the_place_of_nothing_newer(
     states = [Shared(tmp_path, worker) for worker in (1, 2)]
     here, there = (SharedSessions(state, "some") for state in states)
     old, new = (Affinity(f"{name}:1", answered=True) for name in ("old", "new"))
-    there.update({"moved": old, "answered": old, "ended": old, "begun anew": old})
+    there.update({"moved": old, "answered": old, "ended": old, "begun anew": old, "ended there": old})
     other = Shared(tmp_path)
     other.run("BEGIN IMMEDIATE")
-    for name in ("moved", "answered"):
+    for name in ("moved", "answered", "ended there", "new here, ended there"):
         here.remember(name, old)
     here["only here"] = old
     del here["ended"]
     del here["begun anew"]
     other.run("ROLLBACK")
+    del there["ended there"]
+    del there["new here, ended there"]
     there.remember("moved", new)
     there["answered"] = new
     there.remember("begun anew", new)
@@ -1148,13 +1150,25 @@ def test_what_servers_were_not_told_is_bounded(tmp_path: Path, monkeypatch: pyte
     assert spaces == [("stale ensemble five:1",), ("stale ensemble four:1",), ("stale ensemble three:1",)]
 
 
-def test_the_sessions_that_were_not_used_for_longest_are_forgotten(tmp_path: Path) -> None:
+def test_the_sessions_that_were_not_used_for_longest_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(tmp_path)
     stale = SharedStaleSessions(Shared(tmp_path, 1), "some", limit=3)
     for name in "abcde":
         stale.remember(name, None)
     stale.remember("a", None)
+    del stale["b"]
     stale.prune()
     assert sorted(stale) == ["a", "d", "e"] and len(stale) == 3
     assert "a" in stale and "b" not in stale and stale.pop("b", "none") == "none"
     assert not list(SharedStaleSessions(Shared(tmp_path, 1), "others"))
+    state = Shared(tmp_path, 1)
+    assert stale.claim("e") == "mine" and not stale.take("e")
+    stale.release("e")
+    assert stale.take("e") and stale.claim("e") == "gone" and not stale.take("e") and sorted(stale) == ["a", "d"]
+    stale.prune()
+    assert state.run("SELECT name FROM recent WHERE value IS NULL").fetchall() == [("e",)]
+    monkeypatch.setattr(sessions, "_DELETED_S", -1.0)
+    stale.prune()
+    assert state.run("SELECT name FROM recent ORDER BY name").fetchall() == [("a",), ("d",)]

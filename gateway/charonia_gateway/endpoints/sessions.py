@@ -17,15 +17,15 @@ from charonia_gateway.shared import Shared
 Value = TypeVar("Value")
 Claim = Literal["mine", "theirs", "gone"]
 
-_PRUNE_EVERY = 256  # entries that a worker adds
+_PRUNE_EVERY = 256  # entries that a worker writes
+_DELETED_S = 600.0  # that what was deleted stays so, whatever another worker writes late
 _CLAIM_S = 60.0  # longer than a server may take to answer: a claim ends even where its worker could not end it
 POLL_S = 0.02
-# What is newer stays as it is: both may come late, once the database takes them.
-_REMEMBER = (
+# What is newer stays as it is: this may come late, once the database takes it. NULL: it was deleted.
+_WRITE = (
     "INSERT INTO recent VALUES (?, ?, ?, ?) "
     "ON CONFLICT DO UPDATE SET value = excluded.value, used = excluded.used WHERE used <= excluded.used"
 )
-_FORGET = "DELETE FROM recent WHERE space = ? AND name = ? AND used <= ?"
 
 
 class StaleSessions(Recent[str, None]):
@@ -64,7 +64,7 @@ class _SharedRecent(MutableMapping[str, Value]):
         self._shared = shared
         self._space = space
         self._limit = limit
-        self._added = 0
+        self._written = 0
         self._kept: Recent[str, _Kept] = Recent(limit)  # by name
 
     def __getitem__(self, name: str) -> Value:
@@ -75,10 +75,9 @@ class _SharedRecent(MutableMapping[str, Value]):
 
     def _text(self, name: str) -> str | None:
         rows = self._read("SELECT value, used FROM recent WHERE space = ? AND name = ?", name)
+        text, used = rows[0] if rows else (None, -math.inf)
         kept = self._kept.get(name)
-        if kept and not (rows and rows[0][1] > kept.at):
-            return kept.text
-        return str(rows[0][0]) if rows else None
+        return kept.text if kept and kept.at >= used else text
 
     def __setitem__(self, name: str, value: Value) -> None:
         self._write(name, json.dumps(value))
@@ -87,7 +86,8 @@ class _SharedRecent(MutableMapping[str, Value]):
         self._write(name, None)
 
     def __iter__(self) -> Iterator[str]:
-        names = dict.fromkeys(str(row[0]) for row in self._read("SELECT name FROM recent WHERE space = ?"))
+        rows = self._read("SELECT name FROM recent INDEXED BY recent_used WHERE space = ? AND (value IS NULL) = 0")
+        names = dict.fromkeys(str(row[0]) for row in rows)
         for name in self._kept:
             names.pop(name, None)
             if self._text(name) is not None:
@@ -99,10 +99,6 @@ class _SharedRecent(MutableMapping[str, Value]):
 
     def remember(self, name: str, value: Value) -> None:
         self[name] = value
-        self._added += 1
-        if self._added % _PRUNE_EVERY == 0:
-            with contextlib.suppress(sqlite3.Error):
-                self.prune()
 
     def _read(self, statement: str, *values: str) -> list[Any]:
         """Nothing where the database cannot be had."""
@@ -119,6 +115,10 @@ class _SharedRecent(MutableMapping[str, Value]):
         except sqlite3.Error:
             self._kept.remember(name, one)
             self._shared.later(self._write_late)
+        self._written += 1
+        if self._written % _PRUNE_EVERY == 0:
+            with contextlib.suppress(sqlite3.Error):
+                self.prune()
 
     def _write_late(self) -> None:
         try:
@@ -133,16 +133,18 @@ class _SharedRecent(MutableMapping[str, Value]):
             del self._kept[name]
 
     def _run(self, name: str, one: _Kept) -> None:
-        if one.text is None:
-            self._shared.run(_FORGET, (self._space, name, one.at))
-        else:
-            self._shared.run(_REMEMBER, (self._space, name, *one))
+        self._shared.run(_WRITE, (self._space, name, *one))
 
     def prune(self) -> None:
-        """Forgets what was not used for the longest time, beyond the limit."""
+        """Forgets what was deleted long ago, and what was not used for the longest time, beyond the limit: of what was
+        deleted first."""
+        self._shared.run(
+            "DELETE FROM recent WHERE space = ? AND (value IS NULL) = 1 AND used < ?",
+            (self._space, time.monotonic() - _DELETED_S),
+        )
         self._shared.run(
             "DELETE FROM recent WHERE space = ?1 AND name IN "
-            "(SELECT name FROM recent WHERE space = ?1 ORDER BY used DESC LIMIT -1 OFFSET ?2)",
+            "(SELECT name FROM recent WHERE space = ?1 ORDER BY value IS NULL, used DESC LIMIT -1 OFFSET ?2)",
             (self._space, self._limit),
         )
 
@@ -190,6 +192,7 @@ class SharedStaleSessions(_SharedRecent[None]):
             self._write_kept()
             taken = self._shared.run(
                 "INSERT INTO claims SELECT space, name, ?3, ?5 FROM recent WHERE space = ?1 AND name = ?2 "
+                "AND value IS NOT NULL "
                 "ON CONFLICT DO UPDATE SET worker = excluded.worker, until = excluded.until WHERE until <= ?4",
                 (self._space, session_id, self._shared.worker, now, now + _CLAIM_S),
             )
@@ -208,7 +211,7 @@ class SharedStaleSessions(_SharedRecent[None]):
         try:
             self._write_kept()
             gone = self._shared.run(
-                "DELETE FROM recent WHERE space = ?1 AND name = ?2 "
+                "UPDATE recent SET value = NULL, used = ?3 WHERE space = ?1 AND name = ?2 AND value IS NOT NULL "
                 "AND NOT EXISTS (SELECT 1 FROM claims WHERE space = ?1 AND name = ?2 AND until > ?3)",
                 (self._space, session_id, time.monotonic()),
             )
