@@ -14,9 +14,13 @@ class Usage:
     def __init__(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> None:
         self._per_prompt = choices_per_prompt
         self._last: list[GenerateResponse | None] = [None] * choices
+        self._running = choices
         self._prompt_only = prompt_only  # what was generated counts for nothing
 
     def see(self, index: int, response: GenerateResponse) -> None:
+        before = self._last[index]
+        if response.finish_reason and not (before and before.finish_reason):
+            self._running -= 1
         self._last[index] = response
 
     @property
@@ -27,7 +31,7 @@ class Usage:
     @property
     def ended(self) -> bool:
         """Whether all choices have."""
-        return len(self.finish_reasons) == len(self._last)
+        return not self._running
 
     def to_json(self) -> dict[str, Any]:
         # Any choice of a prompt has its length: the first may not have said anything yet.
@@ -48,33 +52,47 @@ class Usage:
         """As the engine measured them. Of several choices: the shortest wait, the first token of any, the last's end.
         Names are those of llama.cpp's server, with queue_ms, first_token_ms and total_ms beside them. None where the
         engine has said nothing yet."""
-        told = [last for last in self._last if last and last.timings]
-        times = [last.timings for last in told if last.timings]
-        if not times:
-            return None
         usage = self.to_json()
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        prompt_tokens = usage["prompt_tokens"] - cached
-        queue_ms = min(time.queue_ms for time in times)
-        first_token_ms = min((time.first_token_ms for time in times if time.first_token_ms > 0), default=0.0)
-        total_ms = max(time.total_ms for time in times)
-        # What ended before its first token spent all its time on the prompt.
-        prompt_ms = max((first_token_ms or total_ms) - queue_ms, 0.0)
-        predicted_ms = max(total_ms - first_token_ms, 0.0) if first_token_ms else 0.0
-        # A choice's first token comes with its prompt.
-        later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in told)
-        return {
-            "queue_ms": round(queue_ms, 3),
-            "first_token_ms": round(first_token_ms, 3),
-            "total_ms": round(total_ms, 3),
-            "cache_n": cached,
-            "prompt_n": prompt_tokens,
-            "prompt_ms": round(prompt_ms, 3),
-            "prompt_per_second": _per_second(prompt_tokens, prompt_ms),
-            "predicted_n": sum(last.num_output_tokens for last in told),
-            "predicted_ms": round(predicted_ms, 3),
-            "predicted_per_second": _per_second(later_tokens, predicted_ms),
-        }
+        return _timings(
+            [last for last in self._last if last],
+            usage["prompt_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+        )
+
+    def timings_so_far(self, index: int) -> dict[str, Any] | None:
+        """Of that choice alone, until all have ended."""
+        last = self._last[index]
+        if last is None or self.ended:
+            return self.timings()
+        return _timings([last], last.num_input_tokens, last.num_cached_tokens)
+
+
+def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -> dict[str, Any] | None:
+    told = [last for last in choices if last.timings]
+    times = [last.timings for last in told if last.timings]
+    if not times:
+        return None
+    computed = prompt_tokens - cached
+    queue_ms = min(time.queue_ms for time in times)
+    first_token_ms = min((time.first_token_ms for time in times if time.first_token_ms > 0), default=0.0)
+    total_ms = max(time.total_ms for time in times)
+    # What ended before its first token spent all its time on the prompt.
+    prompt_ms = max((first_token_ms or total_ms) - queue_ms, 0.0)
+    predicted_ms = max(total_ms - first_token_ms, 0.0) if first_token_ms else 0.0
+    # A choice's first token comes with its prompt.
+    later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in told)
+    return {
+        "queue_ms": round(queue_ms, 3),
+        "first_token_ms": round(first_token_ms, 3),
+        "total_ms": round(total_ms, 3),
+        "cache_n": cached,
+        "prompt_n": computed,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_second": _per_second(computed, prompt_ms),
+        "predicted_n": sum(last.num_output_tokens for last in told),
+        "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_second": _per_second(later_tokens, predicted_ms),
+    }
 
 
 def _per_second(tokens: int, ms: float) -> float | None:
