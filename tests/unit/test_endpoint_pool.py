@@ -986,6 +986,7 @@ async def test_what_a_worker_that_died_has_at_a_server_is_cancelled_once_the_ser
         kept = asyncio.create_task(there.text(ask(), id="kept"))
         await until(lambda: len(first.requests) + len(second.requests) == 4, "they have the requests")
         first.action_error = second.action_error = "[503] not now"
+        first.ready = False  # it drains, and takes that too
         Shared(tmp_path).forget(1)
         for _ in range(2):
             for endpoint in (*here.pool.endpoints, *there.pool.endpoints):
@@ -998,10 +999,99 @@ async def test_what_a_worker_that_died_has_at_a_server_is_cancelled_once_the_ser
         assert cancelled < asked and len(cancelled) == 3
         release.set()
         await asyncio.gather(*lost, kept)
-        assert not Shared(tmp_path).run("SELECT * FROM calls").fetchall()
+        await until(lambda: not Shared(tmp_path).run("SELECT * FROM calls").fetchall(), "nothing runs")
         for endpoint in (*here.pool.endpoints, *there.pool.endpoints):
             await endpoint.checked()
         assert len(first.actions) + len(second.actions) == 3
+
+
+async def test_cancels_that_hang_or_fail_hold_up_no_check_and_are_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(tmp_path)
+    ids = {f"request-{number}" for number in range(40)}
+    may_answer = asyncio.Event()
+    cancelled: set[str] = set()
+    failures = [RuntimeError("the gateway's own")]
+
+    class Server:
+        target = "some:1"
+        checks = 0
+        asked = 0
+
+        async def check(self, timeout_s: float) -> None:
+            self.checks += 1
+
+        async def cancel(self, request_id: str) -> None:
+            self.asked += 1
+            await may_answer.wait()
+            if failures:
+                raise failures.pop()
+            cancelled.add(request_id)
+
+        async def close(self) -> None:
+            pass
+
+    server, state = Server(), Shared(tmp_path, 2)
+
+    def lose() -> None:
+        calls = Calls(Shared(tmp_path, 1), "some")
+        for id in ids:
+            calls.begin(id)
+        Shared(tmp_path).forget(1)
+
+    lose()
+    endpoint = Endpoint(server, lambda _: None, SharedStaleSessions(state, "some"), Calls(state, "some"))  # type: ignore[arg-type]
+    watching = asyncio.create_task(endpoint.watch(0.01, HANG_S))
+    await until(lambda: server.asked > 0 and server.checks > 3, "checks go on")
+    assert not cancelled and "cancelled" not in caplog.text
+    may_answer.set()
+    await until(lambda: cancelled == ids, "all are cancelled")
+    await until(lambda: not state.run("SELECT * FROM calls").fetchall(), "nothing is left")
+    assert "could not be cancelled" in caplog.text and "own" in caplog.text and "were cancelled" in caplog.text
+
+    may_answer.clear()
+    asked = server.asked
+    lose()
+    await until(lambda: server.asked > asked, "it is asked again")
+    watching.cancel()
+    await endpoint.close()
+    assert len(Calls(Shared(tmp_path, 3), "some").take_lost()) == len(ids), "another worker can"
+
+
+async def test_a_request_that_is_left_is_known_until_its_server_has_been_told(tmp_path: Path) -> None:
+    create(tmp_path)
+    state = Shared(tmp_path, 1)
+
+    def known() -> int:
+        return len(state.run("SELECT * FROM calls").fetchall())
+
+    told: list[int] = []
+
+    class Server:
+        target = "some:1"
+
+        async def generate(self, *_: Any, **__: Any) -> AsyncIterator[GenerateResponse]:
+            try:
+                yield GenerateResponse("a")
+                await asyncio.Event().wait()
+            finally:
+                told.append(known())
+
+        async def check(self, timeout_s: float) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+    async with Pool(["some:1"], connect=lambda _: Server(), shared=state) as servers:  # type: ignore[arg-type,return-value]
+        answer = await servers.begin(ask(stream=True), "left later")
+        await answer.aclose()
+        waiting = asyncio.create_task(servers.begin(ask(), "left before its end"))
+        await until(lambda: known() == 1, "it is asked")
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+    assert told == [1, 1] and known() == 0
 
 
 def test_requests_at_a_server_that_could_not_be_written_down_are_later(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 from charonia_client import (
     BadRequest,
@@ -15,7 +15,7 @@ from charonia_client import (
     NotReady,
     Unresponsive,
 )
-from charonia_client.waiting import comes_within
+from charonia_client.waiting import comes_within, end
 
 from charonia_gateway.endpoints import load
 from charonia_gateway.endpoints.calls import Calls
@@ -25,7 +25,7 @@ from charonia_gateway.endpoints.sessions import SharedStaleSessions, StaleSessio
 
 log = logging.getLogger("charonia_gateway")
 
-_TELLERS = 16  # end_session requests at once
+_TELLERS = 16  # end_session or cancel requests at once
 
 
 class InFlight:
@@ -70,13 +70,28 @@ class InFlight:
         self.endpoint.outstanding_tokens -= done
 
     def close(self) -> None:
+        """It has ended at the server."""
+        self._leave()
+        self._forget()
+
+    async def aclose(self, parts: AsyncGenerator[GenerateResponse, None]) -> None:
+        """Leaves it, wherever it is. Until the server has been told, another worker would have to cancel it."""
+        self._leave()
+        try:
+            await parts.aclose()
+        finally:
+            self._forget()
+
+    def _leave(self) -> None:
         if self.endpoint.in_flight.get(self.id) is self:
             del self.endpoint.in_flight[self.id]
             self.endpoint.outstanding_tokens -= self.tokens
-            if self.endpoint.calls:
-                self.endpoint.calls.end(self.id)
             if self.endpoint.removed:
                 self.endpoint.look_again()
+
+    def _forget(self) -> None:
+        if self.endpoint.calls:
+            self.endpoint.calls.end(self.id)
 
 
 class Endpoint:
@@ -107,6 +122,8 @@ class Endpoint:
         self._checking = False
         self._told_all = True  # or it has been said that it could not be told
         self._forgetting: dict[str, asyncio.Task[None]] = {}  # by session
+        self._cancelling: asyncio.Task[None] | None = None
+        self._cancelled_all = True  # or it has been said that some could not be
         self._checked = asyncio.Event()  # set, and replaced, when a check ends
 
     @property
@@ -166,6 +183,7 @@ class Endpoint:
         except NotReady as error:
             self.broken = False
             self.health.not_ready(str(error))
+            self._cancel_lost()  # one that drains takes that
         except CharoniaError as error:
             self.broken = self.broken or isinstance(error, ConnectionLost)
             self.health.away(str(error))
@@ -173,7 +191,7 @@ class Endpoint:
             self.broken = False
             await self._forget_stale_sessions()  # before it can be chosen for them again
             self.health.well()
-            await self._cancel_lost()
+            self._cancel_lost()
 
     async def forget_stale_session(self, session_id: str) -> None:
         """Raises CharoniaError where that fails; the next check tries again what the server could not take.
@@ -233,23 +251,51 @@ class Endpoint:
             )
         self._told_all = not errors
 
-    async def _cancel_lost(self) -> None:
-        """What workers that have died had running there."""
-        if self.calls is None or not (lost := self.calls.take_lost()):
+    def _cancel_lost(self) -> None:
+        """What workers that have died had running there. A cancel that hangs holds up no check."""
+        if self.calls is None or self._cancelling is not None or not (lost := self.calls.take_lost()):
             return
-        log.warning("endpoint %s: requests of a worker that died are cancelled (%d)", self.target, len(lost))
-        calls = self.calls
+        self._cancelling = asyncio.create_task(self._cancel(self.calls, lost))
+
+    async def _cancel(self, calls: Calls, lost: list[str]) -> None:
+        count, cancelled = len(lost), 0
+        errors: list[BaseException] = []
 
         async def tell() -> None:
+            nonlocal cancelled
             while lost:
                 id = lost.pop()
                 try:
                     await self.client.cancel(id)
-                except CharoniaError:  # the next check tries again, and is not held up by the others
+                except BaseException as error:  # the next check tries again, and is not held up by the others
                     for one in (id, *lost):
                         calls.give_back(one)
                     lost.clear()
+                    if isinstance(error, asyncio.CancelledError):
+                        raise
+                    errors.append(error)
                 else:
                     calls.end(id)
+                    cancelled += 1
 
-        await asyncio.gather(*(tell() for _ in range(min(_TELLERS, len(lost)))))
+        try:
+            await asyncio.gather(*(tell() for _ in range(min(_TELLERS, count))))
+        finally:
+            self._cancelling = None
+            for one in lost:  # of tellers that never began
+                calls.give_back(one)
+            if cancelled:
+                log.warning("endpoint %s: requests of a worker that died were cancelled (%d)", self.target, cancelled)
+            if errors and self._cancelled_all:
+                log.warning(
+                    "endpoint %s: requests of a worker that died could not be cancelled (%d), which is tried again: %s",
+                    self.target,
+                    count - cancelled,
+                    repr(errors[0]),
+                )
+            self._cancelled_all = not errors
+
+    async def close(self) -> None:
+        if self._cancelling:
+            await end((self._cancelling,))
+        await self.client.close()

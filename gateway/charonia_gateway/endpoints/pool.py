@@ -82,8 +82,7 @@ class Answer:
     async def aclose(self) -> None:
         if self.replaced and not self.in_flight.finished:
             self.in_flight.endpoint.stale_sessions.remember(self.replaced, None)
-        self.in_flight.close()
-        await self.rest.aclose()
+        await self.in_flight.aclose(self.rest)
 
 
 class Pool:
@@ -141,7 +140,7 @@ class Pool:
 
     async def __aexit__(self, *_: object) -> None:
         await end([*self._watches.values(), *([self._asking] if self._asking else [])])
-        await asyncio.gather(*(endpoint.client.close() for endpoint in self.endpoints))
+        await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints))
 
     def set_targets(self, targets: Iterable[str]) -> None:
         """Adds new endpoints. One that is missing gets no new request and is dropped after its last one."""
@@ -362,10 +361,9 @@ class Pool:
                 if request.session_id is not None and len(self.endpoints) > 1:
                     await endpoint.checked()  # whether the session's server is down
             except BaseException:
-                entry.close()
                 if replaced:
                     endpoint.stale_sessions.remember(replaced, None)
-                await parts.aclose()
+                await entry.aclose(parts)
                 raise
         raise await self._explained(self._told(failures))
 
@@ -566,7 +564,7 @@ class Pool:
         self.endpoints.remove(endpoint)
         del self._watches[endpoint.target]
         with contextlib.suppress(CharoniaError):
-            await endpoint.client.close()
+            await endpoint.close()
         log.info("endpoint %s has ended what it had and is gone", endpoint.target)
 
 
