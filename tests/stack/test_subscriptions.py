@@ -352,14 +352,14 @@ async def test_the_end_of_a_subscription_cancels_its_requests_and_no_others(slow
 
 @pytest.mark.parametrize("way", ["stop", "the subscription's end", "a client that leaves"])
 async def test_what_is_stopped_frees_its_blocks_within_two_steps(slow: Stack, way: str) -> None:
-    requests, steps = 4, []
+    requests, steps = 4, list[float]()
 
     async def timed() -> list[float]:
         names = [f"{name}_{what}" for name in ("cancel_to_free", "inter_token_latency") for what in HISTOGRAM]
         return [await counted(slow, f"charonia_{name}") for name in names]
 
-    # What the machine does beside may fall on the moments after the stop, but not every time.
-    for _ in range(8):
+    # What the machine does beside may fall on the moments after the stop, but seldom on most: the median of five.
+    while len(steps) < 5 and sum(step < 2 for step in steps) < 3:
         await until_idle(slow)
         before = await timed()
         async with slow_reader(slow) as reader:
@@ -378,9 +378,7 @@ async def test_what_is_stopped_frees_its_blocks_within_two_steps(slow: Stack, wa
         free_s, freed, tokens_s, tokens = (now - then for now, then in zip(await timed(), before, strict=True))
         assert freed == requests
         steps.append(free_s / freed / (tokens_s / tokens))
-        if steps[-1] < 2:
-            return
-    pytest.fail(f"blocks are freed after {steps} steps")
+    assert sum(step < 2 for step in steps) == 3, steps
 
 
 async def test_a_slow_reader_gets_all_in_fewer_deliveries_and_holds_up_nobody(slow: Stack) -> None:
