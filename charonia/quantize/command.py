@@ -32,9 +32,11 @@ from charonia.weights.quantization_config import read_quantization, says_cache
 
 RECORD_FILE = "charonia_quantize.json"
 _JOB = "job.json"  # of the folder that is worked in, until what is in it is whole
-# KL divergence from the 16-bit model, in nats a token, above which a model is taken for destroyed, if it is also more
-# than that of a prediction that knows nothing of the text. A fourth of it is a great loss: 4 bits cost 0.05 to 0.2.
-_DESTROYED_KL = 1.0
+# KL divergences from the 16-bit model, in nats a token: 4 bits cost 0.05 to 0.2.
+_GREAT_LOSS_KL, _DESTROYED_KL = 0.25, 1.0
+# A prediction that knows nothing of the text is 3 to 4 nats from a trained model, and about 2 from one of random
+# numbers, which are so flat that rounding to 4 bits costs 1.7: there, what is better than that prediction is taken.
+_FLAT_KL = 2.5
 # Families that the release of transformers in requirements.txt has no class for.
 _WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qwen", "yi")
 
@@ -55,6 +57,8 @@ SCHEMES = {
     "w8a8": Scheme(("smoothquant", "gptq", "rtn"), 8, 0, "AWQ scales weights for 16-bit activations"),
     "fp8": Scheme(("rtn",), 8, 0, "its numbers are rounded to the nearest, and activations are scaled as they come"),
 }
+_GROUPED = ("w4a16", "w8a16")  # schemes that take a group size
+_MIN_GROUP = 16
 METHODS = {
     "awq": "scales channels by what their activations need, then rounds with zero points",
     "gptq": "rounds column by column and makes up for each error in the columns that follow",
@@ -82,7 +86,8 @@ def quantize(
     calibration: a text, or a file with a JSON object a line that has `text` or `messages`; None is the
     package's short text. samples: at most so many, of at most max_length tokens. say: is told what is being done.
     Nothing is left behind when it fails, but the environment, and what llm-compressor had written whole where that
-    could not be made `destination`. Raises CharoniaError saying what would be right.
+    could not be made `destination`; a model that is destroyed is removed. Raises CharoniaError saying what would be
+    right.
     """
     method = _method_of(scheme, method)
     group = _group_of(scheme, group_size)
@@ -131,6 +136,9 @@ def quantize(
         if os.path.lexists(destination):
             raise FileExistsError(errno.EEXIST, "something is there by now", str(destination))
         made.rename(destination)
+    except _DestroyedError:
+        _remove(partial)
+        raise
     except BaseException as error:  # hours of work: it stays
         whole = f"what llm-compressor has made is in {made}; it wants the tokenizer's files of {folder} beside it"
         if isinstance(error, OSError):
@@ -139,6 +147,10 @@ def quantize(
         raise
     shutil.rmtree(partial, ignore_errors=True)
     return destination
+
+
+class _DestroyedError(ModelError):
+    """The quantised model says something else than its source."""
 
 
 def _free(destination: Path) -> Path:
@@ -254,12 +266,12 @@ def _method_of(scheme: str, method: str | None) -> str:
 def _group_of(scheme: str, group_size: int | None) -> int:
     if group_size is None:
         return SCHEMES[scheme].group_size
-    if scheme not in ("w4a16", "w8a16"):
+    if scheme not in _GROUPED:
         raise InvalidRequestError(f"group_size = {group_size}: {scheme} has one scale for each output feature")
-    if group_size != 0 and (group_size < 16 or group_size % 16 != 0):
+    if group_size != 0 and (group_size < _MIN_GROUP or group_size % _MIN_GROUP != 0):
         raise InvalidRequestError(
-            f"group_size = {group_size} is not valid: it must be a multiple of 16, or 0 (one scale for each output "
-            "feature)"
+            f"group_size = {group_size} is not valid: it must be a multiple of {_MIN_GROUP}, or 0 (one scale for each "
+            "output feature)"
         )
     return group_size
 
@@ -305,11 +317,10 @@ def _check_group(spec: ModelSpec, scheme: str, group: int) -> None:
 
 def _finish(made: Path, source: Path, record: dict[str, Any], say: Callable[[str], None]) -> None:
     """What llm-compressor has written becomes a folder that others read too: with the source's own tokenizer, which its
-    release of transformers may write in another way. Raises ModelError for a model that says something else than its
-    source."""
+    release of transformers may write in another way. Raises _DestroyedError for a model that is."""
     difference = made.with_name(DIFFERENCE)
     if difference.is_file():  # else the driver has said why
-        record["difference"] = _checked(read_json(difference), source, say)
+        record["difference"] = _checked(read_json(difference), record, say)
     for name in TOKENIZER_FILES:
         if name != "config.json" and (source / name).is_file():
             shutil.copyfile(source / name, made / name)
@@ -323,17 +334,31 @@ def _finish(made: Path, source: Path, record: dict[str, Any], say: Callable[[str
     (made / RECORD_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
-def _checked(found: dict[str, Any], source: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def _checked(found: dict[str, Any], job: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """What driver.py's difference() has found, of a model that is not destroyed."""
-    kl, limit = found["kl_mean"], max(_DESTROYED_KL, found["kl_blind"])
+    kl, blind = found["kl_mean"], found["kl_blind"]
+    limit = max(_DESTROYED_KL, blind) if blind < _FLAT_KL else _DESTROYED_KL
     figures = (
-        f"over {found['tokens']} tokens its mean KL divergence from {source} is {kl:.4f}, and the most likely token is "
-        f"the same for {found['top1_agreement']:.1%}"
+        f"over {found['tokens']} tokens its mean KL divergence from {job['model']} is {kl:.4f}, and the most likely "
+        f"token is the same for {found['top1_agreement']:.1%}"
     )
-    remedy = "take --method rtn or gptq, a smaller --group-size, or a scheme with 8 bits"
+    remedy = _remedy(job["scheme"], job["method"], job["group_size"])
     if not kl < limit:  # NaN too
-        raise ModelError(
-            f"the quantised model is destroyed: {figures}; {limit:.2f} would be no better than chance: {remedy}"
+        raise _DestroyedError(
+            f"the quantised model is destroyed and was removed: {figures}; less than {limit:.2f} is needed: {remedy}"
         )
-    say(f"warning: a great loss: {figures}: measure it, or {remedy}" if kl > limit / 4 else figures)
+    say(f"warning: a great loss: {figures}: measure it, or {remedy}" if kl > _GREAT_LOSS_KL else figures)
     return found
+
+
+def _remedy(scheme: str, method: str, group: int) -> str:
+    """What else the command takes, and may lose less."""
+    methods = [other for other in SCHEMES[scheme].methods if other != method]
+    ways = [f"--method {' or '.join(methods)}"] if methods else []
+    if scheme in _GROUPED and group != _MIN_GROUP:
+        ways.append("a smaller --group-size" if group else "a --group-size")
+    if scheme == "w4a16":
+        ways.append("--scheme w8a16, which has 8 bits")
+    elif scheme not in _GROUPED:
+        ways.append("--scheme w8a16, which leaves activations as they are")
+    return f"take {', or '.join(ways)}"

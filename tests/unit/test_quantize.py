@@ -74,8 +74,10 @@ if "{mode}" == "renames":
     file.write_bytes(file.read_bytes().replace(b"mlp.up_proj", b"mlp.upproj_"))
 (out / "model.safetensors").chmod(0o600)
 pathlib.Path("{seen}").write_text(json.dumps([job, sys.argv[1], dict(os.environ)]))
-kl = dict(destroys=1.5, nan=float("nan"), loses=1.4).get("{mode}", 0.01)
-found = dict(tokens=99, kl_blind=1.5, top1_agreement=0.5, kl_mean=kl)
+kl, blind = dict(
+    destroys=(1.1, 3.4), nan=(float("nan"), 3.4), loses=(0.26, 3.4), flat=(1.7, 1.9), chance=(2.0, 1.9)
+).get("{mode}", (0.01, 3.4))
+found = dict(tokens=99, kl_blind=blind, top1_agreement=0.5, kl_mean=kl)
 out.with_name("difference.json").write_text(json.dumps(found))
 """
 
@@ -126,21 +128,42 @@ def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
     assert said[-1].startswith(f"over 99 tokens its mean KL divergence from {model} is 0.0100, and the most likely ")
 
 
-@pytest.mark.parametrize(("mode", "figure"), [("destroys", "1.5000"), ("nan", "nan"), ("loses", "1.4000")])
+@pytest.mark.parametrize(
+    ("mode", "figure", "limit"),
+    [
+        ("destroys", "1.1000", "1.00"),
+        ("nan", "nan", "1.00"),
+        ("chance", "2.0000", "1.90"),
+        ("loses", "0.2600", None),
+        ("flat", "1.7000", None),
+    ],
+)
 def test_a_model_that_is_destroyed_is_not_called_ready(
-    mode: str, figure: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, figure: str, limit: str | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A trained model, or one so flat that predictions which know nothing of the text are near."""
     stand_in(tmp_path, monkeypatch, mode)
     said: list[str] = []
-    if mode == "loses":
-        quantize(model, tmp_path / "q", scheme="w8a8", say=said.append)
+    if limit is None:
+        quantize(model, tmp_path / "out" / "q", scheme="w8a8", say=said.append)
         assert (
             said[-1].startswith("warning: a great loss: over 99 tokens its mean KL divergence") and figure in said[-1]
         )
         return
-    with pytest.raises(ModelError, match=rf"is destroyed: .* is {figure}, .*; 1\.50 would be .*: take --method rtn"):
-        quantize(model, tmp_path / "q", scheme="w8a8", say=said.append)
-    assert not (tmp_path / "q").exists() and "what llm-compressor has made is in " in said[-1]
+    with pytest.raises(ModelError, match=rf"is destroyed and was removed: .* is {figure}, .*; less than {limit} is"):
+        quantize(model, tmp_path / "out" / "q", scheme="w8a8", say=said.append)
+    assert list((tmp_path / "out").iterdir()) == [] and not any("llm-compressor has made" in line for line in said)
+
+
+def test_a_loss_comes_with_what_the_command_takes_and_was_not_done() -> None:
+    assert command._remedy("w4a16", "rtn", 128) == (
+        "take --method awq or gptq, or a smaller --group-size, or --scheme w8a16, which has 8 bits"
+    )
+    assert command._remedy("w8a16", "rtn", 0) == "take --method gptq, or a --group-size"
+    assert command._remedy("w8a16", "gptq", 16) == "take --method rtn"
+    w8a16 = "--scheme w8a16, which leaves activations as they are"
+    assert command._remedy("w8a8", "gptq", 0) == f"take --method smoothquant or rtn, or {w8a16}"
+    assert command._remedy("fp8", "rtn", 0) == f"take {w8a16}"
 
 
 @pytest.mark.parametrize(
