@@ -14,11 +14,12 @@
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// Where memory is asked for codes: into the L2 cache, since numbers and activations have the first.
+// Where memory is asked for codes: into the L2 cache, where numbers and activations have the first.
 constexpr int kCodesAhead_bytes = 4096;
+template <int Bytes = 4 * kPanel, int Level = 2>
 inline void prefetch_codes(const char* from) {
 #pragma GCC unroll 4
-  for (int line = 0; line < 4 * kPanel; line += kLine_bytes) __builtin_prefetch(from + kCodesAhead_bytes + line, 0, 2);
+  for (int line = 0; line < Bytes; line += kLine_bytes) __builtin_prefetch(from + kCodesAhead_bytes + line, 0, Level);
 }
 
 // `words` words of each of the panel's features: numbers [k][64], of bf16 [k / 2][64][2].
@@ -58,6 +59,20 @@ void unpack(const char* from, std::int64_t words, Bf16* to) {
 void load_zeros(const QuantPanel& shape, const char* group, float* to) {
   const auto* const zeros = reinterpret_cast<const signed char*>(group + shape.zeros());
   for (int j = 0; j < kPanel; ++j) to[j] = static_cast<float>(zeros[j]);
+}
+
+// Scales and zeros of a group as they go with sums over what codes become as W; no zeros where the weight has none.
+template <Code C, class W>
+void load_group(const QuantPanel& shape, const char* group, float* scales, float* zeros) {
+  constexpr float kOf = sizeof(W) == sizeof(float) ? kUnit<C> : 1;
+  load_scales(shape, group, scales);
+  if (shape.has_zeros) load_zeros(shape, group, zeros);
+  if constexpr (kOf != 1) {
+    for (int j = 0; j < kPanel; j += kWidth) {
+      store(scales + j, mul(load(scales + j), set1(kOf)));
+      if (shape.has_zeros) store(zeros + j, mul(load(zeros + j), set1(1 / kOf)));
+    }
+  }
 }
 
 // totals [rows][64] += scales * (c - zeros * sum): sums[r * stride] of row r; zeros may be null.
@@ -104,43 +119,92 @@ struct VectorCodes {
 #if defined(__AVX2__)
 // Rows for which codes become numbers in registers, for as many vectors of features at once.
 #if defined(__AVX512F__)
-template <class W>
-constexpr int kFewRows = sizeof(W) == sizeof(float) ? 4 : 8;
-constexpr int few_vectors(int rows) { return rows <= 6 ? 4 : 2; }
+template <Code C, class W>
+constexpr int kFewRows = sizeof(W) == sizeof(float) && C != Code::f8_e4m3 ? 4 : 8;
+template <Code C>
+constexpr int few_vectors(int rows) {
+  return rows <= (C == Code::f8_e4m3 ? 3 : 6) ? 4 : 2;
+}
 #else
-template <class W>
+template <Code C, class W>
 constexpr int kFewRows = 1;
-constexpr int few_vectors(int) { return 4; }
+template <Code>
+constexpr int few_vectors(int) {
+  return 4;
+}
 #endif
 
-// acc[m][v] += the products of one word of each of kWidth features: one k after the other, or in pairs.
+// acc[m] += the products of one word of each of V * kWidth features: one k after the other, or in pairs.
 template <Code C, int M, int V>
-inline __attribute__((always_inline)) void few_step(Vec (&acc)[M][V], int v, const float* a, std::int64_t a_stride,
+inline __attribute__((always_inline)) void few_step(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
                                                     const char* words) {
-  Vec numbers[kWordK<C>];
-  to_floats<C>(load_words(words), numbers);
 #pragma GCC unroll 8
-  for (int k = 0; k < kWordK<C>; ++k) {
+  for (int v = 0; v < V; ++v) {
+    Vec numbers[kWordK<C>];
+    to_floats<C>(load_words(words + 4 * v * kWidth), numbers);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) acc[m][v] = fma(set1(a[m * a_stride + k]), numbers[k], acc[m][v]);
+    for (int k = 0; k < kWordK<C>; ++k) {
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) acc[m][v] = fma(set1(a[m * a_stride + k]), numbers[k], acc[m][v]);
+    }
   }
 }
 #if defined(CHARONIA_NATIVE_PAIRS)
 template <Code C, int M, int V>
-inline __attribute__((always_inline)) void few_step(Vec (&acc)[M][V], int v, const Bf16* a, std::int64_t a_stride,
+inline __attribute__((always_inline)) void few_step(Vec (&acc)[M][V], const Bf16* a, std::int64_t a_stride,
                                                     const char* words) {
-  PairVec pairs[kWordK<C> / 2];
-  to_pairs<C>(load_words(words), pairs);
 #pragma GCC unroll 8
-  for (int k = 0; k < kWordK<C> / 2; ++k) {
+  for (int v = 0; v < V; ++v) {
+    PairVec pairs[kWordK<C> / 2];
+    to_pairs<C>(load_words(words + 4 * v * kWidth), pairs);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) acc[m][v] = fma_pairs(set1_pair(a + m * a_stride + 2 * k), pairs[k], acc[m][v]);
+    for (int k = 0; k < kWordK<C> / 2; ++k) {
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) acc[m][v] = fma_pairs(set1_pair(a + m * a_stride + 2 * k), pairs[k], acc[m][v]);
+    }
   }
 }
 #endif
 
-// c [M][64] (+)= the products of `words` words of V * kWidth features.
-template <Code C, int M, int V, bool Ahead, class W>
+#if defined(__AVX512F__)
+// As few_step, of `words` words. Codes become fp16 a word ahead of their products, which then wait for little.
+template <int M, int V>
+inline __attribute__((always_inline)) void e4m3_steps(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
+                                                      std::int64_t words, const char* from) {
+  __m512i halves[2][V][2];
+  const auto to_halves = [&](int at, const char* words_at) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      e4m3_to_halves(register_of(load_words(words_at + 4 * v * kWidth)), halves[at][v]);
+    }
+  };
+  const auto multiply = [&](int at) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      Vec numbers[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) numbers[v] = half_to_floats(halves[at][v], k);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const Vec x = set1(a[m * a_stride + k]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) acc[m][v] = fma(x, numbers[v], acc[m][v]);
+      }
+    }
+    a += 4;
+  };
+  to_halves(0, from);
+  for (std::int64_t i = 0; i < words; ++i) {
+    prefetch_codes<4 * V * kWidth, 3>(from);
+    if (i + 1 < words) from += 4 * kPanel;  // behind the last there is something else
+    to_halves((i + 1) % 2, from);
+    multiply(i % 2);
+  }
+}
+#endif
+
+// c [M][64] (+)= the products of `words` words of V * kWidth features, for which it asks memory meanwhile.
+template <Code C, int M, int V, class W>
 inline __attribute__((always_inline)) void few_tile(const W* a, std::int64_t a_stride, std::int64_t words,
                                                     const char* from, float* c, bool fresh) {
   Vec acc[M][V];
@@ -149,12 +213,18 @@ inline __attribute__((always_inline)) void few_tile(const W* a, std::int64_t a_s
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[m][v] = fresh ? zero() : load(c + m * kPanel + v * kWidth);
   }
-  for (std::int64_t i = 0; i < words; ++i) {
-    if constexpr (Ahead) prefetch_codes(from);
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) few_step<C>(acc, v, a, a_stride, from + 4 * v * kWidth);
-    from += 4 * kPanel;
-    a += kWordK<C>;
+#if defined(__AVX512F__)
+  if constexpr (C == Code::f8_e4m3 && sizeof(W) == sizeof(float)) {
+    e4m3_steps(acc, a, a_stride, words, from);
+  } else
+#endif
+  {
+    for (std::int64_t i = 0; i < words; ++i) {
+      prefetch_codes<4 * V * kWidth>(from);
+      few_step<C>(acc, a, a_stride, from);
+      from += 4 * kPanel;
+      a += kWordK<C>;
+    }
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -163,10 +233,24 @@ inline __attribute__((always_inline)) void few_tile(const W* a, std::int64_t a_s
   }
 }
 
+// Activations of a group and some rows, so far apart that addresses are constants and rows do not fall onto each other
+// in the cache.
+constexpr int kFewStride = 128 + 16;
+template <int M>
+void gather_few(const float* from, std::int64_t stride, std::int64_t n, float* to) {
+  for (int m = 0; m < M; ++m) {
+    std::int64_t i = 0;
+    for (; i + kWidth <= n; i += kWidth) store(to + m * kFewStride + i, load(from + m * stride + i));
+    for (; i < n; ++i) to[m * kFewStride + i] = from[m * stride + i];
+  }
+}
+
 template <Code C, class W, int M>
 void few_rows(const QuantLinearArgs& args) {
   using Pieces = QuantPieces<128>;
-  constexpr int V = few_vectors(M);
+  constexpr bool kGathered = C == Code::f8_e4m3 && sizeof(W) == sizeof(float) && M > 1;
+  alignas(64) float gathered[kGathered ? M * kFewStride : 1];
+  constexpr int V = few_vectors<C>(M);
   alignas(64) float c[M * kPanel];
   alignas(64) float totals[M * kPanel];
   alignas(64) float scales[kPanel];
@@ -179,13 +263,16 @@ void few_rows(const QuantLinearArgs& args) {
     for (int g = 0; g < p.count; ++g, a += shape.group, group += shape.group_bytes()) {
       const char* const from = group + p.begin / kWordK<C> * 4 * kPanel;
       const std::int64_t words = p.length / kWordK<C>;
-      few_tile<C, M, V, true>(a, args.a_stride, words, from, c, p.begin == 0);
-      for (int j = V * kWidth; j < kPanel; j += V * kWidth) {
-        few_tile<C, M, V, false>(a, args.a_stride, words, from + 4 * j, c + j, p.begin == 0);
+      if constexpr (kGathered) gather_few<M>(a, args.a_stride, p.length, gathered);
+      for (int j = 0; j < kPanel; j += V * kWidth) {
+        if constexpr (kGathered) {
+          few_tile<C, M, V, W>(gathered, kFewStride, words, from + 4 * j, c + j, p.begin == 0);
+          continue;
+        }
+        few_tile<C, M, V>(a, args.a_stride, words, from + 4 * j, c + j, p.begin == 0);
       }
       if (!p.last()) continue;
-      load_scales(shape, group, scales);
-      if (shape.has_zeros) load_zeros(shape, group, zeros);
+      load_group<C, W>(shape, group, scales, zeros);
       const bool with_zeros = shape.has_zeros;
       add_group(c, M, scales, with_zeros ? zeros : nullptr, with_zeros ? args.sums + p.group + g : nullptr,
                 args.sums_stride, totals);
@@ -197,7 +284,7 @@ void few_rows(const QuantLinearArgs& args) {
 // Whether it was done: few rows, and no word lies in two groups.
 template <Code C, class W>
 bool quant_linear_few(const QuantLinearArgs& args) {
-  if (args.rows > kFewRows<W> || args.shape.group % kWordK<C> != 0) return false;
+  if (args.rows > kFewRows<C, W> || args.shape.group % kWordK<C> != 0) return false;
   switch (args.rows) {
     case 1:
       return few_rows<C, W, 1>(args), true;
@@ -208,7 +295,7 @@ bool quant_linear_few(const QuantLinearArgs& args) {
     case 4:
       return few_rows<C, W, 4>(args), true;
     default:
-      if constexpr (kFewRows<W> == 8) {
+      if constexpr (kFewRows<C, W> == 8) {
         if (args.rows == 5) return few_rows<C, W, 5>(args), true;
         if (args.rows == 6) return few_rows<C, W, 6>(args), true;
         if (args.rows == 7) return few_rows<C, W, 7>(args), true;
@@ -224,12 +311,11 @@ bool quant_linear_few(const QuantLinearArgs&) {
 }
 #endif
 
-// W: what codes become, Bf16 or float.
-template <Code C, class W>
-void quant_linear(const QuantLinearArgs& args) {
-  if (quant_linear_few<C, W>(args)) return;
+// W: what codes become, Bf16 or float, K of them of a feature at a time.
+template <Code C, class W, int K>
+void quant_linear_in_pieces(const QuantLinearArgs& args) {
   using S = Steps<W>;
-  using Pieces = QuantPieces<128>;
+  using Pieces = QuantPieces<K>;
   alignas(64) W numbers[Pieces::kK * kPanel];
   alignas(64) float c[kQuantRowBlock * kPanel];
   alignas(64) float totals[kQuantRowBlock * kPanel];
@@ -245,8 +331,7 @@ void quant_linear(const QuantLinearArgs& args) {
       unpack<C>(group + p.begin / kWordK<C> * 4 * kPanel, (p.length + kWordK<C> - 1) / kWordK<C>,
                 numbers + g * p.stride * kPanel);
       if (!p.last()) continue;
-      load_scales(shape, group, scales + g * kPanel);
-      if (shape.has_zeros) load_zeros(shape, group, zeros + g * kPanel);
+      load_group<C, W>(shape, group, scales + g * kPanel, zeros + g * kPanel);
     }
     for (int t = 0, row = 0; t < tiles; ++t) {
       const int rows = args.rows / tiles + (t < args.rows % tiles ? 1 : 0);
@@ -265,6 +350,15 @@ void quant_linear(const QuantLinearArgs& args) {
     }
   }
   write_totals(args, totals);
+}
+
+template <Code C, class W>
+void quant_linear(const QuantLinearArgs& args) {
+  constexpr int kSomeRows = 48;
+  if (quant_linear_few<C, W>(args)) return;
+  // Few rows: numbers leave room in the L1 cache. Many: their sums do not, and are loaded less often.
+  if (sizeof(W) == sizeof(float) && args.rows <= kSomeRows) return quant_linear_in_pieces<C, W, 64>(args);
+  quant_linear_in_pieces<C, W, 128>(args);
 }
 
 template <class W>
