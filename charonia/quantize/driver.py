@@ -17,6 +17,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ IGNORED = [
 ]
 SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
 # What the quantised model is compared on with the one it was made from; a destroyed one shows at once.
-COMPARED = {"samples": 4, "max_length": 64}
+COMPARED_SAMPLES, COMPARED_LENGTH = 4, 64
 DIFFERENCE = "difference.json"  # beside the output
 
 SAID, FAILED = "charonia: ", "charonia failed: "
@@ -145,22 +146,46 @@ def read_calibration(file: Path) -> str | list[dict[str, Any]]:
 def samples_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
     """Token ids [samples][2 to max_length] of the calibration file; a plain text is cut."""
     file, length = Path(job["calibration"]), job["max_length"]
-    content = read_calibration(file)
-    rows: list[list[int]] = []
-    if isinstance(content, str):
-        ids = tokenizer(content, verbose=False)["input_ids"]
-        rows = [ids[at : at + length] for at in range(0, len(ids), length)]
-    else:
-        for entry in content:
-            if messages := messages_of(entry):
-                text = tokenizer.apply_chat_template(messages, tokenize=False)
-                rows.append(tokenizer(text, add_special_tokens=False)["input_ids"][:length])
-            elif text := text_of(entry):
-                rows.append(tokenizer(text)["input_ids"][:length])
-    rows = [row for row in rows if len(row) > 1][: job["samples"]]
+    rows = [row[:length] for row in islice(token_ids(file, length, tokenizer), job["samples"])]
     if not rows:
         raise JobError(f"{file} has no sample of two tokens or more to calibrate with")
     return rows
+
+
+def compared_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
+    """Token ids to compare models on: the ends of samples that end in different ways, as chats begin with one prompt.
+    The first token stays, which models attend to much."""
+    file, length = Path(job["compared"]), COMPARED_LENGTH
+    rows: dict[tuple[int, ...], None] = {}
+    for row in islice(token_ids(file, length, tokenizer), max(job["samples"], COMPARED_SAMPLES)):
+        rows[tuple(row if len(row) <= length else [row[0], *row[1 - length :]])] = None
+        if len(rows) == COMPARED_SAMPLES:
+            break
+    if not rows:
+        raise JobError(f"{file} has no sample of two tokens or more to compare models on")
+    return list(map(list, rows))
+
+
+def token_ids(file: Path, length: int, tokenizer: Any) -> Iterator[list[int]]:
+    """Those of each sample that has two tokens or more; a plain text is cut into samples of `length`."""
+    content = read_calibration(file)
+    if isinstance(content, str):
+        ids = tokenizer(content, verbose=False)["input_ids"]
+        rows = (ids[at : at + length] for at in range(0, len(ids), length))
+    else:
+        rows = (ids_of(entry, tokenizer) for entry in content)
+    return (row for row in rows if len(row) > 1)
+
+
+def ids_of(entry: dict[str, Any], tokenizer: Any) -> list[int]:
+    """Empty where there is no text."""
+    ids: list[int] = []
+    if messages := messages_of(entry):
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    elif text := text_of(entry):
+        ids = tokenizer(text, verbose=False)["input_ids"]
+    return ids
 
 
 def entry_of(line: str, place: str) -> dict[str, Any]:
@@ -216,7 +241,8 @@ def quantize(job: dict[str, Any]) -> None:
     from llmcompressor import oneshot
 
     model, tokenizer = load(job)
-    compared = samples_of({**job, "calibration": job["compared"], **COMPARED}, tokenizer)
+    compared = compared_of(job, tokenizer)
+    say(f"computing what the 16-bit model predicts for {sum(map(len, compared))} tokens")
     before = predictions(model, compared)
     given: dict[str, Any] = {}
     if job["calibration"]:
@@ -233,12 +259,13 @@ def quantize(job: dict[str, Any]) -> None:
     # By layers: a layer is calibrated with what the quantised ones before it give, and one is computed at a time.
     pipeline = {"pipeline": "sequential"} if job["calibration"] else {}
     oneshot(model=model, tokenizer=tokenizer, recipe=recipe_of(job, model), **given, **pipeline)
+    say("comparing it with what the quantised model predicts")
+    result = Path(job["output"]).with_name(DIFFERENCE)
     try:
-        found = difference(before, predictions(model, compared))
-    except RuntimeError as error:  # of a device that has no memory left: what took hours is written all the same
+        result.write_text(json.dumps(difference(before, predictions(model, compared))), encoding="utf-8")
+    except Exception as error:  # what took hours is written all the same
+        result.unlink(missing_ok=True)
         say(f"warning: the quantised model could not be compared with the one that it was made from: {error}")
-    else:
-        Path(job["output"]).with_name(DIFFERENCE).write_text(json.dumps(found), encoding="utf-8")
     say("writing")
     name_as_before(model)
     model.save_pretrained(job["output"], save_compressed=True)
@@ -248,9 +275,11 @@ def predictions(model: Any, rows: list[list[int]]) -> Any:
     """Log probabilities [tokens of all rows, vocabulary] of what follows each token."""
     import torch
 
+    # At once if they are equally long: weights that are quantised are unpacked for each call.
+    batches = [rows] if len(set(map(len, rows))) == 1 else [[row] for row in rows]
     with torch.no_grad():
-        logits = [model(torch.tensor([row], device=model.device), use_cache=False).logits[0] for row in rows]
-    return torch.cat(logits).float().log_softmax(-1).cpu()
+        logits = [model(torch.tensor(batch, device=model.device), use_cache=False).logits for batch in batches]
+    return torch.cat([one.flatten(0, 1) for one in logits]).float().log_softmax(-1).cpu()
 
 
 def difference(before: Any, after: Any) -> dict[str, float]:

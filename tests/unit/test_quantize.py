@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -810,12 +810,16 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
 def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Path) -> None:
     class Tokenizer:
         def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            calls.append(text)
             return {"input_ids": [ord(letter) for letter in text]}
 
         def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
             return "".join(message["content"] for message in messages)
 
+    calls: list[str] = []
+
     def samples(name: str, content: str, count: int = 9) -> list[str]:
+        calls.clear()
         (tmp_path / name).write_text(content)
         job = {"calibration": str(tmp_path / name), "samples": count, "max_length": 4}
         return ["".join(map(chr, row)) for row in driver.samples_of(job, Tokenizer())]
@@ -824,6 +828,8 @@ def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Pa
     assert samples("a.txt", "abcdefghi", 1) == ["abcd"]
     lines = [{"text": "hello"}, {"messages": [{"role": "user", "content": "yes"}]}]
     assert samples("a.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n") == ["hell", "yes"]
+    assert samples("a.jsonl", "\n".join(map(json.dumps, lines * 9)), 3) == ["hell", "yes", "hell"]
+    assert len(calls) == 3, "no more than are asked for"
     assert samples("a.jsonl", '{"text": "a\u2028b\x85"}\r\n{"text": "cd"}') == ["a\u2028b\x85", "cd"], "one line each"
     lines = [{"messages": [], "text": "hello"}, {"messages": [], "text": None}]
     assert samples("a.jsonl", "\n".join(map(json.dumps, lines))) == ["hell"], "no messages, no template"
@@ -834,6 +840,56 @@ def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Pa
     for line in ("[", "[1]", '{"txt": "a"}', '{"text": 1}', '{"messages": "a"}'):
         with pytest.raises(driver.JobError, match=r"line 2.*JSON object"):
             samples("a.jsonl", '{"text": "hello"}\n' + line)
+
+
+def test_models_are_compared_on_ends_that_differ(driver: ModuleType, tmp_path: Path) -> None:
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    lines = [{"text": "<" + "prompt" * 20 + str(number // 2)} for number in range(99)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [{"text": "short"}, *lines])))
+
+    def compared(count: int) -> list[str]:
+        job = {"compared": str(tmp_path / "a.jsonl"), "samples": count}
+        return ["".join(map(chr, row)) for row in driver.compared_of(job, tokenizer)]
+
+    end = ("prompt" * 20)[-62:]
+    assert compared(99) == ["short", *(f"<{end}{number}" for number in range(3))]
+    assert compared(1) == ["short", f"<{end}0", f"<{end}1"], "of the first four"
+
+
+def test_predictions_are_those_of_each_row(driver: ModuleType, model: Path) -> None:
+    torch = needed_module("torch")
+    loaded, _ = driver.load({"model": str(model)})
+    rows = [list(range(at, at + 8)) for at in (3, 40)]
+    alone = torch.cat([driver.predictions(loaded, [row]) for row in rows])
+    assert alone.shape[0] == 16
+    torch.testing.assert_close(driver.predictions(loaded, rows), alone, atol=0.05, rtol=0)  # bf16
+    torch.testing.assert_close(driver.predictions(loaded, [rows[0][:3], rows[1]])[3:], alone[8:])
+
+
+@pytest.mark.parametrize("problem", [IndexError("of a library"), RuntimeError("no memory")])
+def test_what_took_hours_is_written_where_it_cannot_be_compared(
+    problem: Exception, driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed_module("torch")
+    for name, members in {"datasets": {"Dataset": None}, "llmcompressor": {"oneshot": lambda **_: None}}.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))
+
+    def fails(*_: Any) -> None:
+        raise problem
+
+    for name in ("recipe_of", "leave_memory_unpinned"):
+        monkeypatch.setattr(driver, name, lambda *_: None)
+    monkeypatch.setattr(driver, "difference", fails)
+    said: list[str] = []
+    monkeypatch.setattr(driver, "say", said.append)
+    job = {"model": str(model), "output": str(tmp_path / "q"), "compared": str(default_text()), "samples": 9}
+    driver.quantize({**job, "calibration": None})
+    assert (tmp_path / "q" / "model.safetensors").is_file() and not (tmp_path / "difference.json").exists()
+    assert said[-1] == "writing" and said[-2].endswith(
+        f"could not be compared with the one that it was made from: {problem}"
+    )
 
 
 def test_the_driver_runs_no_code_that_comes_with_a_model(
