@@ -18,12 +18,14 @@ from charonia.errors import InvalidRequestError
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment
 from charonia.quantize.command import check_calibration, check_source
+from charonia.quantize.driver import IGNORED
 
 # Rules of thumb, no measurements: relative errors of keys and values up to which so many bits are proposed, and
 # outliers from which on activations of 8 bits want smoothing. What a model really loses, charonia evaluate measures.
 MAX_ERROR = {8: 0.02, 4: 0.08}
 MANY_OUTLIERS = 20.0
 _SMOOTHED = re.compile(r".*[.](?:self_attn[.](?:q|k|v|qkv)|mlp[.](?:gate|up|gate_up))_proj")  # as driver.py has it
+_STAYS = re.compile("|".join(one.removeprefix("re:") for one in IGNORED))  # in 16 bits, as routers do
 
 
 @dataclass(frozen=True)
@@ -74,18 +76,22 @@ class Ranges:
             f"{MAX_ERROR[4]:.0%}). Measure it: charonia evaluate {self.model} --against {self.model} --quant-policy "
             f"{self.quant_policy or 8}"
         ]
-        name, most = max(self.inputs.items(), key=lambda item: item[1].outliers)
-        if most.outliers >= MANY_OUTLIERS:
-            w8a8 = (
-                "needs --method smoothquant"
-                if _SMOOTHED.fullmatch(name)
-                else "may lose much there, as smoothquant reaches only what q, k, v, gate and up get, and no experts"
-            )
+        reach = {
+            True: "needs --method smoothquant",
+            False: "may lose much there, as smoothquant reaches only what q, k, v, gate and up get, and no experts",
+        }
+        quantised = {name: one for name, one in self.inputs.items() if not _STAYS.match(name)}
+        for smoothed, w8a8 in reach.items():
+            rows = {name: one for name, one in quantised.items() if bool(_SMOOTHED.fullmatch(name)) == smoothed}
+            if not rows or max(one.outliers for one in rows.values()) < MANY_OUTLIERS:
+                continue
+            name, most = max(rows.items(), key=lambda item: item[1].outliers)
             lines.append(
                 f"activations have outliers ({name}: {most.outliers:.0f} times the median channel): w8a8 {w8a8}; w8a16 "
                 "and w4a16 leave activations as they are"
             )
-        else:
+        if len(lines) == 1:
+            name, most = max(quantised.items(), key=lambda item: item[1].outliers)
             lines.append(f"activations have few outliers ({name}: {most.outliers:.0f} times the median channel)")
         return lines
 

@@ -30,6 +30,8 @@ IGNORED = [
 SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
 # What the quantised model is compared on with the one it was made from; a destroyed one shows at once.
 COMPARED_SAMPLES, COMPARED_LENGTH = 4, 64
+# Tokens from which on outliers are no chance: of one token of random numbers, the largest is 30 times the median.
+FEW_TOKENS = 16
 DIFFERENCE = "difference.json"  # beside the output
 
 SAID, FAILED = "charonia: ", "charonia failed: "
@@ -303,7 +305,7 @@ def calibrate(job: dict[str, Any]) -> None:
     tokens = sum(map(len, rows))
     say(f"running {len(rows)} samples, {tokens} tokens")
     caches: list[dict[str, Held]] = []
-    inputs: dict[str, Inputs] = {}
+    inputs: dict[str, dict[int, Inputs]] = {}
     for number, row in enumerate(rows, 1):
         with torch.inference_mode(), inputs_seen(model, inputs):
             cache = model(torch.tensor([row]), use_cache=True).past_key_values
@@ -316,28 +318,32 @@ def calibrate(job: dict[str, Any]) -> None:
             say(f"{number} of {len(rows)} samples")
     found = {
         "tokens": tokens,
-        "inputs": {name: one.report() for name, one in inputs.items()},
+        "inputs": {name: report_of(list(parts.values())) for name, parts in inputs.items()},
         "layers": [{kind: held.report() for kind, held in layer.items()} for layer in caches],
     }
     Path(job["output"]).write_text(json.dumps(found), encoding="utf-8")
 
 
 @contextmanager
-def inputs_seen(model: Any, inputs: dict[str, Inputs]) -> Iterator[None]:
-    """Adds to `inputs` what every weight but the output layer's is multiplied with, by the weight's name. Experts of
-    a layer are parts of one weight, which no hook of a module would show."""
+def inputs_seen(model: Any, inputs: dict[str, dict[int, Inputs]]) -> Iterator[None]:
+    """Adds to `inputs` what every weight but the output layer's is multiplied with, by the weight's name and the
+    expert's number. Experts of a layer are parts of one weight, which no hook of a module would show."""
     import torch
 
     model.set_experts_implementation("eager")  # the one that multiplies them one by one
     output = model.get_output_embeddings().weight.data_ptr()
-    weights = sorted((weight.data_ptr(), name) for name, weight in model.named_parameters() if weight.ndim > 1)
-    starts = [start for start, _ in weights]
+    weights = sorted(
+        (weight.data_ptr(), (weight[0] if weight.ndim == 3 else weight).nbytes, name.removesuffix(".weight"))
+        for name, weight in model.named_parameters()
+        if weight.ndim > 1
+    )
+    starts = [start for start, _, _ in weights]
     linear = torch.nn.functional.linear
 
     def seen(x: Any, weight: Any, bias: Any = None) -> Any:
         if weight.data_ptr() != output:
-            name = weights[bisect_right(starts, weight.data_ptr()) - 1][1].removesuffix(".weight")
-            inputs.setdefault(name, Inputs()).see(x)
+            start, size, name = weights[bisect_right(starts, weight.data_ptr()) - 1]
+            inputs.setdefault(name, {}).setdefault((weight.data_ptr() - start) // size, Inputs()).see(x)
         return linear(x, weight, bias)
 
     torch.nn.functional.linear = seen  # type: ignore[assignment]
@@ -348,28 +354,38 @@ def inputs_seen(model: Any, inputs: dict[str, Inputs]) -> Iterator[None]:
 
 
 class Inputs:
-    """What one linear layer gets: the mean and the maximum of absolute values, by channel."""
+    """What one linear layer gets: the sum of absolute values, and their maximum by channel."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.total: Any = 0
+        self.count = 0  # of tokens
+        self.total = 0.0
         self.most: Any = None
 
     def see(self, x: Any) -> None:
+        if x.numel() == 0:  # an expert that nobody chose
+            return
         rows = x.reshape(-1, x.shape[-1]).float().abs()
         most = rows.amax(0)
         self.most = most if self.most is None else self.most.maximum(most)
-        self.total = self.total + rows.sum(0)
+        self.total += float(rows.sum())
         self.count += len(rows)
 
-    def report(self) -> dict[str, float]:
-        """outliers: how many times the median channel's maximum the largest channel's is."""
+    def outliers(self) -> float:
+        """How many times the median channel's maximum the largest channel's is."""
         median = float(self.most.median())
-        return {
-            "mean": float((self.total / self.count).mean()),
-            "max": float(self.most.max()),
-            "outliers": float(self.most.max()) / median if median > 0 else 0.0,
-        }
+        return float(self.most.max()) / median if median > 0 else 0.0
+
+
+def report_of(parts: list[Inputs]) -> dict[str, float]:
+    """Of one layer, or of a layer's experts: each has channels of its own, so it is the one with most outliers that
+    counts, of those that got more than a few tokens if there are any."""
+    parts = [part for part in parts if part.count]
+    judged = [part for part in parts if part.count >= FEW_TOKENS] or parts
+    return {
+        "mean": sum(part.total for part in parts) / sum(part.count * len(part.most) for part in parts),
+        "max": max(float(part.most.max()) for part in parts),
+        "outliers": max(part.outliers() for part in judged),
+    }
 
 
 class Held:

@@ -955,11 +955,18 @@ def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     assert "model.layers.1.mlp.down_proj" in shown and "quant_policy = " in shown
 
 
-def test_calibrate_shows_what_routers_and_experts_get(driver: ModuleType, tmp_path: Path) -> None:
+def test_calibrate_shows_what_routers_and_experts_get(
+    driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needed_module("torch")
     config = {**SHAPES["tiny"].config(), "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     write_random_model(tmp_path, {**config, "num_local_experts": 3, "num_experts_per_tok": 2}, scale=0.2)
     job = {"model": str(tmp_path), "output": str(tmp_path / "ranges.json"), "calibration": str(default_text())}
+    loaded, tokenizer = driver.load(job)
+    up = loaded.model.layers[0].mlp.experts.gate_up_proj
+    for expert in range(3):  # each has outliers in a third of the channels
+        up.data[expert, up.shape[1] // 2 + expert :: 3] *= 100
+    monkeypatch.setattr(driver, "load", lambda _: (loaded, tokenizer))
     driver.calibrate({**job, "samples": 2, "max_length": 32})
     inputs = json.loads((tmp_path / "ranges.json").read_text())["inputs"]
     layer = {name.removeprefix("model.layers.1."): one for name, one in inputs.items() if "layers.1." in name}
@@ -970,6 +977,7 @@ def test_calibrate_shows_what_routers_and_experts_get(driver: ModuleType, tmp_pa
     assert experts["max"] == router["max"] and experts["mean"] == pytest.approx(router["mean"], rel=1e-3)
     assert 0 < down["mean"] < down["max"] and down["max"] != router["max"]
     assert not any("lm_head" in name for name in inputs)
+    assert inputs["model.layers.0.mlp.experts.down_proj"]["outliers"] > 20 > layer["mlp.experts.down_proj"]["outliers"]
 
 
 @pytest.mark.parametrize(
@@ -984,5 +992,40 @@ def test_the_worst_layer_decides_the_advice(error8: float, error4: float, policy
         "layers.1.mlp.down_proj": "w8a8 may lose much there",
         "layers.1.mlp.experts.gate_up_proj": "w8a8 may lose much there",
     }.items():
-        advice = replace(ranges, inputs={"a": Inputs(1, 2, 3), name: Inputs(1, 60, 40)}).advice()
+        rows = {"a": Inputs(1, 2, 3), name: Inputs(1, 60, 40), "layers.1.mlp.gate": Inputs(1, 60, 50)}
+        advice = replace(ranges, inputs=rows).advice()
+        assert len(advice) == 2
         assert f"quant_policy = {policy}" in advice[0] and f"({name}: 40 times the median channel): {w8a8}" in advice[1]
+
+
+def test_the_advice_names_the_worst_input_of_each_kind() -> None:
+    held = [Held(-1, 1, 0.0001, 0.01)]
+
+    def advice(q: float, down: float) -> list[str]:
+        outliers = {"layers.0.self_attn.q_proj": q, "layers.0.mlp.down_proj": down, "layers.0.mlp.gate": 99.0}
+        return Ranges("m", 9, held, held, {name: Inputs(1, 2, one) for name, one in outliers.items()}).advice()[1:]
+
+    for q, down in ((60, 61), (61, 60)):
+        smoothed, other = advice(q, down)
+        assert f"q_proj: {q} times" in smoothed and "needs --method smoothquant" in smoothed
+        assert f"down_proj: {down} times" in other and "may lose much there" in other
+    (few,) = advice(3, 4)
+    assert few == "activations have few outliers (layers.0.mlp.down_proj: 4 times the median channel)"
+
+
+def test_outliers_of_an_expert_are_not_hidden_by_those_of_others(driver: ModuleType) -> None:
+    torch = needed_module("torch")
+
+    def expert(channel: int, tokens: int) -> Any:
+        inputs = driver.Inputs()
+        rows = torch.ones(tokens, 4)
+        rows[:, channel] = 50
+        inputs.see(rows)
+        return inputs
+
+    many = [expert(channel, driver.FEW_TOKENS) for channel in range(4)]
+    assert driver.report_of([*many, driver.Inputs()]) == {"mean": 53 / 4, "max": 50, "outliers": 50}
+    calm = driver.Inputs()
+    calm.see(torch.ones(99, 4))
+    assert driver.report_of([calm, expert(0, 1)]) == {"mean": 449 / 400, "max": 50, "outliers": 1}, "by chance"
+    assert driver.report_of([expert(0, 1)])["outliers"] == 50
