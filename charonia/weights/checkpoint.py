@@ -32,6 +32,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
+    "F8_E8M0": np.dtype(np.uint8),  # exponents + 127
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }

@@ -482,6 +482,11 @@ def _make(
     progress = Progress(show_progress)
     if note := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
         progress.warn(note)
+    if found == "mxfp4":
+        progress.warn(
+            f"{location.path}: rows of gate and up are taken to alternate in experts.gate_up_proj, as in GPT-OSS. "
+            "Files do not say so: if all of gate come first, the weights are wrong"
+        )
     if force and workspace.is_held(destination.expanduser()):
         file = destination.expanduser() / workspace.LOCKED
         progress.warn(

@@ -40,8 +40,8 @@ class ModulePattern:
 
 
 @lru_cache(maxsize=4096)
-def module_pattern(text: str) -> ModulePattern:
-    """Raises PatternError."""
+def module_pattern(text: str, end: str = "") -> ModulePattern:
+    """end: an expression for what has to follow. Raises PatternError."""
     rest = text.removeprefix("^")
     if rest.startswith(_LOOKAHEADS) and len(rest) > _MAX_LETTERS:
         raise PatternError(f"it has {len(rest)} characters, and with look-ahead {_MAX_LETTERS} are the most")
@@ -52,7 +52,9 @@ def module_pattern(text: str) -> ModulePattern:
         rest = after
     if conditions and any(_is_whole(rest[:at]) and _is_whole(rest[at + 1 :]) for at in _places(rest, "|")):
         raise PatternError("look-ahead is before alternatives: put these into parentheses")
-    return ModulePattern(_compile(rest if conditions else text), tuple(conditions))
+    body = rest if conditions else text
+    compiled = _compile(body)
+    return ModulePattern(_compile(f"(?:{body}){end}") if end else compiled, tuple(conditions))
 
 
 def _places(text: str, letter: str) -> Iterator[int]:

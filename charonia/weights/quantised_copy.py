@@ -12,6 +12,8 @@ from charonia.errors import ModelError
 from charonia.families import Quantization, TensorPart
 from charonia.weights.checkpoint import Array, Checkpoint
 
+_TOO_LARGE = 253  # MXFP4's stored exponent of 2^126: four times that is infinite in fp32, and codes are up to 6
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -40,6 +42,8 @@ def _how_of(part: TensorPart) -> Quantization:
 def _cut(checkpoint: Checkpoint, part: TensorPart, spread: bool) -> dict[str, Cut]:
     assert part.quantised is not None
     how = part.quantised.how
+    # Of other layouts scales and zeros would be those of other rows.
+    assert part.row_step == 1 or how.layout == "mxfp4"
     rows = range(*(part.rows or (0, part.shape[0])), part.row_step)
     cols = range(*(part.cols or (0, part.shape[1])))
     per_number = 32 // how.bits
@@ -101,8 +105,12 @@ def check_values(values: Array, kind: str, how: Quantization, name: str) -> None
     """ModelError for what the engine would refuse when it loads the copy. kind: of the tensor, as Cuts have it."""
     if kind == "codes" and how.dtype == "F8_E4M3" and ((values.view(np.uint8) & 0x7F) == 0x7F).any():
         raise ModelError(f"tensor {name} has values that are not finite (NaN): download the model again")
-    if kind == "scales" and how.layout == "mxfp4" and (values == 0xFF).any():
-        raise ModelError(f"tensor {name} has scales that are not finite (NaN): download the model again")
+    if kind == "scales" and how.layout == "mxfp4" and (values >= _TOO_LARGE).any():
+        if (values == 0xFF).any():
+            raise ModelError(f"tensor {name} has scales that are not finite (NaN): download the model again")
+        raise ModelError(
+            f"tensor {name} has scales of 2^126 or more, with which weights may be infinite: download the model again"
+        )
     if kind == "input_scale" and not (values > 0).all():
         raise ModelError(f"tensor {name} is {float(values.min())}, expected more than 0: download the model again")
     offset = how.zero_offset if how.layout == "gptq" else 0

@@ -16,6 +16,7 @@ from charonia.weights import stacked_experts
 from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, Array, TensorInfo
 
 CODES = ("weight_packed", "qweight")  # what a module has in place of its weight
+_EXPONENT_TYPES = ("U8", "F8_E8M0")  # of MXFP4's scales: the same bytes
 _CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layout; others: I32
 _QUANTISED_TYPES = ("I8", "U8", "F8_E4M3", "I32")  # of a tensor `weight` that is no dense one
 # Tensors of quantised modules that repeat what is known: the weight's shape, and zeros where they say nothing.
@@ -164,7 +165,7 @@ class _Finder:
         self._check_divides(scheme.how, codes, rows, cols)
         shape = (self._experts, rows // self._experts, cols // scheme.how.group_size)
         self._check(codes, [(*shape, scheme.how.group_size // 2)], ("U8",), part)
-        self._check(scales, [shape], ("U8",), part)
+        self._check(scales, [shape], _EXPONENT_TYPES, part)
         return replace(part, quantised=Quantised(scheme.how, scales))
 
     def _quantised(self, part: TensorPart, module: str, scheme: Scheme) -> TensorPart:
@@ -204,7 +205,7 @@ class _Finder:
                 f"{self._folder}: tensor {codes} is of type {self._tensors[codes].dtype} where {self._file} says "
                 f"{how.dtype}"
             )
-        types = ("U8",) if how.layout == "mxfp4" else tuple(DTYPES)
+        types = _EXPONENT_TYPES if how.layout == "mxfp4" else tuple(DTYPES)
         hint = self._group_hint(how, scales, part)
         self._check(scales, _scale_shapes(how, scheme.scale_shapes, rows, cols), types, part, hint)
         if zeros:
@@ -356,6 +357,14 @@ def _refuse_unread(folder: Path, spec: ModelSpec, names: Iterable[str]) -> None:
     for name in names:
         if name.startswith(spec.ignored):
             continue
+        if stacked_experts.is_stacked(name):
+            modules = stacked_experts.expert_modules(spec)
+            why = f"belongs to no layer with experts{f'; expected in {some(modules)}' if modules else ''}"
+            if name.rpartition(".")[0] in modules:
+                why = "has experts that are there one by one too"
+            raise UnsupportedError(
+                f"{folder}: tensor {name} {why}: download the model's files again, all of one version"
+            )
         if name.endswith((stacked_experts.CODES, "_scales")):
             raise UnsupportedError(
                 f"{folder}: tensor {name}: this MXFP4 is supported for the experts of a layer (experts.gate_up_proj, "

@@ -86,9 +86,9 @@ def _gptq_rules(settings: Settings, form: str) -> list[tuple[ModulePattern, Sche
     return rules
 
 
-def _pattern(settings: Settings, text: str) -> ModulePattern:
+def _pattern(settings: Settings, text: str, end: str = "") -> ModulePattern:
     try:
-        return module_pattern(text)
+        return module_pattern(text, end)
     except PatternError as error:
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
         expected = f"a regular expression that RE2 knows ({error}); look-ahead is known at its beginning alone"
@@ -131,7 +131,7 @@ def mxfp4(settings: Settings) -> QuantizationConfig:
     """GPT-OSS': the experts of a layer in one tensor; everything else is in 16 bits."""
     kept = settings.names("modules_to_not_convert")
     # A name or an expression of it, up to the end of a module's name; or how a module's name ends.
-    patterns = [_pattern(settings, rf"(?:{name})(?:\.|$)") for name in kept]
+    patterns = [_pattern(settings, name, r"(?:\.|$)") for name in kept]
     scheme = Scheme(Quantization("mxfp4", "F4_E2M1", _MX_GROUP), "blocks", ("scales",), ("group",))
 
     def scheme_of(names: tuple[str, ...]) -> Scheme | None:

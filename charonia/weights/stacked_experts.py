@@ -8,6 +8,7 @@ from collections.abc import Collection
 from charonia.families import ModelSpec, QuantizationConfig, TensorMap, TensorPart
 
 CODES = "_blocks"  # how the names of the codes end: [experts, rows, groups, bytes of a group]
+_STACKED = re.compile(r"(?:.*\.)?experts\.(?:gate_up|down)_proj_(?:blocks|scales)")
 _EXPERT = re.compile(r"layers\.\d+\.feed_forward\.experts\.(\d+)\.(w[123])\.0\.weight")
 # Of a canonical weight: the tensor that it is in, its first row in an expert's part of that, and its row step.
 _PLACES = {"w1": ("gate_up_proj", 0, 2), "w3": ("gate_up_proj", 1, 2), "w2": ("down_proj", 0, 1)}
@@ -25,11 +26,26 @@ def stacked_experts(spec: ModelSpec, config: QuantizationConfig, tensors: Collec
     return made
 
 
+def is_stacked(name: str) -> bool:
+    """Whether a tensor is called as one of all experts of a layer."""
+    return _STACKED.fullmatch(name) is not None
+
+
+def expert_modules(spec: ModelSpec) -> list[str]:
+    """What the files call the experts of each layer."""
+    found = ((_EXPERT.fullmatch(canonical), parts[0].name) for canonical, parts in spec.tensors.items())
+    return list(dict.fromkeys(_module(name, int(match[1])) for match, name in found if match))
+
+
+def _module(name: str, index: int) -> str:
+    return name.rpartition(f".{index}.")[0]
+
+
 def _place(
     part: TensorPart, index: int, kind: str, count: int, config: QuantizationConfig, tensors: Collection[str]
 ) -> TensorPart:
     name, first, step = _PLACES[kind]
-    module = part.name.rpartition(f".{index}.")[0]
+    module = _module(part.name, index)
     codes = f"{module}.{name}{CODES}"
     if part.name in tensors or (codes not in tensors and config.scheme_of((module,)) is None):
         return part

@@ -143,8 +143,11 @@ def expected_of(tensors: TensorMap, meant: Tensors) -> dict[str, Array]:
     return stacked
 
 
-def holds(source: Path, folder: Path, meant: Tensors, tmp_path: Path, ranks: int) -> None:
-    """Linked and converted alike, the manifest's tensors are what the checkpoint's weights mean."""
+def holds(
+    source: Path, folder: Path, meant: Tensors, tmp_path: Path, ranks: int, quantised: str = "attention.wo"
+) -> None:
+    """Linked and converted alike, the manifest's tensors are what the checkpoint's weights mean. quantised: what is in
+    the names of some quantised ones."""
     spec = read_source(source).spec
     expected = expected_of(split(spec.tensors, spec.config, ranks), meant)
     for root in (
@@ -154,7 +157,7 @@ def holds(source: Path, folder: Path, meant: Tensors, tmp_path: Path, ranks: int
         tensors = manifest_of(root)["tensors"]
         assert tensors.keys() == expected.keys()
         layers = [name for name in tensors if "quantization" in tensors[name]]
-        assert any("attention.wo" in name or "experts" in name for name in layers)
+        assert any(quantised in name for name in layers)
         for name, values in expected.items():
             found = weight_of(root / workspace.WEIGHTS, tensors[name])
             assert np.abs(found - values).max() <= 1e-6 * np.abs(values).max(), name
@@ -193,7 +196,7 @@ def test_every_family_is_described_and_copied(family: str, name: str, tmp_path: 
     write_random_model(source, FAMILIES[family], weight_type="bf16", scale=0.2)
     meant = quantise(source, folder, name)
     for ranks in (1, 2):
-        holds(source, folder, meant, tmp_path, ranks)
+        holds(source, folder, meant, tmp_path, ranks, "experts" if name == GPT_OSS else "attention.wo")
     assert read_source(folder).spec.config.data_type == "bf16"
     assert read_source(folder, "fp16").spec.config.data_type == "fp16"
 
@@ -418,6 +421,21 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     ),
     (
         GPT_OSS,
+        lambda t: t.update(
+            {name.replace("block_sparse_moe", "mlp"): t.pop(name) for name in list(t) if name.startswith(EXPERTS)}
+        ),
+        r"layers\.0\.mlp\.experts\..*belongs to no layer with experts; expected in model\.layers\.0\."
+        r"block_sparse_moe\.experts: download",
+    ),
+    (
+        GPT_OSS,
+        lambda t: t.update(
+            {f"{EXPERTS}.{index}.w2.weight": torch.ones(128, 192, dtype=torch.bfloat16) for index in range(2)}
+        ),
+        r"down_proj_(blocks|scales) has experts that are there one by one too: download",
+    ),
+    (
+        GPT_OSS,
         lambda t: t.update({f"{OUT}.weight_blocks": torch.zeros(128, 4, 16, dtype=torch.uint8)}),
         r"o_proj\.weight_blocks: this MXFP4 is supported for the experts.* mxfp4-pack-quantized of compressed-tensors",
     ),
@@ -472,12 +490,17 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
             lambda c, names=names: c.update(modules_to_not_convert=names),
             r"gate_up_proj_blocks is quantised, and config\.json says that .*\.experts is not",
         )
-        for names in (["model.layers.*.block_sparse_moe"], [EXPERTS], ["experts"])
+        for names in (
+            ["model.layers.*.block_sparse_moe"],
+            [EXPERTS],
+            ["experts"],
+            ["^(?!.*router)model.layers.*.experts"],
+        )
     ),
     (
         GPT_OSS,
         lambda c: c.update(modules_to_not_convert=["a("]),
-        r"a pattern of modules is '\(\?:a\(.*must be a regular",
+        r"a pattern of modules is 'a\('; it must be a regular",
     ),
     ("awq", lambda c: c.update(version="gemv"), r"version 'gemv' is not supported; supported: gemm"),
     ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Take the model's 16-bit original"),
@@ -918,14 +941,64 @@ def test_values_that_no_weight_can_have_are_refused_at_conversion(
     edit_tensors(folder, lambda tensors: change(tensors[f"{UP}.{tensor}"]))
     with pytest.raises(ModelError, match=rf"tensor .*up_proj\.{tensor} .*{problem}"):
         convert(folder, tmp_path / "w")
-    shutil.rmtree(folder)
+
+
+def test_look_ahead_leaves_modules_of_gpt_oss_quantised(copied: Callable[[str], Path]) -> None:
+    folder = copied(GPT_OSS)
+    before = read_source(folder).spec.tensors
+    edit_config(folder, lambda c: c.update(modules_to_not_convert=["^(?!.*experts)model.layers", "(?=model).*\\.exp"]))
+    assert read_source(folder).spec.tensors == before
+
+
+@pytest.mark.parametrize(
+    ("exponent", "problem"),
+    [
+        (255, r"scales that are not finite \(NaN\)"),
+        (254, r"scales of 2\^126 or more"),
+        (253, r"scales of 2\^126 or more"),
+    ],
+)
+def test_scales_of_experts_that_no_weight_can_have_are_refused_at_conversion(
+    exponent: int, problem: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied(GPT_OSS)
+    edit_tensors(folder, lambda tensors: tensors[f"{EXPERTS}.gate_up_proj_scales"].__setitem__((1, 7, 2), exponent))
+    with pytest.raises(ModelError, match=rf"tensor .*gate_up_proj_scales has {problem}"):
+        convert(folder, tmp_path / "w")
+    edit_tensors(folder, lambda tensors: tensors[f"{EXPERTS}.gate_up_proj_scales"].__setitem__((1, 7, 2), 252))
+    convert(folder, tmp_path / "w")
+
+
+def test_scales_of_experts_that_are_not_finite_are_refused_by_the_engine(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
     folder = copied(GPT_OSS)
     edit_tensors(folder, lambda tensors: tensors[f"{EXPERTS}.gate_up_proj_scales"].__setitem__((1, 7, 2), 255))
-    with pytest.raises(ModelError, match=r"tensor .*gate_up_proj_scales has scales that are not finite"):
-        convert(folder, tmp_path / "w")
     root = link_workspace(folder, tmp_path / "l")
     with pytest.raises(InvalidRequestError, match=r"gate_up_proj_scales, that are not finite .* in row 391"):
         Engine.from_pretrained(root)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", GPT_OSS])
+def test_scales_of_mxfp4_may_be_of_their_own_type(
+    name: str, copied: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(name)
+    before = manifest_of(convert(folder, tmp_path / "b"))["tensors"]
+    assert ("rows of gate and up are taken to alternate" in caplog.text) is (name == GPT_OSS)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    scales = [key for key in tensors if key.endswith(("_scales", "weight_scale"))]
+    save_file(tensors | {key: tensors[key].view(torch.float8_e8m0fnu) for key in scales}, file)
+    for root in (convert(folder, tmp_path / "w"), link_workspace(folder, tmp_path / "l")):
+        found = manifest_of(root)["tensors"]
+        types = {part["scales"]["dtype"] for one in found.values() for part in one["parts"] if "scales" in part}
+        assert types == {"F8_E8M0"}
+        for key, entry in before.items():
+            expected = weight_of(tmp_path / "b" / workspace.WEIGHTS, entry)
+            assert np.array_equal(weight_of(root / workspace.WEIGHTS, found[key]), expected), key
+        with Engine.from_pretrained(root):
+            pass
 
 
 @pytest.mark.parametrize("name", ["w4a16", "awq", "gptq", "fp8 of DeepSeek", GPT_OSS])
