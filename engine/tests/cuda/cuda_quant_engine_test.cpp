@@ -105,6 +105,7 @@ TEST_F(CudaQuantEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
       {{"rows", "I8", 0}, "", 0},
       {{"packed-rows", "U4", 32, true}, "", 0, "8"},
       {{"gptq", "U4", 16, true, true}, "", 4},
+      {{"mxfp4", "F4_E2M1", 32}, "", 0, "8"},
       {{"mxfp4", "F4_E2M1", 32}, "", 4, "8"},
       {{"rows", "F8_E4M3", 16}, "", 4, "8"},
       {{"rows", "F8_E4M3", 48}, "", 4},  // of 64 and 128 columns
