@@ -37,6 +37,7 @@ _GREAT_LOSS_KL, _DESTROYED_KL = 0.25, 1.0
 # A prediction that knows nothing of the text is 3 to 4 nats from a trained model, and about 2 from one of random
 # numbers, which are so flat that rounding to 4 bits costs 1.7: there, what is better than that prediction is taken.
 _FLAT_KL = 2.5
+_FLAT_TOKENS = 64  # of fewer tokens the prediction knows too much: their mean is made of them
 # Families that the release of transformers in requirements.txt has no class for.
 _WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qwen", "yi")
 
@@ -337,7 +338,8 @@ def _finish(made: Path, source: Path, record: dict[str, Any], say: Callable[[str
 def _checked(found: dict[str, Any], job: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """What driver.py's difference() has found, of a model that is not destroyed."""
     kl, blind = found["kl_mean"], found["kl_blind"]
-    limit = max(_DESTROYED_KL, blind) if blind < _FLAT_KL else _DESTROYED_KL
+    flat = blind < _FLAT_KL and found["tokens"] >= _FLAT_TOKENS
+    limit = max(_DESTROYED_KL, blind) if flat else _DESTROYED_KL
     figures = (
         f"over {found['tokens']} tokens its mean KL divergence from {job['model']} is {kl:.4f}, and the most likely "
         f"token is the same for {found['top1_agreement']:.1%}"

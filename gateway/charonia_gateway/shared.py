@@ -32,9 +32,9 @@ CREATE TABLE endpoints (
     PRIMARY KEY (model, target, worker)
 ) WITHOUT ROWID;
 CREATE TABLE recent (
-    space TEXT, name TEXT, value TEXT, used REAL NOT NULL, PRIMARY KEY (space, name)
+    space TEXT, name TEXT, value TEXT, used REAL NOT NULL, gone INTEGER NOT NULL, PRIMARY KEY (space, name)
 ) WITHOUT ROWID;
-CREATE INDEX recent_used ON recent (space, value IS NULL, used DESC);
+CREATE INDEX recent_used ON recent (space, gone, used DESC);
 CREATE TABLE claims (
     space TEXT, name TEXT, worker INTEGER NOT NULL, until REAL NOT NULL, PRIMARY KEY (space, name)
 ) WITHOUT ROWID;

@@ -59,12 +59,11 @@ class Usage:
             usage["prompt_tokens_details"]["cached_tokens"],
         )
 
-    def timings_so_far(self, index: int) -> dict[str, Any] | None:
-        """Of that choice alone, until all have ended."""
-        last = self._last[index]
-        if last is None or self.ended:
+    def timings_so_far(self, part: GenerateResponse) -> dict[str, Any] | None:
+        """Of that part's choice alone, up to it, until all have ended."""
+        if self.ended:
             return self.timings()
-        return _timings([last], last.num_input_tokens, last.num_cached_tokens)
+        return _timings([part], part.num_input_tokens, part.num_cached_tokens)
 
 
 def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -> dict[str, Any] | None:

@@ -45,11 +45,13 @@ def test_timings_of_one_answer() -> None:
 
 def test_timings_of_several_answers_are_from_the_first_wait_to_the_last_end() -> None:
     usage = Usage(2, 2)
-    for index, running in enumerate((response(2, 5, 25, 45), response(3, 7, 30, 55, cached=10))):
+    held, last, other = response(1, 5, 25, 25), response(2, 5, 25, 45), response(3, 7, 30, 55, cached=10)
+    for index, running in ((0, held), (0, last), (1, other)):
         running.finish_reason = None
         usage.see(index, running)
-    for index, expected in enumerate(((5, 25, 45, 2, 0, 50), (7, 30, 55, 3, 10, 80))):
-        alone = usage.timings_so_far(index)
+    shown = ((held, (5, 25, 25, 1, 0, None)), (last, (5, 25, 45, 2, 0, 50)), (other, (7, 30, 55, 3, 10, 80)))
+    for running, expected in shown:
+        alone = usage.timings_so_far(running)
         names = ("queue_ms", "first_token_ms", "total_ms", "predicted_n", "cache_n", "predicted_per_second")
         assert alone is not None and tuple(alone[name] for name in names) == expected
     assert not usage.ended
@@ -57,7 +59,7 @@ def test_timings_of_several_answers_are_from_the_first_wait_to_the_last_end() ->
     assert not usage.ended
     usage.see(1, response(4, 7, 30, 75))
     timings = usage.timings()
-    assert timings is not None and usage.ended and usage.timings_so_far(0) == timings
+    assert timings is not None and usage.ended and usage.timings_so_far(last) == timings
     assert (timings["queue_ms"], timings["first_token_ms"], timings["total_ms"]) == (5, 25, 75)
     assert (timings["prompt_n"], timings["predicted_n"], timings["predicted_per_second"]) == (30, 7, 100)
 

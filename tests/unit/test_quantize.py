@@ -75,9 +75,10 @@ if "{mode}" == "renames":
 (out / "model.safetensors").chmod(0o600)
 pathlib.Path("{seen}").write_text(json.dumps([job, sys.argv[1], dict(os.environ)]))
 kl, blind = dict(
-    destroys=(1.1, 3.4), nan=(float("nan"), 3.4), loses=(0.26, 3.4), flat=(1.7, 1.9), chance=(2.0, 1.9)
+    destroys=(1.1, 3.4), nan=(float("nan"), 3.4), loses=(0.26, 3.4), flat=(1.7, 1.9), chance=(2.0, 1.9),
+    short=(2.3, 2.4),
 ).get("{mode}", (0.01, 3.4))
-found = dict(tokens=99, kl_blind=blind, top1_agreement=0.5, kl_mean=kl)
+found = dict(tokens=12 if "{mode}" == "short" else 99, kl_blind=blind, top1_agreement=0.5, kl_mean=kl)
 out.with_name("difference.json").write_text(json.dumps(found))
 """
 
@@ -134,6 +135,7 @@ def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
         ("destroys", "1.1000", "1.00"),
         ("nan", "nan", "1.00"),
         ("chance", "2.0000", "1.90"),
+        ("short", "2.3000", "1.00"),
         ("loses", "0.2600", None),
         ("flat", "1.7000", None),
     ],

@@ -17,15 +17,19 @@ from charonia_gateway.shared import Shared
 Value = TypeVar("Value")
 Claim = Literal["mine", "theirs", "gone"]
 
-_PRUNE_EVERY = 256  # entries that a worker writes
+_PRUNE_EVERY = 256  # entries that a worker adds or deletes
+_PRUNE_AT_ONCE = 1024  # of what was deleted long ago: others wait for the statement
 _DELETED_S = 600.0  # that what was deleted stays so, whatever another worker writes late
 _CLAIM_S = 60.0  # longer than a server may take to answer: a claim ends even where its worker could not end it
 POLL_S = 0.02
-# What is newer stays as it is: this may come late, once the database takes it. NULL: it was deleted.
+# What is newer stays as it is: this may come late, once the database takes it. NULL: it was deleted, and is gone.
 _WRITE = (
-    "INSERT INTO recent VALUES (?, ?, ?, ?) "
-    "ON CONFLICT DO UPDATE SET value = excluded.value, used = excluded.used WHERE used <= excluded.used"
+    "INSERT INTO recent (space, name, value, used, gone) VALUES (?1, ?2, ?3, ?4, ?3 IS NULL) "
+    "ON CONFLICT DO UPDATE SET value = excluded.value, used = excluded.used, gone = excluded.gone "
+    "WHERE used <= excluded.used"
 )
+# Names beyond a limit. By the index alone: other workers wait at most 0.1 s for a write, and there may be 100,000.
+BEYOND = "SELECT name FROM recent WHERE space = ?1 ORDER BY gone, used DESC LIMIT -1 OFFSET ?2"
 
 
 class StaleSessions(Recent[str, None]):
@@ -84,9 +88,10 @@ class _SharedRecent(MutableMapping[str, Value]):
 
     def __delitem__(self, name: str) -> None:
         self._write(name, None)
+        self._count()
 
     def __iter__(self) -> Iterator[str]:
-        rows = self._read("SELECT name FROM recent INDEXED BY recent_used WHERE space = ? AND (value IS NULL) = 0")
+        rows = self._read("SELECT name FROM recent INDEXED BY recent_used WHERE space = ? AND gone = 0")
         names = dict.fromkeys(str(row[0]) for row in rows)
         for name in self._kept:
             names.pop(name, None)
@@ -99,6 +104,13 @@ class _SharedRecent(MutableMapping[str, Value]):
 
     def remember(self, name: str, value: Value) -> None:
         self[name] = value
+        self._count()
+
+    def _count(self) -> None:
+        self._written += 1
+        if self._written % _PRUNE_EVERY == 0:
+            with contextlib.suppress(sqlite3.Error):
+                self.prune()
 
     def _read(self, statement: str, *values: str) -> list[Any]:
         """Nothing where the database cannot be had."""
@@ -115,10 +127,6 @@ class _SharedRecent(MutableMapping[str, Value]):
         except sqlite3.Error:
             self._kept.remember(name, one)
             self._shared.later(self._write_late)
-        self._written += 1
-        if self._written % _PRUNE_EVERY == 0:
-            with contextlib.suppress(sqlite3.Error):
-                self.prune()
 
     def _write_late(self) -> None:
         try:
@@ -139,14 +147,11 @@ class _SharedRecent(MutableMapping[str, Value]):
         """Forgets what was deleted long ago, and what was not used for the longest time, beyond the limit: of what was
         deleted first."""
         self._shared.run(
-            "DELETE FROM recent WHERE space = ? AND (value IS NULL) = 1 AND used < ?",
-            (self._space, time.monotonic() - _DELETED_S),
-        )
-        self._shared.run(
             "DELETE FROM recent WHERE space = ?1 AND name IN "
-            "(SELECT name FROM recent WHERE space = ?1 ORDER BY value IS NULL, used DESC LIMIT -1 OFFSET ?2)",
-            (self._space, self._limit),
+            "(SELECT name FROM recent WHERE space = ?1 AND gone = 1 AND used < ?2 LIMIT ?3)",
+            (self._space, time.monotonic() - _DELETED_S, _PRUNE_AT_ONCE),
         )
+        self._shared.run(f"DELETE FROM recent WHERE space = ?1 AND name IN ({BEYOND})", (self._space, self._limit))
 
     def prune_spaces(self, beginning: str, limit: int) -> None:
         """Forgets all of the spaces of that name's beginning that were not used for the longest time, beyond `limit`.
@@ -192,7 +197,7 @@ class SharedStaleSessions(_SharedRecent[None]):
             self._write_kept()
             taken = self._shared.run(
                 "INSERT INTO claims SELECT space, name, ?3, ?5 FROM recent WHERE space = ?1 AND name = ?2 "
-                "AND value IS NOT NULL "
+                "AND gone = 0 "
                 "ON CONFLICT DO UPDATE SET worker = excluded.worker, until = excluded.until WHERE until <= ?4",
                 (self._space, session_id, self._shared.worker, now, now + _CLAIM_S),
             )
@@ -211,7 +216,7 @@ class SharedStaleSessions(_SharedRecent[None]):
         try:
             self._write_kept()
             gone = self._shared.run(
-                "UPDATE recent SET value = NULL, used = ?3 WHERE space = ?1 AND name = ?2 AND value IS NOT NULL "
+                "UPDATE recent SET value = NULL, used = ?3, gone = 1 WHERE space = ?1 AND name = ?2 AND gone = 0 "
                 "AND NOT EXISTS (SELECT 1 FROM claims WHERE space = ?1 AND name = ?2 AND until > ?3)",
                 (self._space, session_id, time.monotonic()),
             )

@@ -108,7 +108,7 @@ async def _stream(
             events = b""
             choice["index"] = index
             if body.timings_per_token:
-                chunk["timings"] = usage.timings_so_far(index)
+                chunk["timings"] = usage.timings_so_far(part)
             if not begun[index]:
                 begun[index] = True
                 choice["delta"] = {"role": "assistant", "content": "", "refusal": None}

@@ -153,7 +153,7 @@ async def _stream(
                 choice["text"], choice["logprobs"] = await aside(count_entries(part), shown.of, index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
                 if body.timings_per_token:
-                    chunk["timings"] = usage.timings_so_far(index)
+                    chunk["timings"] = usage.timings_so_far(part)
                 elif choice["finish_reason"] and usage.ended:
                     chunk |= head.timings(usage)
                 if choice["text"] or choice["finish_reason"]:
