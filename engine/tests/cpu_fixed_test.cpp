@@ -18,23 +18,27 @@ namespace {
 using cpu::FixedRow;
 using cpu::QuantPanel;
 
-class FixedPointTest : public testing::Test {
- protected:
-  void SetUp() override {
-    for (const auto& set : cpu::instruction_sets()) {
-      if (cpu::has_fixed_kernel(*set.kernels)) kernels_ = set.kernels, device_ = set.name;
-    }
-    if (kernels_ == nullptr) GTEST_SKIP() << "no instruction set of this processor has it";
+// The instruction sets of this processor that have it.
+std::vector<std::string> devices() {
+  std::vector<std::string> names;
+  for (const auto& set : cpu::instruction_sets()) {
+    if (cpu::has_fixed_kernel(*set.kernels)) names.emplace_back(set.name);
   }
+  return names;
+}
 
-  const cpu::Kernels* kernels_ = nullptr;
-  std::string device_;
-};
+using FixedPointTest = testing::TestWithParam<std::string>;
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FixedPointTest);
+INSTANTIATE_TEST_SUITE_P(Cpu, FixedPointTest, testing::ValuesIn(devices()),
+                         [](const auto& info) { return info.param; });
 
 struct Row {
-  Row(const cpu::Kernels& kernels, const QuantPanel& shape, std::span<const cpu::Bf16> x)
-      : layout(shape), memory(static_cast<std::size_t>(layout.bytes())), bits(shape.code_bits()) {
-    kernels.fixed_from_bf16(memory.data(), x.data(), shape);
+  Row(std::string_view device, const QuantPanel& shape, std::span<const cpu::Bf16> x)
+      : layout(shape),
+        memory(static_cast<std::size_t>(layout.bytes())),
+        bits(shape.code_bits()),
+        in_words(device == "avx2") {
+    cpu::instruction_set(device).kernels->fixed_from_bf16(memory.data(), x.data(), shape);
   }
   float scale(std::int64_t block) const {
     return reinterpret_cast<const float*>(memory.data() + layout.scales())[block];
@@ -44,6 +48,7 @@ struct Row {
   }
   // The number at `column` of a padded group.
   int number(std::int64_t group, std::int64_t column) const {
+    if (in_words) return reinterpret_cast<const std::int16_t*>(memory.data())[group * layout.group + column];
     constexpr int kPlaces4[] = {0, 2, 4, 6, 1, 3, 5, 7}, kPlaces8[] = {0, 2, 1, 3};
     const std::int64_t word = bits == 4 ? 8 : 4;
     const auto place = bits == 4 ? kPlaces4[column % word] : kPlaces8[column % word];
@@ -55,6 +60,7 @@ struct Row {
   FixedRow layout;
   HugeMemory memory;
   int bits;
+  bool in_words;
 };
 
 std::vector<cpu::Bf16> bf16_of(std::span<const float> x) {
@@ -63,7 +69,7 @@ std::vector<cpu::Bf16> bf16_of(std::span<const float> x) {
   return out;
 }
 
-TEST_F(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponents) {
+TEST_P(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponents) {
   Random random(1);
   for (const Code code : {Code::u4, Code::i8}) {
     for (const std::int64_t group : {36, 128, 300, 704}) {
@@ -79,7 +85,7 @@ TEST_F(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponent
             exact.push_back(x.back());
           }
           const auto expected = fixed_point(exact, group);
-          const Row row(*kernels_, shape, bf16_of(x));
+          const Row row(GetParam(), shape, bf16_of(x));
           for (std::int64_t g = 0; g < 3; ++g) {
             for (std::int64_t b = 0; b < row.layout.blocks; ++b) {
               const auto end = std::min(row.layout.group, (b + 1) * FixedRow::kBlock);
@@ -108,20 +114,75 @@ TEST_F(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponent
   }
 }
 
-TEST_F(FixedPointTest, what_is_not_finite_is_told_by_the_scale_of_its_block_alone) {
+TEST_P(FixedPointTest, what_is_not_finite_is_told_by_the_scale_of_its_block_alone) {
   const QuantPanel shape{.code = Code::u4, .k = 512, .group = 256};
   for (const float broken : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), NAN}) {
     std::vector<float> x(512, 1.0F);
     x[130] = broken;
-    const Row row(*kernels_, shape, bf16_of(x));
+    const Row row(GetParam(), shape, bf16_of(x));
     for (int block = 0; block < 4; ++block) EXPECT_EQ(std::isnan(row.scale(block)), block == 1) << broken;
     EXPECT_EQ(row.number(0, 129), 0);
     EXPECT_EQ(row.sum(1), 0);
   }
 }
 
+// Bit for bit what ops/cpu/kernels.h says: so all instruction sets that have it agree, and so do all numbers of rows.
+TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definition) {
+  Random random(1);
+  constexpr std::int64_t kRows = 30, kColumns = 70;
+  for (const Code code : {Code::u4, Code::i8, Code::f4_e2m1}) {
+    for (const bool zeros : {false, true}) {
+      for (const std::int64_t group : {36, 128, 300}) {
+        const QuantPanel shape{.code = code, .has_zeros = zeros, .k = 2 * group, .group = group};
+        MemoryQuantSource source(kColumns, shape.k, {code, group, zeros, DType::f32, Activations::as_is});
+        for (auto& c : source.codes) c = static_cast<std::uint8_t>(uniform(random, 0, code == Code::i8 ? 255 : 15));
+        for (auto& s : source.scales) s = static_cast<float>(uniform(random, 1, 1000)) * 0.001F;
+        for (auto& z : source.zeros) z = static_cast<std::int8_t>(uniform(random, 0, 15));
+        const QuantSource* const part = &source;
+        const auto ops = make_ops(GetParam(), 1);
+        const auto linear = ops->make_quantised_linear({&part, 1}, {}, DType::bf16);
+        const auto in = Matrix::random(random, DType::bf16, kRows, shape.k);
+        // The sum of a block of row r and column c, in steps of the row's scale: exact, since numbers are halves at
+        // least.
+        const auto block_sum = [&](const Row& row, std::int64_t c, std::int64_t g, std::int64_t b) {
+          const double zero = zeros ? source.zeros[static_cast<std::size_t>(c * 2 + g)] : code == Code::u4 ? 8 : 0;
+          double sum = 0;
+          for (auto k = b * FixedRow::kBlock; k < std::min(group, (b + 1) * FixedRow::kBlock); ++k) {
+            const auto at = static_cast<std::size_t>(c * shape.k + g * group + k);
+            sum += row.number(g, k) * (number_of(code, source.codes[at]) - zero);
+          }
+          return static_cast<float>(sum);
+        };
+        for (const std::int64_t rows : {1, 2, 3, 6, 8, 17, 30}) {
+          const DeviceMatrix device_in(*ops, in), out(*ops, DType::f32, rows, kColumns);
+          ops->linear(out.tensor(), device_in.slice(0, static_cast<int>(rows)), *linear);
+          const auto result = out.host();
+          for (std::int64_t r = 0; r < rows; ++r) {
+            std::vector<float> x;
+            for (std::int64_t k = 0; k < shape.k; ++k) x.push_back(in.at(r, k));
+            const Row row(GetParam(), shape, bf16_of(x));
+            for (const std::int64_t c : {0, 7, 8, 31, 63, 64, 69}) {
+              float total = 0;
+              for (std::int64_t g = 0; g < 2; ++g) {
+                float of_group = 0;
+                for (std::int64_t b = 0; b < row.layout.blocks; ++b) {
+                  const float of_block = row.scale(g * row.layout.blocks + b) * block_sum(row, c, g, b);
+                  of_group = b == 0 ? of_block : of_group + of_block;
+                }
+                total = std::fma(source.scales[static_cast<std::size_t>(c * 2 + g)], of_group, total);
+              }
+              ASSERT_EQ(result.at(r, c), total)
+                  << "row " << r << " of " << rows << ", column " << c << ", group " << group;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // The largest sums that there can be, of whole numbers: nothing may overflow or saturate.
-TEST_F(FixedPointTest, the_largest_codes_zeros_and_activations_give_the_exact_sum) {
+TEST_P(FixedPointTest, the_largest_codes_zeros_and_activations_give_the_exact_sum) {
   constexpr float kLargest = 1.9921875F;
   for (const Code code : {Code::u4, Code::i8, Code::f4_e2m1}) {
     for (const bool zeros : {false, true}) {
@@ -135,7 +196,7 @@ TEST_F(FixedPointTest, the_largest_codes_zeros_and_activations_give_the_exact_su
           std::ranges::fill(source.zeros, static_cast<std::int8_t>(zero));
           const QuantSource* const part = &source;
           for (const int rows : {1, 3, 8, 13}) {
-            const auto ops = make_ops(device_, 1);
+            const auto ops = make_ops(GetParam(), 1);
             const auto linear = ops->make_quantised_linear({&part, 1}, {}, DType::bf16);
             Matrix in(DType::bf16, rows, 256);
             for (int r = 0; r < rows; ++r) {

@@ -72,6 +72,16 @@ std::vector<Candidate> candidates() {
   return out;
 }
 
+#if defined(__x86_64__)
+bool is_avx2([[maybe_unused]] const Kernels& kernels) {
+#ifdef CHARONIA_WITH_avx2
+  return &kernels == &avx2::kernels();
+#else
+  return false;
+#endif
+}
+#endif
+
 }  // namespace
 
 std::string instruction_set_warning() {
@@ -98,12 +108,7 @@ std::vector<InstructionSet> instruction_sets() {
 
 IntegerKernels integer_kernels(const Kernels& kernels) {
 #if defined(__x86_64__)
-#ifdef CHARONIA_WITH_avx2
-  const bool is_avx2 = &kernels == &avx2::kernels();
-#else
-  const bool is_avx2 = false;
-#endif
-  const bool has_vnni = is_avx2 ? has_avx_vnni() : has_avx512_vnni();
+  const bool has_vnni = is_avx2(kernels) ? has_avx_vnni() : has_avx512_vnni();
   return {.linear = kernels.linear_i8_vnni != nullptr && has_vnni ? kernels.linear_i8_vnni : kernels.linear_i8,
           .tiles = has_amx_int8() ? kernels.linear_i8_tiles : nullptr};
 #else
@@ -113,7 +118,7 @@ IntegerKernels integer_kernels(const Kernels& kernels) {
 
 bool has_fixed_kernel([[maybe_unused]] const Kernels& kernels) {
 #if defined(__x86_64__)
-  return kernels.quant_linear_fixed != nullptr && has_avx512_vnni();
+  return kernels.quant_linear_fixed != nullptr && (is_avx2(kernels) || has_avx512_vnni());
 #else
   return false;
 #endif

@@ -107,8 +107,9 @@ struct QuantLinearArgs {
 // x / scale rounded to nearest, ties to even, where scale is the least power of two, from 2^-126 on, for which all
 // numbers of the block are two signed bytes, 32639 at most. So every x of at least 2^-6 of the largest's power of two is
 // exact, and others are off by half a scale, at most 2^-14.99 of the largest. A prepared row is
-//   digits  [groups][group / 4][2][4] int8: of four numbers the upper bytes, then the lower, all signed: 256 * upper +
-//           lower. The four are those whose codes are the bytes of a word, or their lower or upper halves.
+//   numbers [groups][group] int16; or for dot products of bytes, [groups][group / 4][2][4] int8: of four numbers the
+//           upper bytes, then the lower, all signed: 256 * upper + lower. The four are those whose codes are the bytes
+//           of a word, or their lower or upper halves.
 //   scales  [groups][blocks] f32; NaN where an x of the block is not finite, whose numbers then are 0
 //   sums    [groups][blocks] int32: of a block's numbers
 struct FixedRow {
@@ -118,7 +119,7 @@ struct FixedRow {
 
   constexpr explicit FixedRow(const QuantPanel& shape)
       : group((shape.group + 7) / 8 * 8), blocks((group + kBlock - 1) / kBlock), groups(shape.groups()) {}
-  // Bytes from the row's beginning on. Digits are written by the line.
+  // Bytes from the row's beginning on. Numbers are written by the line.
   constexpr std::int64_t scales() const { return lines(2 * groups * group) + kLine; }
   constexpr std::int64_t sums() const { return scales() + lines(4 * groups * blocks); }
   constexpr std::int64_t bytes() const { return sums() + lines(4 * groups * blocks); }
@@ -260,7 +261,7 @@ struct Kernels {
   // Of fixed-point activations (FixedRow), of u4, i8 and f4_e2m1: out[r, c] = sum over groups, ascending, of scale[g, c]
   // * (sum over blocks of the group, ascending, of scale[r, block] * d) + bias[c], where d is the sum over k of the block
   // of number[r, k] * (number of code[k, c] - zero[g, c]), exact, and then rounded to float. a: prepared rows, a_stride
-  // in bytes. It needs AVX512_VNNI, which not all processors of the set have. Null: not in this set.
+  // in bytes. For AVX-512 it needs AVX512_VNNI, which not all processors of the set have. Null: not in this set.
   void (*quant_linear_fixed)(const QuantLinearArgs&);
   void (*fixed_from_bf16)(std::byte* out, const Bf16* in, const QuantPanel& shape);
   // sums[g] = the sum of a group's activations: in lanes of a vector, which are added at last.

@@ -22,6 +22,7 @@ struct IntVec {
 inline IntVec load(const std::int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store(std::int32_t* p, IntVec x) { _mm512_storeu_si512(p, x.v); }
 inline IntVec set1(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline IntVec add(IntVec a, IntVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline IntVec sub(IntVec a, IntVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline IntVec mul(IntVec a, IntVec b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline Vec floats_of(IntVec x) { return {_mm512_cvtepi32_ps(x.v)}; }
@@ -80,6 +81,7 @@ struct IntVec {
 inline IntVec load(const std::int32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
 inline void store(std::int32_t* p, IntVec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.v); }
 inline IntVec set1(std::int32_t x) { return {_mm256_set1_epi32(x)}; }
+inline IntVec add(IntVec a, IntVec b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline IntVec sub(IntVec a, IntVec b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 inline IntVec mul(IntVec a, IntVec b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 inline Vec floats_of(IntVec x) { return {_mm256_cvtepi32_ps(x.v)}; }

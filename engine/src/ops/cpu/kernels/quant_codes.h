@@ -111,11 +111,36 @@ inline __attribute__((always_inline)) void to_floats(Words words, Vec (&out)[kWo
 
 #else
 
+#if defined(__AVX2__)
+template <Code C>
+constexpr float kUnit = C == Code::f8_e4m3 ? 256 : 1;
+
+// E4M3 divided by 2^8, by way of fp16, as for AVX-512.
+inline __attribute__((always_inline)) void e4m3_to_floats(Words words, Vec (&out)[4]) {
+  // By k, and within a k by feature: in halves of the register, then in all of it.
+  const __m256i by_k = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15,  //
+                                        0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15);
+  const __m256i both = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(reinterpret_cast<__m256i>(words), by_k), both);
+  const __m256i bits = _mm256_set1_epi16(static_cast<short>(0xbf80));
+  const auto halves = [&](__m256i upper) { return _mm256_and_si256(_mm256_srai_epi16(upper, 1), bits); };
+  const __m256i even = halves(_mm256_unpacklo_epi8(_mm256_setzero_si256(), bytes));
+  const __m256i odd = halves(_mm256_unpackhi_epi8(_mm256_setzero_si256(), bytes));
+  out[0] = {_mm256_cvtph_ps(_mm256_castsi256_si128(even))};
+  out[1] = {_mm256_cvtph_ps(_mm256_castsi256_si128(odd))};
+  out[2] = {_mm256_cvtph_ps(_mm256_extracti128_si256(even, 1))};
+  out[3] = {_mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1))};
+}
+#else
 template <Code C>
 constexpr float kUnit = 1;
+#endif
 
 template <Code C>
 inline __attribute__((always_inline)) void to_floats(Words words, Vec (&out)[kWordK<C>]) {
+#if defined(__AVX2__)
+  if constexpr (C == Code::f8_e4m3) return e4m3_to_floats(words, out);
+#endif
   constexpr std::uint32_t kMask = (1U << kCodeBits<C>)-1;
 #pragma GCC unroll 8
   for (int i = 0; i < kWordK<C>; ++i) {

@@ -9,7 +9,7 @@ void linear_f16(const LinearArgs& args);
 void linear_f32(const LinearArgs& args);
 void quant_linear_bf16(const QuantLinearArgs& args);
 void quant_linear_f32(const QuantLinearArgs& args);
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
 void quant_linear_fixed(const QuantLinearArgs& args);
 void fixed_from_bf16(std::byte* out, const Bf16* in, const QuantPanel& shape);
 #endif
@@ -86,7 +86,7 @@ const Kernels& kernels() {
 #endif
       .quant_linear_f32 = quant_linear_f32,
 // Where bf16 has dot products as fast, or tiles, these are taken for all numbers of rows.
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
       .quant_linear_fixed = quant_linear_fixed,
       .fixed_from_bf16 = fixed_from_bf16,
 #else
