@@ -18,6 +18,7 @@ import contextlib
 import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ from charonia_client.errors import (
     from_triton,
 )
 from charonia_client.stream import Stream, stream_infer
-from charonia_client.subscription import SubscribedStream, Subscription
+from charonia_client.subscription import NotOffered, SubscribedStream, Subscription
 from charonia_client.tensors import (
     Action,
     decode,
@@ -91,6 +92,8 @@ _TOKENIZE_TIMEOUT_S = 60.0
 # ends, with that many seconds in between. It is idempotent.
 _STOP_PATIENCE_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _TOLD_TIMEOUT_S = 1.0
+# That a server that takes no subscription is not asked for one again: it may be replaced by a newer one meanwhile.
+_REFUSED_S = 60.0
 
 
 def _beside(ensemble: str, part: str) -> str:
@@ -109,7 +112,9 @@ class Client:
     `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
     its answers without a vocabulary. `tls`: None for a server that has none. `subscribe`: answers come by one stream,
     which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
-    probabilities, `parsed` or gRPC metadata. `on_way` is told of each request how its answer comes.
+    probabilities, `parsed` or gRPC metadata, and none where the server takes no subscription, as one of an older
+    version. `on_way` is told of each request how its answer comes, and `on_refusal` why the server takes no
+    subscription.
     """
 
     def __init__(
@@ -125,10 +130,13 @@ class Client:
         tls: Tls | None = None,
         subscribe: bool = False,
         on_way: Callable[[Way], None] = lambda _: None,
+        on_refusal: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.target = target
         self._subscribe = subscribe
         self._on_way = on_way
+        self._on_refusal = on_refusal
+        self._refused_until = -math.inf  # by the loop's clock: when the server may be asked for a subscription again
         self._subscription: Subscription | None = None
         self._left: list[Subscription] = []  # which the server does not know any more, with answers that still come
         self.model = model
@@ -186,14 +194,7 @@ class Client:
         BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())
-        try:
-            message = encode(request, request_id, self.model)
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
-        if self._closing.is_set():
-            raise Unavailable("the client was closed")
-        stream = self._begin(request, message)
-        self._active[request_id] = stream
+        stream = self._begin(request, request_id)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_server())
         deadline = None
@@ -201,11 +202,19 @@ class Client:
             late = DeadlineExceeded(
                 f"Triton at {self.target} did not answer in time ({max(0, round(timeout_s, 2)):g} s)"
             )
-            deadline = asyncio.get_running_loop().call_later(timeout_s, stream.fail, late)
+            deadline = asyncio.get_running_loop().call_later(timeout_s, lambda: stream.fail(late))
         with_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         running = request.n or 1  # answers that have not ended
         try:
-            while (answer := await stream.next()) is not None:
+            while True:
+                try:
+                    answer = await stream.next()
+                except NotOffered as refusal:
+                    self._note_refusal(str(refusal))
+                    stream = self._begin(request, request_id)
+                    continue
+                if answer is None:
+                    break
                 if isinstance(answer, GenerateResponse):
                     response = answer
                 else:
@@ -234,15 +243,32 @@ class Client:
                 if not stream.task.done():
                     await comes_within(told, _TOLD_TIMEOUT_S)
 
-    def _begin(self, request: GenerateRequest, message: Any) -> Stream | SubscribedStream:
+    def _begin(self, request: GenerateRequest, request_id: str) -> Stream | SubscribedStream:
         """Sends it, by a call of its own or with its answers in the subscription."""
+        try:
+            message = encode(request, request_id, self.model)
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        if self._closing.is_set():
+            raise Unavailable("the client was closed")
         metadata = tuple(self._metadata()) if self._metadata else None
         carried = request.logprobs is None and request.prompt_logprobs is None and not request.parsed and not metadata
-        subscribed = self._subscribe and carried
-        self._on_way("subscription" if subscribed else "call")
-        if not subscribed:
-            return Stream(self._stream_infer(message, metadata=metadata), self.target)
-        return SubscribedStream(self._open_subscription, message, request.n or 1)
+        stream: Stream | SubscribedStream
+        if self._subscribe and carried and asyncio.get_running_loop().time() >= self._refused_until:
+            by_subscription = partial(self._on_way, "subscription")
+            stream = SubscribedStream(self._open_subscription, message, request.n or 1, by_subscription)
+        else:
+            self._on_way("call")
+            stream = Stream(self._stream_infer(message, metadata=metadata), self.target)
+        self._active[request_id] = stream
+        return stream
+
+    def _note_refusal(self, why: str) -> None:
+        """Of all requests that waited for the subscription, the first says it."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._refused_until:
+            self._on_refusal(why)
+        self._refused_until = now + _REFUSED_S
 
     def _open_subscription(self) -> Subscription:
         """The one for new requests."""

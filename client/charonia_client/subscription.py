@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import io
+import re
 import struct
 import uuid
 from collections import deque
@@ -44,6 +45,8 @@ _SAY_AGAIN_S = 1.0
 
 _NO_SUBSCRIPTION = "there is no subscription"  # how the engine's error for a name that it does not know begins
 _LOADED_ANEW = "was loaded anew"  # the end of its error for a subscription of a model that was
+# Triton's error for models of a version that has no subscriptions.
+_UNKNOWN_TENSOR = re.compile(r"unexpected inference (?:input|output) '(?:subscription|deliveries)")
 
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QIIiiiiiiiiffff")
@@ -84,6 +87,10 @@ def unpack(packed: bytes) -> tuple[int, list[tuple[int, GenerateResponse | str]]
     return number, found
 
 
+class NotOffered(CharoniaError):
+    """The server takes no subscription, or not one more: it has not taken the request, which can be sent by a call."""
+
+
 class _Joined:
     """Parts of one answer that a slow reader gets as one. Each is copied twice, however many come."""
 
@@ -121,11 +128,19 @@ class SubscribedStream:
     """What comes of one request; of its `answers` each has a last part. One task may read. As stream.Stream is.
 
     `choose` gives the subscription for it, and another one where the server does not know that, as when the model was
-    loaded anew: then it is sent again, once."""
+    loaded anew: then it is sent again, once. `on_sent` is told when it is sent, once. The reader gets NotOffered where
+    the server takes it by a call alone."""
 
-    def __init__(self, choose: Callable[[], Subscription], message: Any, answers: int) -> None:
+    def __init__(
+        self,
+        choose: Callable[[], Subscription],
+        message: Any,
+        answers: int,
+        on_sent: Callable[[], None] = lambda: None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._choose = choose
+        self._on_sent = on_sent
         self._subscription = choose()
         self._running = answers
         self._parts: deque[GenerateResponse | _Joined] = deque()
@@ -223,7 +238,7 @@ class SubscribedStream:
     async def _send(self, message: Any) -> None:
         """Sends the request once the subscription is there. An error of its call is the request's end."""
         try:
-            unknown = await self._ask(message)
+            unknown = await self._ask(message, self._on_sent)
             if unknown and not (self._abandoned or self._error or self.task.done()):
                 self._lost = None
                 self._subscription.remove(self._key)
@@ -244,7 +259,7 @@ class SubscribedStream:
         except Exception as failure:  # what came is no answer, or the channel is closed
             self._break_off(ServerError(f"the call to Triton at {self._subscription.target} failed: {failure!r}"))
 
-    async def _ask(self, message: Any) -> Unavailable | None:
+    async def _ask(self, message: Any, on_sent: Callable[[], None] = lambda: None) -> Unavailable | None:
         """Makes the request's call. The error of a server that does not know the subscription, and so has not taken the
         request."""
         subscription, unknown = self._subscription, None
@@ -254,6 +269,7 @@ class SubscribedStream:
             self.end()
             return None
         subscribed(message, subscription.name, self._key)
+        on_sent()
         self._asking = True
         try:
             async for answer in subscription.call(message):
@@ -262,6 +278,8 @@ class SubscribedStream:
                     if isinstance(error, Unavailable) and _NO_SUBSCRIPTION in str(error):
                         subscription.fit = False
                         unknown = error
+                    elif _UNKNOWN_TENSOR.search(answer.error_message):
+                        self.lose(NotOffered(str(error)))
                     else:
                         self.lose(error)
         finally:
@@ -314,7 +332,8 @@ class Subscription:
         sender.add_done_callback(self._senders.discard)
 
     async def opened(self) -> None:
-        """Returns when requests may name it. Raises the client's errors where it cannot be opened, or has ended."""
+        """Returns when requests may name it. Raises the client's errors where it cannot be opened, or has ended:
+        NotOffered where the server is there and does not open it."""
         if self._error is None and not self._opened.done():
             await asyncio.wait((self._opened,))
         if self._error:
@@ -341,9 +360,11 @@ class Subscription:
 
     def _lose(self, error: CharoniaError) -> None:
         self.over = True
-        self._error = self._error or error
         if not self._opened.done():
+            if not isinstance(error, Unavailable):  # by which calls would fail, too
+                error = NotOffered(str(error))
             self._opened.set_result(None)
+        self._error = self._error or error
         for stream in list(self._streams.values()):
             stream.lose(_fresh(self._error))
 

@@ -22,7 +22,16 @@ from charonia_client import (
 from charonia_client.subscription import SubscribedStream, unpack
 from charonia_client.tensors import encode
 from free_ports import free_ports
-from triton_double import Double, chunk, error, input_text, parsed, part, process_that_dies_of_requests
+from triton_double import (
+    Double,
+    chunk,
+    error,
+    input_text,
+    parsed,
+    part,
+    process_that_dies_of_requests,
+    unknown_tensor,
+)
 from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 120
@@ -80,6 +89,54 @@ async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None
     async with Double() as double, Client(double.target, subscribe=True, metadata=lambda: metadata) as client:
         assert joined(await read(client, "a")) == double.target
         assert double.opened == 0
+
+
+@pytest.mark.parametrize(
+    ("refusal", "old_ensemble", "said"),
+    [
+        (unknown_tensor("input 'subscription'", "engine"), False, "unexpected inference input 'subscription'"),
+        (unknown_tensor("output 'deliveries'", "engine"), False, "unexpected inference output 'deliveries'"),
+        ("[429] there are 1024 subscriptions; retry after 1 s", False, "there are 1024 subscriptions"),
+        ("", True, "unexpected inference input 'subscription' for model 'ensemble'"),
+    ],
+)
+async def test_a_server_that_takes_no_subscription_answers_by_calls(
+    refusal: str, old_ensemble: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[str] = []
+    refusals: list[str] = []
+    told = {"on_way": ways.append, "on_refusal": refusals.append}
+    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
+        double.behaviour, double.refusal, double.ensemble_is_old = letters, refusal, old_ensemble
+        texts = [f"answer {number}" for number in range(8)]
+        answers = await asyncio.wait_for(asyncio.gather(*(read(client, text) for text in texts)), HANG_S)
+        assert [joined(parts) for parts in answers] == texts
+        assert len(refusals) == 1 and said in refusals[0]
+        assert ways.count("call") == len(texts)
+        ways.clear()
+        asked, opened = len(double.requests), double.opened
+        assert joined(await read(client, "later")) == "later"
+        assert (ways, len(double.requests), double.opened) == (["call"], asked + 1, opened), "it is not asked again"
+
+        monkeypatch.setattr(client, "_refused_until", 0.0)
+        double.refusal, double.ensemble_is_old = "", False
+        assert joined(await read(client, "much later")) == "much later"
+        assert ways[1:] == ["subscription"]
+        assert double.opened == 1, "what an engine had opened for an ensemble of another version is still there"
+
+
+async def test_a_request_that_is_sent_by_a_call_after_a_refusal_has_its_time_limit_and_is_cancelled() -> None:
+    async def silent(request: pb.ModelInferRequest) -> Responses:
+        await asyncio.Event().wait()
+        yield part("")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour, double.refusal = silent, unknown_tensor("input 'subscription'", "engine")
+        parts = client.generate(GenerateRequest(text="a"), request_id="mine", timeout_s=0.2)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(anext(parts), HANG_S)
+        while ("cancel", "mine") not in double.actions:
+            await asyncio.sleep(0.001)
 
 
 async def test_answers_of_one_request_are_told_apart() -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import test_endpoint_pool
+from charonia_client import Client, GenerateRequest
 from charonia_gateway.endpoints.health import State
 from charonia_gateway.endpoints.pool import Pool
 from test_endpoint_pool import (
@@ -22,7 +23,7 @@ from test_endpoint_pool import (
     test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begun_stays,
     until,
 )
-from triton_double import Double
+from triton_double import Double, unknown_tensor
 
 __all__ = [
     "test_a_killed_server_takes_no_request_with_it_that_had_not_begun",
@@ -43,10 +44,26 @@ def subscribed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_endpoint_pool, "Pool", partial(Pool, subscribe=True))
 
 
+async def test_it_is_said_once_that_a_server_takes_no_subscription(caplog: pytest.LogCaptureFixture) -> None:
+    async with Double() as server:
+        server.refusal = unknown_tensor("input 'subscription'", "engine")
+        gateway = Gateway([server])
+        async with gateway.pool:
+            await gateway.until_all_are(State.UP)
+            (client,) = [endpoint.client for endpoint in gateway.pool.endpoints]
+            assert isinstance(client, Client)
+            for _ in range(2):
+                assert await gateway.text(GenerateRequest(text="a")) == server.target
+                client._refused_until = 0.0
+    said = [record.getMessage() for record in caplog.records if "takes no subscription" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith(f"answers of {server.target} "), said
+
+
 @pytest.mark.parametrize("reasoning", [None, "think"])
 async def test_it_is_said_where_the_model_has_all_chats_come_by_calls(
     reasoning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     async with Double() as server:
         server.formats = {"tool_calls": "hermes", "reasoning": reasoning}
         gateway = Gateway([server])

@@ -82,6 +82,11 @@ def error(text: str) -> pb.ModelStreamInferResponse:
     return pb.ModelStreamInferResponse(error_message=text)
 
 
+def unknown_tensor(tensor: str, model: str) -> str:
+    """Triton's error for a tensor that the model has not."""
+    return f"[request id: <id_unknown>] unexpected inference {tensor} for model '{model}'"
+
+
 def chunk(key: int, answer: pb.ModelStreamInferResponse) -> bytes:
     """What a subscription has of a response of part() or error()."""
     head = struct.Struct("<QIIiiiiiiiiffff")
@@ -148,6 +153,8 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.opened = 0  # subscriptions
         self.forgets_subscriptions = False  # no request may name one
         self.end_of_subscriptions = ""  # the error that they end with
+        self.refusal = ""  # the error of a subscription in place of its opening
+        self.ensemble_is_old = False  # it has no subscriptions, which the engine has
         self.takes = asyncio.Event()  # of requests by subscription: the engine gets them
         self.takes.set()
         self.tells = asyncio.Event()  # and their calls end
@@ -269,6 +276,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 yield error(f"Request for unknown model: '{request.model_name}' has no available versions")
                 continue
             await self._awake.wait()
+            if subscription and self.ensemble_is_old:
+                yield error(unknown_tensor("input 'subscription'", request.model_name))
+                continue
             if subscription:
                 await self.takes.wait()
             if subscription and (self.forgets_subscriptions or subscription not in self.subscriptions):
@@ -302,6 +312,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         if input_number(request, "subscription_end"):
             if name in self.subscriptions:
                 self.subscriptions[name].put_nowait(None)
+            return
+        if self.refusal:
+            yield error(self.refusal)
             return
         self.opened += 1
         chunks = self.subscriptions[name] = asyncio.Queue()

@@ -111,7 +111,8 @@ class Pool:
     ) -> None:
         self._connect = connect or self._client
         self._tls = tls
-        self._subscribe = subscribe
+        self._subscribe = subscribe and connect is None
+        self._refused: set[str] = set()  # targets that take no subscription, which was said
         self._model = model
         self._ensemble = f"ensemble.{label}" if label else "ensemble"
         self._targets = list(targets)
@@ -168,7 +169,13 @@ class Pool:
             tls=self._tls,
             subscribe=self._subscribe,
             on_way=self._on_way,
+            on_refusal=partial(self._note_refusal, target),
         )
+
+    def _note_refusal(self, target: str, why: str) -> None:
+        if target not in self._refused:
+            self._refused.add(target)
+            log.warning("answers of %s come by a stream each, as it takes no subscription: %s", target, why)
 
     async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         """The names of tokens, for an answer of a server that ends and has them no more."""
@@ -273,9 +280,9 @@ class Pool:
         reasoned = (self._formats or {}).get("reasoning")
         self._formats = formats
         if self._subscribe and not reasoned and (reasons := formats.get("reasoning")):
-            log.warning(
-                "chats%s come from Triton by streams of their own, whatever CHARONIA_GATEWAY_SUBSCRIBE says: answers "
-                "may hold reasoning (format %s), which is not taken apart in subscriptions",
+            log.info(
+                "chats%s come from Triton by streams of their own: answers may hold reasoning (format %s), which is "
+                "not taken apart in subscriptions",
                 "" if self._model is None else f" of {self._model}",
                 reasons,
             )
