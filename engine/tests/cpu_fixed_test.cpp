@@ -153,7 +153,7 @@ TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definit
           }
           return static_cast<float>(sum);
         };
-        for (const std::int64_t rows : {1, 2, 3, 6, 8, 17, 30}) {
+        for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 17, 19, 30}) {  // tiles of all heights
           const DeviceMatrix device_in(*ops, in), out(*ops, DType::f32, rows, kColumns);
           ops->linear(out.tensor(), device_in.slice(0, static_cast<int>(rows)), *linear);
           const auto result = out.host();
@@ -195,7 +195,7 @@ TEST_P(FixedPointTest, the_largest_codes_zeros_and_activations_give_the_exact_su
           const int zero = code == Code::i8 ? (sign > 0 ? -128 : 127) : (sign > 0 ? 0 : 16);
           std::ranges::fill(source.zeros, static_cast<std::int8_t>(zero));
           const QuantSource* const part = &source;
-          for (const int rows : {1, 3, 8, 13}) {
+          for (const int rows : {1, 3, 8, 13, 30}) {
             const auto ops = make_ops(GetParam(), 1);
             const auto linear = ops->make_quantised_linear({&part, 1}, {}, DType::bf16);
             Matrix in(DType::bf16, rows, 256);

@@ -68,8 +68,9 @@ void copy_codes(const FixedBlock& block, std::int16_t* to) {
 
 inline __m256i broadcast_pair(const char* p) { return broadcast_word(reinterpret_cast<const std::uint8_t*>(p)).v; }
 // The sum is in assembly: the compiler would add up several products first, which takes more registers than there are.
-inline __attribute__((always_inline)) void add_product(IntVec& sum, __m256i codes, __m256i numbers) {
-  asm("vpaddd %1, %0, %0" : "+x"(sum.v) : "x"(_mm256_madd_epi16(codes, numbers)));
+inline __attribute__((always_inline)) __m256i add_product(__m256i sum, __m256i codes, __m256i numbers) {
+  asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(codes, numbers)));
+  return sum;
 }
 // A pair of k of V vectors of features times that of M rows.
 template <int M, int V>
@@ -79,7 +80,7 @@ inline __attribute__((always_inline)) void add_pair(IntVec (&sums)[M][V], const 
   for (int m = 0; m < M; ++m) {
     const __m256i x = broadcast_pair(a + m * a_stride);
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) add_product(sums[m][v], codes[v], x);
+    for (int v = 0; v < V; ++v) sums[m][v].v = add_product(sums[m][v].v, codes[v], x);
   }
 }
 
@@ -114,7 +115,7 @@ inline __attribute__((always_inline)) void add_words(IntVec (&sums)[M][V], const
       for (int v = 0; v < V; ++v) {
         const __m256i of_feature = load_line(words + 4 * v * kWidth);
         for_pairs<C>([&]<int P>() __attribute__((always_inline)) {
-          add_product(sums[0][v], pair_of<C, P>(of_feature), broadcast_pair(a + 4 * P));
+          sums[0][v].v = add_product(sums[0][v].v, pair_of<C, P>(of_feature), broadcast_pair(a + 4 * P));
         });
       }
     } else {
@@ -138,7 +139,7 @@ template <Code C, int M, int V, int Lines>
 inline __attribute__((always_inline)) void sum_block(const FixedBlock& block, const char* a, std::int64_t a_stride,
                                                      int j, const char* ahead, IntVec (&out)[M][V]) {
   const auto with = [&](const auto& add) __attribute__((always_inline)) {
-    IntVec sums[M][V];  // of its own, which stays in registers
+    IntVec sums[M][V];  // of its own: out is memory
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8

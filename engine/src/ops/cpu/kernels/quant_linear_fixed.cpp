@@ -131,8 +131,11 @@ void fixed(const QuantLinearArgs& args) {
             fixed_rows<C, M, V>(block, digits, args.a_stride, row_scales, row_sums, t * kPanel / kWidth / V,
                                 tiles * kPanel / kWidth / V, c + row * kPanel, totals + row * kPanel);
           };
-          tiles == 1 ? run.template operator()<fixed_vectors(M, true)>()
-                     : run.template operator()<fixed_vectors(M, false)>();
+          if (tiles == 1) {
+            run.template operator()<fixed_vectors(M, true)>();
+          } else if constexpr (M >= kTileRows / 2) {  // rows are dealt out evenly
+            run.template operator()<fixed_vectors(M, false)>();
+          }
         });
         row += rows;
         digits += rows * args.a_stride;
