@@ -57,7 +57,7 @@ FILES: dict[str, Callable[[], str]] = {
         path: partial(constants, path, names)
         for path, names in {
             "charonia/text/prompt_ids.py": (),
-            "charonia/text/answers/scanners.py": ("depth",),
+            "client/charonia_answers/scanners.py": ("depth",),
             "gateway/charonia_gateway/schemas/fields.py": (),
         }.items()
     },

@@ -23,6 +23,7 @@ from context_length import context_length, guide_max_bytes, model_info
 from model_log import ModelLog
 from prepare import Fields, Preparation
 from prompt_ids import PromptError, TokenizerError, load_tokenizer
+from special_tokens import read_special_tokens
 
 # Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
 # between what is not.
@@ -44,8 +45,10 @@ class TritonPythonModel:
         limit = context_length(*settings)
         self.info = model_info(weights, limit)
         try:
-            self.preparation = Preparation(load_tokenizer(folder), os.environ, limit, guide_max_bytes(*settings))
-        except (TokenizerError, ValueError) as error:
+            special = read_special_tokens(folder / "token_table.safetensors")
+            tokenizer, guide_bytes = load_tokenizer(folder), guide_max_bytes(*settings)
+            self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes, special)
+        except (TokenizerError, ValueError, OSError) as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self.large = False  # one of the requests in work
         self.trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's

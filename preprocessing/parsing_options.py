@@ -1,8 +1,8 @@
 """What is to be known of an answer's calls and reasoning: how they are parsed, which preprocessing tells the Triton
 model `parsing` by way of the engine.
 
-The formats are those of the chat template, or what the settings name. charonia convert puts the package `answers`
-beside this file.
+The formats are those of the chat template, or what the settings name. charonia convert puts the package
+`charonia_answers` beside this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from answers.formats import (
+from charonia_answers import fingerprint
+from charonia_answers.formats import (
     CALL_FORMATS,
     REASONING_FORMATS,
     CallFormat,
@@ -21,7 +22,9 @@ from answers.formats import (
     find_reasoning_format,
     is_open,
 )
-from answers.xml import text_parameters
+from charonia_answers.parser import special_marks
+from charonia_answers.reading import markup_of
+from charonia_answers.xml import text_parameters
 
 CALLS_VARIABLE = "CHARONIA_TOOL_CALL_PARSER"
 REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
@@ -30,17 +33,28 @@ REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
 class AnswerFormats:
     """The formats of a model. Raises ValueError for a setting that names none."""
 
-    def __init__(self, template: Any, environment: Mapping[str, str]) -> None:
-        """template: the tokenizer's, a text or texts by name; None: it has none."""
+    def __init__(
+        self, template: Any, environment: Mapping[str, str], special_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """template: the tokenizer's, a text or texts by name; None: it has none. special_tokens: their ids, by how they
+        are written; None: the options are for a reader that knows them."""
         text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
         self.calls: CallFormat | None = _chosen(environment, CALLS_VARIABLE, CALL_FORMATS, find_call_format(text))
         self.reasoning: ReasoningFormat | None = _chosen(
             environment, REASONING_VARIABLE, REASONING_FORMATS, find_reasoning_format(text)
         )
+        self._reader: dict[str, Any] = {}  # what a reader elsewhere has to know, too
+        if special_tokens is not None:
+            marks = special_marks(markup_of(self.calls, self.reasoning), special_tokens)
+            self._reader = {"parser": fingerprint(), "special": {token: special_tokens[token] for token in marks}}
 
     def to_json(self) -> str:
         return json.dumps(
-            {"tool_calls": self.calls and self.calls.name, "reasoning": self.reasoning and self.reasoning.name}
+            {
+                "tool_calls": self.calls and self.calls.name,
+                "reasoning": self.reasoning and self.reasoning.name,
+                "parser": fingerprint(),
+            }
         )
 
     def stops(
@@ -71,7 +85,7 @@ class AnswerFormats:
         """Of a request. prompt: what the chat template made; None: no chat. functions: those that may be called; None:
         none may. forced: the answer is calls. num_begun: characters at the prompt's end that are a begun answer, which
         has no reasoning any more."""
-        options: dict[str, Any] = {"key": uuid.uuid4().hex}
+        options: dict[str, Any] = {"key": uuid.uuid4().hex, **self._reader}
         if prompt is not None and self.reasoning and not num_begun:
             options |= {"reasoning": self.reasoning.name, "in_reasoning": is_open(prompt, self.reasoning)}
         if prompt is not None and self.calls and functions is not None:

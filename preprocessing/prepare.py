@@ -52,12 +52,19 @@ class Prepared:
 
 class Preparation:
     """For requests to one model. Raises ValueError for a setting in `environment` that names no format. limit: tokens
-    of the longest sequence; None: not known. guide_max_bytes: as of AnswerGuides."""
+    of the longest sequence; None: not known. guide_max_bytes: as of AnswerGuides. special: as of AnswerFormats."""
 
-    def __init__(self, tokenizer: Any, environment: Mapping[str, str], limit: int | None, guide_max_bytes: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        environment: Mapping[str, str],
+        limit: int | None,
+        guide_max_bytes: int,
+        special: Mapping[str, int] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.limit = limit
-        self.formats = AnswerFormats(tokenizer.chat_template, environment)
+        self.formats = AnswerFormats(tokenizer.chat_template, environment, special)
         self._guides = AnswerGuides(self.formats, special_tokens(tokenizer), guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:

@@ -16,8 +16,8 @@ mkdir -p build/newer_python
 "$folder/bin/python" -c 'import sys, numpy, tokenizers; print("Python", sys.version.split()[0], "NumPy", numpy.__version__, "tokenizers", tokenizers.__version__)'
 # Of conftest.py's settings no plugin is needed but these. What Python or NumPy will take away is an error where our
 # code uses it. -W would take the names of modules for one name.
-exec "$folder/bin/python" -m pytest -q -p no:cacheprovider \
+PYTHONPATH=client exec "$folder/bin/python" -m pytest -q -p no:cacheprovider \
   -o 'filterwarnings=
-    error::DeprecationWarning:(prompt|prompt_ids|detokenize|parse|answers)
+    error::DeprecationWarning:(prompt|prompt_ids|detokenize|parse|charonia_answers)
     error::SyntaxWarning' tests/unit/test_preprocessing.py tests/unit/test_postprocessing.py tests/unit/test_parsing.py \
   tests/unit/test_model_log.py tests/unit/test_answers.py "$@"

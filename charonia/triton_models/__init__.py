@@ -1,4 +1,5 @@
-"""The sources of the Triton models: preprocessing/*.py, postprocessing/*.py and model_repository/*/config.pbtxt.
+"""The sources of the Triton models: preprocessing/*.py, postprocessing/*.py, model_repository/*/config.pbtxt, and the
+package charonia_answers, which client/ has.
 
 A checkout has them at its root, an installed package in this folder.
 """
@@ -17,3 +18,11 @@ def source_dir() -> Path:
         if (folder / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             return folder
     raise ModelError(f"the Triton models are missing from {package}: install charonia again")
+
+
+def answers_dir() -> Path:
+    """The folder of the package charonia_answers."""
+    found = source_dir()
+    return next(
+        folder / "charonia_answers" for folder in (found / "client", found) if (folder / "charonia_answers").is_dir()
+    )

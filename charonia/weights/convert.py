@@ -508,7 +508,7 @@ def _make(
 
 def _write_models(root: Path) -> None:
     """Triton's side: the models, their links, the repository and the script that serves it from a container."""
-    from charonia.triton_models import source_dir
+    from charonia.triton_models import answers_dir, source_dir
 
     models, repository = root / "triton_models", root / "model_repository"
     repository.mkdir()
@@ -523,7 +523,7 @@ def _write_models(root: Path) -> None:
         (models / name / "1" / "tokenizer").symlink_to(Path("..", "..", "tokenizer"))
     shutil.copyfile(Path(prompt_ids.__file__), models / "preprocessing" / "1" / "prompt_ids.py")
     shutil.copyfile(source_dir() / "postprocessing" / "detokenize.py", models / "parsing" / "1" / "detokenize.py")
-    package = Path(prompt_ids.__file__).with_name("answers")
+    package = answers_dir()
     for name in ("preprocessing", "parsing"):
         copied = models / name / "1" / package.name
         copied.mkdir()

@@ -39,7 +39,7 @@ from charonia_client.errors import (
     from_triton,
 )
 from charonia_client.stream import Stream, stream_infer
-from charonia_client.subscription import NotOffered, SubscribedStream, Subscription
+from charonia_client.subscription import NotOffered, NotRead, SubscribedStream, Subscription
 from charonia_client.tensors import (
     Action,
     decode,
@@ -112,9 +112,9 @@ class Client:
     `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
     its answers without a vocabulary. `tls`: None for a server that has none. `subscribe`: answers come by one stream,
     which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
-    probabilities, `parsed` or gRPC metadata, and none where the server takes no subscription, as one of an older
-    version. `on_way` is told of each request how its answer comes, and `on_refusal` why the server takes no
-    subscription.
+    probabilities or gRPC metadata, none where the server takes no subscription, as one of an older version, and no
+    `parsed` ones where it has another version of the parser. `on_way` is told of each request how its answer comes,
+    and `on_refusal` why the server takes none by subscription, or no parsed ones.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class Client:
         self._on_way = on_way
         self._on_refusal = on_refusal
         self._refused_until = -math.inf  # by the loop's clock: when the server may be asked for a subscription again
+        self._unread_until = -math.inf  # and when for one with answers that are read for calls and reasoning
         self._subscription: Subscription | None = None
         self._left: list[Subscription] = []  # which the server does not know any more, with answers that still come
         self.model = model
@@ -210,7 +211,7 @@ class Client:
                 try:
                     answer = await stream.next()
                 except NotOffered as refusal:
-                    self._note_refusal(str(refusal))
+                    self._note_refusal(refusal)
                     stream = self._begin(request, request_id)
                     continue
                 if answer is None:
@@ -252,29 +253,33 @@ class Client:
         if self._closing.is_set():
             raise Unavailable("the client was closed")
         metadata = tuple(self._metadata()) if self._metadata else None
-        carried = request.logprobs is None and request.prompt_logprobs is None and not request.parsed and not metadata
+        carried = request.logprobs is None and request.prompt_logprobs is None and not metadata
+        refused_until = max(self._refused_until, self._unread_until) if request.parsed else self._refused_until
         stream: Stream | SubscribedStream
-        if self._subscribe and carried and asyncio.get_running_loop().time() >= self._refused_until:
-            by_subscription = partial(self._on_way, "subscription")
-            stream = SubscribedStream(self._open_subscription, message, request.n or 1, by_subscription)
+        if self._subscribe and carried and asyncio.get_running_loop().time() >= refused_until:
+            sent = partial(self._on_way, "subscription")
+            stream = SubscribedStream(self._open_subscription, message, request.n or 1, bool(request.parsed), sent)
         else:
             self._on_way("call")
             stream = Stream(self._stream_infer(message, metadata=metadata), self.target)
         self._active[request_id] = stream
         return stream
 
-    def _note_refusal(self, why: str) -> None:
+    def _note_refusal(self, refusal: NotOffered) -> None:
         """Of all requests that waited for the subscription, the first says it."""
         now = asyncio.get_running_loop().time()
-        if now >= self._refused_until:
-            self._on_refusal(why)
-        self._refused_until = now + _REFUSED_S
+        if isinstance(refusal, NotRead):
+            known, self._unread_until = self._unread_until > now, now + _REFUSED_S
+        else:
+            known, self._refused_until = self._refused_until > now, now + _REFUSED_S
+        if not known:
+            self._on_refusal(str(refusal))
 
     def _open_subscription(self) -> Subscription:
         """The one for new requests."""
         if self._subscription is None or self._subscription.over or not self._subscription.fit:
             self._left = self._open_subscriptions()
-            self._subscription = Subscription(self._stream_infer, self.engine, self.target)
+            self._subscription = Subscription(self._stream_infer, self.engine, self.target, self.answer_formats)
         return self._subscription
 
     def _open_subscriptions(self) -> list[Subscription]:

@@ -5,6 +5,9 @@ for each step and request: that takes a fraction of the CPU time, here and in th
 ends as soon as the engine has it. Its parts come by the subscription, are unpacked once for all requests, and wait in
 its stream, where those of a reader that is slow become one: nobody waits for another's reader.
 
+Answers that are read for calls of tools and for reasoning are read here, with the parser that the server would use. A
+server whose parser is another one is asked for them by calls.
+
 A subscription that is lost fails its streams with the error that a call of theirs would have had.
 """
 
@@ -13,15 +16,21 @@ from __future__ import annotations
 import asyncio
 import copy
 import io
+import json
 import re
 import struct
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import grpc  # type: ignore[import-untyped]
+from charonia_answers import fingerprint
+from charonia_answers.reading import Reader
 
+from charonia_client.aside import aside
 from charonia_client.errors import (
     CharoniaError,
     ConnectionLost,
@@ -32,7 +41,7 @@ from charonia_client.errors import (
     from_triton,
 )
 from charonia_client.tensors import encode_subscription, subscribed
-from charonia_client.types import FinishReason, GenerateResponse, Timings
+from charonia_client.types import FinishReason, GenerateResponse, Timings, ToolCallDelta
 
 # Of a slow reader: as many parts wait as they came; then each becomes one with the last.
 _READ_AHEAD = 64
@@ -52,33 +61,65 @@ _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QIIiiiiiiiiffff")
 _REASONS = (None, "stop", "length", "cancelled")
 _ERROR = 4
+_OPTIONS = 5
+_TOKENS = 16  # beside a reason
 
 
-def unpack(packed: bytes) -> tuple[int, list[tuple[int, GenerateResponse | str]]]:
-    """The number of a delivery, and by their request's key what has come: parts of answers, and texts of errors."""
+@dataclass(slots=True)
+class TokenPart(GenerateResponse):
+    """One that is not read yet: with how many bytes of text each token has, and these bytes."""
+
+    sizes: tuple[int, ...] = ()
+    joined: bytes = b""
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        bounds = pairwise(accumulate(self.sizes, initial=0))
+        return ((token, self.joined[begin:end]) for token, (begin, end) in zip(self.token_ids, bounds, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ParsingOptions:
+    """What the answers of a request are read by, as JSON."""
+
+    text: str
+
+
+Found = GenerateResponse | ParsingOptions | str  # a part, or the text of an error
+
+
+def unpack(packed: bytes) -> tuple[int, list[tuple[int, Found]]]:
+    """The number of a delivery, and by their request's key what has come."""
     (number,) = _NUMBER.unpack_from(packed)
-    found: list[tuple[int, GenerateResponse | str]] = []
+    found: list[tuple[int, Found]] = []
     at, size = _NUMBER.size, len(packed)
     while at < size:
         head = _HEAD.unpack_from(packed, at)
         key, text_bytes, num_ids, index, reason, begin, end = head[:7]
         num_input, num_output, num_cached, num_session, cum_logprob, queue_ms, first_token_ms, total_ms = head[7:]
         ids_at = at + _HEAD.size
+        ids = struct.unpack_from(f"<{num_ids}i", packed, ids_at)
+        sizes: tuple[int, ...] = ()
         text_at = ids_at + 4 * num_ids
+        if reason & _TOKENS:
+            sizes = struct.unpack_from(f"<{num_ids}I", packed, text_at)
+            text_at += 4 * num_ids
         at = text_at + text_bytes
-        text = packed[text_at:at].decode(errors="replace")
         if reason == _ERROR:
-            found.append((key, text))
+            found.append((key, packed[text_at:at].decode(errors="replace")))
             continue
-        part = GenerateResponse(
-            text,
-            struct.unpack_from(f"<{num_ids}i", packed, ids_at),
-            cast("FinishReason | None", _REASONS[reason]),
-            num_input,
-            num_output,
-            num_cached,
-            Timings(queue_ms, first_token_ms, total_ms),
-        )
+        if reason == _OPTIONS:
+            found.append((key, ParsingOptions(packed[text_at:at].decode(errors="replace"))))
+            continue
+        ending = cast("FinishReason | None", _REASONS[reason & ~_TOKENS])
+        more = (ids, ending, num_input, num_output, num_cached, Timings(queue_ms, first_token_ms, total_ms))
+        part: GenerateResponse
+        if reason & _TOKENS:
+            joined_at = at - sum(sizes)  # behind the input text, where the answer begins with it
+            before, joined = packed[text_at:joined_at], packed[joined_at:at]
+            part = TokenPart((before + joined[begin:end]).decode(errors="replace"), *more)
+            part.sizes, part.joined = sizes, joined
+        else:
+            part = GenerateResponse(packed[text_at:at].decode(errors="replace"), *more)
         part.index = index
         part.text_span = (begin, end)
         part.cum_logprob = cum_logprob
@@ -91,15 +132,21 @@ class NotOffered(CharoniaError):
     """The server takes no subscription, or not one more: it has not taken the request, which can be sent by a call."""
 
 
+class NotRead(NotOffered):
+    """Answers that are read for calls and reasoning are another matter for the server than for this client."""
+
+
 class _Joined:
     """Parts of one answer that a slow reader gets as one. Each is copied twice, however many come."""
 
-    __slots__ = ("_ids", "_last", "_span", "_text", "index")
+    __slots__ = ("_ids", "_joined", "_last", "_sizes", "_span", "_text", "index")
 
     def __init__(self, first: GenerateResponse) -> None:
         self.index = first.index
         self._text = io.StringIO()
         self._ids: list[int] = []
+        self._sizes: list[int] = []
+        self._joined = io.BytesIO()
         self._span = (0, 0)
         self.add(first)
 
@@ -111,12 +158,49 @@ class _Joined:
         self._span = (begin, end + part.text_span[1])
         self._text.write(part.text)
         self._ids.extend(part.token_ids)
+        if isinstance(part, TokenPart):
+            self._sizes.extend(part.sizes)
+            self._joined.write(part.joined)
         self._last = part
 
     def whole(self) -> GenerateResponse:
         part = self._last
         part.text, part.token_ids, part.text_span = self._text.getvalue(), tuple(self._ids), self._span
+        if isinstance(part, TokenPart):
+            part.sizes, part.joined = tuple(self._sizes), self._joined.getvalue()
         return part
+
+
+class PartReader:
+    """Reads the parts of a request's answers for calls and reasoning. Raises Unavailable for options that are for
+    another parser, as where the server was replaced by another one, and ServerError for what are none."""
+
+    def __init__(self, options: ParsingOptions) -> None:
+        try:
+            self._options = dict(json.loads(options.text))
+            parser, self._special = self._options["parser"], dict(self._options["special"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ServerError(f"the server sent no options for the reading of an answer: {error!r}") from error
+        if parser != fingerprint():
+            raise Unavailable("the server has another parser of answers by now: send the request again")
+        self._readers: dict[int, Reader] = {}  # by answer
+
+    def read(self, part: TokenPart) -> None:
+        """Sets what it has of content, reasoning and calls."""
+        begin, end = part.text_span
+        ending = part.finish_reason
+        try:
+            reader = self._readers.get(part.index)
+            if reader is None:
+                reader = self._readers[part.index] = Reader(self._options, self._special)
+            found = reader.read(
+                list(part.pieces()), (begin, end), last=ending is not None, cut_off=ending not in (None, "stop")
+            )
+        except Exception as error:
+            raise ServerError(f"an answer could not be read for calls and reasoning: {error!r}") from error
+        part.content, part.reasoning = found.content, found.reasoning
+        part.tool_calls = [ToolCallDelta(**call) for call in found.calls]
+        part.num_reasoning_tokens = found.num_reasoning_tokens
 
 
 def _fresh(error: CharoniaError) -> CharoniaError:
@@ -128,18 +212,21 @@ class SubscribedStream:
     """What comes of one request; of its `answers` each has a last part. One task may read. As stream.Stream is.
 
     `choose` gives the subscription for it, and another one where the server does not know that, as when the model was
-    loaded anew: then it is sent again, once. `on_sent` is told when it is sent, once. The reader gets NotOffered where
-    the server takes it by a call alone."""
+    loaded anew: then it is sent again, once. `parsed`: it is read for calls and reasoning. `on_sent` is told when it is
+    sent, once. The reader gets NotOffered where the server takes it by a call alone."""
 
     def __init__(
         self,
         choose: Callable[[], Subscription],
         message: Any,
         answers: int,
+        parsed: bool = False,
         on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._choose = choose
+        self._parsed = parsed
+        self._reader: PartReader | None = None  # of what is parsed, once a part has come
         self._on_sent = on_sent
         self._subscription = choose()
         self._running = answers
@@ -167,7 +254,11 @@ class SubscribedStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         part = self._parts.popleft()
-        return part.whole() if isinstance(part, _Joined) else part
+        whole = part.whole() if isinstance(part, _Joined) else part
+        if isinstance(whole, TokenPart):
+            assert self._reader
+            await aside(len(whole.token_ids), self._reader.read, whole)
+        return whole
 
     def abandon(self) -> None:
         """The reader is gone: parts that still come are dropped."""
@@ -186,8 +277,22 @@ class SubscribedStream:
             self._sender.cancel()
         self.end()
 
+    def take_options(self, options: ParsingOptions) -> None:
+        """Of its subscription, before the first part."""
+        try:
+            self._reader = PartReader(options)
+        except CharoniaError as error:
+            self._refuse_parsing(error)
+
+    def _refuse_parsing(self, error: CharoniaError) -> None:
+        """This request cannot be read, and no later one is sent so."""
+        self._subscription.unread = str(error)
+        self.fail(error)
+
     def push(self, part: GenerateResponse) -> None:
         """Of its subscription."""
+        if self._parsed and not (self._reader and isinstance(part, TokenPart)):
+            self._refuse_parsing(ServerError(f"{self._subscription.target} sent an answer without what it is read by"))
         self.begun = True
         if part.finish_reason:
             self._running -= 1
@@ -263,12 +368,16 @@ class SubscribedStream:
         """Makes the request's call. The error of a server that does not know the subscription, and so has not taken the
         request."""
         subscription, unknown = self._subscription, None
+        if self._parsed:
+            subscription.ask_parser()
         await subscription.opened()
+        if self._parsed:
+            await subscription.reads()
         if self._abandoned or self._error:  # before it was sent
             self.over = True
             self.end()
             return None
-        subscribed(message, subscription.name, self._key)
+        subscribed(message, subscription.name, self._key, self._parsed)
         on_sent()
         self._asking = True
         try:
@@ -294,9 +403,12 @@ class SubscribedStream:
 
 
 class Subscription:
-    """A call of `engine`, which is open until it is ended or lost. `call` makes ModelStreamInfer of one request."""
+    """A call of `engine`, which is open until it is ended or lost. `call` makes ModelStreamInfer of one request;
+    `formats` is Client.answer_formats()."""
 
-    def __init__(self, call: Callable[..., Any], engine: str, target: str) -> None:
+    def __init__(
+        self, call: Callable[..., Any], engine: str, target: str, formats: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.name = str(uuid.uuid4())
         self.call = call
@@ -314,6 +426,9 @@ class Subscription:
         self._unread = (0, 0)  # deliveries and bytes of which the server has not heard that they were read
         self._teller: asyncio.Task[None] | None = None
         self._senders: set[asyncio.Task[None]] = set()
+        self._formats = formats
+        self._parser: asyncio.Task[str] | None = None  # why answers cannot be read here; empty: they can
+        self.unread = ""  # the same, of an answer that could not, as where preprocessing alone was replaced
         self._call = call(encode_subscription(self.name, engine))
         self.task = loop.create_task(self._read())
 
@@ -339,6 +454,27 @@ class Subscription:
         if self._error:
             raise _fresh(self._error)
 
+    def ask_parser(self) -> None:
+        """Asks the server how it reads answers, once: as long as the subscription lives, it is the same server."""
+        if self._parser is None:
+            self._parser = asyncio.get_running_loop().create_task(self._ask_parser())
+
+    async def _ask_parser(self) -> str:
+        try:
+            found = (await self._formats()).get("parser")
+        except Exception as error:  # the client's, or what it said is no answer
+            return f"it cannot say how it reads answers: {error}"
+        return "" if found == fingerprint() else "its parser of answers is of another version"
+
+    async def reads(self) -> None:
+        """Returns when answers may be read here. Raises NotRead where they may not."""
+        self.ask_parser()
+        assert self._parser
+        parser = self._parser
+        await asyncio.wait((parser,))
+        if why := self.unread or ("it was ended" if parser.cancelled() else parser.result()):
+            raise NotRead(why)
+
     async def end(self, timeout_s: float) -> None:
         """Has the server end it, with all its requests, and returns when it has, or cannot be told within that time."""
         deadline = self._clock() + timeout_s
@@ -355,8 +491,9 @@ class Subscription:
         """Ends the call, whatever the server makes of it; its streams end with the error."""
         self._lose(error)
         self._call.cancel()
-        if self._teller:
-            self._teller.cancel()
+        for task in (self._teller, self._parser):
+            if task:
+                task.cancel()
 
     def _lose(self, error: CharoniaError) -> None:
         self.over = True
@@ -403,6 +540,8 @@ class Subscription:
             stream.news_at = now
             if isinstance(part, str):
                 stream.lose(from_triton(part))
+            elif isinstance(part, ParsingOptions):
+                stream.take_options(part)
             else:
                 stream.push(part)
         deliveries, size = self._unread

@@ -106,14 +106,17 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     return message
 
 
-def subscribed(message: Any, subscription: str, key: int) -> None:
-    """Makes a request of encode() one whose answer goes to this subscription, also where it went to another before."""
+def subscribed(message: Any, subscription: str, key: int, parsed: bool) -> None:
+    """Makes a request of encode() one whose answer goes to this subscription, also where it went to another before.
+    parsed: with what it is read by."""
     names = [tensor.name for tensor in message.inputs]
     if "subscription" in names:
         kept = names.index("subscription")  # what follows is from here
         del message.inputs[kept:], message.raw_input_contents[kept:]
     _texts(message, "subscription", [subscription.encode()])
     _numbers(message, "subscription_key", "UINT64", [key])
+    if parsed:
+        _numbers(message, "subscription_parsing", "BOOL", [True])
     # Nothing comes of the call; the ensemble runs the models that make what is asked for.
     del message.outputs[:]
     message.outputs.add(name="finish_reason")

@@ -20,6 +20,7 @@ struct Chunk {
   std::uint64_t key = 0;
   std::int32_t index = 0, finish_reason = 0, text_begin = 0, text_end = 0, num_output_tokens = 0;
   std::vector<TokenId> ids;
+  std::vector<std::uint32_t> sizes{};
   std::string text;
   bool operator==(const Chunk&) const = default;
 };
@@ -54,6 +55,9 @@ Delivery unpack(std::string_view packed) {
     chunk.num_output_tokens = take<std::int32_t>(packed);
     packed.remove_prefix(6 * sizeof(std::int32_t));
     for (std::uint32_t i = 0; i < num_ids; ++i) chunk.ids.push_back(take<TokenId>(packed));
+    if ((chunk.finish_reason & 16) != 0) {
+      for (std::uint32_t i = 0; i < num_ids; ++i) chunk.sizes.push_back(take<std::uint32_t>(packed));
+    }
     chunk.text = packed.substr(0, text_bytes);
     packed.remove_prefix(text_bytes);
     delivery.chunks.push_back(chunk);
@@ -112,6 +116,49 @@ TEST(Outbox, ChunksOfOneSequenceAreJoinedWhileTheyWait) {
                                        {.key = 1, .index = 1, .text_end = 5, .ids = {9}, .text = "other"},
                                        {.key = 1, .finish_reason = 4, .ids = {}, .text = "of another sequence"}};
   EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+}
+
+TEST(Outbox, AnAnswerThatIsReadElsewhereHasItsOptionsFirstAndItsTokensBytes) {
+  Outbox outbox;
+  outbox.add_options(1, R"({"key": "k"})");
+  auto first = result({1, 2}, "b");  // a special token, and " b" without its space
+  first.text_begin = 1;
+  first.text_end = 2;
+  const TokenBytes first_bytes{{0, 2}, " b"}, second_bytes{{1, 2}, "cde"}, last_bytes{{1, 4}, "fstop"};
+  outbox.add(1, first, "prompt ", &first_bytes);
+  outbox.add(2, result({9}, "other"), "");
+  outbox.add(1, result({3, 4}, "cde"), "", &second_bytes);
+  outbox.add(1, result({5, 6}, "f", 0, FinishReason::stop), "", &last_bytes);
+  outbox.add_options(1, "{}");
+  outbox.add_error(1, "[504] late");
+  const std::vector<Chunk> expected = {
+      {.key = 1, .finish_reason = 5, .ids = {}, .text = R"({"key": "k"})"},
+      {.key = 1,
+       .finish_reason = 16 + 1,
+       .text_begin = 1,
+       .text_end = 6,
+       .ids = {1, 2, 3, 4, 5, 6},
+       .sizes = {0, 2, 1, 2, 1, 4},
+       .text = "prompt  bcdefstop"},
+      {.key = 2, .text_end = 5, .ids = {9}, .text = "other"},
+      {.key = 1, .finish_reason = 5, .ids = {}, .text = "{}"},
+      {.key = 1, .finish_reason = 4, .ids = {}, .text = "[504] late"}};
+  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+  EXPECT_FALSE(outbox.waiting());
+}
+
+TEST(Outbox, TheBytesOfTokensCountInADeliverysSize) {
+  Outbox outbox({.bytes = 1000});
+  const TokenBytes bytes{std::vector<std::uint32_t>(100, 1), std::string(100, 'x')};
+  const auto one = result(std::vector<TokenId>(100, 1), std::string(100, 'x'));
+  outbox.add(1, one, "", &bytes);  // 964 bytes
+  outbox.add(2, one, "", &bytes);
+  outbox.add(3, one, "", &bytes);
+  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 2U);
+  EXPECT_FALSE(outbox.due());
+  outbox.read(1);
+  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 1U);
+  EXPECT_FALSE(outbox.waiting());
 }
 
 TEST(Outbox, WhatComesAfterAnEndIsJoinedToNothing) {

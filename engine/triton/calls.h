@@ -34,6 +34,7 @@ struct Call {
   std::shared_ptr<ResponseStream> stream;      // of one that goes to a subscription, only until it is in the engine
   std::shared_ptr<Subscription> subscription;  // where its results go; null: to the stream
   std::uint64_t key = 0;                       // its number in there
+  bool parsed = false;                         // what its answer is read by goes there, too
   std::atomic<bool> failed = false;            // the subscription has had its error
   std::string session_id;  // empty: none
   OutputSet outputs;
@@ -42,7 +43,8 @@ struct Call {
 
   // Of its sequences; for the thread that sends.
   std::string echo;                 // goes out with each one's first response
-  std::string parsing_options;      // goes out with every response
+  std::string parsing_options;      // goes out with every response, to a subscription with the first
+  bool options_sent = false;        // that was done
   std::vector<TokenId> prompt_ids;  // with the first response of all; empty where not asked for
   std::vector<bool> begun;          // [n]: whether that was sent
   std::size_t num_open = 1;         // how many have not ended

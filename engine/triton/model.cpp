@@ -148,6 +148,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     if (!asked.subscription.empty()) {
       call->subscription = subscriptions_.begin(asked.subscription, asked.key);
       call->key = asked.key;
+      call->parsed = asked.parsed;
       asked.request.joined_responses = true;
     }
     submit(std::move(asked.request), call);
@@ -281,12 +282,26 @@ void Model::send(Call& call, const Result& result, bool last) {
   Extras extras;
   if (first) extras.echo = call.echo;
   if (call.subscription) {
-    if (!call.failed) subscriptions_.add(call.subscription, call.key, result, extras.echo);
+    if (!call.failed) add(call, result, extras.echo);
     return;
   }
   extras.parsing_options = call.parsing_options;
   if (first && index == 0) extras.prompt_ids = call.prompt_ids;
   call.stream->send(result, extras, call.outputs, last);
+}
+
+void Model::add(Call& call, const Result& result, std::string_view before) {
+  if (!call.parsed) return subscriptions_.add(call.subscription, call.key, result, before);
+  if (!std::exchange(call.options_sent, true)) {
+    subscriptions_.add_options(call.subscription, call.key, call.parsing_options);
+  }
+  TokenBytes tokens;
+  for (const auto id : result.token_ids) {
+    const auto bytes = engine_.token_bytes(id);
+    tokens.sizes.push_back(static_cast<std::uint32_t>(bytes.size()));
+    tokens.joined += bytes;
+  }
+  subscriptions_.add(call.subscription, call.key, result, before, &tokens);
 }
 
 std::optional<Error> Model::error_of(const Result& result) {

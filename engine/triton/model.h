@@ -50,6 +50,8 @@ class Model {
   void submit(Request request, const std::shared_ptr<Call>& call);
   void deliver(Call& call, const Result& result) noexcept;
   void send(Call& call, const Result& result, bool last);
+  // To the call's subscription. before: goes before its text.
+  void add(Call& call, const Result& result, std::string_view before);
   std::optional<Error> error_of(const Result& result);
   std::string why_ended();  // empty while the model is served
   void end_all(const std::string& why);

@@ -25,10 +25,8 @@ struct Head {
 };
 static_assert(sizeof(Head) == 64);
 
-// Of what varies from chunk to chunk.
-std::size_t size_of(const Result& result) { return result.token_ids.size() * sizeof(TokenId) + result.text.size(); }
-
-std::size_t packed_size(const Result& result) { return sizeof(Head) + size_of(result); }
+// In place of a reason, and beside it.
+constexpr std::int32_t kOptions = 5, kTokens = 16;
 
 // What of a sequence is as its last chunk has it.
 void update(Result& result, const Result& more) {
@@ -41,12 +39,11 @@ void update(Result& result, const Result& more) {
   result.timings = more.timings;
 }
 
-// The chunk `more` behind `result`, of which it is the continuation.
+// The chunk `more` behind `result`, of which it is the continuation, but for the text.
 void join(Result& result, const Result& more) {
   // All bytes of a chunk's tokens that are before its end are text, but for a leading space and what precedes it.
   if (result.text_begin == result.text_end) result.text_begin = result.text_end + more.text_begin;
   result.text_end += more.text_end;
-  result.text += more.text;
   result.token_ids.insert(result.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
   update(result, more);
 }
@@ -58,24 +55,42 @@ void append_values(std::string& packed, std::span<const Value> values) {
 
 }  // namespace
 
-void Outbox::add(std::uint64_t key, const Result& result, std::string_view before) {
+std::size_t Outbox::packed_size(const Chunk& chunk) {
+  return sizeof(Head) + chunk.result.token_ids.size() * sizeof(TokenId) + chunk.sizes.size() * sizeof(std::uint32_t) +
+         chunk.result.text.size();
+}
+
+void Outbox::add(std::uint64_t key, const Result& result, std::string_view before, const TokenBytes* tokens) {
   const auto [place, fresh] = places_.try_emplace({key, result.index}, waiting_.size());
   const auto at = place->second;
-  packed_ += size_of(result) + (fresh ? before.size() : 0);
   // What comes with this key later is another request's.
   if (result.finish_reason != FinishReason::none) places_.erase(place);
-  if (!fresh) return join(waiting_[at].result, result);
-  packed_ += sizeof(Head);
+  auto& chunk = fresh ? waiting_.emplace_back() : waiting_[at];
+  auto& own = chunk.result;
+  if (fresh) {
+    chunk.key = key;
+    chunk.form = tokens == nullptr ? Form::text : Form::tokens;
+    own.index = result.index;
+    own.text_begin = result.text_begin;
+    own.text_end = result.text_end;
+    own.text = before;
+    own.token_ids = result.token_ids;
+    update(own, result);
+  } else {
+    packed_ -= packed_size(chunk);
+    join(own, result);
+  }
+  own.text += tokens == nullptr ? result.text : tokens->joined;
+  if (tokens != nullptr) chunk.sizes.insert(chunk.sizes.end(), tokens->sizes.begin(), tokens->sizes.end());
+  packed_ += packed_size(chunk);
+}
+
+void Outbox::add_options(std::uint64_t key, std::string_view options) {
   auto& chunk = waiting_.emplace_back();
   chunk.key = key;
-  auto& own = chunk.result;
-  own.index = result.index;
-  own.text_begin = result.text_begin;
-  own.text_end = result.text_end;
-  own.text.reserve(before.size() + result.text.size());
-  own.text.append(before).append(result.text);
-  own.token_ids = result.token_ids;
-  update(own, result);
+  chunk.form = Form::options;
+  chunk.result.text = options;
+  packed_ += packed_size(chunk);
 }
 
 void Outbox::add_error(std::uint64_t key, std::string_view text) {
@@ -83,14 +98,14 @@ void Outbox::add_error(std::uint64_t key, std::string_view text) {
   chunk.key = key;
   chunk.result.finish_reason = FinishReason::error;
   chunk.result.text = text;
-  packed_ += packed_size(chunk.result);
+  packed_ += packed_size(chunk);
   places_.erase(places_.lower_bound({key, std::numeric_limits<int>::min()}),
                 places_.upper_bound({key, std::numeric_limits<int>::max()}));
 }
 
 std::string Outbox::take() {
   std::size_t count = 0, bytes = 0;
-  while (count < waiting_.size() && bytes < limits_.bytes) bytes += packed_size(waiting_[count++].result);
+  while (count < waiting_.size() && bytes < limits_.bytes) bytes += packed_size(waiting_[count++]);
   std::string packed;
   packed.reserve(sizeof(number_) + bytes);
   ++number_;
@@ -108,11 +123,14 @@ std::string Outbox::take() {
 void Outbox::append(std::string& packed, const Chunk& chunk) {
   const auto& result = chunk.result;
   const auto& timings = result.timings;
+  const auto reason = static_cast<std::int32_t>(result.finish_reason);
   const Head head{.key = chunk.key,
                   .text_bytes = static_cast<std::uint32_t>(result.text.size()),
                   .num_ids = static_cast<std::uint32_t>(result.token_ids.size()),
                   .index = result.index,
-                  .finish_reason = static_cast<std::int32_t>(result.finish_reason),
+                  .finish_reason = chunk.form == Form::options  ? kOptions
+                                   : chunk.form == Form::tokens ? reason + kTokens
+                                                                : reason,
                   .text_begin = result.text_begin,
                   .text_end = result.text_end,
                   .num_input_tokens = result.num_input_tokens,
@@ -124,6 +142,7 @@ void Outbox::append(std::string& packed, const Chunk& chunk) {
                               static_cast<float>(timings.total_ms)}};
   append_values(packed, std::span<const Head>(&head, 1));
   append_values(packed, std::span<const TokenId>(result.token_ids));
+  append_values(packed, std::span<const std::uint32_t>(chunk.sizes));
   packed += result.text;
 }
 

@@ -25,6 +25,13 @@ struct OutboxLimits {
   std::chrono::seconds patience{60};          // for a reader that is that far behind and reads nothing
 };
 
+// Of the tokens of a result: how many bytes of text each has, and these bytes. text_begin and text_end of the result are
+// places in them.
+struct TokenBytes {
+  std::vector<std::uint32_t> sizes;
+  std::string joined;
+};
+
 // One thread at a time.
 class Outbox {
  public:
@@ -33,8 +40,11 @@ class Outbox {
   explicit Outbox(const OutboxLimits& limits = {}) : limits_(limits) {}
 
   // A result without an error, of the request with that key. `before` goes before its text. After the last one of a
-  // sequence what comes with that key is another request's.
-  void add(std::uint64_t key, const Result& result, std::string_view before);
+  // sequence what comes with that key is another request's. With `tokens` the chunk has these in place of the text; all
+  // results of a request have them, or none.
+  void add(std::uint64_t key, const Result& result, std::string_view before, const TokenBytes* tokens = nullptr);
+  // What the answers of the request with that key are read by, before anything else of it.
+  void add_options(std::uint64_t key, std::string_view options);
   // The end of the request with that key, with the text for its client. Nothing of it may be added afterwards.
   void add_error(std::uint64_t key, std::string_view text);
 
@@ -60,9 +70,13 @@ class Outbox {
   const char* hopeless(Clock::time_point now);
 
  private:
+  enum class Form { text, tokens, options };
+
   struct Chunk {
     std::uint64_t key = 0;
-    Result result;  // its text is the chunk's, or the error's
+    Result result;                     // its text is the chunk's, the error's or the options
+    std::vector<std::uint32_t> sizes;  // of its tokens, where their bytes are its text
+    Form form = Form::text;
   };
 
   // And its node in places_.
@@ -74,6 +88,8 @@ class Outbox {
   }
   // Bytes of memory that wait: a small chunk takes far more than it has in a delivery.
   std::size_t held() const { return packed_ + waiting_.size() * kChunkMemory; }
+  // Bytes of a chunk in a delivery.
+  static std::size_t packed_size(const Chunk& chunk);
   static void append(std::string& packed, const Chunk& chunk);
 
   OutboxLimits limits_;

@@ -138,8 +138,13 @@ Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input)
   const auto key = inputs.scalar<std::uint64_t>("subscription_key");
   const auto read = inputs.scalar<std::uint64_t>("subscription_read");
   const bool end = inputs.scalar<bool>("subscription_end").value_or(false);
+  call.parsed = inputs.scalar<bool>("subscription_parsing").value_or(false);
   if (call.subscription.empty()) {
-    const char* alone = key ? "subscription_key" : read ? "subscription_read" : end ? "subscription_end" : nullptr;
+    const char* alone = key           ? "subscription_key"
+                        : read        ? "subscription_read"
+                        : end         ? "subscription_end"
+                        : call.parsed ? "subscription_parsing"
+                                      : nullptr;
     if (alone != nullptr) reject(std::string(alone) + " is sent without subscription: name the subscription");
     return Action::generate;
   }

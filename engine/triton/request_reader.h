@@ -26,6 +26,7 @@ struct EngineCall {
   std::string subscription;     // of the last three; with generate, where its results go: empty for its own stream
   std::uint64_t key = 0;        // in there
   std::uint64_t read = 0;       // the delivery up to which was read
+  bool parsed = false;          // with a subscription: what its answer is read by goes there, too
   // With stop and cancel: session_id, or where there is none id, says which requests. Everything else is then unset.
   Request request;
   std::string echo;             // goes out with each sequence's first response

@@ -56,10 +56,18 @@ void Subscriptions::ended(Subscription& subscription, std::uint64_t key) {
 }
 
 void Subscriptions::add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
-                        std::string_view before) {
+                        std::string_view before, const TokenBytes* tokens) {
   const std::lock_guard lock(mutex_);
   if (subscription->over_) return;
-  subscription->outbox_.add(key, result, before);
+  subscription->outbox_.add(key, result, before, tokens);
+  touch(subscription);
+}
+
+void Subscriptions::add_options(const std::shared_ptr<Subscription>& subscription, std::uint64_t key,
+                                std::string_view options) {
+  const std::lock_guard lock(mutex_);
+  if (subscription->over_) return;
+  subscription->outbox_.add_options(key, options);
   touch(subscription);
 }
 

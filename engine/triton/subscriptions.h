@@ -69,9 +69,10 @@ class Subscriptions {
   std::shared_ptr<Subscription> begin(const std::string& name, std::uint64_t key);
   void ended(Subscription& subscription, std::uint64_t key);
 
-  // As Outbox::add() and add_error(). flush() sends it. Nothing where it is over.
+  // As Outbox::add(), add_options() and add_error(). flush() sends it. Nothing where it is over.
   void add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
-           std::string_view before);
+           std::string_view before, const TokenBytes* tokens = nullptr);
+  void add_options(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, std::string_view options);
   void add_error(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, std::string_view text);
   void flush();
 

@@ -18,7 +18,8 @@ from gpu_check.plan import BY_NAME
 # What the compiled programs are made of, and what else decides about tests and figures.
 _ENGINE = ("CMakeLists.txt", "engine")
 _ALL = (
-    *_ENGINE, "charonia", "client/charonia_client", "gateway/charonia_gateway", "preprocessing", "postprocessing",
+    *_ENGINE, "charonia", "client/charonia_answers",
+    "client/charonia_client", "gateway/charonia_gateway", "preprocessing", "postprocessing",
     "model_repository", "tests/parity", "tests/gpu",
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ import grpc
 import httpx
 import pytest
 import tritonclient.grpc.aio as triton
+from charonia_answers import fingerprint
 from charonia_client import Client, GenerateRequest
 from prometheus_client.parser import text_string_to_metric_families
 from stack import HANG_S, SLOW, Stack, running
@@ -30,11 +31,13 @@ from triton_stream import collect, make_inputs
 from tritonclient.grpc import service_pb2 as pb
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "subscription.py"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # what it asks for
 ENDLESS = 3900  # tokens of the slow model, whose context is 4096
 HISTOGRAM = ("seconds_sum", "seconds_count")
 REASONS = ("", "stop", "length", "cancelled", "error")
 HEAD = struct.Struct("<QIIiiiiiiiiffff")
+OPTIONS, TOKENS = 5, 16  # in place of a reason, and beside it
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Answer:
 
     text: bytes = b""
     ids: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # of the ids, where the text is their bytes
     reason: str = ""
     chunks: int = 0
     num_output_tokens: int = 0
@@ -56,6 +60,7 @@ class Reader:
         self.name = str(uuid.uuid4())
         self.answers: dict[tuple[int, int], Answer] = {}
         self.errors: dict[int, str] = {}  # by key
+        self.options: dict[int, str] = {}  # that answers are read by, by key
         self.number = 0  # of the last delivery
         self.error = ""
         self.over = False
@@ -92,9 +97,16 @@ class Reader:
             at += HEAD.size
             ids = struct.unpack_from(f"<{num_ids}i", packed, at)
             at += 4 * num_ids
+            sizes = struct.unpack_from(f"<{num_ids}I", packed, at) if reason & TOKENS else ()
+            at += 4 * len(sizes)
             text = packed[at : at + text_bytes]
             at += text_bytes
             assert 0 <= begin <= end
+            if reason == OPTIONS:
+                assert key not in self.options and (key, index) not in self.answers
+                self.options[key] = text.decode()
+                continue
+            reason &= ~TOKENS
             if REASONS[reason] == "error":
                 self.errors[key] = text.decode()
                 continue
@@ -102,6 +114,7 @@ class Reader:
             assert not answer.reason, "a chunk came after the last one"
             answer.text += text
             answer.ids += ids
+            answer.sizes += sizes
             answer.reason = REASONS[reason]
             answer.chunks += 1
             answer.num_output_tokens, answer.num_session_tokens = counts[1], counts[3]
@@ -239,6 +252,34 @@ def test_the_example_of_the_client_library_runs(stack: Stack) -> None:
     assert all(city in line for city, line in zip(CITIES, lines, strict=True)), lines
 
 
+async def test_who_reads_the_answer_gets_what_it_is_read_by(stack: Stack, reader: Reader) -> None:
+    chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
+    asked = {"messages": chat, "tools": json.dumps([TOOL]), "seed": 1, "temperature": 1.0, "max_tokens": 60}
+    more = {"subscription_parsing": True, "stream": True, "num_return_sequences": 2}
+    assert not await reader.ask(**asked, **more, subscription_key=1)
+    assert not await reader.ask(**asked, stream=True, subscription_key=2)
+    first, second = await reader.until_ended(1, sequences=2)
+    (plain,) = await reader.until_ended(2)
+    options = json.loads(reader.options[1])
+    assert (options["calls"], options["parser"]) == ("hermes", fingerprint())
+    assert list(reader.options) == [1] and not plain.sizes
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        formats = await client.infer("preprocessing", [], outputs=[triton.InferRequestedOutput("answer_formats")])
+        assert json.loads(formats.as_numpy("answer_formats")[0])["parser"] == options["parser"]
+    for answer in (first, second):
+        assert len(answer.sizes) == len(answer.ids) and sum(answer.sizes) == len(answer.text)
+    # A chat's text has no leading space, and this one no stop word: text are all bytes, but for those of the end.
+    assert first.ids == plain.ids
+    assert first.text[: len(plain.text)].decode() == plain.text.decode()
+    async with Client(stack.grpc) as client, Client(stack.grpc, subscribe=True) as subscribed:
+        request = GenerateRequest(
+            messages=json.loads(chat), tools=[TOOL], seed=1, temperature=1.0, max_tokens=60, parsed=True, stream=False
+        )
+        by_call, by_subscription = await asyncio.gather(client.complete(request), subscribed.complete(request))
+        assert by_call.content == by_subscription.content and by_call.reasoning == by_subscription.reasoning
+        assert by_call.num_reasoning_tokens == by_subscription.num_reasoning_tokens
+
+
 async def test_every_character_comes_whole(parrot: Stack) -> None:
     text = "Žluťoučký kůň 𝄞 你好, мир! नमस्ते 👩‍👩‍👧"
     async with slow_reader(parrot) as reader:
@@ -288,6 +329,7 @@ async def test_errors_of_a_request_come_on_its_call_or_in_the_subscription(reade
         ({"subscription": "", "input_ids": [5], "session_id": "a\0b"}, "[400] session_id has bytes that are no UTF-8"),
         ({"subscription": "nobody's", "input_ids": [5]}, "[503] there is no subscription 'nobody's'"),
         ({"subscription": "", "subscription_key": 1, "input_ids": [5]}, "subscription_key is sent without"),
+        ({"subscription": "", "subscription_parsing": True, "input_ids": [5]}, "subscription_parsing is sent without"),
         ({"subscription": "", "subscription_end": True}, "subscription_end is sent without subscription"),
         ({"subscription": "a", "subscription_end": True, "input_ids": [5]}, "requests of their own"),
     ],

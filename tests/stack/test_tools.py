@@ -20,9 +20,11 @@ import openai
 import pydantic
 import pytest
 import tritonclient.grpc.aio as triton
+from charonia_answers import fingerprint
 from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse, Guide
 from charonia_client.tools import ToolResult, Tools, converse
 from engine_metrics import executions
+from gateway_process import gateway
 from openai.types.chat import ChatCompletion
 from stack import HANG_S, Stack, running
 from tiny_models import write_model
@@ -91,10 +93,13 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield served
 
 
-@pytest.fixture
-async def client(caller: Stack) -> AsyncIterator[Client]:
-    async with Client(caller.grpc) as client:
+@pytest.fixture(params=["call", "subscription"])
+async def client(caller: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    """Whose answers all come in this way."""
+    ways: list[str] = []
+    async with Client(caller.grpc, subscribe=request.param == "subscription", on_way=ways.append) as client:
         yield client
+    assert set(ways) <= {request.param}
 
 
 def joined(parts: list[GenerateResponse]) -> tuple[str, str, list[tuple[str, Any]]]:
@@ -112,13 +117,17 @@ def joined(parts: list[GenerateResponse]) -> tuple[str, str, list[tuple[str, Any
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_ensemble_gives_content_reasoning_and_calls(client: Client, stream: bool) -> None:
-    request = GenerateRequest(messages=says(0), tools=TOOLS, parsed=True, stream=stream, **GREEDY)
-    async with aclosing(client.generate(request)) as answer:
+async def test_the_ensemble_gives_content_reasoning_and_calls(
+    client: Client, stream: bool, request: pytest.FixtureRequest
+) -> None:
+    by_call = request.node.callspec.params["client"] == "call"
+    asked = GenerateRequest(messages=says(0), tools=TOOLS, parsed=True, stream=stream, **GREEDY)
+    async with aclosing(client.generate(asked)) as answer:
         parts = [part async for part in answer]
     assert joined(parts) == (CONTENT, REASONING, CALLS)
     assert "".join(part.text for part in parts) == TEXTS[0]
-    assert (len(parts) > 10) is stream
+    if by_call or not stream:  # steps that a subscription has not sent yet become one part
+        assert (len(parts) > 10) is stream
     counts = [part.num_reasoning_tokens for part in parts]
     assert counts == sorted(counts) and 0 < counts[-1] < parts[-1].num_output_tokens
 
@@ -134,6 +143,7 @@ async def test_several_sequences_are_parsed_each_by_itself(client: Client) -> No
     assert len(ids) == 6
 
 
+@pytest.mark.parametrize("client", ["call"], indirect=True)
 async def test_what_is_not_asked_for_is_not_parsed(caller: Stack, client: Client) -> None:
     part = await client.complete(GenerateRequest(messages=says(0), tools=TOOLS, stream=False, **GREEDY))
     assert (part.text, part.content, part.tool_calls) == (TEXTS[0], "", [])
@@ -306,7 +316,8 @@ async def test_preprocessing_says_what_the_model_writes(caller: Stack) -> None:
     async with triton.InferenceServerClient(caller.grpc) as server:
         asked = [triton.InferRequestedOutput("answer_formats")]
         answer = await server.infer("preprocessing", [], outputs=asked)
-    assert json.loads(answer.as_numpy("answer_formats")[0]) == {"tool_calls": "hermes", "reasoning": "think"}
+    found = json.loads(answer.as_numpy("answer_formats")[0])
+    assert found == {"tool_calls": "hermes", "reasoning": "think", "parser": fingerprint()}
 
 
 def get_weather(city: str, days: int) -> str:
@@ -361,9 +372,18 @@ def test_the_terminal_chat_shows_reasoning_and_runs_the_functions_of_a_file(call
 # --- through the gateway
 
 
-@pytest.fixture
-async def api(caller: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{caller.gateway}/v1", api_key="none", max_retries=0) as api:
+@pytest.fixture(scope="module")
+def by_calls(caller: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a gateway that has a call for each answer."""
+    log = tmp_path_factory.mktemp("by_calls") / "gateway.log"
+    with gateway(caller.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="false", CHARONIA_MODEL_NAME="caller") as own:
+        yield own.url
+
+
+@pytest.fixture(params=["by default", "by calls"])
+async def api(caller: Stack, by_calls: str, request: pytest.FixtureRequest) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = by_calls if request.param == "by calls" else caller.gateway
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
         yield api
 
 
@@ -407,7 +427,7 @@ async def test_openais_client_joins_the_stream_to_the_same(api: openai.AsyncOpen
         first, *rest = [call.function for call in calls]
         assert calls[0].id and calls[0].type == "function" and first is not None
         assert (first.name, first.arguments) == (name, "")
-        assert len(rest) > 1 and all(one is not None and one.name is None and one.arguments for one in rest)
+        assert rest and all(one is not None and one.name is None and one.arguments for one in rest)
     assert final.usage is not None and final.usage.completion_tokens_details is not None
 
 

@@ -33,10 +33,10 @@ import parse  # noqa: E402
 import parsing_options  # noqa: E402
 import tiny_models  # noqa: E402
 from answer_guide import ToolChoice  # noqa: E402
-from answers import beside_calls  # noqa: E402
-from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
-from answers.tag_parts import NoTagError  # noqa: E402
-from answers.xml import text_parameters  # noqa: E402
+from charonia_answers import beside_calls  # noqa: E402
+from charonia_answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from charonia_answers.tag_parts import NoTagError  # noqa: E402
+from charonia_answers.xml import text_parameters  # noqa: E402
 from context_length import GUIDE_MAX_BYTES  # noqa: E402
 from detokenize import TokenTable  # noqa: E402
 from prompt_ids import PromptError  # noqa: E402

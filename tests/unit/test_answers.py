@@ -1,4 +1,4 @@
-"""charonia/text/answers: formats of calls and of reasoning, and the parser that reads them."""
+"""client/charonia_answers: formats of calls and of reasoning, and the parser that reads them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from charonia.text.answers.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
-from charonia.text.answers.formats import (
+from charonia_answers.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from charonia_answers.formats import (
     CALL_FORMATS,
     REASONING_FORMATS,
     find_call_format,
     find_reasoning_format,
     is_open,
 )
-from charonia.text.answers.parser import MAX_HELD, AnswerParser, special_marks
-from charonia.text.answers.scanners import MAX_DEPTH, GemmaScanner, JsonScanner
+from charonia_answers.parser import MAX_HELD, AnswerParser, special_marks
+from charonia_answers.scanners import MAX_DEPTH, GemmaScanner, JsonScanner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 CASES = int(os.environ.get("CHARONIA_TEST_ANSWERS", "1000"))
 NAMES = ("get_weather", "add", "search")

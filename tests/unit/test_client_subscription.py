@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import struct
 from collections.abc import AsyncIterator
 
 import pytest
+from charonia_answers import fingerprint
 from charonia_client import (
     BadRequest,
     Client,
@@ -79,16 +81,84 @@ async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None
     ways: list[str] = []
     async with Double() as double, Client(double.target, subscribe=True, on_way=ways.append) as client:
         double.behaviour = answer
-        for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"parsed": True}):
+        for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}):
             await read(client, "a", **fields)
         assert double.opened == 0
         double.behaviour = letters
         await read(client, "a")
-        assert ways == ["call"] * 3 + ["subscription"]
+        assert ways == ["call"] * 2 + ["subscription"]
     metadata = [("traceparent", "00-1-1-01")]
     async with Double() as double, Client(double.target, subscribe=True, metadata=lambda: metadata) as client:
         assert joined(await read(client, "a")) == double.target
         assert double.opened == 0
+
+
+OPTIONS = {"key": "k", "parser": fingerprint(), "special": {}, "reasoning": "think", "in_reasoning": True}
+
+
+async def test_answers_are_read_for_calls_and_reasoning_where_the_server_has_the_same_parser() -> None:
+    ways: list[str] = []
+    async with Double() as double, Client(double.target, subscribe=True, on_way=ways.append) as client:
+        double.behaviour, double.options, double.formats = letters, json.dumps(OPTIONS), {"parser": fingerprint()}
+        text = "They think.</think>Paris"
+        answers = await asyncio.wait_for(
+            asyncio.gather(*(read(client, text, parsed=True) for _ in range(8)), read(client, "plain")), HANG_S
+        )
+        assert double.asked == ["answer_formats"], "once"
+    for parts in answers[:8]:
+        assert joined(parts) == text
+        found = ("".join(one.reasoning for one in parts), "".join(one.content for one in parts))
+        assert found == ("They think.", "Paris")
+        assert 0 < parts[-1].num_reasoning_tokens < len(text)
+    assert joined(answers[8]) == "plain" and not any(one.content for one in answers[8])
+    assert ways == ["subscription"] * 9
+
+
+@pytest.mark.parametrize("formats", [{}, {"parser": "another"}, {"tool_calls": None, "reasoning": "think"}])
+async def test_answers_that_the_server_reads_in_another_way_come_by_calls(formats: dict[str, str | None]) -> None:
+    async def answer(request: pb.ModelInferRequest) -> Responses:
+        yield parsed("read by the server", reason="stop") if len(request.outputs) > 1 else part("plain", "stop")
+
+    ways: list[str] = []
+    refusals: list[str] = []
+    told = {"on_way": ways.append, "on_refusal": refusals.append}
+    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
+        double.behaviour, double.formats = answer, formats
+        for _ in range(3):
+            (one,) = await read(client, "a", parsed=True)
+            assert one.content == "read by the server"
+        assert joined(await read(client, "a")) == "plain"
+        assert ways == ["call"] * 3 + ["subscription"]
+        assert refusals == ["its parser of answers is of another version"]
+        assert double.asked == ["answer_formats"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "named"),
+    [
+        ("", ServerError, "without what it is read by"),
+        (json.dumps({**OPTIONS, "parser": "another"}), Unavailable, "another parser"),
+        ("{", ServerError, "no options"),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_is_an_error_of_its_own(
+    options: str, kind: type[Exception], named: str
+) -> None:
+    async def begin(request: pb.ModelInferRequest) -> Responses:
+        yield part("begun")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour, double.options, double.formats = begin, options, {"parser": fingerprint()}
+        with pytest.raises(kind, match=named):
+            await asyncio.wait_for(read(client, "a", parsed=True), HANG_S)
+        while not double.actions:  # the server hears that nobody waits for it
+            await asyncio.sleep(0.001)
+        assert [action for action, _ in double.actions] == ["cancel"] * len(double.actions)
+        double.behaviour = letters
+        before = len(double.subscriptions), len(double.requests)
+        assert joined(await read(client, "by a call", parsed=True)) == "by a call"
+        assert (len(double.subscriptions), len(double.requests) - 1) == before
+        assert joined(await read(client, "plain")) == "plain"
 
 
 @pytest.mark.parametrize(

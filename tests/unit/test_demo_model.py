@@ -22,11 +22,10 @@ from typer.testing import CliRunner
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 sys.path.insert(0, str(DEMO))
 
+from charonia_answers.formats import find_call_format  # noqa: E402
 from demo_corpus import arithmetic, capitals, chat_format, conversation, json_answers, questions, tools, units, unknown  # noqa: E402
 from demo_corpus.facts import FACTS  # noqa: E402
 from demo_corpus.text import Call, Exchange, expand  # noqa: E402
-
-from charonia.text.answers.formats import find_call_format  # noqa: E402
 
 DIALOGUES = [*questions.dialogues(), *questions.tools_and_json()]
 TURNS = [(dialogue.group, turn) for dialogue in DIALOGUES for turn in dialogue.turns]

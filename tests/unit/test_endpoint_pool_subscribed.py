@@ -21,7 +21,6 @@ from test_endpoint_pool import (
     test_the_time_of_a_request_is_that_of_all_its_tries,
     test_what_one_server_does_not_take_another_answers,
     test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begun_stays,
-    until,
 )
 from triton_double import Double, unknown_tensor
 
@@ -55,21 +54,5 @@ async def test_it_is_said_once_that_a_server_takes_no_subscription(caplog: pytes
             for _ in range(2):
                 assert await gateway.text(GenerateRequest(text="a")) == server.target
                 client._refused_until = 0.0
-    said = [record.getMessage() for record in caplog.records if "takes no subscription" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "no subscription has them" in record.getMessage()]
     assert len(said) == 1 and said[0].startswith(f"answers of {server.target} "), said
-
-
-@pytest.mark.parametrize("reasoning", [None, "think"])
-async def test_it_is_said_where_the_model_has_all_chats_come_by_calls(
-    reasoning: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    async with Double() as server:
-        server.formats = {"tool_calls": "hermes", "reasoning": reasoning}
-        gateway = Gateway([server])
-        async with gateway.pool:
-            await gateway.until_all_are(State.UP)
-            await until(lambda: gateway.pool._formats is not None, "the server was asked before any chat")
-    said = [record.getMessage() for record in caplog.records if "by streams of their own" in record.getMessage()]
-    assert len(said) == (reasoning is not None), said
-    assert all("format think" in line for line in said)

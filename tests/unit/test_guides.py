@@ -20,6 +20,7 @@ import openai.types.chat
 import openai.types.responses
 import pytest
 import test_tiktoken_vocabulary
+from charonia_answers.ebnf import literal
 from charonia_client import types
 from guide_walks import Walks
 from pydantic import BaseModel
@@ -27,7 +28,6 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 
 from charonia import Engine, Guide, InvalidRequestError, Output, SamplingParams
 from charonia.api import guides
-from charonia.text.answers.ebnf import literal
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 sys.path.append(str(DEMO.parents[2] / "tests" / "stack"))

@@ -18,7 +18,8 @@ sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing"
 
 import parse  # noqa: E402
 import parsing_options  # noqa: E402
-from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from charonia_answers import fingerprint  # noqa: E402
+from charonia_answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
 from detokenize import TextTokens, TokenTable  # noqa: E402
 
 HERMES = "<tool_call>{{ tools }}"
@@ -159,9 +160,9 @@ def test_settings_win_over_the_chat_template() -> None:
         {"default": "<think>", "tool_use": HERMES},
         {"CHARONIA_TOOL_CALL_PARSER": "mistral", "CHARONIA_REASONING_PARSER": "none"},
     )
-    assert json.loads(formats.to_json()) == {"tool_calls": "mistral", "reasoning": None}
+    assert json.loads(formats.to_json()) == {"tool_calls": "mistral", "reasoning": None, "parser": fingerprint()}
     formats = parsing_options.AnswerFormats({"default": "<think>", "tool_use": HERMES}, {})
-    assert json.loads(formats.to_json()) == {"tool_calls": "hermes", "reasoning": "think"}
+    assert json.loads(formats.to_json()) == {"tool_calls": "hermes", "reasoning": "think", "parser": fingerprint()}
     with pytest.raises(ValueError, match="CHARONIA_TOOL_CALL_PARSER='x': expected auto, none, hermes"):
         parsing_options.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "x"})
 

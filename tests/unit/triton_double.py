@@ -87,8 +87,14 @@ def unknown_tensor(tensor: str, model: str) -> str:
     return f"[request id: <id_unknown>] unexpected inference {tensor} for model '{model}'"
 
 
-def chunk(key: int, answer: pb.ModelStreamInferResponse) -> bytes:
-    """What a subscription has of a response of part() or error()."""
+def options_chunk(key: int, options: str) -> bytes:
+    """What the answers of a request are read by."""
+    head = struct.Struct("<QIIiiiiiiiiffff").pack(key, len(options.encode()), 0, 0, 5, *[0] * 6, 0, 0, 0, 0)
+    return head + options.encode()
+
+
+def chunk(key: int, answer: pb.ModelStreamInferResponse, parsed: bool = False) -> bytes:
+    """What a subscription has of a response of part() or error(). parsed: with the bytes of its token."""
     head = struct.Struct("<QIIiiiiiiiiffff")
     if answer.error_message:
         text = answer.error_message.encode()
@@ -100,10 +106,11 @@ def chunk(key: int, answer: pb.ModelStreamInferResponse) -> bytes:
         int.from_bytes(raw[name], "little")
         for name in ("sequence_index", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
     ]
-    code = ("", "stop", "length", "cancelled").index(reason)
+    code = ("", "stop", "length", "cancelled").index(reason) + (16 if parsed else 0)
     return (
         head.pack(key, len(text), len(ids) // 4, numbers[0], code, 0, len(text), *numbers[1:], 0, 0, 0, 0, 0)
         + ids
+        + (struct.pack("<I", len(text)) if parsed else b"")
         + text
     )
 
@@ -155,6 +162,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.end_of_subscriptions = ""  # the error that they end with
         self.refusal = ""  # the error of a subscription in place of its opening
         self.ensemble_is_old = False  # it has no subscriptions, which the engine has
+        self.options = ""  # what answers that are parsed are read by
         self.takes = asyncio.Event()  # of requests by subscription: the engine gets them
         self.takes.set()
         self.tells = asyncio.Event()  # and their calls end
@@ -297,9 +305,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def _answer(self, request: pb.ModelInferRequest, chunks: asyncio.Queue[bytes | None]) -> None:
         key = input_number(request, "subscription_key") or 0
+        parsed = bool(input_number(request, "subscription_parsing"))
+        if parsed and self.options:
+            chunks.put_nowait(options_chunk(key, self.options))
         async for answer in self.behaviour(request):
             await self._awake.wait()
-            chunks.put_nowait(chunk(key, answer))
+            chunks.put_nowait(chunk(key, answer, parsed and bool(self.options)))
 
     async def _subscription(
         self, request: pb.ModelInferRequest, name: str

@@ -112,7 +112,7 @@ class Pool:
         self._connect = connect or self._client
         self._tls = tls
         self._subscribe = subscribe and connect is None
-        self._refused: set[str] = set()  # targets that take no subscription, which was said
+        self._refusals: set[tuple[str, str]] = set()  # what was said of targets that do not take all by subscription
         self._model = model
         self._ensemble = f"ensemble.{label}" if label else "ensemble"
         self._targets = list(targets)
@@ -173,9 +173,9 @@ class Pool:
         )
 
     def _note_refusal(self, target: str, why: str) -> None:
-        if target not in self._refused:
-            self._refused.add(target)
-            log.warning("answers of %s come by a stream each, as it takes no subscription: %s", target, why)
+        if (target, why) not in self._refusals and len(self._refusals) < _MAX_TARGETS:
+            self._refusals.add((target, why))
+            log.warning("answers of %s come by a stream each where no subscription has them: %s", target, why)
 
     async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         """The names of tokens, for an answer of a server that ends and has them no more."""
@@ -268,24 +268,12 @@ class Pool:
         try:
             for endpoint in usable:
                 with contextlib.suppress(CharoniaError):
-                    formats = await endpoint.client.answer_formats(_DESCRIPTION_TIMEOUT_S)
-                    self._note_formats(formats)
+                    self._formats = await endpoint.client.answer_formats(_DESCRIPTION_TIMEOUT_S)
                     break
         finally:
             if usable:
                 self._formats_at = time.monotonic()
             self._asking = None
-
-    def _note_formats(self, formats: dict[str, str | None]) -> None:
-        reasoned = (self._formats or {}).get("reasoning")
-        self._formats = formats
-        if self._subscribe and not reasoned and (reasons := formats.get("reasoning")):
-            log.info(
-                "chats%s come from Triton by streams of their own: answers may hold reasoning (format %s), which is "
-                "not taken apart in subscriptions",
-                "" if self._model is None else f" of {self._model}",
-                reasons,
-            )
 
     def _stale_at(self, target: str) -> StaleSessions | SharedStaleSessions:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""
@@ -542,8 +530,6 @@ class Pool:
         shown = endpoint.target if self._model is None else f"{endpoint.target} with {self._model}"
         if health.state is State.UP:
             log.info("endpoint %s is up", shown)
-            if self._subscribe and self._formats is None:  # to say whether chats gain by it
-                self._begin_asking()
         else:
             log.warning("endpoint %s is %s: %s", shown, health.state.value, health.reason)
         self._rescue()
