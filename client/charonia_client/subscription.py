@@ -54,7 +54,7 @@ _SAY_AGAIN_S = 1.0
 
 _NO_SUBSCRIPTION = "there is no subscription"  # how the engine's error for a name that it does not know begins
 _LOADED_ANEW = "was loaded anew"  # the end of its error for a subscription of a model that was
-# Triton's error for models of a version that has no subscriptions.
+# How Triton's error for models of a version that has no subscriptions begins. Others quote what users wrote.
 _UNKNOWN_TENSOR = re.compile(r"unexpected inference (?:input|output) '(?:subscription|deliveries)")
 
 _NUMBER = struct.Struct("<Q")
@@ -268,7 +268,8 @@ class SubscribedStream:
     def fail(self, error: CharoniaError) -> None:
         """Gives the reader `error` after what has come before. Nothing on a stream that has all its parts."""
         if self._running:
-            self._error = self._error or error
+            if self._error is None or isinstance(self._error, NotOffered):  # after which it would be sent again
+                self._error = error
             self._wake()
 
     def cancel(self) -> None:
@@ -387,7 +388,7 @@ class SubscribedStream:
                     if isinstance(error, Unavailable) and _NO_SUBSCRIPTION in str(error):
                         subscription.fit = False
                         unknown = error
-                    elif _UNKNOWN_TENSOR.search(answer.error_message):
+                    elif type(error) is ServerError and _UNKNOWN_TENSOR.match(str(error)):
                         self.lose(NotOffered(str(error)))
                     else:
                         self.lose(error)

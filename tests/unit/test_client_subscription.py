@@ -21,7 +21,7 @@ from charonia_client import (
     Unavailable,
     Unresponsive,
 )
-from charonia_client.subscription import SubscribedStream, unpack
+from charonia_client.subscription import NotOffered, SubscribedStream, unpack
 from charonia_client.tensors import encode
 from free_ports import free_ports
 from triton_double import (
@@ -238,6 +238,30 @@ async def test_an_error_of_one_request_is_no_other_ones(text: str, kind: type[Ex
         assert joined(await read(client, "good")) == "begun"
         assert double.opened == 1
         assert double.actions == []
+
+
+async def test_an_error_that_quotes_a_refusal_is_none() -> None:
+    """What users write may be in an error: it says nothing of the server."""
+    quoted = "[400] messages[0]: unexpected inference input 'subscription' for model 'engine'"
+    refusals: list[str] = []
+
+    async with Double() as double, Client(double.target, subscribe=True, on_refusal=refusals.append) as client:
+        double.call_error = quoted
+        with pytest.raises(BadRequest, match="unexpected inference input"):
+            await asyncio.wait_for(read(client, "a"), HANG_S)
+        assert refusals == [] and len(double.requests) == 1
+
+
+async def test_a_limit_that_ends_while_a_refusal_waits_for_its_reader_is_kept() -> None:
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = letters
+        answer = client.generate(GenerateRequest(text="a", stream=True), request_id="id")
+        waiting = asyncio.ensure_future(anext(answer))
+        await asyncio.sleep(0)
+        client._active["id"].fail(NotOffered("no"))
+        assert client.abort("id", "the limit")
+        with pytest.raises(Unavailable, match="the limit"):
+            await asyncio.wait_for(waiting, HANG_S)
 
 
 async def test_an_error_of_the_call_is_the_requests() -> None:

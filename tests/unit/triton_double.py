@@ -162,6 +162,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.end_of_subscriptions = ""  # the error that they end with
         self.refusal = ""  # the error of a subscription in place of its opening
         self.ensemble_is_old = False  # it has no subscriptions, which the engine has
+        self.call_error = ""  # of the call of a request whose answers would come by a subscription
         self.options = ""  # what answers that are parsed are read by
         self.takes = asyncio.Event()  # of requests by subscription: the engine gets them
         self.takes.set()
@@ -284,6 +285,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 yield error(f"Request for unknown model: '{request.model_name}' has no available versions")
                 continue
             await self._awake.wait()
+            if subscription and self.call_error:
+                yield error(self.call_error)
+                continue
             if subscription and self.ensemble_is_old:
                 yield error(unknown_tensor("input 'subscription'", request.model_name))
                 continue
