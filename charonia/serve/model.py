@@ -15,7 +15,7 @@ from typing import IO
 
 from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
-from charonia.triton_models import source_dir
+from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.tensor_parallel import ranks_of
 
@@ -140,6 +140,7 @@ def _fingerprint(model: Path) -> str:
     files = [file for pattern in _MODEL_FILES for file in model.glob(pattern)]
     files += [
         *package.rglob("*.py"),
+        *answers_dir().glob("*.py"),
         *source_dir().glob("*processing/*.py"),
         *source_dir().glob("parsing/*.py"),
         *source_dir().glob("model_repository/*.py"),

@@ -114,6 +114,21 @@ async def test_answers_are_read_for_calls_and_reasoning_where_the_server_has_the
     assert ways == ["subscription"] * 9
 
 
+async def test_a_server_that_cannot_say_yet_how_it_reads_answers_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways: list[str] = []
+    told = {"on_way": ways.append}
+    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
+        double.behaviour, double.options, double.formats = letters, json.dumps(OPTIONS), {"parser": fingerprint()}
+        double.unloaded.add("preprocessing")
+        await read(client, "read by the server", parsed=True)
+        double.unloaded.clear()
+        monkeypatch.setattr(client, "_unread_until", 0.0)
+        await read(client, "read here", parsed=True)
+        assert ways == ["call", "subscription"]
+
+
 @pytest.mark.parametrize("formats", [{}, {"parser": "another"}, {"tool_calls": None, "reasoning": "think"}])
 async def test_answers_that_the_server_reads_in_another_way_come_by_calls(formats: dict[str, str | None]) -> None:
     async def answer(request: pb.ModelInferRequest) -> Responses:

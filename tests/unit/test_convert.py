@@ -23,6 +23,7 @@ from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import InternalError, InvalidRequestError
 from charonia.families import TensorPart, describe
 from charonia.serve.model import prepare
+from charonia.triton_models import answers_dir
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
 from charonia.weights.convert import convert, link_workspace, read_source
@@ -515,6 +516,18 @@ def test_who_starts_at_the_same_time_takes_the_workspace_that_the_first_one_make
         patch.setattr("charonia.serve.model.time.sleep", lambda _: held.close())
         assert prepare(str(model), tmp_path, {}, said.append).is_dir()
     assert said == [f"another charonia serve makes a workspace of this model: waiting for it ({file})"]
+
+
+def test_a_workspace_is_made_anew_where_the_parser_of_answers_has_changed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = shutil.copytree(answers_dir(), tmp_path / "charonia_answers")
+    monkeypatch.setattr("charonia.serve.model.answers_dir", lambda: package)
+    first = prepare(str(model), tmp_path, {})
+    assert prepare(str(model), tmp_path, {}) == first
+    with (package / "parser.py").open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert prepare(str(model), tmp_path, {}) != first
 
 
 def test_folders_of_the_same_name_are_served_beside_each_other(model: Path, tmp_path: Path) -> None:

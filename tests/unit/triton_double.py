@@ -225,6 +225,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         wanted = [output.name for output in request.outputs]
         if len(wanted) == 1 and wanted[0] in described:
             self.asked.append(wanted[0])
+            if request.model_name in self.unloaded:
+                text = f"Request for unknown model: '{request.model_name}' has no available versions"
+                await context.abort(grpc.StatusCode.NOT_FOUND, text)
             await self.describes.wait()
             text = json.dumps(described[wanted[0]]).encode()
             answer = pb.ModelInferResponse()
