@@ -51,7 +51,6 @@ _SETTLE_LIMIT_S = 120.0
 _TEXT = "postprocessing"
 _MODELS = ("preprocessing", "engine", _TEXT)
 _INTERVAL = "stream_interval_per_stream_ms"
-_SUBSCRIBED_WEIGHT = 0.2  # of a stream in that interval (engine/src/runtime/stream_interval.h)
 
 # What is asked, by the number of streams.
 _SUBSCRIBED_STREAMS = (64, 256)
@@ -156,7 +155,7 @@ def _as_subscribed(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """With which the engine's streams have responses as often as those of a subscription."""
     default = next(entry.default_value for entry in _engine.config_fields() if entry.key == _INTERVAL)
     given = {**_engine.settings_from_environment(), **spell_settings(settings)}
-    return {**settings, _INTERVAL: _SUBSCRIBED_WEIGHT * float(given.get(_INTERVAL, default))}
+    return {**settings, _INTERVAL: _engine.JOINED_STREAM_WEIGHT * float(given.get(_INTERVAL, default))}
 
 
 def _engine_here(model: str, settings: Mapping[str, Setting], text: str) -> OpenTarget:

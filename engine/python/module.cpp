@@ -29,6 +29,7 @@
 #include "charonia/types.h"
 #include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
+#include "runtime/stream_interval.h"
 #include "text/token_split.h"
 #include "text/token_table.h"
 
@@ -281,6 +282,7 @@ void bind_config(py::module_& m) {
         return apply_settings(settings, engine);
       },
       py::arg("settings"), "Checks keys and values; returns warnings.");
+  m.attr("JOINED_STREAM_WEIGHT") = runtime::kJoinedStreamWeight;
   m.def("settings_from_environment", &settings_from_environment, "CHARONIA_<KEY> of every inference parameter.");
   m.def("read_config_ini", &read_config_ini, py::arg("file"), "Section [llama] of a config.ini.");
 }

@@ -9,10 +9,13 @@
 
 namespace charonia::runtime {
 
-// A stream as stream_interval() counts it. Triton sends responses of a subscription with others', so that each of them
+// What a stream of joined responses counts. Triton sends responses of a subscription with others', so that each of them
 // takes about a fifth of the time of one with a call of its own, gateway included (benchmarks/results/streaming.md).
+inline constexpr double kJoinedStreamWeight = 0.2;
+
+// A stream as stream_interval() counts it.
 inline double stream_weight(const Request& request) {
-  return !request.stream ? 0 : request.joined_responses ? 0.2 : 1;
+  return !request.stream ? 0 : request.joined_responses ? kJoinedStreamWeight : 1;
 }
 
 // The minimum time between two responses of a request while sequences of so many streams run. Every response has its
