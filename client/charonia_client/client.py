@@ -39,7 +39,7 @@ from charonia_client.errors import (
     from_triton,
 )
 from charonia_client.stream import Stream, stream_infer
-from charonia_client.subscription import NotOffered, NotRead, SubscribedStream, Subscription
+from charonia_client.subscription import Kind, NotOffered, SubscribedStream, Subscription
 from charonia_client.tensors import (
     Action,
     decode,
@@ -92,7 +92,7 @@ _TOKENIZE_TIMEOUT_S = 60.0
 # ends, with that many seconds in between. It is idempotent.
 _STOP_PATIENCE_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _TOLD_TIMEOUT_S = 1.0
-# That a server that takes no subscription is not asked for one again: it may be replaced by a newer one meanwhile.
+# That what a server does not take by subscription is not sent so again: it may be replaced by a newer one meanwhile.
 _REFUSED_S = 60.0
 
 
@@ -112,9 +112,10 @@ class Client:
     `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
     its answers without a vocabulary. `tls`: None for a server that has none. `subscribe`: answers come by one stream,
     which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
-    probabilities or gRPC metadata, none where the server takes no subscription, as one of an older version, and no
-    `parsed` ones where it has another version of the parser. `on_way` is told of each request how its answer comes,
-    and `on_refusal` why the server takes none by subscription, or no parsed ones.
+    probabilities of the prompt or gRPC metadata, and none that the server does not take so: any or those with log
+    probabilities, where it is of an older version, and `parsed` ones, where it has another version of the parser.
+    `on_way` is told of each request how its answer comes, and `on_refusal` why the server takes none by subscription,
+    or none of that kind.
     """
 
     def __init__(
@@ -136,8 +137,7 @@ class Client:
         self._subscribe = subscribe
         self._on_way = on_way
         self._on_refusal = on_refusal
-        self._refused_until = -math.inf  # by the loop's clock: when the server may be asked for a subscription again
-        self._unread_until = -math.inf  # and when for one with answers that are read for calls and reasoning
+        self._refused_until: dict[Kind, float] = {}  # what the server takes by calls alone, by the loop's clock
         self._subscription: Subscription | None = None
         self._left: list[Subscription] = []  # which the server does not know any more, with answers that still come
         self.model = model
@@ -253,25 +253,33 @@ class Client:
         if self._closing.is_set():
             raise Unavailable("the client was closed")
         metadata = tuple(self._metadata()) if self._metadata else None
-        carried = request.logprobs is None and request.prompt_logprobs is None and not metadata
-        refused_until = max(self._refused_until, self._unread_until) if request.parsed else self._refused_until
+        parsed, logprobs = bool(request.parsed), request.logprobs is not None
+        carried = self._subscribe and request.prompt_logprobs is None and not metadata
         stream: Stream | SubscribedStream
-        if self._subscribe and carried and asyncio.get_running_loop().time() >= refused_until:
-            sent = partial(self._on_way, "subscription")
-            stream = SubscribedStream(self._open_subscription, message, request.n or 1, bool(request.parsed), sent)
+        kinds: dict[Kind, bool] = {"any": True, "parsed": parsed, "logprobs": logprobs}
+        if carried and not any(is_one and self._refuses(kind) for kind, is_one in kinds.items()):
+            stream = SubscribedStream(
+                self._open_subscription,
+                message,
+                request.n or 1,
+                parsed=parsed,
+                logprobs=logprobs,
+                on_sent=partial(self._on_way, "subscription"),
+            )
         else:
             self._on_way("call")
             stream = Stream(self._stream_infer(message, metadata=metadata), self.target)
         self._active[request_id] = stream
         return stream
 
+    def _refuses(self, kind: Kind) -> bool:
+        """Whether the server has just not taken such a request by subscription."""
+        return asyncio.get_running_loop().time() < self._refused_until.get(kind, -math.inf)
+
     def _note_refusal(self, refusal: NotOffered) -> None:
-        """Of all requests that waited for the subscription, the first says it."""
-        now = asyncio.get_running_loop().time()
-        if isinstance(refusal, NotRead):
-            known, self._unread_until = self._unread_until > now, now + _REFUSED_S
-        else:
-            known, self._refused_until = self._refused_until > now, now + _REFUSED_S
+        """Of all requests that are refused at the same time, the first says it."""
+        known = self._refuses(refusal.kind)
+        self._refused_until[refusal.kind] = asyncio.get_running_loop().time() + _REFUSED_S
         if not known:
             self._on_refusal(str(refusal))
 

@@ -6,7 +6,8 @@ ends as soon as the engine has it. Its parts come by the subscription, are unpac
 its stream, where those of a reader that is slow become one: nobody waits for another's reader.
 
 Answers that are read for calls of tools and for reasoning are read here, with the parser that the server would use. A
-server whose parser is another one is asked for them by calls.
+server whose parser is another one is asked for them by calls, and one of a version that has no log probabilities here
+for those.
 
 A subscription that is lost fails its streams with the error that a call of theirs would have had.
 """
@@ -24,7 +25,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, Literal
 
 import grpc  # type: ignore[import-untyped]
 from charonia_answers import fingerprint
@@ -32,6 +33,7 @@ from charonia_answers.reading import Reader
 
 from charonia_client.aside import aside
 from charonia_client.errors import (
+    BadRequest,
     CharoniaError,
     ConnectionLost,
     ServerError,
@@ -40,7 +42,7 @@ from charonia_client.errors import (
     from_rpc,
     from_triton,
 )
-from charonia_client.tensors import encode_subscription, subscribed
+from charonia_client.tensors import decode_logprobs, encode_subscription, subscribed
 from charonia_client.types import FinishReason, GenerateResponse, Timings, ToolCallDelta
 
 # Of a slow reader: as many parts wait as they came; then each becomes one with the last.
@@ -56,18 +58,45 @@ _NO_SUBSCRIPTION = "there is no subscription"  # how the engine's error for a na
 _LOADED_ANEW = "was loaded anew"  # the end of its error for a subscription of a model that was
 # How Triton's error for models of a version that has no subscriptions begins. Others quote what users wrote.
 _UNKNOWN_TENSOR = re.compile(r"unexpected inference (?:input|output) '(?:subscription|deliveries)")
+# How the error of engines begins that have no log probabilities in subscriptions. The name is nobody else's to write.
+_NO_LOGPROBS = "subscription is '{name}', and log probabilities do not go through one"
+
+Kind = Literal["any", "parsed", "logprobs"]  # of requests: of those that are parsed, or with log probabilities
 
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QIIiiiiiiiiffff")
-_REASONS = (None, "stop", "length", "cancelled")
+_COUNT = struct.Struct("<I")
+_REASONS: dict[int, FinishReason | None] = {0: None, 1: "stop", 2: "length", 3: "cancelled"}
 _ERROR = 4
 _OPTIONS = 5
-_TOKENS = 16  # beside a reason
+_TOKENS, _LOGPROBS = 16, 32  # beside a reason
 _READING = 16  # what aside() counts takes a microsecond each; reading a token for calls takes 6 to 27
 
 
+# Of some tokens, as the tensors output_log_probs, top_log_prob_ids and top_log_probs have them.
+PackedLogprobs = tuple[bytes, bytes, bytes]
+
+
 @dataclass(slots=True)
-class TokenPart(GenerateResponse):
+class PackedPart(GenerateResponse):
+    """One whose log probabilities are not unpacked yet: an answer may have hundreds of thousands, for which other
+    answers are not to wait. None: it has none."""
+
+    packed: list[PackedLogprobs] | None = None
+
+    def num_packed(self) -> int:
+        """With those of the most likely tokens."""
+        return sum(len(logprobs) + len(ids) for logprobs, ids, _ in self.packed or ()) // 4
+
+    def unpack(self) -> None:
+        unpacked = [decode_logprobs(*packed) for packed in self.packed or ()]
+        self.packed = None
+        self.logprobs = tuple(one for logprobs, _ in unpacked for one in logprobs)
+        self.top_logprobs = [row for _, rows in unpacked for row in rows]
+
+
+@dataclass(slots=True)
+class TokenPart(PackedPart):
     """One that is not read yet: with how many bytes of text each token has, and these bytes."""
 
     sizes: tuple[int, ...] = ()
@@ -89,7 +118,8 @@ Found = GenerateResponse | ParsingOptions | str  # a part, or the text of an err
 
 
 def unpack(packed: bytes) -> tuple[int, list[tuple[int, Found]]]:
-    """The number of a delivery, and by their request's key what has come."""
+    """The number of a delivery, and by their request's key what has come. ValueError or struct.error for what is no
+    delivery."""
     (number,) = _NUMBER.unpack_from(packed)
     found: list[tuple[int, Found]] = []
     at, size = _NUMBER.size, len(packed)
@@ -104,21 +134,31 @@ def unpack(packed: bytes) -> tuple[int, list[tuple[int, Found]]]:
         if reason & _TOKENS:
             sizes = struct.unpack_from(f"<{num_ids}I", packed, text_at)
             text_at += 4 * num_ids
+        logprobs: PackedLogprobs | None = None
+        if reason & _LOGPROBS:
+            logprobs, text_at = _logprobs_at(packed, text_at, num_ids)
         at = text_at + text_bytes
+        if at > size or sum(sizes) > text_bytes:
+            raise ValueError(f"a chunk ends at byte {at}, or its tokens behind it, and the delivery at {size}")
         if reason == _ERROR:
             found.append((key, packed[text_at:at].decode(errors="replace")))
             continue
         if reason == _OPTIONS:
             found.append((key, ParsingOptions(packed[text_at:at].decode(errors="replace"))))
             continue
-        ending = cast("FinishReason | None", _REASONS[reason & ~_TOKENS])
+        if reason & ~_TOKENS & ~_LOGPROBS not in _REASONS:
+            raise ValueError(f"finish_reason is {reason}")
+        ending = _REASONS[reason & ~_TOKENS & ~_LOGPROBS]
         more = (ids, ending, num_input, num_output, num_cached, Timings(queue_ms, first_token_ms, total_ms))
         part: GenerateResponse
         if reason & _TOKENS:
             joined_at = at - sum(sizes)  # behind the input text, where the answer begins with it
             before, joined = packed[text_at:joined_at], packed[joined_at:at]
             part = TokenPart((before + joined[begin:end]).decode(errors="replace"), *more)
-            part.sizes, part.joined = sizes, joined
+            part.sizes, part.joined, part.packed = sizes, joined, logprobs and [logprobs]
+        elif logprobs:
+            part = PackedPart(packed[text_at:at].decode(errors="replace"), *more)
+            part.packed = [logprobs]
         else:
             part = GenerateResponse(packed[text_at:at].decode(errors="replace"), *more)
         part.index = index
@@ -129,18 +169,28 @@ def unpack(packed: bytes) -> tuple[int, list[tuple[int, Found]]]:
     return number, found
 
 
+def _logprobs_at(packed: bytes, at: int, num_ids: int) -> tuple[PackedLogprobs, int]:
+    """The log probabilities of a chunk that has that many ids, and where they end."""
+    ids_at = at + 4 * num_ids + _COUNT.size
+    (tops,) = _COUNT.unpack_from(packed, ids_at - _COUNT.size)
+    tops_at = ids_at + 4 * num_ids * tops
+    end = tops_at + 4 * num_ids * tops
+    return (packed[at : ids_at - _COUNT.size], packed[ids_at:tops_at], packed[tops_at:end]), end
+
+
 class NotOffered(CharoniaError):
-    """The server takes no subscription, or not one more: it has not taken the request, which can be sent by a call."""
+    """The server takes no subscription, not one more, or no requests of that kind by one: it has not taken the request,
+    which can be sent by a call."""
 
-
-class NotRead(NotOffered):
-    """Answers that are read for calls and reasoning are another matter for the server than for this client."""
+    def __init__(self, message: str, kind: Kind = "any") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class _Joined:
     """Parts of one answer that a slow reader gets as one. Each is copied twice, however many come."""
 
-    __slots__ = ("_ids", "_joined", "_last", "_sizes", "_span", "_text", "index")
+    __slots__ = ("_ids", "_joined", "_last", "_packed", "_sizes", "_span", "_text", "index")
 
     def __init__(self, first: GenerateResponse) -> None:
         self.index = first.index
@@ -148,6 +198,7 @@ class _Joined:
         self._ids: list[int] = []
         self._sizes: list[int] = []
         self._joined = io.BytesIO()
+        self._packed: list[PackedLogprobs] = []
         self._span = (0, 0)
         self.add(first)
 
@@ -159,6 +210,8 @@ class _Joined:
         self._span = (begin, end + part.text_span[1])
         self._text.write(part.text)
         self._ids.extend(part.token_ids)
+        if isinstance(part, PackedPart):
+            self._packed.extend(part.packed or ())
         if isinstance(part, TokenPart):
             self._sizes.extend(part.sizes)
             self._joined.write(part.joined)
@@ -167,6 +220,8 @@ class _Joined:
     def whole(self) -> GenerateResponse:
         part = self._last
         part.text, part.token_ids, part.text_span = self._text.getvalue(), tuple(self._ids), self._span
+        if isinstance(part, PackedPart) and part.packed is not None:
+            part.packed = self._packed
         if isinstance(part, TokenPart):
             part.sizes, part.joined = tuple(self._sizes), self._joined.getvalue()
         return part
@@ -213,20 +268,24 @@ class SubscribedStream:
     """What comes of one request; of its `answers` each has a last part. One task may read. As stream.Stream is.
 
     `choose` gives the subscription for it, and another one where the server does not know that, as when the model was
-    loaded anew: then it is sent again, once. `parsed`: it is read for calls and reasoning. `on_sent` is told when it is
-    sent, once. The reader gets NotOffered where the server takes it by a call alone."""
+    loaded anew: then it is sent again, once. `parsed`: it is read for calls and reasoning. `logprobs`: it has log
+    probabilities. `on_sent` is told when it is sent, once. The reader gets NotOffered where the server takes it by a
+    call alone."""
 
     def __init__(
         self,
         choose: Callable[[], Subscription],
         message: Any,
         answers: int,
+        *,
         parsed: bool = False,
+        logprobs: bool = False,
         on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._choose = choose
         self._parsed = parsed
+        self._logprobs = logprobs
         self._reader: PartReader | None = None  # of what is parsed, once a part has come
         self._on_sent = on_sent
         self._subscription = choose()
@@ -256,6 +315,8 @@ class SubscribedStream:
             await self._waiter
         part = self._parts.popleft()
         whole = part.whole() if isinstance(part, _Joined) else part
+        if isinstance(whole, PackedPart) and whole.packed:
+            await aside(whole.num_packed(), whole.unpack)
         if isinstance(whole, TokenPart):
             assert self._reader
             await aside(_READING * len(whole.token_ids), self._reader.read, whole)
@@ -293,8 +354,12 @@ class SubscribedStream:
 
     def push(self, part: GenerateResponse) -> None:
         """Of its subscription."""
-        if self._parsed and not (self._reader and isinstance(part, TokenPart)):
+        has_tokens = isinstance(part, TokenPart)
+        has_logprobs = isinstance(part, PackedPart) and part.packed is not None
+        if self._parsed and not (self._reader and has_tokens):
             self._refuse_parsing(ServerError(f"{self._subscription.target} sent an answer without what it is read by"))
+        elif (has_tokens, has_logprobs) != (self._parsed, self._logprobs):
+            self.fail(ServerError(f"{self._subscription.target} sent another kind of answer than was asked for"))
         self.begun = True
         if part.finish_reason:
             self._running -= 1
@@ -391,6 +456,10 @@ class SubscribedStream:
                         unknown = error
                     elif type(error) is ServerError and _UNKNOWN_TENSOR.match(str(error)):
                         self.lose(NotOffered(str(error)))
+                    elif isinstance(error, BadRequest) and str(error).startswith(
+                        _NO_LOGPROBS.format(name=subscription.name)
+                    ):
+                        self.lose(NotOffered("its version has no log probabilities by subscription", "logprobs"))
                     else:
                         self.lose(error)
         finally:
@@ -471,13 +540,13 @@ class Subscription:
         return "" if found == fingerprint() else "its parser of answers is of another version"
 
     async def reads(self) -> None:
-        """Returns when answers may be read here. Raises NotRead where they may not."""
+        """Returns when answers may be read here. Raises NotOffered where they may not."""
         self.ask_parser()
         assert self._parser
         parser = self._parser
         await asyncio.wait((parser,))
         if why := self.unread or ("it was ended" if parser.cancelled() else parser.result()):
-            raise NotRead(why)
+            raise NotOffered(why, "parsed")
 
     async def end(self, timeout_s: float) -> None:
         """Has the server end it, with all its requests, and returns when it has, or cannot be told within that time."""

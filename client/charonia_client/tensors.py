@@ -237,6 +237,15 @@ def _rows(count: int, ids: Sequence[int], logprobs: Sequence[float]) -> list[lis
     return [flat[width * at : width * (at + 1)] for at in range(count)]
 
 
+def decode_logprobs(
+    logprobs: bytes, top_ids: bytes, top_logprobs: bytes
+) -> tuple[tuple[float, ...], list[list[TopToken]]]:
+    """Those of some tokens, and of each of them the most likely tokens, from the tensors output_log_probs,
+    top_log_prob_ids and top_log_probs."""
+    found = _floats(logprobs)
+    return found, _rows(len(found), _ints(top_ids), _floats(top_logprobs))
+
+
 def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("token_bytes", "token_special")) -> Any:
     """Asks postprocessing for the bytes of tokens, or for another of its outputs."""
     message = pb.ModelInferRequest(model_name=model)

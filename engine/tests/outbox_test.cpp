@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine_support.h"
@@ -21,6 +22,8 @@ struct Chunk {
   std::int32_t index = 0, finish_reason = 0, text_begin = 0, text_end = 0, num_output_tokens = 0;
   std::vector<TokenId> ids;
   std::vector<std::uint32_t> sizes{};
+  std::vector<float> logprobs{};
+  std::vector<std::pair<TokenId, float>> tops{};  // of all ids, row by row
   std::string text;
   bool operator==(const Chunk&) const = default;
 };
@@ -58,6 +61,12 @@ Delivery unpack(std::string_view packed) {
     if ((chunk.finish_reason & 16) != 0) {
       for (std::uint32_t i = 0; i < num_ids; ++i) chunk.sizes.push_back(take<std::uint32_t>(packed));
     }
+    if ((chunk.finish_reason & 32) != 0) {
+      for (std::uint32_t i = 0; i < num_ids; ++i) chunk.logprobs.push_back(take<float>(packed));
+      chunk.tops.resize(std::size_t{num_ids} * take<std::uint32_t>(packed));
+      for (auto& top : chunk.tops) top.first = take<TokenId>(packed);
+      for (auto& top : chunk.tops) top.second = take<float>(packed);
+    }
     chunk.text = packed.substr(0, text_bytes);
     packed.remove_prefix(text_bytes);
     delivery.chunks.push_back(chunk);
@@ -73,6 +82,21 @@ Result result(std::vector<TokenId> ids, std::string text, int index = 0, FinishR
   result.index = index;
   result.finish_reason = reason;
   return result;
+}
+
+// The same with log probabilities: of token i they are -i, and of its n-th most likely token, 10 * i + n, -10 * i - n.
+Result scored(Result result, int tops) {
+  for (const auto id : result.token_ids) {
+    result.logprobs.push_back(static_cast<float>(-id));
+    if (tops == 0) continue;
+    auto& row = result.top_logprobs.emplace_back();
+    for (int n = 0; n < tops; ++n) row.push_back({10 * id + n, static_cast<float>(-10 * id - n)});
+  }
+  return result;
+}
+
+void add_scored(Outbox& outbox, std::uint64_t key, const Result& result, std::string_view before = {}) {
+  outbox.add(key, result, before, nullptr, true);
 }
 
 TEST(Outbox, DeliveriesAreNumberedAndHaveTheChunksInTheirOrder) {
@@ -161,6 +185,99 @@ TEST(Outbox, TheBytesOfTokensCountInADeliverysSize) {
   EXPECT_FALSE(outbox.waiting());
 }
 
+TEST(Outbox, LogProbabilitiesAreJoinedWithTheirTokens) {
+  Outbox outbox;
+  add_scored(outbox, 1, scored(result({1, 2}, "ab"), 2), "prompt ");
+  add_scored(outbox, 2, scored(result({7}, "x"), 0));
+  add_scored(outbox, 1, scored(result({3}, "c"), 2));
+  add_scored(outbox, 2, scored(result({8}, "y"), 0));
+  add_scored(outbox, 1, scored(result({}, "", 0, FinishReason::cancelled), 2));  // nothing was held back
+  add_scored(outbox, 3, scored(result({}, "", 0, FinishReason::cancelled), 2));  // before its first token
+  const std::vector<Chunk> expected = {
+      {.key = 1,
+       .finish_reason = 32 + 3,
+       .text_end = 3,
+       .ids = {1, 2, 3},
+       .logprobs = {-1, -2, -3},
+       .tops = {{10, -10}, {11, -11}, {20, -20}, {21, -21}, {30, -30}, {31, -31}},
+       .text = "prompt abc"},
+      {.key = 2, .finish_reason = 32, .text_end = 2, .ids = {7, 8}, .logprobs = {-7, -8}, .text = "xy"},
+      {.key = 3, .finish_reason = 32 + 3, .ids = {}, .text = ""}};
+  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+}
+
+TEST(Outbox, AnAnswerThatIsReadElsewhereHasItsLogProbabilitiesToo) {
+  Outbox outbox;
+  const TokenBytes first{{1, 0}, "a"}, second{{2}, "bc"};
+  outbox.add(1, scored(result({1, 2}, "a"), 1), "", &first, true);
+  outbox.add(1, scored(result({3}, "bc", 0, FinishReason::stop), 1), "", &second, true);
+  const std::vector<Chunk> expected = {{.key = 1,
+                                        .finish_reason = 32 + 16 + 1,
+                                        .text_end = 3,
+                                        .ids = {1, 2, 3},
+                                        .sizes = {1, 0, 2},
+                                        .logprobs = {-1, -2, -3},
+                                        .tops = {{10, -10}, {20, -20}, {30, -30}},
+                                        .text = "abc"}};
+  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+}
+
+TEST(Outbox, LogProbabilitiesThatAreNotOfItsTokensAreAnErrorOfTheResult) {
+  Outbox outbox;
+  add_scored(outbox, 1, scored(result({1}, "a"), 2));
+  const auto fails = [&](const Result& result, const std::string& named) {
+    const auto text = error_of([&] { add_scored(outbox, 1, result); }, ErrorCode::internal);
+    EXPECT_NE(text.find(named), std::string::npos) << text;
+  };
+  fails(result({2}, "b"), "1 tokens has 0 log probabilities");
+  fails(scored(result({2}, "b", 0, FinishReason::stop), 3), "has 3 most likely tokens for each of its own");
+  auto uneven = scored(result({2, 3}, "bc"), 2);
+  uneven.top_logprobs.back().pop_back();
+  fails(uneven, "must be of one length");
+  auto few = scored(result({2, 3}, "bc"), 2);
+  few.top_logprobs.pop_back();
+  fails(few, "and 1 rows");
+  outbox.add(2, scored(result({2}, "b"), 2), "");  // of a request that has not asked for them
+  add_scored(outbox, 1, scored(result({3}, "c", 0, FinishReason::length), 2));
+  const std::vector<Chunk> expected = {{.key = 1,
+                                        .finish_reason = 32 + 2,
+                                        .text_end = 2,
+                                        .ids = {1, 3},
+                                        .logprobs = {-1, -3},
+                                        .tops = {{10, -10}, {11, -11}, {30, -30}, {31, -31}},
+                                        .text = "ac"},
+                                       {.key = 2, .text_end = 1, .ids = {2}, .text = "b"}};
+  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+  EXPECT_FALSE(outbox.waiting());
+}
+
+TEST(Outbox, LogProbabilitiesCountInADeliverysSize) {
+  const auto one = scored(result(std::vector<TokenId>(10, 1), "a"), 20);
+  Outbox alone;
+  add_scored(alone, 1, one);
+  const auto size = alone.take().size() - sizeof(std::uint64_t);
+  EXPECT_EQ(size, 64U + 10 * 4 + 10 * 4 + 4 + 200 * 8 + 1);
+  Outbox outbox({.bytes = 2 * size});
+  for (std::uint64_t key = 1; key <= 3; ++key) add_scored(outbox, key, one);
+  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 2U);
+  EXPECT_FALSE(outbox.due());
+  outbox.read(1);
+  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 1U);
+  EXPECT_FALSE(outbox.waiting());
+}
+
+TEST(Outbox, LogProbabilitiesCountAsWhatWaits) {
+  Outbox outbox({.deliveries = 1, .held = 100'000, .catching_up = seconds(0)});
+  outbox.take();
+  for (int i = 0; i < 500; ++i) add_scored(outbox, 1, scored(result({i}, "a"), 20));
+  EXPECT_EQ(outbox.hopeless({}), nullptr);  // 84,500 bytes
+  for (int i = 0; i < 100; ++i) add_scored(outbox, 1, scored(result({i}, "a"), 20));
+  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+  outbox.read(1);
+  outbox.take();
+  EXPECT_EQ(outbox.hopeless({}), nullptr) << "nothing is held";
+}
+
 TEST(Outbox, WhatComesAfterAnEndIsJoinedToNothing) {
   Outbox outbox;
   outbox.add(1, result({1}, "a", 0, FinishReason::stop), "");
@@ -176,7 +293,7 @@ TEST(Outbox, WhatComesAfterAnEndIsJoinedToNothing) {
 }
 
 TEST(Outbox, AJoinedTokenCountsAsWhatItAddsToTheDelivery) {
-  Outbox outbox({.deliveries = 1, .held = 4000});
+  Outbox outbox({.deliveries = 1, .held = 4000, .catching_up = seconds(0)});
   outbox.take();
   for (int i = 0; i < 400; ++i) outbox.add(1, result({i}, "abcd"), "");
   EXPECT_EQ(outbox.hopeless({}), nullptr);
@@ -185,7 +302,7 @@ TEST(Outbox, AJoinedTokenCountsAsWhatItAddsToTheDelivery) {
 }
 
 TEST(Outbox, ASmallChunkCountsAsTheMemoryThatItTakes) {
-  Outbox outbox({.deliveries = 1, .held = 100'000});
+  Outbox outbox({.deliveries = 1, .held = 100'000, .catching_up = seconds(0)});
   outbox.take();
   for (std::uint64_t key = 0; key < 400; ++key) outbox.add(key, result({1}, "a"), "");
   EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
@@ -307,12 +424,35 @@ TEST(Outbox, AReaderThatStopsIsGivenUpAfterAWhile) {
 }
 
 TEST(Outbox, AReaderThatLetsTooMuchWaitIsGivenUp) {
-  Outbox outbox({.deliveries = 1, .held = 1000});
+  Outbox outbox({.deliveries = 1, .held = 1000, .catching_up = seconds(0)});
   outbox.take();
   outbox.add(1, result({1}, std::string(100, 'x')), "");
   EXPECT_EQ(outbox.hopeless({}), nullptr);
   outbox.add(1, result({1}, std::string(900, 'x')), "");
   EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+}
+
+TEST(Outbox, AReaderForWhichMuchComesAtOnceIsGivenTimeForIt) {
+  constexpr std::uint64_t kAnswers = 40;
+  Outbox outbox({.bytes = 1000, .held = 5000, .catching_up = seconds(5)});
+  Outbox::Clock::time_point now{};
+  for (std::uint64_t key = 0; key < kAnswers; ++key) outbox.add(key, result({1}, std::string(1000, 'x')), "");
+  std::uint64_t number = 0;
+  while (outbox.due()) {  // it reads slowly, but does
+    outbox.take();
+    EXPECT_EQ(outbox.hopeless(now += seconds(4)), nullptr) << number;
+    outbox.read(++number);
+  }
+  EXPECT_EQ(number, kAnswers);
+
+  for (std::uint64_t key = 0; key < kAnswers; ++key) outbox.add(key, result({1}, std::string(1000, 'x')), "");
+  outbox.take();
+  EXPECT_EQ(outbox.hopeless(now), nullptr);
+  outbox.add(kAnswers, result({1}, std::string(2000, 'x')), "");
+  outbox.read(++number);
+  outbox.take();
+  EXPECT_EQ(outbox.hopeless(now += seconds(4)), nullptr);
+  EXPECT_STREQ(outbox.hopeless(now += seconds(1)), "its reader is too far behind") << "there is more than before";
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ struct Call {
   std::shared_ptr<Subscription> subscription;  // where its results go; null: to the stream
   std::uint64_t key = 0;                       // its number in there
   bool parsed = false;                         // what its answer is read by goes there, too
+  bool logprobs = false;                       // and its log probabilities
   std::atomic<bool> failed = false;            // the subscription has had its error
   std::string session_id;  // empty: none
   OutputSet outputs;

@@ -149,6 +149,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
       call->subscription = subscriptions_.begin(asked.subscription, asked.key);
       call->key = asked.key;
       call->parsed = asked.parsed;
+      call->logprobs = asked.request.sampling.logprobs >= 0;
       asked.request.joined_responses = true;
     }
     submit(std::move(asked.request), call);
@@ -291,7 +292,9 @@ void Model::send(Call& call, const Result& result, bool last) {
 }
 
 void Model::add(Call& call, const Result& result, std::string_view before) {
-  if (!call.parsed) return subscriptions_.add(call.subscription, call.key, result, before);
+  if (!call.parsed) {
+    return subscriptions_.add(call.subscription, call.key, result, before, nullptr, call.logprobs);
+  }
   if (!std::exchange(call.options_sent, true)) {
     subscriptions_.add_options(call.subscription, call.key, call.parsing_options);
   }
@@ -301,7 +304,7 @@ void Model::add(Call& call, const Result& result, std::string_view before) {
     tokens.sizes.push_back(static_cast<std::uint32_t>(bytes.size()));
     tokens.joined += bytes;
   }
-  subscriptions_.add(call.subscription, call.key, result, before, &tokens);
+  subscriptions_.add(call.subscription, call.key, result, before, &tokens, call.logprobs);
 }
 
 std::optional<Error> Model::error_of(const Result& result) {

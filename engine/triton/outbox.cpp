@@ -1,5 +1,6 @@
 #include "outbox.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -26,7 +27,7 @@ struct Head {
 static_assert(sizeof(Head) == 64);
 
 // In place of a reason, and beside it.
-constexpr std::int32_t kOptions = 5, kTokens = 16;
+constexpr std::int32_t kOptions = 5, kTokens = 16, kLogprobs = 32;
 
 // What of a sequence is as its last chunk has it.
 void update(Result& result, const Result& more) {
@@ -48,6 +49,21 @@ void join(Result& result, const Result& more) {
   update(result, more);
 }
 
+// How many of the most likely tokens there are for each token. Throws Error(internal) for a result that nobody could
+// unpack: one with other log probabilities than one for each token, or rows of several lengths.
+std::size_t count_tops(const Result& result) {
+  const auto& rows = result.top_logprobs;
+  const auto tops = rows.empty() ? 0 : rows.front().size();
+  const bool even = std::ranges::all_of(rows, [tops](const auto& row) { return row.size() == tops; });
+  const auto tokens = result.token_ids.size();
+  if (result.logprobs.size() != tokens || (!rows.empty() && rows.size() != tokens) || !even) {
+    throw Error(ErrorCode::internal,
+                cat("a response of ", tokens, " tokens has ", result.logprobs.size(), " log probabilities, and ",
+                    rows.size(), " rows of most likely tokens, which must be of one length"));
+  }
+  return tops;
+}
+
 template <class Value>
 void append_values(std::string& packed, std::span<const Value> values) {
   packed.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
@@ -56,13 +72,38 @@ void append_values(std::string& packed, std::span<const Value> values) {
 }  // namespace
 
 std::size_t Outbox::packed_size(const Chunk& chunk) {
-  return sizeof(Head) + chunk.result.token_ids.size() * sizeof(TokenId) + chunk.sizes.size() * sizeof(std::uint32_t) +
-         chunk.result.text.size();
+  const auto& result = chunk.result;
+  auto size = sizeof(Head) + result.token_ids.size() * sizeof(TokenId) + chunk.sizes.size() * sizeof(std::uint32_t) +
+              result.text.size();
+  if (chunk.logprobs) {
+    size += result.logprobs.size() * sizeof(float) + sizeof(std::uint32_t) +
+            chunk.top_ids.size() * (sizeof(TokenId) + sizeof(float));
+  }
+  return size;
 }
 
-void Outbox::add(std::uint64_t key, const Result& result, std::string_view before, const TokenBytes* tokens) {
+void Outbox::add_logprobs(Chunk& chunk, const Result& more) {
+  auto& logprobs = chunk.result.logprobs;
+  logprobs.insert(logprobs.end(), more.logprobs.begin(), more.logprobs.end());
+  for (const auto& row : more.top_logprobs) {
+    for (const auto& [id, logprob] : row) {
+      chunk.top_ids.push_back(id);
+      chunk.top_logprobs.push_back(logprob);
+    }
+  }
+}
+
+void Outbox::add(std::uint64_t key, const Result& result, std::string_view before, const TokenBytes* tokens,
+                 bool logprobs) {
+  const auto tops = logprobs ? count_tops(result) : 0;
   const auto [place, fresh] = places_.try_emplace({key, result.index}, waiting_.size());
   const auto at = place->second;
+  if (!fresh && logprobs && !result.token_ids.empty() && !waiting_[at].result.token_ids.empty() &&
+      waiting_[at].tops != tops) {
+    throw Error(ErrorCode::internal,
+                cat("a response has ", tops, " most likely tokens for each of its own, and the one before ",
+                    waiting_[at].tops));
+  }
   // What comes with this key later is another request's.
   if (result.finish_reason != FinishReason::none) places_.erase(place);
   auto& chunk = fresh ? waiting_.emplace_back() : waiting_[at];
@@ -70,6 +111,7 @@ void Outbox::add(std::uint64_t key, const Result& result, std::string_view befor
   if (fresh) {
     chunk.key = key;
     chunk.form = tokens == nullptr ? Form::text : Form::tokens;
+    chunk.logprobs = logprobs;
     own.index = result.index;
     own.text_begin = result.text_begin;
     own.text_end = result.text_end;
@@ -80,6 +122,8 @@ void Outbox::add(std::uint64_t key, const Result& result, std::string_view befor
     packed_ -= packed_size(chunk);
     join(own, result);
   }
+  if (logprobs) add_logprobs(chunk, result);
+  if (!result.token_ids.empty()) chunk.tops = static_cast<std::uint32_t>(tops);
   own.text += tokens == nullptr ? result.text : tokens->joined;
   if (tokens != nullptr) chunk.sizes.insert(chunk.sizes.end(), tokens->sizes.begin(), tokens->sizes.end());
   packed_ += packed_size(chunk);
@@ -123,7 +167,7 @@ std::string Outbox::take() {
 void Outbox::append(std::string& packed, const Chunk& chunk) {
   const auto& result = chunk.result;
   const auto& timings = result.timings;
-  const auto reason = static_cast<std::int32_t>(result.finish_reason);
+  const auto reason = static_cast<std::int32_t>(result.finish_reason) + (chunk.logprobs ? kLogprobs : 0);
   const Head head{.key = chunk.key,
                   .text_bytes = static_cast<std::uint32_t>(result.text.size()),
                   .num_ids = static_cast<std::uint32_t>(result.token_ids.size()),
@@ -143,6 +187,12 @@ void Outbox::append(std::string& packed, const Chunk& chunk) {
   append_values(packed, std::span<const Head>(&head, 1));
   append_values(packed, std::span<const TokenId>(result.token_ids));
   append_values(packed, std::span<const std::uint32_t>(chunk.sizes));
+  if (chunk.logprobs) {
+    append_values(packed, std::span<const float>(result.logprobs));
+    append_values(packed, std::span<const std::uint32_t>(&chunk.tops, 1));
+    append_values(packed, std::span<const TokenId>(chunk.top_ids));
+    append_values(packed, std::span<const float>(chunk.top_logprobs));
+  }
   packed += result.text;
 }
 
@@ -161,7 +211,13 @@ void Outbox::read(std::uint64_t number) {
 }
 
 const char* Outbox::hopeless(Clock::time_point now) {
-  if (held() > limits_.held && !unbound_) return "its reader is too far behind";
+  if (held() <= limits_.held || unbound_) {
+    over_since_.reset();
+  } else if (!over_since_ || held() < least_held_) {
+    over_since_ = now;
+    least_held_ = held();
+  }
+  if (over_since_ && now - *over_since_ >= limits_.catching_up) return "its reader is too far behind";
   if (waiting_.empty() || !behind()) {
     behind_since_.reset();
     return nullptr;

@@ -22,6 +22,9 @@ struct OutboxLimits {
   std::size_t deliveries = 256;               // sent and not read
   std::size_t bytes = std::size_t{4} << 20;   // of these; one delivery ends with the chunk that reaches it
   std::size_t held = std::size_t{64} << 20;   // bytes that wait in the outbox
+  // For a reader for which more than that waits and does not get less: many answers may end at once, each with
+  // megabytes of log probabilities.
+  std::chrono::seconds catching_up{5};
   std::chrono::seconds patience{60};          // for a reader that is that far behind and reads nothing
 };
 
@@ -41,8 +44,10 @@ class Outbox {
 
   // A result without an error, of the request with that key. `before` goes before its text. After the last one of a
   // sequence what comes with that key is another request's. With `tokens` the chunk has these in place of the text; all
-  // results of a request have them, or none.
-  void add(std::uint64_t key, const Result& result, std::string_view before, const TokenBytes* tokens = nullptr);
+  // results of a request have them, or none. `logprobs`: with its log probabilities, likewise. Throws Error(internal),
+  // and adds nothing, where these are not those of its tokens.
+  void add(std::uint64_t key, const Result& result, std::string_view before, const TokenBytes* tokens = nullptr,
+           bool logprobs = false);
   // What the answers of the request with that key are read by, before anything else of it.
   void add_options(std::uint64_t key, std::string_view options);
   // The end of the request with that key, with the text for its client. Nothing of it may be added afterwards.
@@ -76,6 +81,10 @@ class Outbox {
     std::uint64_t key = 0;
     Result result;                     // its text is the chunk's, the error's or the options
     std::vector<std::uint32_t> sizes;  // of its tokens, where their bytes are its text
+    std::vector<TokenId> top_ids;      // the most likely tokens of each, in place of the result's: `tops` for each
+    std::vector<float> top_logprobs;   // of these
+    std::uint32_t tops = 0;
+    bool logprobs = false;             // it has them
     Form form = Form::text;
   };
 
@@ -90,6 +99,7 @@ class Outbox {
   std::size_t held() const { return packed_ + waiting_.size() * kChunkMemory; }
   // Bytes of a chunk in a delivery.
   static std::size_t packed_size(const Chunk& chunk);
+  static void add_logprobs(Chunk& chunk, const Result& more);
   static void append(std::string& packed, const Chunk& chunk);
 
   OutboxLimits limits_;
@@ -101,6 +111,8 @@ class Outbox {
   std::size_t sent_bytes_ = 0;
   bool unbound_ = false;
   std::optional<Clock::time_point> behind_since_;
+  std::optional<Clock::time_point> over_since_;  // when more than limits_.held waited first, or became less last
+  std::size_t least_held_ = 0;                   // since then
 };
 
 }  // namespace charonia::triton

@@ -157,12 +157,11 @@ Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input)
   return end ? Action::unsubscribe : read ? Action::read : Action::subscribe;
 }
 
-// Log probabilities are none of what a subscription carries.
+// Log probabilities of the prompt are none of what a subscription carries.
 void check_carried(const EngineCall& call) {
-  const auto& sampling = call.request.sampling;
-  if (call.subscription.empty() || (sampling.logprobs < 0 && sampling.prompt_logprobs < 0)) return;
-  reject("subscription is '" + call.subscription +
-         "', and log probabilities do not go through one: send the request without subscription");
+  if (call.subscription.empty() || call.request.sampling.prompt_logprobs < 0) return;
+  reject("prompt_logprobs is set and subscription is '" + call.subscription +
+         "': log probabilities of the prompt do not go through one, so send the request without subscription");
 }
 
 Action read_action(const Inputs& inputs, const Request& request, bool has_input) {

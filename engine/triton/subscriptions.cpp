@@ -56,10 +56,10 @@ void Subscriptions::ended(Subscription& subscription, std::uint64_t key) {
 }
 
 void Subscriptions::add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
-                        std::string_view before, const TokenBytes* tokens) {
+                        std::string_view before, const TokenBytes* tokens, bool logprobs) {
   const std::lock_guard lock(mutex_);
   if (subscription->over_) return;
-  subscription->outbox_.add(key, result, before, tokens);
+  subscription->outbox_.add(key, result, before, tokens, logprobs);
   touch(subscription);
 }
 

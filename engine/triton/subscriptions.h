@@ -71,7 +71,7 @@ class Subscriptions {
 
   // As Outbox::add(), add_options() and add_error(). flush() sends it. Nothing where it is over.
   void add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
-           std::string_view before, const TokenBytes* tokens = nullptr);
+           std::string_view before, const TokenBytes* tokens = nullptr, bool logprobs = false);
   void add_options(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, std::string_view options);
   void add_error(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, std::string_view text);
   void flush();

@@ -58,16 +58,19 @@ def without_names(text: str) -> list[Any]:
     return found
 
 
-def joined(events: list[Any]) -> dict[int, tuple[str, list[Any]]]:
-    """By choice: the text, and all that comes once; where a text is cut depends on when it was made."""
-    texts: dict[int, tuple[str, list[Any]]] = {}
+def joined(events: list[Any]) -> dict[int, tuple[str, list[Any], list[Any]]]:
+    """By choice: the text, all that comes once, and the log probabilities of its tokens; where a text is cut depends on
+    when it was made."""
+    texts: dict[int, tuple[str, list[Any], list[Any]]] = {}
     for event in events:
         for choice in event["choices"]:
-            text, rest = texts.get(choice["index"], ("", []))
+            text, rest, tokens = texts.get(choice["index"], ("", [], []))
             delta = choice.pop("delta", None) or {}
             text += delta.pop("content", None) or choice.pop("text", None) or ""
-            rest += [one for one in (delta, choice["finish_reason"], (choice["logprobs"] or {}).get("content")) if one]
-            texts[choice["index"]] = (text, rest)
+            rest += [one for one in (delta, choice["finish_reason"]) if one]
+            if logprobs := choice["logprobs"]:
+                tokens += logprobs["content"] if "content" in logprobs else zip(*logprobs.values(), strict=True)
+            texts[choice["index"]] = (text, rest, tokens)
     return texts
 
 
@@ -82,6 +85,22 @@ async def test_it_answers_as_one_with_calls_does(stack: Stack, by_calls: str) ->
         ("completions", {"prompt": ["One two", "Red"], "echo": True, "seed": 3, "max_tokens": 8, "stream": True}),
         ("completions", {"prompt": "One two", "best_of": 4, "n": 2, "seed": 3, "max_tokens": 8}),
     ]
+    scored = {**chat, "seed": 2, "logprobs": True, "top_logprobs": 5}
+    prompts = {"prompt": ["One two", "Red"], "seed": 3, "max_tokens": 12, "temperature": 1.0}
+    asked += [
+        (path, {**fields, "stream": stream})
+        for stream in (True, False)
+        for path, fields in (
+            ("chat/completions", scored),
+            ("chat/completions", {**scored, "top_logprobs": 20, "n": 2}),
+            ("chat/completions", {**scored, "top_logprobs": 0, "stop": ["e", " the"]}),
+            ("chat/completions", {**scored, "tools": [TOOL]}),
+            ("completions", {**prompts, "logprobs": 5, "n": 2}),
+            ("completions", {**prompts, "logprobs": 0}),
+            ("completions", {**prompts, "logprobs": 1, "echo": True}),  # of the prompt, too: by calls
+        )
+    ]
+    asked.append(("completions", {**prompts, "best_of": 4, "n": 2, "logprobs": 2}))
 
     async def answers(url: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as http:
@@ -89,15 +108,22 @@ async def test_it_answers_as_one_with_calls_does(stack: Stack, by_calls: str) ->
                 *(http.post(f"/v1/{path}", json={"model": "demo", **fields}) for path, fields in asked)
             )
 
-    for (_, fields), by_stream, by_call in zip(
-        asked, await answers(stack.gateway), await answers(by_calls), strict=True
-    ):
+    async def count_calls() -> float:
+        async with httpx.AsyncClient(timeout=HANG_S) as http:
+            text = (await http.get(f"{stack.gateway}/metrics")).text
+        return float(text.partition('\ncharonia_gateway_triton_requests_total{way="call"} ')[2].split()[0])
+
+    calls = await count_calls()
+    subscribed = await answers(stack.gateway)
+    assert await count_calls() == calls + 4, "those with log probabilities of their two prompts"
+    for (_, fields), by_stream, by_call in zip(asked, subscribed, await answers(by_calls), strict=True):
         assert by_stream.status_code == by_call.status_code == 200, by_stream.text
         if fields.get("stream"):
             assert joined(without_names(by_stream.text)) == joined(without_names(by_call.text))
             assert by_stream.text.endswith("data: [DONE]\n\n")
         else:
             assert without_names(by_stream.text) == without_names(by_call.text)
+        assert ("top_logprobs" in by_stream.text) == ("logprobs" in fields)
 
 
 async def test_the_log_and_the_engines_metrics_say_whether_it_subscribes(slow: Stack, tmp_path: Path) -> None:

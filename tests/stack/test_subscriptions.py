@@ -37,7 +37,7 @@ ENDLESS = 3900  # tokens of the slow model, whose context is 4096
 HISTOGRAM = ("seconds_sum", "seconds_count")
 REASONS = ("", "stop", "length", "cancelled", "error")
 HEAD = struct.Struct("<QIIiiiiiiiiffff")
-OPTIONS, TOKENS = 5, 16  # in place of a reason, and beside it
+OPTIONS, TOKENS, LOGPROBS = 5, 16, 32  # in place of a reason, and beside it
 
 
 @dataclass
@@ -47,6 +47,9 @@ class Answer:
     text: bytes = b""
     ids: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # of the ids, where the text is their bytes
+    logprobs: list[float] = field(default_factory=list)  # of the ids, where they were asked for
+    top_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
     reason: str = ""
     chunks: int = 0
     num_output_tokens: int = 0
@@ -99,6 +102,13 @@ class Reader:
             at += 4 * num_ids
             sizes = struct.unpack_from(f"<{num_ids}I", packed, at) if reason & TOKENS else ()
             at += 4 * len(sizes)
+            logprobs: tuple[float, ...] = ()
+            tops: tuple[Any, ...] = ()
+            if reason & LOGPROBS:
+                logprobs = struct.unpack_from(f"<{num_ids}f", packed, at)
+                (count,) = struct.unpack_from("<I", packed, at + 4 * num_ids)
+                tops = struct.unpack_from(f"<{num_ids * count}i{num_ids * count}f", packed, at + 4 * num_ids + 4)
+                at += 4 * num_ids + 4 + 4 * len(tops)
             text = packed[at : at + text_bytes]
             at += text_bytes
             assert 0 <= begin <= end
@@ -106,7 +116,7 @@ class Reader:
                 assert key not in self.options and (key, index) not in self.answers
                 self.options[key] = text.decode()
                 continue
-            reason &= ~TOKENS
+            reason &= ~(TOKENS | LOGPROBS)
             if REASONS[reason] == "error":
                 self.errors[key] = text.decode()
                 continue
@@ -115,6 +125,9 @@ class Reader:
             answer.text += text
             answer.ids += ids
             answer.sizes += sizes
+            answer.logprobs += logprobs
+            answer.top_ids += tops[: len(tops) // 2]
+            answer.top_logprobs += tops[len(tops) // 2 :]
             answer.reason = REASONS[reason]
             answer.chunks += 1
             answer.num_output_tokens, answer.num_session_tokens = counts[1], counts[3]
@@ -221,6 +234,40 @@ async def test_what_comes_by_a_subscription_is_what_comes_by_calls(stack: Stack,
             assert one["stream"] or answer.chunks == 1
 
 
+@pytest.mark.parametrize("tops", [0, 1, 20])
+async def test_log_probabilities_are_those_of_calls(stack: Stack, reader: Reader, tops: int) -> None:
+    chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
+    more = {"temperature": 1.0, "seed": 3, "max_tokens": 40, "return_log_probs": True, "top_logprobs": tops}
+    asked: list[dict[str, Any]] = [
+        {"messages": chat, **more, "stream": True, "num_return_sequences": 2},
+        {"messages": chat, **more, "stop_words": ["e", " a"], "stream": True},
+        {"text_input": "One two", **more, "num_return_sequences": 2, "best_of": 3},
+    ]
+    keys = range(2 * len(asked))  # each without and with what it is read by
+    sent = (
+        reader.ask(**asked[key // 2], subscription_key=key, **({"subscription_parsing": True} if key % 2 else {}))
+        for key in keys
+    )
+    assert not any(await asyncio.gather(*sent))
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        for key in keys:
+            one = asked[key // 2]
+            whole = await collect(client, one)
+            answers = await reader.until_ended(key, one.get("num_return_sequences", 1))
+            for index, answer in enumerate(answers):
+                parts = [part.tensors for part in whole if part.tensors["sequence_index"][0] == index]
+
+                def values(name: str, parts: Any = parts) -> list[Any]:
+                    return [value for part in parts for value in part[name].tolist()]
+
+                assert answer.ids == values("output_ids") and len(answer.logprobs) == len(answer.ids)
+                assert bool(answer.sizes) == bool(key % 2)
+                assert answer.logprobs == values("output_log_probs")
+                assert answer.top_ids == values("top_log_prob_ids")
+                assert answer.top_logprobs == values("top_log_probs")
+                assert len(answer.top_ids) == tops * len(answer.ids)
+
+
 async def test_a_client_that_subscribes_gets_what_others_get(stack: Stack) -> None:
     chat = [{"role": "user", "content": "Name five colours."}]
     asked = [
@@ -230,18 +277,21 @@ async def test_a_client_that_subscribes_gets_what_others_get(stack: Stack) -> No
     asked.append({"messages": chat, "temperature": 0.0, "stop_words": ["e", " a"], "name_stop_word": True})
     asked.append({"text": "One two", "echo": True, "temperature": 0.0, "max_tokens": 4})
     asked.append({"messages": chat, "temperature": 0.0, "max_tokens": 4, "logprobs": 2})
+    asked.append({"text": "One two", "temperature": 0.0, "max_tokens": 4, "logprobs": 2, "echo": True, "stream": False})
 
     async def read(client: Client, fields: dict[str, Any]) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
         async for part in client.generate(GenerateRequest(**fields)):
-            one = found.setdefault(part.index, ["", (), None, None])
-            one[:] = [one[0] + part.text, one[1] + part.token_ids, part.finish_reason, part.stop_word]
+            one = found.setdefault(part.index, ["", (), None, None, []])
+            rows = list(zip(part.tokens, part.logprobs, part.top_logprobs, strict=True))
+            one[:] = [one[0] + part.text, one[1] + part.token_ids, part.finish_reason, part.stop_word, one[4] + rows]
         return found
 
     async with Client(stack.grpc) as client, Client(stack.grpc, subscribe=True) as subscribed:
         answers = await asyncio.gather(*(read(subscribed, fields) for fields in asked))
         assert answers == await asyncio.gather(*(read(client, fields) for fields in asked))
-    assert answers[-3][0][3] in ("e", " a")
+    assert answers[-4][0][3] in ("e", " a")
+    assert [len(answer[0][4]) for answer in answers[-2:]] == [4, 4]
     await until_idle(stack)
 
 
@@ -308,7 +358,7 @@ async def test_several_sequences_and_sessions(reader: Reader) -> None:
 async def test_errors_of_a_request_come_on_its_call_or_in_the_subscription(reader: Reader) -> None:
     text = {"text_input": "a", "stream": True}
     assert "[400]" in await reader.ask(text_input="a", temperature=-1.0)
-    assert "log probabilities do not go through one" in await reader.ask(text_input="a", return_log_probs=True)
+    assert "prompt_logprobs is set and subscription is" in await reader.ask(text_input="a", prompt_logprobs=0)
     assert "[400]" in await reader.ask(messages="[[")
     assert "subscription_read is 99" in await reader.ask("engine", subscription_read=99)
     assert not await reader.ask(

@@ -7,6 +7,7 @@ import contextlib
 import json
 import struct
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import pytest
 from charonia_answers import fingerprint
@@ -21,18 +22,20 @@ from charonia_client import (
     Unavailable,
     Unresponsive,
 )
-from charonia_client.subscription import NotOffered, SubscribedStream, unpack
+from charonia_client.subscription import NotOffered, SubscribedStream, TokenPart, unpack
 from charonia_client.tensors import encode
 from free_ports import free_ports
 from triton_double import (
     Double,
     chunk,
     error,
+    input_number,
     input_text,
     parsed,
     part,
     process_that_dies_of_requests,
     unknown_tensor,
+    with_logprobs,
 )
 from tritonclient.grpc import service_pb2 as pb
 
@@ -81,7 +84,7 @@ async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None
     ways: list[str] = []
     async with Double() as double, Client(double.target, subscribe=True, on_way=ways.append) as client:
         double.behaviour = answer
-        for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}):
+        for fields in ({"prompt_logprobs": 1}, {"logprobs": 1, "prompt_logprobs": 1}):
             await read(client, "a", **fields)
         assert double.opened == 0
         double.behaviour = letters
@@ -91,6 +94,111 @@ async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None
     async with Double() as double, Client(double.target, subscribe=True, metadata=lambda: metadata) as client:
         assert joined(await read(client, "a")) == double.target
         assert double.opened == 0
+
+
+async def scored_letters(request: pb.ModelInferRequest) -> Responses:
+    """As letters(), with log probabilities as they were asked for."""
+    tops = input_number(request, "top_logprobs") or 0
+    async for answer in letters(request):
+        yield with_logprobs(answer, 1, tops)
+
+
+def logprobs_of(parts: list[GenerateResponse]) -> list[tuple[float, list[tuple[int, float, bytes | None]]]]:
+    """By token."""
+    rows = [row for one in parts for row in zip(one.logprobs, one.top_logprobs, strict=True)]
+    return [(logprob, [(top.id, top.logprob, top.token) for top in tops]) for logprob, tops in rows]
+
+
+@pytest.mark.parametrize("tops", [0, 1, 20])
+async def test_log_probabilities_come_as_by_calls(tops: int) -> None:
+    async def answer(request: pb.ModelInferRequest) -> Responses:
+        yield with_logprobs(part("ab"), 2, tops)
+        yield with_logprobs(part("cde", "length"), 3, tops)
+
+    ways: list[str] = []
+    async with (
+        Double() as double,
+        Client(double.target) as by_call,
+        Client(double.target, subscribe=True, on_way=ways.append) as client,
+    ):
+        double.behaviour = answer
+        answers = [
+            [
+                (one.token_ids, one.logprobs, one.top_logprobs, one.tokens)
+                for one in await read(which, "a", logprobs=tops)
+            ]
+            for which in (by_call, client)
+        ]
+    assert answers[0] == answers[1]
+    assert [len(row) for _, _, rows, _ in answers[1] for row in rows] == [tops] * 5
+    assert ways == ["subscription"]
+
+
+async def test_answers_with_log_probabilities_are_read_for_calls_and_reasoning_too() -> None:
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = scored_letters
+        double.options, double.formats = json.dumps(OPTIONS), {"parser": fingerprint()}
+        text = "They think.</think>Paris"
+        parts = await read(client, text, parsed=True, logprobs=2)
+    assert (joined(parts), "".join(one.content for one in parts)) == (text, "Paris")
+    assert logprobs_of(parts) == [(-0.5, [(0, -0.5, b"0"), (1, -0.5, b"1")])] * len(text)
+
+
+async def test_a_server_whose_subscriptions_have_no_log_probabilities_is_asked_for_these_by_calls() -> None:
+    ways: list[str] = []
+    refusals: list[str] = []
+    told = {"on_way": ways.append, "on_refusal": refusals.append}
+    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
+        double.behaviour, double.no_logprobs = scored_letters, True
+        answers = await asyncio.wait_for(asyncio.gather(*(read(client, "abc", logprobs=1) for _ in range(8))), HANG_S)
+        for parts in answers:
+            assert logprobs_of(parts) == [(-0.5, [(0, -0.5, b"0")])] * 3
+        assert refusals == ["its version has no log probabilities by subscription"]
+        assert ways.count("call") == 8
+        ways.clear()
+        asked = len(double.requests)
+        await read(client, "later", logprobs=0)
+        assert (ways, len(double.requests)) == (["call"], asked + 1), "it is not asked again"
+        double.behaviour = letters
+        await read(client, "others")
+        assert ways == ["call", "subscription"]
+        double.behaviour, double.no_logprobs = scored_letters, False
+        client._refused_until.clear()
+        await read(client, "much later", logprobs=0)
+        assert ways == ["call", "subscription", "subscription"]
+
+
+async def test_an_error_that_quotes_a_refusal_of_log_probabilities_is_none() -> None:
+    quoted = "[400] subscription is 'mine', and log probabilities do not go through one"
+    refusals: list[str] = []
+    async with Double() as double, Client(double.target, subscribe=True, on_refusal=refusals.append) as client:
+        double.call_error = quoted
+        with pytest.raises(BadRequest, match="do not go through one"):
+            await asyncio.wait_for(read(client, "a", logprobs=1), HANG_S)
+        assert refusals == [] and len(double.requests) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_an_answer_of_another_kind_than_asked_for_is_an_error_of_its_own(asked: bool) -> None:
+    """Half of it with log probabilities and half without would be nobody's to read."""
+
+    async def half(request: pb.ModelInferRequest) -> Responses:
+        if input_text(request, "text_input") == "other":
+            yield part("fine", "stop")
+            return
+        yield with_logprobs(part("a"), 1, 1) if asked else part("a")
+        double.forgets_logprobs = asked
+        ((_, chunks),) = double.subscriptions.items()
+        chunks.put_nowait(chunk(1, with_logprobs(part("b"), 1, 1), logprobs=not asked))
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = half
+        with pytest.raises(ServerError, match="another kind of answer than was asked for"):
+            await asyncio.wait_for(read(client, "a", **({"logprobs": 1} if asked else {})), HANG_S)
+        while not double.actions:  # the server hears that nobody waits for it
+            await asyncio.sleep(0.001)
+        assert joined(await read(client, "other")) == "fine"
+        assert double.opened == 1
 
 
 OPTIONS = {"key": "k", "parser": fingerprint(), "special": {}, "reasoning": "think", "in_reasoning": True}
@@ -114,9 +222,7 @@ async def test_answers_are_read_for_calls_and_reasoning_where_the_server_has_the
     assert ways == ["subscription"] * 9
 
 
-async def test_a_server_that_cannot_say_yet_how_it_reads_answers_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_server_that_cannot_say_yet_how_it_reads_answers_is_asked_again() -> None:
     ways: list[str] = []
     told = {"on_way": ways.append}
     async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
@@ -124,7 +230,7 @@ async def test_a_server_that_cannot_say_yet_how_it_reads_answers_is_asked_again(
         double.unloaded.add("preprocessing")
         await read(client, "read by the server", parsed=True)
         double.unloaded.clear()
-        monkeypatch.setattr(client, "_unread_until", 0.0)
+        client._refused_until.clear()
         await read(client, "read here", parsed=True)
         assert ways == ["call", "subscription"]
 
@@ -186,7 +292,7 @@ async def test_an_answer_that_cannot_be_read_is_an_error_of_its_own(
     ],
 )
 async def test_a_server_that_takes_no_subscription_answers_by_calls(
-    refusal: str, old_ensemble: bool, said: str, monkeypatch: pytest.MonkeyPatch
+    refusal: str, old_ensemble: bool, said: str
 ) -> None:
     ways: list[str] = []
     refusals: list[str] = []
@@ -203,7 +309,7 @@ async def test_a_server_that_takes_no_subscription_answers_by_calls(
         assert joined(await read(client, "later")) == "later"
         assert (ways, len(double.requests), double.opened) == (["call"], asked + 1, opened), "it is not asked again"
 
-        monkeypatch.setattr(client, "_refused_until", 0.0)
+        client._refused_until.clear()
         double.refusal, double.ensemble_is_old = "", False
         assert joined(await read(client, "much later")) == "much later"
         assert ways[1:] == ["subscription"]
@@ -329,6 +435,42 @@ async def test_a_slow_reader_gets_fewer_parts_and_the_same_text(monkeypatch: pyt
     assert first.text + joined(rest) == text
     assert sum(len(one.token_ids) for one in [first, *rest]) == 300
     assert rest[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("parsed", [None, True])
+@pytest.mark.parametrize("tops", [0, 5])
+async def test_what_waits_for_a_slow_reader_is_joined_with_its_log_probabilities(
+    tops: int, parsed: Literal[True] | None
+) -> None:
+    text = "x" * 300
+
+    async def answer(request: pb.ModelInferRequest) -> Responses:
+        for number, letter in enumerate(text):
+            raw = with_logprobs(part(letter), 1, tops)
+            values = raw.infer_response.raw_output_contents
+            names = [tensor.name for tensor in raw.infer_response.outputs]
+            values[names.index("output_ids")] = struct.pack("<i", number)
+            values[names.index("output_log_probs")] = struct.pack("<f", -number)
+            yield raw
+            await asyncio.sleep(0)
+        ended = part("", "cancelled")  # with no token
+        ended.infer_response.raw_output_contents[2] = b""
+        yield ended
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour, double.options, double.formats = answer, json.dumps(OPTIONS), {"parser": fingerprint()}
+        request = GenerateRequest(text="a", logprobs=tops, parsed=parsed)
+        async with contextlib.aclosing(client.generate(request)) as parts:
+            first = await anext(parts)
+            assert len(logprobs_of(await read(client, "b", logprobs=tops))) == 300
+            rest = [one async for one in parts]
+    assert len(rest) <= 65
+    everything = [first, *rest]
+    assert [id for one in everything for id in one.token_ids] == list(range(300))
+    assert [logprob for logprob, _ in logprobs_of(everything)] == [-number for number in range(300)]
+    assert {len(row) for _, row in logprobs_of(everything)} == {tops}
+    assert rest[-1].finish_reason == "cancelled"
+    assert (joined(everything), "".join(one.reasoning for one in everything)) == (text, text if parsed else "")
 
 
 async def test_who_leaves_cancels_his_request_alone() -> None:
@@ -546,3 +688,46 @@ def test_a_delivery_is_unpacked_as_the_contract_says() -> None:
     assert (one.text, one.token_ids, one.finish_reason, one.index) == ("é", (1,), "length", 3)
     with pytest.raises(struct.error):
         unpack(packed[:30])
+
+
+def with_number(chunk: bytes, at: int, value: int) -> bytes:
+    """The chunk with another number of four bytes at that place."""
+    return chunk[:at] + struct.pack("<i", value) + chunk[at + 4 :]
+
+
+def test_what_is_no_delivery_is_an_error() -> None:
+    """A delivery that ends anywhere in a chunk, or whose numbers are not those of what follows, is not taken for a
+    shorter one."""
+    scored = chunk(1, with_logprobs(part("abc"), 3, 2), parsed=True, logprobs=True)
+    number = struct.pack("<Q", 1)
+    ((_, whole),) = unpack(number + scored)[1]
+    assert isinstance(whole, TokenPart) and whole.packed and whole.num_packed() == 3 * 3
+    assert unpack(number) == (1, [])
+    for end in range(1, len(scored)):
+        with pytest.raises((struct.error, ValueError)):
+            unpack((number + scored)[: 8 + end])
+    reason_at, tops_at = 20, 64 + 3 * 4 * 3
+    assert struct.unpack_from("<i", scored, reason_at) == (48,) and struct.unpack_from("<I", scored, tops_at) == (2,)
+    for at, value in (
+        *((reason_at, value) for value in (-1, 4 + 32, 5 + 16, 6, 7, 64, 1 << 30)),
+        *((tops_at, value) for value in (3, 1 << 30, -1)),
+        (64 + 3 * 4, 4),  # the first token's bytes
+        (12, -1),  # ids
+    ):
+        with pytest.raises((struct.error, ValueError)):
+            unpack(number + with_number(scored, at, value))
+
+
+async def test_a_delivery_that_is_none_ends_the_subscription_and_the_next_request_opens_another() -> None:
+    async def begin(request: pb.ModelInferRequest) -> Responses:
+        yield with_logprobs(part("begun"), 1, 1)
+        ((_, chunks),) = double.subscriptions.items()
+        chunks.put_nowait(chunk(1, with_logprobs(part("a"), 1, 20), logprobs=True)[:-5])
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = begin
+        with pytest.raises(ServerError, match="is no delivery of a subscription"):
+            await asyncio.wait_for(read(client, "a", logprobs=1), HANG_S)
+        double.behaviour = letters
+        assert joined(await read(client, "again")) == "again"
+        assert double.opened == 2

@@ -53,6 +53,6 @@ async def test_it_is_said_once_that_a_server_takes_no_subscription(caplog: pytes
             assert isinstance(client, Client)
             for _ in range(2):
                 assert await gateway.text(GenerateRequest(text="a")) == server.target
-                client._refused_until = 0.0
+                client._refused_until.clear()
     said = [record.getMessage() for record in caplog.records if "no subscription has them" in record.getMessage()]
     assert len(said) == 1 and said[0].startswith(f"answers of {server.target} "), said

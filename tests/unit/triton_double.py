@@ -93,8 +93,16 @@ def options_chunk(key: int, options: str) -> bytes:
     return head + options.encode()
 
 
-def chunk(key: int, answer: pb.ModelStreamInferResponse, parsed: bool = False) -> bytes:
-    """What a subscription has of a response of part() or error(). parsed: with the bytes of its token."""
+def packed_logprobs(raw: dict[str, bytes]) -> bytes:
+    """Those of a response's tensors, as a subscription has them."""
+    logprobs = raw.get("output_log_probs", b"")
+    ids, tops = raw.get("top_log_prob_ids", b""), raw.get("top_log_probs", b"")
+    return logprobs + struct.pack("<I", len(ids) // len(logprobs) if logprobs else 0) + ids + tops
+
+
+def chunk(key: int, answer: pb.ModelStreamInferResponse, parsed: bool = False, logprobs: bool = False) -> bytes:
+    """What a subscription has of a response of part() or error(). parsed: with the bytes of its token, or of several,
+    with one each but for the last. logprobs: with what with_logprobs() has added."""
     head = struct.Struct("<QIIiiiiiiiiffff")
     if answer.error_message:
         text = answer.error_message.encode()
@@ -106,11 +114,14 @@ def chunk(key: int, answer: pb.ModelStreamInferResponse, parsed: bool = False) -
         int.from_bytes(raw[name], "little")
         for name in ("sequence_index", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
     ]
-    code = ("", "stop", "length", "cancelled").index(reason) + (16 if parsed else 0)
+    code = ("", "stop", "length", "cancelled").index(reason) + (16 if parsed else 0) + (32 if logprobs else 0)
+    num_ids = len(ids) // 4
+    sizes = [1] * (num_ids - 1) + [len(text) - num_ids + 1] * (num_ids > 0)
     return (
-        head.pack(key, len(text), len(ids) // 4, numbers[0], code, 0, len(text), *numbers[1:], 0, 0, 0, 0, 0)
+        head.pack(key, len(text), num_ids, numbers[0], code, 0, len(text), *numbers[1:], 0, 0, 0, 0, 0)
         + ids
-        + (struct.pack("<I", len(text)) if parsed else b"")
+        + (struct.pack(f"<{num_ids}I", *sizes) if parsed else b"")
+        + (packed_logprobs(raw) if logprobs else b"")
         + text
     )
 
@@ -162,6 +173,8 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.end_of_subscriptions = ""  # the error that they end with
         self.refusal = ""  # the error of a subscription in place of its opening
         self.ensemble_is_old = False  # it has no subscriptions, which the engine has
+        self.no_logprobs = False  # its engine has none by subscription
+        self.forgets_logprobs = False  # and does not say so
         self.call_error = ""  # of the call of a request whose answers would come by a subscription
         self.options = ""  # what answers that are parsed are read by
         self.takes = asyncio.Event()  # of requests by subscription: the engine gets them
@@ -294,6 +307,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             if subscription and self.ensemble_is_old:
                 yield error(unknown_tensor("input 'subscription'", request.model_name))
                 continue
+            if subscription and self.no_logprobs and input_number(request, "return_log_probs"):
+                yield error(
+                    f"in ensemble 'ensemble', [400] subscription is '{subscription}', and log probabilities do not go "
+                    "through one: send the request without subscription"
+                )
+                continue
             if subscription:
                 await self.takes.wait()
             if subscription and (self.forgets_subscriptions or subscription not in self.subscriptions):
@@ -313,11 +332,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def _answer(self, request: pb.ModelInferRequest, chunks: asyncio.Queue[bytes | None]) -> None:
         key = input_number(request, "subscription_key") or 0
         parsed = bool(input_number(request, "subscription_parsing"))
+        logprobs = bool(input_number(request, "return_log_probs")) and not self.forgets_logprobs
         if parsed and self.options:
             chunks.put_nowait(options_chunk(key, self.options))
         async for answer in self.behaviour(request):
             await self._awake.wait()
-            chunks.put_nowait(chunk(key, answer, parsed and bool(self.options)))
+            chunks.put_nowait(chunk(key, answer, parsed and bool(self.options), logprobs))
 
     async def _subscription(
         self, request: pb.ModelInferRequest, name: str
