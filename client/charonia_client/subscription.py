@@ -235,7 +235,7 @@ class PartReader:
         try:
             self._options = dict(json.loads(options.text))
             parser, self._special = self._options["parser"], dict(self._options["special"])
-        except (ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # of any kind: JSON that is nested too deeply has one of its own
             raise ServerError(f"the server sent no options for the reading of an answer: {error!r}") from error
         if parser != fingerprint():
             raise Unavailable("the server has another parser of answers by now: send the request again")

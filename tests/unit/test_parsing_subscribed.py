@@ -240,7 +240,7 @@ def test_options_of_another_parser_are_refused() -> None:
     made = {"key": "k", "special": {}}
     with pytest.raises(Unavailable, match="another parser"):
         PartReader(ParsingOptions(json.dumps({**made, "parser": "other"})))
-    for text in ("", "[]", json.dumps({"parser": fingerprint()})):
+    for text in ("", "[]", json.dumps({"parser": fingerprint()}), '{"parser": ' + "[" * 100_000):
         with pytest.raises(ServerError, match="no options"):
             PartReader(ParsingOptions(text))
 
