@@ -61,6 +61,8 @@ _UNKNOWN_TENSOR = re.compile(r"unexpected inference (?:input|output) '(?:subscri
 # How the error of engines begins that have no log probabilities in subscriptions. The name is nobody else's to write.
 _NO_LOGPROBS = "subscription is '{name}', and log probabilities do not go through one"
 
+_PARSER = fingerprint()  # here and now: it reads files, for which no answer is to wait
+
 Kind = Literal["any", "parsed", "logprobs"]  # of requests: of those that are parsed, or with log probabilities
 
 _NUMBER = struct.Struct("<Q")
@@ -237,7 +239,7 @@ class PartReader:
             parser, self._special = self._options["parser"], dict(self._options["special"])
         except Exception as error:  # of any kind: JSON that is nested too deeply has one of its own
             raise ServerError(f"the server sent no options for the reading of an answer: {error!r}") from error
-        if parser != fingerprint():
+        if parser != _PARSER:
             raise Unavailable("the server has another parser of answers by now: send the request again")
         self._readers: dict[int, Reader] = {}  # by answer
 
@@ -537,7 +539,7 @@ class Subscription:
         except Exception as error:  # the client's, or what it said is no answer
             self._parser = None  # whoever comes later asks again
             return f"it cannot say how it reads answers: {error}"
-        return "" if found == fingerprint() else "its parser of answers is of another version"
+        return "" if found == _PARSER else "its parser of answers is of another version"
 
     async def reads(self) -> None:
         """Returns when answers may be read here. Raises NotOffered where they may not."""
