@@ -359,7 +359,11 @@ class SubscribedStream:
         has_tokens = isinstance(part, TokenPart)
         has_logprobs = isinstance(part, PackedPart) and part.packed is not None
         if self._parsed and not (self._reader and has_tokens):
-            self._refuse_parsing(ServerError(f"{self._subscription.target} sent an answer without what it is read by"))
+            # As an engine that is older than its workspace, which sends what it knows of.
+            target = self._subscription.target
+            self._refuse_parsing(
+                Unavailable(f"Triton at {target} sent an answer without what it is read by: send the request again")
+            )
         elif (has_tokens, has_logprobs) != (self._parsed, self._logprobs):
             self.fail(ServerError(f"{self._subscription.target} sent another kind of answer than was asked for"))
         self.begun = True

@@ -257,7 +257,7 @@ async def test_answers_that_the_server_reads_in_another_way_come_by_calls(format
 @pytest.mark.parametrize(
     ("options", "kind", "named"),
     [
-        ("", ServerError, "without what it is read by"),
+        ("", Unavailable, "without what it is read by: send the request again"),
         (json.dumps({**OPTIONS, "parser": "another"}), Unavailable, "another parser"),
         ("{", ServerError, "no options"),
     ],
