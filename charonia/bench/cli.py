@@ -295,11 +295,16 @@ def streaming(
     streams: Annotated[list[int] | None, typer.Option(min=1, help="At once; may be repeated [1, 8, 64, 256].")] = None,
     target: Annotated[list[StreamTarget] | None, typer.Option(help="Who streams; may be repeated [first two].")] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each request.")] = 128,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, max=20, help="Log probabilities, and of so many most likely tokens [none].")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 3,
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """CPU time of a streamed response in each process, less that of the same tokens unstreamed."""
+    from dataclasses import replace
+
     from charonia.bench.records import print_records
     from charonia.bench.streaming import TARGETS, run_streaming
     from charonia.bench.workload import random_jobs
@@ -310,7 +315,7 @@ def streaming(
     targets = [one.value for one in target] if target else TARGETS
     [job] = random_jobs(model, 1, 32, max_tokens, seed=0)
     records = run_streaming(
-        model, streams=levels, targets=targets, text=job.text, max_tokens=max_tokens, rounds=rounds, settings=chosen,
+        model, streams=levels, targets=targets, job=replace(job, logprobs=logprobs), rounds=rounds, settings=chosen,
         console=console,
     )  # fmt: skip
     for name in targets:  # a table each: one for all would be too wide

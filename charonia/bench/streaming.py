@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,9 @@ class Round:
         return [name for name in self.streamed_cpu_s if name not in (_CLIENT, _LAUNCHER)]
 
 
-def jobs_of(streams: int, text: str, max_tokens: int) -> list[Job]:
+def jobs_of(streams: int, job: Job) -> list[Job]:
     """The requests of a case: two or more for each stream, all alike."""
-    return [Job(text, max_tokens)] * max(2 * streams, _LEAST_REQUESTS)
+    return [job] * max(2 * streams, _LEAST_REQUESTS)
 
 
 def run_streaming(
@@ -108,13 +108,12 @@ def run_streaming(
     *,
     streams: Sequence[int],
     targets: Sequence[str],
-    text: str,
-    max_tokens: int,
+    job: Job,
     rounds: int,
     settings: Mapping[str, Setting],
     console: Console,
 ) -> list[Record]:
-    """Serves the model, once for each way, and measures every target with every number of streams. text: every prompt.
+    """Serves the model, once for each way, and measures every target with every number of streams. job: every request.
     Raises ModelError when a request fails."""
     results: dict[tuple[str, int], list[Round]] = {(target, level): [] for target in targets for level in streams}
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
@@ -132,19 +131,21 @@ def run_streaming(
         for target in targets:  # loads everything that is loaded at first use
             for stream in (True, False) if not _is_in_process(target) else ():
                 opener = _opener(target, served[target.endswith(SUBSCRIBED)], stream)
-                clients.submit(send_all, opener, jobs_of(1, text, 8), 4).result()
+                clients.submit(send_all, opener, jobs_of(1, replace(job, max_tokens=8)), 4).result()
         for number in range(rounds):
             for (target, level), found in results.items():
-                jobs = jobs_of(level, text, max_tokens)
+                jobs = jobs_of(level, job)
                 if _is_in_process(target):
                     own = _as_subscribed(settings) if target.endswith(SUBSCRIBED) else settings
-                    engine = functools.partial(_engine_here, model, own, text)
+                    engine = functools.partial(_engine_here, model, own, job)
                     load, _ = clients.submit(send_all, engine, jobs, level).result()
                     found.append(Round(load, None, load.events))
                 else:
                     found.append(_measure(served[target.endswith(SUBSCRIBED)], clients, target, level, jobs, number))
                 bars.advance(task)
-    return beside_in_process([record for case, found in results.items() for record in case_records(*case, found)])
+    return beside_in_process(
+        [record for case, found in results.items() for record in case_records(*case, found, job.logprobs)]
+    )
 
 
 def _is_in_process(target: str) -> bool:
@@ -158,12 +159,12 @@ def _as_subscribed(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     return {**settings, _INTERVAL: _engine.JOINED_STREAM_WEIGHT * float(given.get(_INTERVAL, default))}
 
 
-def _engine_here(model: str, settings: Mapping[str, Setting], text: str) -> OpenTarget:
+def _engine_here(model: str, settings: Mapping[str, Setting], job: Job) -> OpenTarget:
     @asynccontextmanager
     async def open_target() -> AsyncIterator[Target]:
         with Engine.from_pretrained(model, **dict[str, Any](settings)) as engine:
             async with in_process(engine)() as target:
-                await closed_loop(target, jobs_of(1, text, 8), 4, lambda: None)
+                await closed_loop(target, jobs_of(1, replace(job, max_tokens=8)), 4, lambda: None)
                 yield target
 
     return open_target
@@ -300,10 +301,13 @@ def _mean_queue_ms(
     return means
 
 
-def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Record]:
-    """What was measured of one target and number of streams; prices are in CPU time."""
+def case_records(target: str, streams: int, rounds: Sequence[Round], logprobs: int | None = None) -> list[Record]:
+    """What was measured of one target and number of streams; prices are in CPU time. logprobs: of its requests; what is
+    asked is asked without."""
     case: dict[str, Any] = {"through": target, "streams": streams}
-    bars = _bars(target, streams)
+    if logprobs is not None:
+        case["logprobs"] = logprobs
+    bars = _bars(target, streams) if logprobs is None else {}
 
     def record(name: str, unit: str, values: Sequence[float], difference: bool = False) -> Record:
         asked, at_most = bars.get((name, unit), (None, False))
@@ -385,7 +389,7 @@ def beside_in_process(records: Sequence[Record]) -> list[Record]:
     found = list(records)
     for record in records:
         if not _is_in_process(record.case["through"]) and (base := late.get(key(record))):
-            asked = _LATE_TIMES if record.case["streams"] in _LATE_STREAMS else None
+            asked = _LATE_TIMES if record.case["streams"] in _LATE_STREAMS and "logprobs" not in record.case else None
             found.append(
                 Record.of(
                     "streaming", f"{record.name}, of in process", "times", [record.value / base], case=record.case,

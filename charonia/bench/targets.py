@@ -42,7 +42,7 @@ class InProcess:
         self._engine = engine
 
     async def run(self, job: Job, trace: Trace) -> None:
-        sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True, logprobs=job.logprobs)
         async for chunk in self._engine.astream(job.text, sampling):
             if chunk.token_ids:
                 trace.arrivals.append(clock())
@@ -62,7 +62,12 @@ class Triton:
         from charonia_client import GenerateRequest
 
         request = GenerateRequest(
-            text=job.text, max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True, stream=self._stream
+            text=job.text,
+            max_tokens=job.max_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=job.logprobs,
+            stream=self._stream,
         )
         async for part in self._client.generate(request):
             if part.token_ids or part.text:
@@ -90,6 +95,8 @@ class Gateway:
             "temperature": 0.0,
             "ignore_eos": True,
         }
+        if job.logprobs is not None:
+            body["logprobs"] = job.logprobs
         if not self._stream:
             response = await self._client.post("/v1/completions", json=body)
             if response.status_code != 200:

@@ -27,6 +27,7 @@ from charonia.bench.compare import Served, free_ports, running, serving, wait_un
 from charonia.bench.records import Record
 from charonia.bench.streaming import Load, jobs_of, send_all
 from charonia.bench.targets import gateway
+from charonia.bench.workload import Job
 from charonia.engine_settings import Setting
 
 # Clients here speak plain HTTP.
@@ -93,7 +94,7 @@ def run_workers(
         stack.enter_context(bars)
         task = bars.add_task("cases", total=len(results) * rounds)
         for url, _ in gateways.values():  # loads everything that is loaded at first use, in all workers
-            clients.submit(send_all, functools.partial(gateway, url), jobs_of(64, text, 8), 64).result()
+            clients.submit(send_all, functools.partial(gateway, url), jobs_of(64, Job(text, 8)), 64).result()
         for _ in range(rounds):
             for (count, level), found in results.items():
                 found.append(_measure(served, *gateways[count], clients, level, text, max_tokens))
@@ -106,7 +107,7 @@ def _measure(
 ) -> Round:
     before, engine_before = cpu_seconds(pid), cpu_seconds(served.pid)
     load, own = clients.submit(
-        send_all, functools.partial(gateway, url), jobs_of(streams, text, max_tokens), streams
+        send_all, functools.partial(gateway, url), jobs_of(streams, Job(text, max_tokens)), streams
     ).result()
     spent, engine = _spent(before, cpu_seconds(pid)), _spent(engine_before, cpu_seconds(served.pid))
     others = spent.pop(pid) if len(spent) > 1 else 0.0

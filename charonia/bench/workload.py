@@ -27,11 +27,13 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Job:
-    """One request: `max_tokens` are generated, whatever the model says. arrival_s: since the benchmark's beginning."""
+    """One request: `max_tokens` are generated, whatever the model says. arrival_s: since the benchmark's beginning.
+    logprobs: log probabilities of the tokens and of so many most likely ones; None: none."""
 
     text: str
     max_tokens: int
     arrival_s: float = 0.0
+    logprobs: int | None = None
 
 
 def jobs_from_prompts(file: Path, count: int, max_tokens: int) -> list[Job]:

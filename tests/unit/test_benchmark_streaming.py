@@ -31,8 +31,8 @@ def test_processes_are_known_by_their_command_lines() -> None:
 
 
 def test_a_case_has_two_requests_for_each_stream_and_eight_at_least() -> None:
-    assert len(jobs_of(1, "x", 4)) == 8
-    assert len(jobs_of(64, "x", 4)) == 128
+    assert len(jobs_of(1, Job("x", 4))) == 8
+    assert jobs_of(64, Job("x", 4, logprobs=1)) == [Job("x", 4, logprobs=1)] * 128
 
 
 def _round(cpu_s: float) -> Round:
@@ -85,6 +85,23 @@ def test_what_is_asked_is_in_the_figures(target: str, streams: int, asked: dict[
         for record in found
         if record.asked is not None
     } == asked
+    scored = case_records(target, streams, [_round(0.1), _round(0.2)], logprobs=1)
+    assert not any(record.asked for record in scored), "it is asked of answers without log probabilities"
+    assert [(record.name, record.value) for record in scored] == [(record.name, record.value) for record in found]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+async def test_log_probabilities_are_asked_of_the_gateway(logprobs: int | None) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(await request.aread()))
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
+        return httpx.Response(200, json={"usage": usage})
+
+    async with httpx.AsyncClient(base_url="http://some", transport=httpx.MockTransport(answer)) as client:
+        await targets.Gateway(client, "model", stream=False).run(Job("x", 2, logprobs=logprobs), Trace(0.0))
+    assert bodies[0].get("logprobs") == logprobs and ("logprobs" in bodies[0]) == (logprobs is not None)
 
 
 async def test_some_streams_of_the_gateway_say_when_their_events_were_made() -> None:
