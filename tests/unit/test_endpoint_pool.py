@@ -169,6 +169,23 @@ def all_but_one(gateway: Gateway, behaviour: Behaviour) -> Any:
     yield gateway.servers[-1]
 
 
+async def test_its_first_request_finds_the_servers_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs is not waited for."""
+    monkeypatch.setattr(pool, "_FIRST_CHECK_S", HANG_S)
+    async with Double() as one, Double() as two:
+        gateway = Gateway([one, two])
+        async with gateway.pool:
+            assert gateway.state(one) is gateway.state(two) is State.UP
+            assert await gateway.text(ask()) in (one.target, two.target)
+        monkeypatch.setattr(pool, "_FIRST_CHECK_S", 0.05)
+        two.fall_asleep()
+        gateway = Gateway([two])
+        async with gateway.pool:
+            assert gateway.state(two) is State.DOWN
+            two.wake_up()
+            await gateway.until_all_are(State.UP)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("refusal", ["[503] the engine is shutting down", "[429] the queue is full; retry after 300 s"])
 async def test_what_one_server_does_not_take_another_answers(refusal: str, stream: bool) -> None:

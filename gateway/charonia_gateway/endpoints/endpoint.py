@@ -145,6 +145,10 @@ class Endpoint:
     def look_again(self) -> None:
         self._wake.set()
 
+    async def check_ended(self) -> None:
+        """Returns when the next check has ended, or that which is under way."""
+        await self._checked.wait()
+
     async def checked(self) -> None:
         """Returns once a check that began after this call has ended."""
         self.look_again()

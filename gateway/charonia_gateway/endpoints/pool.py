@@ -59,6 +59,7 @@ _DESCRIPTION_AGE_S = 10.0
 _DESCRIPTION_TIMEOUT_S = 1.0
 _MAX_TARGETS = 1000  # of which it is remembered what they were not told
 _PRUNE_EVERY = 100  # new targets
+_FIRST_CHECK_S = 1.0
 
 
 class SessionLost(CharoniaError):
@@ -136,7 +137,12 @@ class Pool:
         self._new_targets = 0
 
     async def __aenter__(self) -> Pool:
+        """Returns when each server has been asked once, or after a second: before, it would refuse what others take."""
         self.set_targets(self._targets)
+        asked = [asyncio.create_task(endpoint.check_ended()) for endpoint in self.endpoints]
+        if asked:
+            _, waiting = await asyncio.wait(asked, timeout=_FIRST_CHECK_S)
+            await end(waiting)
         return self
 
     async def __aexit__(self, *_: object) -> None:
