@@ -149,10 +149,10 @@ class ServeFields(BaseSettings):
         "no key is asked for",
     )
     gateway_subscribe: bool = Field(
-        False,
+        True,
         validation_alias="CHARONIA_GATEWAY_SUBSCRIBE",
         description="answers come from each Triton server by one stream for all of them, which takes a fraction of "
-        "the CPU time where many stream at once (docs/scaling.md)",
+        "the CPU time; false: each answer has a stream of its own (docs/scaling.md)",
     )
     gateway_tls_cert: Path | None = Field(
         None,

@@ -33,6 +33,8 @@ _POLL_S = 0.05
 _LOOK_S = 1  # between two looks at the engine's metrics, and what an answer may take
 _CUT_OFF_S = 5  # that the engine may take to end what it has
 _LAST_WORDS_S = 1  # that its last errors may take from there to the callers
+_SECOND_LOOK_S = 0.2  # after which an idle engine is asked again: what it had just been given is counted then
+_SILENT_S = 5  # after which metrics that say nothing of the engine are not asked any more
 IDLE_S = 10  # after which calls of an ensemble whose engine has nothing to do are taken for lost
 # The same where the gateway has died: Triton counts its calls for ever, as those that were cancelled. Other clients'
 # calls get this time between two models of the ensemble, in which the engine has nothing to do.
@@ -137,7 +139,7 @@ class ModelControl:
                 return self._cut_off(ensembles, engines, hurry, "", _CUT_OFF_S)
             if now < next_look:
                 continue
-            if not _is_idle(metrics_url, engines):
+            if not all(_is_idle(metrics_url, engine) for engine in engines):
                 idle_since = now
             elif now - idle_since > idle_s:
                 return self._cut_off(
@@ -151,6 +153,24 @@ class ModelControl:
                 )
             next_look = time.monotonic() + _LOOK_S
         return None
+
+    def wait_idle(self, metrics_url: str, engine: str, limit_s: float, alive: Callable[[], bool]) -> None:
+        """Returns when that engine has no request any more, as its metrics say twice; after limit_s at the latest.
+
+        Answers by subscription are not calls of the ensemble: they go on when that is unloaded. Where metrics say
+        nothing of the engine for 5 s, nothing can be waited for.
+        """
+        now = time.monotonic()
+        deadline, heard, was_idle = now + limit_s, now, False
+        while alive() and now < deadline and now - heard < _SILENT_S:
+            idle = _is_idle(metrics_url, engine)
+            if idle and was_idle:
+                return
+            was_idle = bool(idle)
+            now = time.monotonic()
+            if idle is not None:
+                heard = now
+            time.sleep(max(0, min(_SECOND_LOOK_S, deadline - now)))
 
     def _are_unloaded(self, models: Iterable[str]) -> bool:
         """Waits a little where they are not."""
@@ -192,16 +212,15 @@ class ModelControl:
             os.close(descriptor)
 
 
-def _is_idle(metrics_url: str, engines: Collection[str]) -> bool:
-    """Whether these engines say that they have no request; false where one says nothing."""
+def _is_idle(metrics_url: str, engine: str) -> bool | None:
+    """Whether this engine says that it has no request; None where nothing is heard of it."""
     try:
-        metrics = fetch(metrics_url, _LOOK_S) or b""
+        return says_idle(fetch(metrics_url, _LOOK_S) or b"", engine)
     except Silence:
-        return False
-    return all(says_idle(metrics, engine) for engine in engines)
+        return None
 
 
-def says_idle(metrics: bytes, engine: str = ENGINE) -> bool:
-    """Whether these metrics have that engine's, and it has no request."""
+def says_idle(metrics: bytes, engine: str = ENGINE) -> bool | None:
+    """Whether that engine has no request; None where these metrics have nothing of it."""
     queues = [float(value) for name, value in _QUEUES.findall(metrics) if name.decode() == engine]
-    return bool(queues) and not any(queues)
+    return not any(queues) if queues else None

@@ -19,6 +19,9 @@ class Recorder : public MetricsSink {
   void add(Metric metric, double value, int label) override {
     const std::lock_guard lock(mutex_);
     sums_[{metric, label}] += value;
+    if (metric == Metric::engine_steps && requests_at_first_step_ < 0) {
+      requests_at_first_step_ = sums_[{Metric::num_requests_running, 0}] + sums_[{Metric::num_requests_waiting, 0}];
+    }
   }
   void set(Metric metric, double value) override {
     const std::lock_guard lock(mutex_);
@@ -42,12 +45,18 @@ class Recorder : public MetricsSink {
     const std::lock_guard lock(mutex_);
     return greatest_[metric];
   }
+  // Negative before it.
+  double requests_at_first_step() {
+    const std::lock_guard lock(mutex_);
+    return requests_at_first_step_;
+  }
   double rejected(runtime::Rejection reason) { return of(Metric::requests_rejected, static_cast<int>(reason)); }
 
  private:
   std::mutex mutex_;
   std::map<std::pair<Metric, int>, double> sums_;  // of a histogram: how often
   std::map<Metric, double> observed_, greatest_;
+  double requests_at_first_step_ = -1;
 };
 
 class EngineLimitsTest : public testing::EngineFixture {
@@ -58,6 +67,16 @@ class EngineLimitsTest : public testing::EngineFixture {
   std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
 };
 INSTANTIATE_TEST_SUITE_P(Device, EngineLimitsTest, testing::kDevices, testing::device_name);
+
+// Who unloads a model looks at these.
+TEST_P(EngineLimitsTest, AnEngineThatTakesARequestDoesNotLookIdleDuringTheFirstStep) {
+  const auto one = engine({});
+  EXPECT_LT(recorder_->requests_at_first_step(), 0);
+  Collector whole;
+  one->submit(request({1, 2, 3}, 2), whole.callback());
+  EXPECT_EQ(std::ssize(whole.tokens()), 2);
+  EXPECT_EQ(recorder_->requests_at_first_step(), 1);
+}
 
 TEST_P(EngineLimitsTest, MaxTokensMayBeMoreThanTheContextLeavesWhereThatIsAskedFor) {
   const auto one = engine({});

@@ -150,10 +150,10 @@ class GatewayFields(BaseSettings):
         "share it, and each can find out which prompts others have sent",
     )
     subscribe: bool = Field(
-        False,
+        True,
         validation_alias=AliasChoices("charonia_gateway_subscribe", "subscribe"),
         description="answers come from each Triton server by one stream for all of them, which takes a fraction of "
-        "the CPU time where many stream at once (docs/scaling.md)",
+        "the CPU time; false: each answer has a stream of its own (docs/scaling.md)",
     )
     limits_storage: str = Field(
         "",

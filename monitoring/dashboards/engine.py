@@ -97,7 +97,7 @@ def _requests() -> list[Panel]:
         graph(
             "Subscriptions",
             COUNT,
-            "One for each process of a gateway that subscribes and was asked. 0 there: see the beginning of its log.",
+            "One for each process of a gateway that was asked. 0 there: see its log for why answers come by calls.",
             _each("charonia_subscriptions"),
         ),
     ]

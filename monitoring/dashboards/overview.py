@@ -312,7 +312,7 @@ def _gateway_choices() -> list[Panel]:
         graph(
             "How answers come from Triton",
             REQUESTS_PER_SECOND,
-            "Nearly all by call: CHARONIA_GATEWAY_SUBSCRIBE is off, or brings nothing here; see docs/operations.md.",
+            "Nearly all by call costs CPU time: is CHARONIA_GATEWAY_SUBSCRIBE off? See docs/operations.md.",
             [Query("sum by (way) (rate(charonia_gateway_triton_requests_total[$__rate_interval]))", "by {{way}}")],
             stacked=True,
         ),

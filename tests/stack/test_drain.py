@@ -90,8 +90,8 @@ async def both(slow: Stack, tmp_path: Path) -> AsyncIterator[tuple[GatewayProces
     """Two gateways that drain for long: one has calls for its answers, the other a subscription."""
     drains = {"CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
     with (
-        gateway(slow.grpc, tmp_path / "calls.log", **drains) as calls,
-        gateway(slow.grpc, tmp_path / "subscription.log", CHARONIA_GATEWAY_SUBSCRIBE="true", **drains) as subscription,
+        gateway(slow.grpc, tmp_path / "calls.log", CHARONIA_GATEWAY_SUBSCRIBE="false", **drains) as calls,
+        gateway(slow.grpc, tmp_path / "subscription.log", **drains) as subscription,
     ):
         yield calls, subscription
 
@@ -225,8 +225,8 @@ async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model:
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "0"}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
-        gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
-        gateway(stack.grpc, tmp_path / "subscription.log", CHARONIA_GATEWAY_SUBSCRIBE="true") as subscribing,
+        gateway(stack.grpc, tmp_path / "gateway.log", CHARONIA_GATEWAY_SUBSCRIBE="false") as elsewhere,
+        gateway(stack.grpc, tmp_path / "subscription.log") as subscribing,
     ):
         async with (
             httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as own,

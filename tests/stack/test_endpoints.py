@@ -308,7 +308,7 @@ async def test_load_is_spread_and_sessions_and_prefixes_stay(three: Servers, beh
 
 @pytest.mark.parametrize(
     ("behind", "way"),
-    [({}, "call"), ({"CHARONIA_GATEWAY_SUBSCRIBE": "true"}, "subscription")],
+    [({"CHARONIA_GATEWAY_SUBSCRIBE": "false"}, "call"), ({}, "subscription")],
     ids=["calls", "subscribed"],
     indirect=["behind"],
 )

@@ -1,4 +1,4 @@
-"""A gateway whose answers come from the server by one stream (CHARONIA_GATEWAY_SUBSCRIBE)."""
+"""The gateway's answers come from the server by one stream, as by default, or by calls (CHARONIA_GATEWAY_SUBSCRIBE)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 @pytest.fixture(scope="module")
-def subscribing(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of one before `stack`."""
-    log = tmp_path_factory.mktemp("subscribing") / "gateway.log"
-    with gateway(stack.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="true", CHARONIA_MODEL_NAME="demo") as own:
+def by_calls(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a gateway before `stack` that has calls for its answers."""
+    log = tmp_path_factory.mktemp("by_calls") / "gateway.log"
+    with gateway(stack.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="false", CHARONIA_MODEL_NAME="demo") as own:
         yield own.url
 
 
-@pytest.fixture(scope="module")
-def before_slow(slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["true", "false"], ids=["subscribed", "calls"])
+def before_slow(request: pytest.FixtureRequest, slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of one before `slow`."""
     log = tmp_path_factory.mktemp("before_slow") / "gateway.log"
-    with gateway(slow.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="true") as own:
+    with gateway(slow.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE=request.param) as own:
         yield own.url
 
 
@@ -71,7 +71,7 @@ def joined(events: list[Any]) -> dict[int, tuple[str, list[Any]]]:
     return texts
 
 
-async def test_it_answers_as_one_with_calls_does(stack: Stack, subscribing: str) -> None:
+async def test_it_answers_as_one_with_calls_does(stack: Stack, by_calls: str) -> None:
     chat = {"messages": CHAT, "max_tokens": 40, "temperature": 1.0}
     asked: list[tuple[str, dict[str, Any]]] = [
         *(("chat/completions", {**chat, "seed": seed, "stream": True}) for seed in range(8)),
@@ -90,7 +90,7 @@ async def test_it_answers_as_one_with_calls_does(stack: Stack, subscribing: str)
             )
 
     for (_, fields), by_stream, by_call in zip(
-        asked, await answers(subscribing), await answers(stack.gateway), strict=True
+        asked, await answers(stack.gateway), await answers(by_calls), strict=True
     ):
         assert by_stream.status_code == by_call.status_code == 200, by_stream.text
         if fields.get("stream"):
@@ -101,28 +101,33 @@ async def test_it_answers_as_one_with_calls_does(stack: Stack, subscribing: str)
 
 
 async def test_the_log_and_the_engines_metrics_say_whether_it_subscribes(slow: Stack, tmp_path: Path) -> None:
-    await engine_metrics.until(slow.metrics, lambda metrics: metrics.subscriptions == 0, "no subscription")
+    async with httpx.AsyncClient(base_url=slow.gateway, timeout=HANG_S) as http:  # which then has one
+        (await http.post("/v1/completions", json={"model": "slow", "prompt": "a", "max_tokens": 2})).raise_for_status()
+    await engine_metrics.until(slow.metrics, lambda metrics: metrics.subscriptions == 1, "no other subscription")
     for subscribes, says, subscriptions in (
         ("false", "each answer comes from Triton by a stream of its own", 0),
-        ("true", "answers come from Triton by one stream for each process and model", 1),
+        ("", "answers come from Triton by one stream for each process and model", 1),
     ):
-        log = tmp_path / f"{subscribes}.log"
-        with gateway(slow.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE=subscribes) as own:
-            assert log.read_text().count(f"{says} (CHARONIA_GATEWAY_SUBSCRIBE={subscribes})") == 1
+        log = tmp_path / "gateway.log"
+        given = {"CHARONIA_GATEWAY_SUBSCRIBE": subscribes} if subscribes else {}
+        with gateway(slow.grpc, log, **given) as own:
+            assert log.read_text().count(f"{says} (CHARONIA_GATEWAY_SUBSCRIBE={subscribes or 'true'})") == 1
             async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
                 asked = {"model": "model", "prompt": "a", "max_tokens": 2}
                 (await http.post("/v1/completions", json=asked)).raise_for_status()
                 counted = (await http.get("/metrics")).text
-            assert (await engine_metrics.read(slow.metrics)).subscriptions == subscriptions
+            assert (await engine_metrics.read(slow.metrics)).subscriptions == 1 + subscriptions
             for way, count in (("call", 1 - subscriptions), ("subscription", subscriptions)):
                 assert f'charonia_gateway_triton_requests_total{{way="{way}"}} {count}.0\n' in counted
             own.process.terminate()
             assert own.process.wait(HANG_S) == 0
-    await engine_metrics.until(slow.metrics, lambda metrics: metrics.subscriptions == 0, "ended in order")
+    await engine_metrics.until(slow.metrics, lambda metrics: metrics.subscriptions == 1, "ended in order")
 
 
-async def test_an_error_has_the_status_that_it_has_by_calls(subscribing: str) -> None:
-    async with httpx.AsyncClient(base_url=subscribing, timeout=HANG_S) as http:
+@pytest.mark.parametrize("way", ["by default", "by calls"])
+async def test_an_error_has_its_status(stack: Stack, by_calls: str, way: str) -> None:
+    url = by_calls if way == "by calls" else stack.gateway
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as http:
         for fields, status in (
             ({"prompt": "word " * 100_000}, 400),
             ({"prompt": "a", "guided_regex": "("}, 400),

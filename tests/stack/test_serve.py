@@ -179,8 +179,8 @@ def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..
 
 
 def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(CHARONIA_GATEWAY_SUBSCRIBE="false")
-    stack.command = (*stack.command, "--gateway-subscribe")
+    stack = make_stack(CHARONIA_GATEWAY_SUBSCRIBE="true")
+    stack.command = (*stack.command, "--no-gateway-subscribe")
     stack.start()
     asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
     (folder,) = stack.run_dir.glob("port-*")
@@ -189,7 +189,7 @@ def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Cal
         log = folder / "gateway.log"
         return log.read_text() if log.exists() else ""
 
-    asyncio.run(wait_until(lambda: "(CHARONIA_GATEWAY_SUBSCRIBE=true)" in gateway_says(), "the gateway's log says it"))
+    asyncio.run(wait_until(lambda: "(CHARONIA_GATEWAY_SUBSCRIBE=false)" in gateway_says(), "the gateway's log says it"))
     if not has_gpu():
         text = stack.log_file.read_text()
         assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)

@@ -251,9 +251,12 @@ def until_states(two: Two, expected: dict[str, str]) -> None:
 def test_a_model_is_unloaded_and_loaded_while_the_other_works(
     two: Two, alice: httpx.Client, name: str, other: str
 ) -> None:
-    """Its own request that runs comes to its end. The second time it is the default model."""
+    """Its own request that runs comes to its end. The second time it is the default model, and the request is a call of
+    the ensemble, as those with log probabilities are."""
     body = {"model": name, "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
     long = {**body, "max_tokens": LONG_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
+    if name == MODELS[0]:
+        long["logprobs"] = 1
     with under_load(two, other) as done:
         with two.web("alice").stream("POST", "/v1/completions", json=long) as last:
             lines = last.iter_lines()

@@ -373,16 +373,16 @@ def test_the_terminal_chat_shows_reasoning_and_runs_the_functions_of_a_file(call
 
 
 @pytest.fixture(scope="module")
-def subscribing(caller: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a gateway whose answers come by subscription."""
-    log = tmp_path_factory.mktemp("subscribing") / "gateway.log"
-    with gateway(caller.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="true", CHARONIA_MODEL_NAME="caller") as own:
+def by_calls(caller: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a gateway that has a call for each answer."""
+    log = tmp_path_factory.mktemp("by_calls") / "gateway.log"
+    with gateway(caller.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="false", CHARONIA_MODEL_NAME="caller") as own:
         yield own.url
 
 
-@pytest.fixture(params=["by calls", "by subscription"])
-async def api(caller: Stack, subscribing: str, request: pytest.FixtureRequest) -> AsyncIterator[openai.AsyncOpenAI]:
-    url = subscribing if request.param == "by subscription" else caller.gateway
+@pytest.fixture(params=["by default", "by calls"])
+async def api(caller: Stack, by_calls: str, request: pytest.FixtureRequest) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = by_calls if request.param == "by calls" else caller.gateway
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
         yield api
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,6 +237,11 @@ def orders() -> Iterator[drain.ModelControl]:
     one.close()
 
 
+@pytest.fixture(autouse=True)
+def metrics_that_say_nothing_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_SILENT_S", 0.01)
+
+
 def make_models(orders: drain.ModelControl, alive: bool = True) -> Models:
     return Models(
         orders, served("a", "b"), alive=lambda: alive, metrics_url="http://127.0.0.1:9", limits=(HANG_S, HANG_S)
@@ -257,6 +263,55 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.load("b") == "b is loaded"
     assert log.orders == [f"+{part}" for part in served("a", "b")[1].parts]
     assert models.options() == list(drain.OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("said", "looks"),
+    [
+        ((False, True, False, True, True), 5),
+        ((False, None, True, None, True, True), 6),
+        ((False, True, True, False), 3),
+        ((None, None), 2),
+    ],
+    ids=["busy again", "silent for once", "idle", "silent"],
+)
+def test_an_engine_is_unloaded_when_it_has_said_twice_that_it_is_idle(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, said: tuple[bool | None, ...], looks: int
+) -> None:
+    """Triton knows of no call for its answers by subscription."""
+    log, models = Log(orders), make_models(orders)
+    now, asked = [0.0], 0
+
+    def is_idle(url: str, engine: str) -> bool | None:
+        nonlocal asked
+        assert engine == "engine.b" and set(log.orders) == {"ensemble.b"}
+        answer, asked = said[asked], asked + 1
+        now[0] += 3
+        return answer
+
+    monkeypatch.setattr(drain, "_is_idle", is_idle)
+    monkeypatch.setattr(drain, "_SILENT_S", 5)
+    monkeypatch.setattr(drain, "_SECOND_LOOK_S", 0)
+    monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    assert models.unload("b") == "b is unloaded"
+    assert asked == looks and "engine.b" in log.orders
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_engine_that_stays_busy_is_waited_for_as_long_as_it_may(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    looks = 0
+
+    def is_idle(url: str, engine: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    monkeypatch.setattr(drain, "_is_idle", is_idle)
+    monkeypatch.setattr(drain, "_SECOND_LOOK_S", 0.01)
+    orders.wait_idle("", "engine", 0.1, lambda: alive)
+    assert (looks > 1) is alive
 
 
 def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(orders: drain.ModelControl) -> None:

@@ -39,7 +39,9 @@ void Engine::Impl::run() {
       }
     }
     try {
+      const bool began_idle = idle();
       take(inbox);
+      if (began_idle && !idle()) report_gauges();  // a first step may take seconds, in which it does not look idle
       if (device_lost_) end_all(failure(), ErrorCode::device_failed);  // they came before submit() knew of it
       end_overdue(Clock::now());
       delivery_.wake();
