@@ -27,7 +27,6 @@ constexpr int passes_for(int rows) { return kPanel / (vectors_for(rows) * kWidth
 constexpr int kQuad_bytes = 4 * kPanel;  // of a panel: 4 codes of every feature
 constexpr int kLine_bytes = 64;
 constexpr int kLines = kQuad_bytes / kLine_bytes;
-constexpr int kPrefetchAhead_bytes = 4096;
 constexpr std::int64_t kChunkQuads = 64;  // while row tiles pass over it
 constexpr std::int64_t kOnceQuads = 256;  // where there is one tile
 // The activations of a tile and a chunk, each row with its padding, so that rows do not fall onto each other in the

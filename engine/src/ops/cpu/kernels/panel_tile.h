@@ -18,7 +18,6 @@ constexpr int kMaxRows = 4;
 constexpr int vectors_for(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 #endif
 
-constexpr int kPrefetchAhead_bytes = 4096;
 // Of a panel, while row tiles pass over it: few tiles, where memory is the bound; and many, which load and store their
 // sums the less often the longer a chunk is.
 constexpr int kChunk_bytes = 16384;
