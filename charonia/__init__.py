@@ -14,6 +14,7 @@ from charonia.errors import (
     InvalidRequestError,
     ModelError,
     OverloadedError,
+    PendingError,
     UnsupportedError,
 )
 
@@ -50,6 +51,7 @@ __all__ = [
     "ModelError",
     "Output",
     "OverloadedError",
+    "PendingError",
     "SamplingParams",
     "Stream",
     "Timings",

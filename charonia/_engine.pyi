@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +129,8 @@ class EngineStats:
 class TokenSplit:
     def __init__(self, weights_dir: Path) -> None: ...
     def forced(self, before: Sequence[int], text: str) -> list[int]: ...
+
+def guide_library() -> tuple[Literal["there", "compiling", "missing"], str]: ...  # and what is wrong, unless there
 
 class Engine:
     def __init__(self, weights_dir: Path, overrides: dict[str, str] = ...) -> None: ...

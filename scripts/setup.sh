@@ -61,6 +61,14 @@ engine_settings() {
   echo "-DCHARONIA_KERNELS=${kernels%% *}"
 }
 
+# Structured output is a library of its own, half of what there is to compile. For serving it is compiled when all else is
+# there, while the server runs (scripts/compile_grammar.sh), but for one that is there, which has to fit to the engine.
+grammar_library() {
+  local modules=(.venv/lib/python*/site-packages/charonia/_engine.*.so)
+  echo "${modules[0]%/*}/libcharonia_grammar.so"
+}
+has_grammar_library() { [ -e "$(grammar_library)" ]; }
+
 # with_progress COMMAND...: runs it, and says every ten seconds how far it is. Compilers and installers are silent, for minutes the first time. It
 # is a process group of its own, which ends with this script.
 with_progress() {
@@ -111,8 +119,16 @@ install_packages() {
 
 # --no-build-isolation: the build folder under build/ stays valid, so a change compiles what it touches and no more.
 install_engine() {
-  local settings
+  local settings marker
   settings=$(engine_settings) || return
+  marker=$(grammar_library).build
+  if [ -e "$marker" ]; then  # by a program of its own, in the same build folder
+    flock --nonblock "$marker" true || say "waiting for structured output, which is being compiled"
+    flock "$marker" true
+  fi
+  if [ "$purpose" = serve ] && ! has_grammar_library; then
+    local -x SKBUILD_BUILD_TARGETS="_engine;triton_charonia" SKBUILD_INSTALL_COMPONENTS=engine
+  fi
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} PATH="$PWD/.venv/bin:$PATH" \
     CUDACXX=$nvcc CMAKE_ARGS="${CMAKE_ARGS:-} ${settings//$'\n'/ }" \
     .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet install --no-build-isolation "$@"
@@ -154,10 +170,23 @@ fi
 # What the tests of the page need beside them.
 if [ "$purpose" = test ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
 
-if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
+# Without the build folder (make clean) what is missing cannot be compiled alone.
+incomplete() { ! has_grammar_library && { [ "$purpose" = test ] || [ ! -e build/engine/build.ninja ]; }; }
+
+if outdated engine engine CMakeLists.txt || incomplete || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
   [ "$(cat "$stamps/kernels" 2>/dev/null || echo all)" != "$kernels" ]; then
   begin
   say "building what has changed in the engine"
   with_progress install_engine --no-deps --editable .
   done_at engine
+fi
+
+# It goes on when the server has ended, so that the next one has it. Its lock is held from here on: the engine and `charonia
+# serve` see by it that the library is on its way.
+if ! has_grammar_library; then
+  library=$(grammar_library)
+  exec 8>>"$library.build"
+  if flock --nonblock 8 && ! has_grammar_library; then
+    setsid scripts/compile_grammar.sh "$library" </dev/null >/dev/null 2>&1 9>&- &
+  fi
 fi

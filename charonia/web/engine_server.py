@@ -45,6 +45,7 @@ _CODES: dict[type[errors.CharoniaError], int] = {
     errors.UnsupportedError: 400,
     errors.OverloadedError: 429,
     errors.EngineClosedError: 503,
+    errors.PendingError: 503,
     errors.DeviceFailedError: 503,
     errors.DeadlineExceededError: 504,
 }

@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/guide_compiler.h"
-#include "grammar/largest_part.h"
+#include "runtime/guide_library.h"
 #include "text/token_table.h"
 #include "text/utf8.h"
 
@@ -32,11 +32,16 @@ std::vector<std::string> vocabulary() {
   return out;
 }
 
+// By the library, which is beside this program. What it throws is caught here.
+std::unique_ptr<GuideCompiler> make_compiler(const text::TokenTable& table, int vocab_size) {
+  return std::unique_ptr<GuideCompiler>(runtime::open_guide_library()(table, vocab_size, {kEnd}, nullptr));
+}
+
 class GuideCompilerTest : public ::testing::Test {
  protected:
   std::shared_ptr<const CompiledGuide> compile(GuideType type, const std::string& text,
                                                bool after_space = false) const {
-    return compiler_.compile({type, text}, after_space);
+    return compiler_->compile({type, text}, after_space);
   }
   std::string refused(GuideType type, const std::string& text) const {
     try {
@@ -71,18 +76,18 @@ class GuideCompilerTest : public ::testing::Test {
     special[kEnd] = 1;
     return text::TokenTable(tokens_, special, true);
   }();
-  const GuideCompiler compiler_{table_, static_cast<int>(tokens_.size()) + 5, {kEnd}};
+  const std::unique_ptr<GuideCompiler> compiler_ = make_compiler(table_, static_cast<int>(tokens_.size()) + 5);
 };
 
 // Special tokens are in a text where a tag names them, by name or by id, and nowhere else.
 TEST(GuideCompiler, SpecialTokensComeWhereATagNamesThem) {
   constexpr TokenId kCall = 1, kOther = 2, kA = 3, kNameless = 4;
   const text::TokenTable table({"</s>", "[CALL]", "[OTHER]", "a", ""}, {1, 1, 1, 0, 1}, true);
-  const GuideCompiler compiler(table, 6, {kEnd});
+  const auto compiler = make_compiler(table, 6);
   const auto allowed = [&](const std::string& format, const std::vector<TokenId>& output, const std::string& more = "",
                            bool after_space = false) {
     const auto guide = Guide{GuideType::structural_tag, R"({"format": )" + format + more + "}"};
-    const auto provider = compiler.compile(guide, after_space)->provider({kEnd});
+    const auto provider = compiler->compile(guide, after_space)->provider({kEnd});
     std::vector<std::uint32_t> mask(1);
     provider->fill(output, mask);
     std::vector<TokenId> out;
@@ -117,19 +122,19 @@ TEST(GuideCompiler, SpecialTokensComeWhereATagNamesThem) {
 
 TEST(GuideCompiler, ANumberThatIsNoTokenIdIsNoToken) {
   const text::TokenTable table({"</s>", "a"}, {1, 0}, true);
-  const GuideCompiler compiler(table, 2, {kEnd});
+  const auto compiler = make_compiler(table, 2);
   for (const char* const id : {"1099511627776", "4294967296", "-4294967296", "18446744073709551615", "2"}) {
     const Guide guide{GuideType::structural_tag, std::string(R"({"format": {"type": "token", "token": )") + id + "}}"};
-    EXPECT_THROW(compiler.compile(guide, false), Error) << id;
+    EXPECT_THROW(compiler->compile(guide, false), Error) << id;
   }
 }
 
 TEST(GuideCompiler, ErrorsSayWhatATagCallsItsParts) {
   const text::TokenTable table({"</s>", "a"}, {1, 0}, true);
-  const GuideCompiler compiler(table, 2, {kEnd});
+  const auto compiler = make_compiler(table, 2);
   const auto refused = [&](const std::string& tag) -> std::string {
     try {
-      compiler.compile({GuideType::structural_tag, tag}, false);
+      compiler->compile({GuideType::structural_tag, tag}, false);
     } catch (const Error& error) {
       return error.what();
     }
@@ -655,7 +660,7 @@ TEST_F(GuideCompilerTest, WhatIsWrongWithOtherGuidesIsSaid) {
   EXPECT_NE(inner.find("at /not"), std::string::npos) << inner;
 }
 
-TEST(LargestPart, HasItsPlace) {
+TEST_F(GuideCompilerTest, TheLargestPartHasItsPlace) {
   for (const auto& [type, text, part] : std::vector<std::tuple<GuideType, std::string, std::string>>{
            {GuideType::json_schema, R"({"properties": {"a/b": {"type": "array", "maxItems": 900, "items": {"maxLength": 60}},
                 "b": {"type": "array", "minItems": 3000}}})", "maxLength = 60 at /properties/a~1b/items/maxLength"},
@@ -670,11 +675,11 @@ TEST(LargestPart, HasItsPlace) {
             "minItems = 80 at /properties/default/minItems"},
            {GuideType::regex, "a{3}", ""},
            {GuideType::json_schema, "{", ""}}) {
-    EXPECT_EQ(largest_part({type, text}), part.empty() ? "" : "; its largest part is probably " + part);
+    EXPECT_EQ(compiler_->largest_part({type, text}), part.empty() ? "" : "; its largest part is probably " + part);
   }
   std::string many = R"({"properties": {"a": true)";
   for (int i = 0; i < 19; ++i) many += cat(", \"", i, "\": true");
-  EXPECT_EQ(largest_part({GuideType::json_schema, many + R"(}, "required": ["a"]})"}),
+  EXPECT_EQ(compiler_->largest_part({GuideType::json_schema, many + R"(}, "required": ["a"]})"}),
             "; its largest part is probably 19 properties that are not required, at /properties");
 }
 

@@ -16,8 +16,10 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "charonia/metrics.h"
 #include "runtime/turns.h"
 
@@ -47,6 +49,22 @@ class Compiled : public grammar::CompiledGuide {
   }
 };
 
+// Compiles by what a test says.
+class Compiler : public grammar::GuideCompiler {
+ public:
+  using Compile =
+      std::function<std::shared_ptr<const grammar::CompiledGuide>(const std::string& text, const std::function<bool()>& stopped)>;
+  explicit Compiler(Compile compile) : compile_(std::move(compile)) {}
+  std::shared_ptr<const grammar::CompiledGuide> compile(const Guide& guide, bool /*after_space*/,
+                                                        const std::function<bool()>& stopped) const override {
+    return compile_(guide.text, stopped);
+  }
+  std::string largest_part(const Guide& guide) const override { return cat("; all of ", guide.text); }
+
+ private:
+  const Compile compile_;
+};
+
 class Counts : public MetricsSink {
  public:
   void add(Metric metric, double /*value*/, int /*label*/) override { misses += metric == Metric::guide_cache_misses; }
@@ -58,6 +76,7 @@ class Counts : public MetricsSink {
 
 class GuideThreadTest : public ::testing::Test {
  protected:
+  GuideThreadTest() { compiler_ = &own_; }
   ~GuideThreadTest() override {
     for (const auto& text : begun()) open(text);
   }
@@ -115,8 +134,12 @@ class GuideThreadTest : public ::testing::Test {
   std::set<std::string> opened_;
 
  protected:
-  GuideThread thread_{[this](const Guide& guide, bool /*after_space*/, const auto& stopped) {
-                        return compile(guide.text, stopped);
+  // Null: what compiles is not there yet.
+  std::atomic<const grammar::GuideCompiler*> compiler_ = nullptr;
+  const Compiler own_{[this](const auto& text, const auto& stopped) { return compile(text, stopped); }};
+  GuideThread thread_{[this]() -> const grammar::GuideCompiler& {
+                        if (compiler_ == nullptr) throw Error(ErrorCode::pending, "not yet");
+                        return *compiler_;
                       },
                       1 << 20, counts_, [] {}};
 };
@@ -135,6 +158,19 @@ TEST_F(GuideThreadTest, WhatTakesLittleDoesNotWaitForWhatTakesLong) {
   EXPECT_EQ(find("quick"), quick);
   EXPECT_EQ(counts_->misses, 2);
   EXPECT_EQ(counts_->compiled, 2);
+}
+
+TEST_F(GuideThreadTest, WhatNothingCompilesYetIsCompiledWhenItIsAskedForAgain) {
+  compiler_ = nullptr;
+  const auto early = find("quick");
+  wait([&] { return early->done(); });
+  EXPECT_EQ(early->state(), State::failed);
+  EXPECT_EQ(early->error_code(), ErrorCode::pending);
+  EXPECT_EQ(early->error(), "not yet");
+  compiler_ = &own_;
+  const auto later = find("quick");
+  wait([&] { return later->done(); });
+  EXPECT_NE(later->compiled(), nullptr);
 }
 
 TEST_F(GuideThreadTest, OwnersTakeTurnsInBothLanes) {

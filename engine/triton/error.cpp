@@ -25,6 +25,7 @@ TRITONSERVER_Error_Code code_of(const std::exception& error) {
       return TRITONSERVER_ERROR_INVALID_ARG;
     case ErrorCode::resource_exhausted:
     case ErrorCode::unavailable:
+    case ErrorCode::pending:
     case ErrorCode::deadline_exceeded:
     case ErrorCode::device_failed:
       return TRITONSERVER_ERROR_UNAVAILABLE;
@@ -46,6 +47,7 @@ const char* prefix_of(const std::exception& error) {
     case ErrorCode::resource_exhausted:
       return "[429] ";
     case ErrorCode::unavailable:
+    case ErrorCode::pending:
     case ErrorCode::device_failed:
       return "[503] ";
     case ErrorCode::deadline_exceeded:

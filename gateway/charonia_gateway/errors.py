@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, Overloaded, Unavailable
+from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, Overloaded, Pending, Unavailable
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -143,6 +143,8 @@ def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) ->
             return ApiError(
                 429, text, type="rate_limit_error", code="overloaded", headers={"Retry-After": str(seconds)}
             )
+        case Pending():
+            return unavailable(text, math.ceil(error.retry_after), code="not_ready_yet")
         case DeadlineExceeded():
             return ApiError(504, text, type="timeout_error", code="deadline_exceeded")
         case NotLoaded():

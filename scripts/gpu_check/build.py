@@ -21,6 +21,7 @@ from gpu_check.context import HOST, ROOT, SITE_CUSTOMIZE, Context, cuda_folders,
 from gpu_check.records import Failure, Outcome
 
 _ERROR_LINE = re.compile(r"(error|fatal|undefined reference|Error \d|FAILED:)", re.IGNORECASE)
+GRAMMAR_LIBRARY = "libcharonia_grammar.so"
 _STAMP = "made_of.json"
 _PACK = "scripts/gpu_check.sh --pack .whl"
 _SMOKE_TEST = "CudaRowsTest.*"
@@ -55,6 +56,7 @@ def run(context: Context, session: object, size: str) -> Outcome:
     backend = context.site / "charonia" / "backends" / "charonia"
     backend.mkdir(parents=True)
     shutil.copy2(context.compiled / "libtriton_charonia.so", backend)
+    shutil.copy2(context.compiled / GRAMMAR_LIBRARY, backend.parents[1])
     # What does not compile keeps nothing else from being tested and measured.
     return Outcome("passed", f"{installed}; {told}; Python module compiled in {done.seconds:.0f} s", failures=failures)
 
@@ -99,7 +101,7 @@ def compile_all(context: Context, to: Path) -> Done:
     if done.code != 0:
         return done
     device = f"charonia_cuda{_suffix(context.architecture)}"
-    targets = ["charonia_engine", device, "triton_charonia"]
+    targets = ["charonia_engine", device, "triton_charonia", "charonia_grammar"]
     if _googletest(context):
         targets.append(test_program(context).name)
     if (ROOT / "benchmarks" / "cuda_kernels.cpp").is_file():
@@ -110,8 +112,8 @@ def compile_all(context: Context, to: Path) -> Done:
     ]  # fmt: skip
     limit_s = 380 if context.jobs >= 8 else 3400  # a machine that is lent for minutes, and a workstation
     done = run_command(command, context.logs / "compiling.log", limit_s=limit_s, env=env)
-    libraries = ["libcharonia_engine.a", "libcharonia_xgrammar.a", f"lib{device}.a", "libtriton_charonia.so"]
-    for name in (*libraries, *targets[3:]):
+    libraries = ["libcharonia_engine.a", f"lib{device}.a", "libtriton_charonia.so", GRAMMAR_LIBRARY]
+    for name in (*libraries, *targets[4:]):
         if (cmake_folder / name).is_file():
             shutil.copy2(cmake_folder / name, to)
     if context.architecture != HOST:
@@ -147,7 +149,7 @@ def _python_module(context: Context) -> Done:
     import pybind11
 
     package, limit_s = make_site(context.site), 150 if context.jobs >= 8 else 900
-    libraries = [f"libcharonia_cuda{_suffix(context.architecture)}.a", "libcharonia_engine.a", "libcharonia_xgrammar.a"]
+    libraries = [f"libcharonia_cuda{_suffix(context.architecture)}.a", "libcharonia_engine.a"]
     if context.architecture != HOST:
         libraries.append("libcudart_static.a")
     compiler = [*shlex.split(os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "")), os.environ.get("CXX", "c++")]

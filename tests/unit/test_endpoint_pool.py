@@ -17,6 +17,7 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Overloaded,
+    Pending,
     ServerError,
     TokenizeRequest,
     Unavailable,
@@ -217,6 +218,17 @@ async def test_what_the_client_did_wrong_is_asked_once() -> None:
         with pytest.raises(BadRequest):
             await gateway.text(ask())
         assert sum(len(server.requests) for server in gateway.servers) == 1 and gateway.retries == 0
+
+
+async def test_what_a_server_has_not_yet_says_nothing_against_it() -> None:
+    async with several() as gateway:
+        for server in gateway.servers:
+            server.behaviour = refuse("[503] it is still being compiled; retry after 20 s")
+        with pytest.raises(Pending) as caught:
+            await gateway.text(ask())
+        assert caught.value.retry_after == 20
+        assert sum(len(server.requests) for server in gateway.servers) == 1
+        assert all(gateway.state(server) is State.UP for server in gateway.servers)
 
 
 async def test_an_answer_that_has_begun_is_not_begun_again() -> None:

@@ -12,6 +12,7 @@ enum class ErrorCode {
   invalid_argument,    // the caller's request or configuration is wrong; the text says what would be right
   resource_exhausted,  // the queue is full or memory does not suffice; worth another try later
   unavailable,         // the engine is shutting down
+  pending,             // what the request needs is not there yet; worth another try later
   deadline_exceeded,   // the request did not end within its own time limit
   unsupported,         // a model or feature that this build does not have
   internal,            // a broken invariant: a bug of ours

@@ -11,12 +11,14 @@
 #include <utility>
 #include <variant>
 
+#include "base/guide_name.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "base/thread_time.h"
 #include "charonia/error.h"
 #include "grammar/compile_step.h"
 #include "grammar/expression.h"
+#include "grammar/interface_version.h"
 #include "grammar/largest_part.h"
 #include "grammar/schema.h"
 #include "grammar/special_tokens.h"
@@ -363,15 +365,6 @@ xgrammar::TokenizerInfo tokenizer_info(const text::TokenTable& table, int vocab_
 
 }  // namespace
 
-std::string called(const Guide& guide) {
-  constexpr std::size_t kMaxRead = 8 << 20;
-  if (guide.type == GuideType::structural_tag && guide.text.size() <= kMaxRead) {
-    const auto tag = Json::parse(guide.text, nullptr, false);
-    if (tag.is_object() && tag.contains("called") && tag["called"].is_string()) return tag["called"].get<std::string>();
-  }
-  return "guided_decoding_guide";
-}
-
 // Called by xgrammar's compiler, too, before each state of a grammar (CMakeLists.txt).
 void compile_step() {
   if (stop_asked != nullptr && *stop_asked && (*stop_asked)()) throw Stopped();
@@ -396,28 +389,30 @@ void parse_step() {
   if (steps % kCompile == 0) compile_step();
 }
 
-class GuideCompiler::Impl {
- public:
-  Impl(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
-       const text::TokenSplit* split_in)
-      : tokens(tokenizer_info(table, vocab_size, end_ids)),
-        special(table, vocab_size, end_ids),
-        compiler(tokens, 1, false),
-        split(split_in) {}
+namespace {
 
-  const xgrammar::TokenizerInfo tokens;
-  const SpecialTokens special;
-  xgrammar::GrammarCompiler compiler;  // without a cache and threads: the engine has its own
-  const text::TokenSplit* const split;
+class Compiler : public GuideCompiler {
+ public:
+  Compiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
+           const text::TokenSplit* split)
+      : tokens_(tokenizer_info(table, vocab_size, end_ids)),
+        special_(table, vocab_size, end_ids),
+        compiler_(tokens_, 1, false),
+        split_(split) {}
+
+  std::shared_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space,
+                                               const std::function<bool()>& stopped) const override;
+  std::string largest_part(const Guide& guide) const override { return grammar::largest_part(guide); }
+
+ private:
+  const xgrammar::TokenizerInfo tokens_;
+  const SpecialTokens special_;
+  mutable xgrammar::GrammarCompiler compiler_;  // without a cache and threads: the engine has its own
+  const text::TokenSplit* const split_;
 };
 
-GuideCompiler::GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
-                             const text::TokenSplit* split)
-    : impl_(std::make_unique<Impl>(table, vocab_size, end_ids, split)) {}
-GuideCompiler::~GuideCompiler() = default;
-
-std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, bool after_space,
-                                                            const std::function<bool()>& stopped) const {
+std::shared_ptr<const CompiledGuide> Compiler::compile(const Guide& guide, bool after_space,
+                                                       const std::function<bool()>& stopped) const {
   const auto refused = [&](std::string_view how, std::string_view why) {
     throw NamedError(ErrorCode::invalid_argument,
                      cat(called(guide), ": the guide (", to_string(guide.type), ") ", how, ": ", text::to_valid_utf8(trim(why))));
@@ -425,12 +420,12 @@ std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
   const Stoppable stoppable(stopped);
   const Messages messages;
   try {
-    auto grammar = impl_->special.kept_apart(grammar_of(guide, impl_->tokens, impl_->special));
+    auto grammar = special_.kept_apart(grammar_of(guide, tokens_, special_));
     if (after_space) grammar = after_one_space(guide, grammar);
     if (!messages.warning().empty()) refused("is not supported", messages.warning());
-    auto compiled = impl_->compiler.CompileGrammar(grammar);
+    auto compiled = compiler_.CompileGrammar(grammar);
     if (!messages.warning().empty()) refused("is not supported", messages.warning());
-    return std::make_shared<Compiled>(std::move(compiled), impl_->split);
+    return std::make_shared<Compiled>(std::move(compiled), split_);
   } catch (const Stopped&) {
     return nullptr;
   } catch (const TooLarge&) {
@@ -449,4 +444,13 @@ std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
   return nullptr;
 }
 
+}  // namespace
 }  // namespace charonia::grammar
+
+// What the engine looks up when it opens the library. The name has the interface's version.
+extern "C" [[gnu::visibility("default")]] charonia::grammar::MakeGuideCompiler CHARONIA_MAKE_GUIDE_COMPILER;
+charonia::grammar::GuideCompiler* CHARONIA_MAKE_GUIDE_COMPILER(const charonia::text::TokenTable& table, int vocab_size,
+                                                               const std::vector<charonia::TokenId>& end_ids,
+                                                               const charonia::text::TokenSplit* split) {
+  return new charonia::grammar::Compiler(table, vocab_size, end_ids, split);
+}

@@ -1,5 +1,6 @@
 // Guides of requests, compiled into grammars that say which tokens may follow: xgrammar's work, on the engine's token
-// table.
+// table. It is a library of its own, since half of what the engine takes to compile is its: this header is what both know
+// of each other. runtime/guide_library.h opens it.
 #pragma once
 
 #include <cstddef>
@@ -28,29 +29,24 @@ class CompiledGuide {
                                                       std::optional<std::vector<TokenId>> prompt = {}) const = 0;
 };
 
-// What errors call a guide: guided_decoding_guide, or what a structural tag says as `called`.
-std::string called(const Guide& guide);
-
 class GuideCompiler {
  public:
-  // end_ids: the model's. Takes some tenths of a second for a large vocabulary. `table` is not used afterwards. split:
-  // by which tokens are forced; it outlives what is compiled. Null: none are.
-  GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
-                const text::TokenSplit* split = nullptr);
-  ~GuideCompiler();
-  GuideCompiler(const GuideCompiler&) = delete;
-  GuideCompiler& operator=(const GuideCompiler&) = delete;
+  virtual ~GuideCompiler() = default;
 
   // after_space: one space comes before the text, which the text stream drops. stopped: asked again and again; once it
   // is true, the result is null. From any thread, several at a time. Throws Error(invalid_argument) where the guide is
   // wrong, is not supported or is too much; its text begins with what called() says, or with what a part of a structural
   // tag is named.
-  std::shared_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space,
-                                               const std::function<bool()>& stopped = {}) const;
+  virtual std::shared_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space,
+                                                       const std::function<bool()>& stopped = {}) const = 0;
 
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // Which part of a guide makes its grammar large, as the end of a sentence (largest_part.h).
+  virtual std::string largest_part(const Guide& guide) const = 0;
 };
+
+// The library's one function. end_ids: the model's. Takes some tenths of a second for a large vocabulary. `table` is not
+// used afterwards. split: by which tokens are forced; it outlives what is compiled. Null: none are.
+using MakeGuideCompiler = GuideCompiler*(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
+                                         const text::TokenSplit* split);
 
 }  // namespace charonia::grammar

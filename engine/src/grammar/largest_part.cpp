@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/guide_name.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/expression.h"
-#include "grammar/guide_compiler.h"
 #include "grammar/schema.h"
 #include "grammar/schema_sets.h"
 

@@ -8,10 +8,10 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "grammar/guide_compiler.h"
 #include "model/layers.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/engine_impl.h"
+#include "runtime/guide_library.h"
 #include "runtime/settings.h"
 
 namespace charonia {
@@ -118,17 +118,19 @@ void Engine::Impl::make_guides(const std::filesystem::path& weights_dir) {
   }
   const auto cache = parse_bytes(info.config.guide_cache_size.empty() ? "256MiB" : info.config.guide_cache_size);
   struct Compiler {
-    std::once_flag made;
+    std::mutex mutex;
     std::unique_ptr<grammar::GuideCompiler> it;
   };
-  auto compile = [this, compiler = std::make_shared<Compiler>()](const Guide& guide, bool after_space, const auto& stopped) {
-    std::call_once(compiler->made, [&] {  // of a large vocabulary it takes some tenths of a second
+  auto compiler = [this, made = std::make_shared<Compiler>()]() -> const grammar::GuideCompiler& {
+    const std::lock_guard lock(made->mutex);
+    if (!made->it) {  // of a large vocabulary it takes some tenths of a second
       const auto& model = info.model;
-      compiler->it = std::make_unique<grammar::GuideCompiler>(*tokens_, model.vocab_size, model.end_ids, token_split_.get());
-    });
-    return compiler->it->compile(guide, after_space, stopped);
+      auto& make = runtime::open_guide_library();
+      made->it.reset(make(*tokens_, model.vocab_size, model.end_ids, token_split_.get()));
+    }
+    return *made->it;
   };
-  guides_ = std::make_unique<runtime::GuideThread>(std::move(compile), *cache, sink_,
+  guides_ = std::make_unique<runtime::GuideThread>(std::move(compiler), *cache, sink_,
                                                     [this] { hand_task([this] { begin_compiled(); }); });
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/duration.h"
+#include "base/guide_name.h"
 #include "base/text.h"
 #include "model/rope.h"
 #include "runtime/engine_impl.h"
@@ -125,7 +126,7 @@ void Engine::Impl::check_guide(const Request& request) const {
     reject("guided_decoding_guide: it is empty, and guided_decoding_guide_type = ", type, " needs one");
   }
   if (text.size() > static_cast<std::size_t>(info.config.guide_max_bytes)) {
-    reject(grammar::called(*request.guide), ": the guide has ", text.size(), " bytes, and guide_max_bytes is ",
+    reject(called(*request.guide), ": the guide has ", text.size(), " bytes, and guide_max_bytes is ",
            info.config.guide_max_bytes);
   }
   if (text.find('\0') != std::string::npos || text::to_valid_utf8(text) != text) {

@@ -9,9 +9,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/guide_name.h"
 #include "base/text.h"
 #include "base/thread_time.h"
-#include "grammar/largest_part.h"
 
 namespace charonia::runtime {
 namespace {
@@ -27,9 +27,9 @@ GuideGrammar::State GuideGrammar::state() const {
   return state_;
 }
 
-GuideThread::GuideThread(Compile compile, std::int64_t cache_bytes, std::shared_ptr<MetricsSink> sink,
+GuideThread::GuideThread(Compiler compiler, std::int64_t cache_bytes, std::shared_ptr<MetricsSink> sink,
                          std::function<void()> done)
-    : compile_(std::move(compile)), cache_bytes_(cache_bytes), sink_(std::move(sink)), done_(std::move(done)) {}
+    : compiler_(std::move(compiler)), cache_bytes_(cache_bytes), sink_(std::move(sink)), done_(std::move(done)) {}
 
 GuideThread::~GuideThread() { close(); }
 
@@ -194,8 +194,10 @@ GuideThread::End GuideThread::compile(const Handle& handle) {
                 thread_seconds() - cpu_begun >= std::chrono::duration<double>(kQuick).count() && is_displaced(grammar);
     return displaced;
   };
+  const grammar::GuideCompiler* compiler = nullptr;
   try {
-    grammar.compiled_ = compile_(grammar.guide_, grammar.after_space_, stopped);
+    compiler = &compiler_();
+    grammar.compiled_ = compiler->compile(grammar.guide_, grammar.after_space_, stopped);
   } catch (const Error& error) {
     grammar.error_ = error.what();
     grammar.error_code_ = error.code();
@@ -206,14 +208,14 @@ GuideThread::End GuideThread::compile(const Handle& handle) {
   }
   const std::chrono::duration<double> took = Clock::now() - begun;
   const bool stopped_early = !grammar.compiled_ && grammar.error_.empty() && !displaced;
-  const auto largest = stopped_early ? grammar::largest_part(grammar.guide_) : std::string();
+  const auto largest = stopped_early ? compiler->largest_part(grammar.guide_) : std::string();
   const std::lock_guard lock(grammar.mutex_);
   if (!grammar.compiled_ && grammar.error_.empty()) {
     if (!grammar.overdue_) {
       grammar.state_ = GuideGrammar::State::queued;
       return displaced ? End::displaced : End::abandoned;
     }
-    grammar.error_ = cat(grammar::called(grammar.guide_), ": its grammar was not compiled within ", grammar.limit_s_,
+    grammar.error_ = cat(called(grammar.guide_), ": its grammar was not compiled within ", grammar.limit_s_,
                          " s (guide_timeout_s): make it simpler", largest);
   }
   if (sink_) sink_->observe(Metric::guide_compile_seconds, took.count());

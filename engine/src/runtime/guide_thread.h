@@ -39,7 +39,7 @@ class GuideGrammar {
   bool done() const { return state() >= State::ready; }
   // Null unless it is ready.
   const grammar::CompiledGuide* compiled() const { return compiled_.get(); }
-  // Once it has failed: what is wrong with the guide, or that memory does not suffice.
+  // Once it has failed: what is wrong with the guide, that memory does not suffice, or that nothing compiles guides yet.
   const std::string& error() const { return error_; }
   ErrorCode error_code() const { return error_code_; }
 
@@ -68,13 +68,13 @@ class GuideGrammar {
 class GuideThread {
  public:
   using Handle = std::shared_ptr<GuideGrammar>;
-  // As GuideCompiler::compile. Called on both threads at the same time.
-  using Compile = std::function<std::shared_ptr<const grammar::CompiledGuide>(const Guide& guide, bool after_space,
-                                                                              const std::function<bool()>& stopped)>;
+  // What compiles. Asked before each grammar, on both threads at the same time. Throws Error where there is none, or none
+  // yet.
+  using Compiler = std::function<const grammar::GuideCompiler&()>;
 
   // sink: takes the engine's metrics. done: called on a thread when something is done. The threads start when they are
   // needed.
-  GuideThread(Compile compile, std::int64_t cache_bytes, std::shared_ptr<MetricsSink> sink, std::function<void()> done);
+  GuideThread(Compiler compiler, std::int64_t cache_bytes, std::shared_ptr<MetricsSink> sink, std::function<void()> done);
   ~GuideThread();
   GuideThread(const GuideThread&) = delete;
   GuideThread& operator=(const GuideThread&) = delete;
@@ -116,7 +116,7 @@ class GuideThread {
   End compile(const Handle& grammar);
   bool is_displaced(const GuideGrammar& grammar);
 
-  const Compile compile_;
+  const Compiler compiler_;
   const std::int64_t cache_bytes_;
   const std::shared_ptr<MetricsSink> sink_;
   const std::function<void()> done_;

@@ -21,6 +21,7 @@ const BY_CODE = {
   deadline_exceeded: "busy",
   model_not_found: "model",
   model_not_loaded: "unloaded",
+  not_ready_yet: "busy", // structured output, after the first start
   origin_not_allowed: "origin",
   overloaded: "busy",
   rate_limit_exceeded: "limit",
