@@ -61,7 +61,7 @@ engine_settings() {
   echo "-DCHARONIA_KERNELS=${kernels%% *}"
 }
 
-# Structured output is a library of its own, half of what there is to compile. For serving it is compiled when all else is
+# Structured output is a library of its own, two fifths of what there is to compile. For serving it is compiled when all else is
 # there, while the server runs (scripts/compile_grammar.sh), but for one that is there, which has to fit to the engine.
 grammar_library() {
   local modules=(.venv/lib/python*/site-packages/charonia/_engine.*.so)

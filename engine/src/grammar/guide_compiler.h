@@ -1,6 +1,6 @@
 // Guides of requests, compiled into grammars that say which tokens may follow: xgrammar's work, on the engine's token
-// table. It is a library of its own, since half of what the engine takes to compile is its: this header is what both know
-// of each other. runtime/guide_library.h opens it.
+// table. It is a library of its own, since two fifths of what there is to compile are its: this header is what both know of
+// each other. runtime/guide_library.h opens it.
 #pragma once
 
 #include <cstddef>
