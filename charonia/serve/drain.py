@@ -1,8 +1,9 @@
-"""Has Triton load and unload models. Lets calls of the ensemble come to their end before it is asked to shut down.
+"""Has Triton load and unload models. Lets what runs come to its end before it is asked to shut down.
 
 When it is asked to shut down, Triton 24.10 stops all models at once, and the calls of the ensemble that
 are in flight lose their text. A model that is unloaded takes no new request and is not ready, but its calls in flight
-go on. So the ensemble is unloaded first.
+go on. So the ensemble is unloaded first. Answers by subscription are no calls of it, and need Triton to take calls: to
+cancel them, and for the names of tokens. So the engine has to be idle before Triton is asked.
 
 Triton's own API for that is closed to everybody: its key would stand in a command line. The engine's backend loads and
 unloads models when this process tells it to, through a pipe. What takes longer than it may is ended in the same way: an
@@ -118,8 +119,9 @@ class ModelControl:
         idle_s: float = IDLE_S,
         labels: Collection[str] = ("",),
     ) -> str | None:
-        """Unloads the ensembles of the Triton with these metrics, and returns None once their calls have ended, or when
-        hurry() says so. What runs after limit_s is ended by the engine with an error. labels: of the models.
+        """Unloads the ensembles of the Triton with these metrics, and returns None once their calls have ended and
+        their engines have nothing to do, or when hurry() says so. What runs after limit_s is ended by the engine with
+        an error. labels: of the models.
 
         Triton may still count calls then, and waits for them when it is asked to shut down. Nobody else needs to: all
         has been said to their clients, or these are gone. That is returned, in words where it says something of the
@@ -139,7 +141,7 @@ class ModelControl:
                 return self._cut_off(ensembles, engines, hurry, "", _CUT_OFF_S)
             if now < next_look:
                 continue
-            if not all(_is_idle(metrics_url, engine) for engine in engines):
+            if not _are_idle(metrics_url, engines):
                 idle_since = now
             elif now - idle_since > idle_s:
                 return self._cut_off(
@@ -152,25 +154,32 @@ class ModelControl:
                     _LAST_WORDS_S,
                 )
             next_look = time.monotonic() + _LOOK_S
+        self._wait_idle(metrics_url, engines, deadline, hurry)
         return None
 
-    def wait_idle(self, metrics_url: str, engine: str, limit_s: float, alive: Callable[[], bool]) -> None:
-        """Returns when that engine has no request any more, as its metrics say twice; after limit_s at the latest.
-
-        Answers by subscription are not calls of the ensemble: they go on when that is unloaded. Where metrics say
-        nothing of the engine for 5 s, nothing can be waited for.
-        """
-        now = time.monotonic()
-        deadline, heard, was_idle = now + limit_s, now, False
-        while alive() and now < deadline and now - heard < _SILENT_S:
-            idle = _is_idle(metrics_url, engine)
+    def _wait_idle(
+        self, metrics_url: str, engines: Collection[str], deadline: float, hurry: Callable[[], bool]
+    ) -> None:
+        """Returns when these engines have no request any more, as their metrics say twice. Has them end what they have
+        after the deadline, which is time.monotonic()'s. Where metrics say nothing of them for 5 s, they are not waited
+        for."""
+        heard, was_idle = time.monotonic(), False
+        while not hurry():
+            idle = _are_idle(metrics_url, engines)
             if idle and was_idle:
                 return
             was_idle = bool(idle)
             now = time.monotonic()
             if idle is not None:
                 heard = now
-            time.sleep(max(0, min(_SECOND_LOOK_S, deadline - now)))
+            if now - heard >= _SILENT_S:
+                return
+            if now >= deadline and not idle:
+                for engine in engines:
+                    self._order(engine)
+                self.wait_unloaded(engines, _CUT_OFF_S, lambda: not hurry())
+                return
+            time.sleep(_SECOND_LOOK_S)
 
     def _are_unloaded(self, models: Iterable[str]) -> bool:
         """Waits a little where they are not."""
@@ -212,12 +221,14 @@ class ModelControl:
             os.close(descriptor)
 
 
-def _is_idle(metrics_url: str, engine: str) -> bool | None:
-    """Whether this engine says that it has no request; None where nothing is heard of it."""
+def _are_idle(metrics_url: str, engines: Collection[str]) -> bool | None:
+    """Whether these engines say that they have no request; None where nothing is heard of one."""
     try:
-        return says_idle(fetch(metrics_url, _LOOK_S) or b"", engine)
+        metrics = fetch(metrics_url, _LOOK_S) or b""
     except Silence:
         return None
+    states = [says_idle(metrics, engine) for engine in engines]
+    return None if None in states else all(states)
 
 
 def says_idle(metrics: bytes, engine: str = ENGINE) -> bool | None:

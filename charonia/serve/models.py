@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -215,11 +214,7 @@ class Models:
                 )
             self._states[name] = "unloading"
             self._wanted.discard(name)
-            deadline = time.monotonic() + self._drain_s
             lost = self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
-            if lost is None:
-                left_s = deadline - time.monotonic()
-                self._control.wait_idle(self._metrics_url, one.part(drain.ENGINE), left_s, self._alive)
             for part in reversed(one.parts):
                 self._control.unload(part)
             # An ensemble with calls that never end stays, and holds nothing.

@@ -72,6 +72,8 @@ _REASONS: dict[int, FinishReason | None] = {0: None, 1: "stop", 2: "length", 3: 
 _ERROR = 4
 _OPTIONS = 5
 _TOKENS, _LOGPROBS = 16, 32  # beside a reason
+# Log probabilities that one part has after it was joined: unpacked they take about 150 bytes each, packed 8.
+_MOST_JOINED = 4096
 _READING = 16  # what aside() counts takes a microsecond each; reading a token for calls takes 6 to 27
 
 
@@ -192,7 +194,7 @@ class NotOffered(CharoniaError):
 class _Joined:
     """Parts of one answer that a slow reader gets as one. Each is copied twice, however many come."""
 
-    __slots__ = ("_ids", "_joined", "_last", "_packed", "_sizes", "_span", "_text", "index")
+    __slots__ = ("_ids", "_joined", "_last", "_packed", "_sizes", "_span", "_text", "index", "num_packed")
 
     def __init__(self, first: GenerateResponse) -> None:
         self.index = first.index
@@ -201,6 +203,7 @@ class _Joined:
         self._sizes: list[int] = []
         self._joined = io.BytesIO()
         self._packed: list[PackedLogprobs] = []
+        self.num_packed = 0
         self._span = (0, 0)
         self.add(first)
 
@@ -214,6 +217,7 @@ class _Joined:
         self._ids.extend(part.token_ids)
         if isinstance(part, PackedPart):
             self._packed.extend(part.packed or ())
+            self.num_packed += part.num_packed()
         if isinstance(part, TokenPart):
             self._sizes.extend(part.sizes)
             self._joined.write(part.joined)
@@ -378,12 +382,15 @@ class SubscribedStream:
             self.end()
 
     def _joins(self, part: GenerateResponse) -> bool:
-        """It becomes one with the last that waits of its answer. False: none does."""
+        """It becomes one with the last that waits of its answer. False: none does, or that has as many log
+        probabilities as one part may have."""
         for at in range(len(self._parts) - 1, -1, -1):
             last = self._parts[at]
             if last.index == part.index:
                 if isinstance(last, GenerateResponse):
                     last = self._parts[at] = _Joined(last)
+                if last.num_packed >= _MOST_JOINED:
+                    return False
                 last.add(part)
                 return True
         return False

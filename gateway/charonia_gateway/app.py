@@ -113,6 +113,7 @@ class _Parts:
         async with AsyncExitStack() as opened:
             for pool in pools.values():
                 await opened.enter_async_context(pool)
+            await asyncio.gather(*(pool.first_checks() for pool in pools.values()))
             app.state.gateway = self._gateway(pools)
             followers = [self.keys.follow()] if self.keys else []
             if worker:

@@ -147,7 +147,7 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
 ) -> None:
     """Neither its gateway nor its server is ready any more at once, and both refuse what is new so that it can go to
     another server. What has begun ends, streams and whole answers, and no turn goes on at another server as if it had
-    its history there."""
+    its history there. Who leaves meanwhile is not computed for."""
     workers = {"CHARONIA_GATEWAY_WORKERS": "2"}  # of the stack's gateway and of the one before two servers
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), **workers}
     with (
@@ -184,16 +184,19 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             )
             streams = [stream for some in begun_streams for stream in some]
             whole = asyncio.create_task(turn(long, request_output_len=TOKENS))
-            async with held(its_own, body("slow", ENDLESS)):
-                await engine_metrics.until(
-                    stack.metrics, lambda now: now.running == 2 * STREAMS + 2, "all of it runs there"
-                )
-                stack.signal(signal.SIGTERM)
-                await until_draining(its_own)
-                await check_refused(its_own, body("slow", 1))
-            await until_draining(http)
-            refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
-            assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
+            async with held(http, body("model", ENDLESS)):
+                async with held(its_own, body("slow", ENDLESS)):
+                    await engine_metrics.until(
+                        stack.metrics, lambda now: now.running == 2 * STREAMS + 3, "all of it runs there"
+                    )
+                    stack.signal(signal.SIGTERM)
+                    await until_draining(its_own)
+                    await check_refused(its_own, body("slow", 1))
+                await until_draining(http)
+                refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
+                assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
+                cancelled = (await engine_metrics.read(stack.metrics)).cancelled
+            await engine_metrics.until(stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there")
             lost = await turn(kept)
             assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
             assert (await turn(kept)).json()["history_tokens"] == 0, "the turn after that begins anew"

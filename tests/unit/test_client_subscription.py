@@ -21,6 +21,7 @@ from charonia_client import (
     ServerError,
     Unavailable,
     Unresponsive,
+    subscription,
 )
 from charonia_client.subscription import NotOffered, SubscribedStream, TokenPart, unpack
 from charonia_client.tensors import encode
@@ -438,10 +439,12 @@ async def test_a_slow_reader_gets_fewer_parts_and_the_same_text(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("parsed", [None, True])
-@pytest.mark.parametrize("tops", [0, 5])
+@pytest.mark.parametrize(("tops", "most"), [(0, 4096), (5, 4096), (5, 100)])
 async def test_what_waits_for_a_slow_reader_is_joined_with_its_log_probabilities(
-    tops: int, parsed: Literal[True] | None
+    tops: int, most: int, parsed: Literal[True] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As many as one part may have."""
+    monkeypatch.setattr(subscription, "_MOST_JOINED", most)
     text = "x" * 300
 
     async def answer(request: pb.ModelInferRequest) -> Responses:
@@ -464,8 +467,10 @@ async def test_what_waits_for_a_slow_reader_is_joined_with_its_log_probabilities
             first = await anext(parts)
             assert len(logprobs_of(await read(client, "b", logprobs=tops))) == 300
             rest = [one async for one in parts]
-    assert len(rest) <= 65
+    each = 1 + tops
+    assert len(rest) <= 65 + 300 * each // most
     everything = [first, *rest]
+    assert max(len(one.token_ids) for one in everything) * each < most + each
     assert [id for one in everything for id in one.token_ids] == list(range(300))
     assert [logprob for logprob, _ in logprobs_of(everything)] == [-number for number in range(300)]
     assert {len(row) for _, row in logprobs_of(everything)} == {tops}

@@ -176,12 +176,14 @@ async def test_its_first_request_finds_the_servers_checked(monkeypatch: pytest.M
     async with Double() as one, Double() as two:
         gateway = Gateway([one, two])
         async with gateway.pool:
+            await gateway.pool.first_checks()
             assert gateway.state(one) is gateway.state(two) is State.UP
             assert await gateway.text(ask()) in (one.target, two.target)
         monkeypatch.setattr(pool, "_FIRST_CHECK_S", 0.05)
         two.fall_asleep()
         gateway = Gateway([two])
         async with gateway.pool:
+            await gateway.pool.first_checks()
             assert gateway.state(two) is State.DOWN
             two.wake_up()
             await gateway.until_all_are(State.UP)

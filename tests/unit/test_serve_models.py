@@ -282,14 +282,14 @@ def test_an_engine_is_unloaded_when_it_has_said_twice_that_it_is_idle(
     log, models = Log(orders), make_models(orders)
     now, asked = [0.0], 0
 
-    def is_idle(url: str, engine: str) -> bool | None:
+    def are_idle(url: str, engines: list[str]) -> bool | None:
         nonlocal asked
-        assert engine == "engine.b" and set(log.orders) == {"ensemble.b"}
+        assert engines == ["engine.b"] and set(log.orders) == {"ensemble.b"}
         answer, asked = said[asked], asked + 1
         now[0] += 3
         return answer
 
-    monkeypatch.setattr(drain, "_is_idle", is_idle)
+    monkeypatch.setattr(drain, "_are_idle", are_idle)
     monkeypatch.setattr(drain, "_SILENT_S", 5)
     monkeypatch.setattr(drain, "_SECOND_LOOK_S", 0)
     monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
@@ -297,21 +297,22 @@ def test_an_engine_is_unloaded_when_it_has_said_twice_that_it_is_idle(
     assert asked == looks and "engine.b" in log.orders
 
 
-@pytest.mark.parametrize("alive", [True, False])
-def test_an_engine_that_stays_busy_is_waited_for_as_long_as_it_may(
-    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, alive: bool
+@pytest.mark.parametrize("hurried", [False, True])
+def test_an_engine_that_stays_busy_ends_what_it_has_when_its_time_is_over(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, hurried: bool
 ) -> None:
-    looks = 0
+    log, looks = Log(orders), 0
 
-    def is_idle(url: str, engine: str) -> bool:
+    def are_idle(url: str, engines: list[str]) -> bool:
         nonlocal looks
         looks += 1
         return False
 
-    monkeypatch.setattr(drain, "_is_idle", is_idle)
+    monkeypatch.setattr(drain, "_are_idle", are_idle)
     monkeypatch.setattr(drain, "_SECOND_LOOK_S", 0.01)
-    orders.wait_idle("", "engine", 0.1, lambda: alive)
-    assert (looks > 1) is alive
+    assert orders.drain("", 0.1, lambda: hurried) is None
+    assert (looks > 1) is not hurried
+    assert log.orders[1:] == ([] if hurried else ["engine"])
 
 
 def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(orders: drain.ModelControl) -> None:

@@ -71,7 +71,10 @@ def waits(stack: _Stack) -> bool:
     return bool(asked)
 
 
-def test_a_server_that_took_anothers_place_is_drained_whatever_that_one_had_unloaded(stack: _Stack) -> None:
+def test_a_server_that_took_anothers_place_is_drained_whatever_that_one_had_unloaded(
+    stack: _Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack._control, "_wait_idle", lambda *given: None)
     stack._children[0].tail()
     assert not waits(stack)
     assert stack._restart()
@@ -198,7 +201,7 @@ def control() -> Iterator[drain.ModelControl]:
 def test_calls_of_an_idle_engine_are_waited_for_no_longer_than_asked(
     control: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "_is_idle", lambda url, engine: engine == "engine")
+    monkeypatch.setattr(drain, "_are_idle", lambda url, engines: engines == ["engine"])
     monkeypatch.setattr(drain, "_LOOK_S", 0.01)
     monkeypatch.setattr(drain, "_LAST_WORDS_S", 0.1)
     said = control.drain("http://127.0.0.1:9", HANG_S, lambda: False, 0.1)

@@ -137,17 +137,18 @@ class Pool:
         self._new_targets = 0
 
     async def __aenter__(self) -> Pool:
-        """Returns when each server has been asked once, or after a second: before, it would refuse what others take."""
         self.set_targets(self._targets)
-        asked = [asyncio.create_task(endpoint.check_ended()) for endpoint in self.endpoints]
-        if asked:
-            _, waiting = await asyncio.wait(asked, timeout=_FIRST_CHECK_S)
-            await end(waiting)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await end([*self._watches.values(), *([self._asking] if self._asking else [])])
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints))
+
+    async def first_checks(self) -> None:
+        """Returns when each server has been asked, or after a second. Before, what it could take is refused."""
+        if asked := [asyncio.create_task(endpoint.check_ended()) for endpoint in self.endpoints]:
+            _, waiting = await asyncio.wait(asked, timeout=_FIRST_CHECK_S)
+            await end(waiting)
 
     def set_targets(self, targets: Iterable[str]) -> None:
         """Adds new endpoints. One that is missing gets no new request and is dropped after its last one."""
