@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# setup.sh serve|test: brings .venv up to date with this checkout. It does nothing that has been done, so it may run
+# setup.sh serve|test [whole]: brings .venv up to date with this checkout. With `whole`, and for tests, structured output is there
+# when it ends; else it may go on being compiled in the background. It does nothing that has been done, so it may run
 # before every command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 purpose=${1:?serve or test}
+whole=${2:-}
+if [ "$purpose" = test ]; then whole=whole; fi
 stamps=.venv/stamps
 mkdir -p build
 exec 9>build/setup.lock
@@ -126,7 +129,7 @@ install_engine() {
     flock --nonblock "$marker" true || say "waiting for structured output, which is being compiled"
     flock "$marker" true
   fi
-  if [ "$purpose" = serve ] && ! has_grammar_library; then
+  if [ -z "$whole" ] && ! has_grammar_library; then
     local -x SKBUILD_BUILD_TARGETS="_engine;triton_charonia" SKBUILD_INSTALL_COMPONENTS=engine
   fi
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} PATH="$PWD/.venv/bin:$PATH" \
@@ -171,7 +174,7 @@ fi
 if [ "$purpose" = test ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
 
 # Without the build folder (make clean) what is missing cannot be compiled alone.
-incomplete() { ! has_grammar_library && { [ "$purpose" = test ] || [ ! -e build/engine/build.ninja ]; }; }
+incomplete() { ! has_grammar_library && { [ -n "$whole" ] || [ ! -e build/engine/build.ninja ]; }; }
 
 if outdated engine engine CMakeLists.txt || incomplete || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
   [ "$(cat "$stamps/kernels" 2>/dev/null || echo all)" != "$kernels" ]; then
@@ -186,7 +189,9 @@ fi
 if ! has_grammar_library; then
   library=$(grammar_library)
   exec 8>>"$library.build"
-  if flock --nonblock 8 && ! has_grammar_library; then
+  # Who asks whether it is on its way holds the lock for a moment.
+  if flock --timeout 0.5 8 && ! has_grammar_library; then
+    say "structured output is compiled in the background, for some minutes; requests that need it get 503 until then"
     setsid scripts/compile_grammar.sh "$library" </dev/null >/dev/null 2>&1 9>&- &
   fi
 fi

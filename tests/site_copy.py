@@ -40,7 +40,7 @@ class SiteCopy:
         with Path(f"{self.library}.build").open("w") as marker:
             marker.write(f"{LOG}\n")
             marker.flush()
-            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(marker, fcntl.LOCK_EX)  # who asks for it holds it for a moment
             yield
 
     def give(self) -> None:

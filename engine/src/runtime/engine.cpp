@@ -121,6 +121,11 @@ void Engine::Impl::make_guides(const std::filesystem::path& weights_dir) {
     std::mutex mutex;
     std::unique_ptr<grammar::GuideCompiler> it;
   };
+  // An update of a checkout may replace a file that is not open yet. What fails here is told to who has a guide.
+  try {
+    runtime::open_guide_library();
+  } catch (const Error&) {
+  }
   auto compiler = [this, made = std::make_shared<Compiler>()]() -> const grammar::GuideCompiler& {
     const std::lock_guard lock(made->mutex);
     if (!made->it) {  // of a large vocabulary it takes some tenths of a second

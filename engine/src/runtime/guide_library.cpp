@@ -98,7 +98,8 @@ grammar::MakeGuideCompiler& open_guide_library(const fs::path& file) {
   auto* const make = reinterpret_cast<grammar::MakeGuideCompiler*>(::dlsym(library, grammar::kMakeGuideCompiler));
   if (make == nullptr) {
     ::dlclose(library);  // else the one that replaces it would not be opened
-    refuse(cat(kName, " is of another version"));
+    throw Error(ErrorCode::unsupported, cat("structured output cannot be used: ", kName,
+                                            " is of another version than the engine: start the server again"));
   }
   return *make;
 }

@@ -26,6 +26,7 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Overloaded,
+    Pending,
     Tls,
     Tokenized,
     TokenizeRequest,
@@ -347,6 +348,13 @@ class Pool:
                 if replaced:
                     endpoint.stale_sessions.remember(replaced, None)
                 endpoint.busy_until = time.monotonic() + error.retry_after
+                failures.append(error)
+            except Pending as error:  # another may have what the request needs; this one is well
+                entry.close()
+                if replaced:
+                    endpoint.stale_sessions.remember(replaced, None)
+                if request.session_id is not None:
+                    raise
                 failures.append(error)
             except Unavailable as error:
                 entry.close()
