@@ -44,10 +44,11 @@ def main() -> None:
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    if settings.subscribe:
+    if settings.subscribes:
         log.info("answers come from Triton by one stream for each process and model (CHARONIA_GATEWAY_SUBSCRIBE=true)")
     else:
-        log.info("each answer comes from Triton by a stream of its own (CHARONIA_GATEWAY_SUBSCRIBE=false)")
+        why = "CHARONIA_LOG_PROMPTS" if settings.subscribe else "CHARONIA_GATEWAY_SUBSCRIBE=false"
+        log.info("each answer comes from Triton by a stream of its own (%s)", why)
     workers = settings.workers or default_workers()
     try:
         if workers == 1:

@@ -145,7 +145,7 @@ class _Parts:
                 on_way=lambda way: metrics.ways[way].inc(),
                 metadata=self.tracing.metadata if self.tracing else None,
                 tls=self.tls,
-                subscribe=settings.subscribe,
+                subscribe=settings.subscribes,
                 model=model if len(settings.models) > 1 and not servers else None,
                 label=label,
                 connect=_of(servers[model]) if servers else None,

@@ -156,6 +156,12 @@ class Settings(GatewayFields):
         return parse_origins(self.allowed_origins)
 
     @property
+    def subscribes(self) -> bool:
+        """Whether answers come by subscription. Their text passes by postprocessing, which logs it where that is asked
+        for."""
+        return self.subscribe and not (self.access_log and self.log_prompts)
+
+    @property
     def endpoints(self) -> str:
         """The list of Triton servers, of one entry at least."""
         host = f"[{self.triton_host}]" if ":" in self.triton_host else self.triton_host

@@ -501,9 +501,9 @@ async def test_a_server_that_drains_ends_subscriptions_when_their_requests_have_
             served.signal(signal.SIGTERM)
             await idle.until(lambda: idle.over)
             await busy.until(lambda: busy.over)
-        assert "[503] the server is shutting down" in idle.error
-        assert "[503] the server is shutting down" in busy.error
-        assert busy.errors[1].startswith("[503] the server is shutting down; the request was ended after ")
+        ends = "[503] model 'engine' is being unloaded"  # as the server does what has had its time
+        assert ends in idle.error and ends in busy.error
+        assert busy.errors[1].startswith(f"{ends}; the request was ended after ")
         assert busy.answers[2, 0].reason == "length"
         assert served.wait() == 0
 

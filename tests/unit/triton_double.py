@@ -94,8 +94,9 @@ def options_chunk(key: int, options: str) -> bytes:
 
 
 def packed_logprobs(raw: dict[str, bytes]) -> bytes:
-    """Those of a response's tensors, as a subscription has them."""
-    logprobs = raw.get("output_log_probs", b"")
+    """Those of a response's tensors, as a subscription has them; of a response without, the tokens' own."""
+    num_ids = len(raw["output_ids"]) // 4
+    logprobs = raw.get("output_log_probs", struct.pack(f"<{num_ids}f", *[-0.5] * num_ids))
     ids, tops = raw.get("top_log_prob_ids", b""), raw.get("top_log_probs", b"")
     return logprobs + struct.pack("<I", len(ids) // len(logprobs) if logprobs else 0) + ids + tops
 
@@ -116,9 +117,10 @@ def chunk(key: int, answer: pb.ModelStreamInferResponse, parsed: bool = False, l
     ]
     code = ("", "stop", "length", "cancelled").index(reason) + (16 if parsed else 0) + (32 if logprobs else 0)
     num_ids = len(ids) // 4
+    span = struct.unpack("<2i", raw["text_span"]) if "text_span" in raw else (0, len(text))
     sizes = [1] * (num_ids - 1) + [len(text) - num_ids + 1] * (num_ids > 0)
     return (
-        head.pack(key, len(text), num_ids, numbers[0], code, 0, len(text), *numbers[1:], 0, 0, 0, 0, 0)
+        head.pack(key, len(text), num_ids, numbers[0], code, *span, *numbers[1:], 0, 0, 0, 0, 0)
         + ids
         + (struct.pack(f"<{num_ids}I", *sizes) if parsed else b"")
         + (packed_logprobs(raw) if logprobs else b"")
