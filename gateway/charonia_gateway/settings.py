@@ -157,8 +157,8 @@ class Settings(GatewayFields):
 
     @property
     def subscribes(self) -> bool:
-        """Whether answers come by subscription. Their text passes by postprocessing, which logs it where that is asked
-        for."""
+        """Whether answers come by subscription. Where their text is to be logged they have calls: postprocessing logs
+        it, and a subscription does not go through that."""
         return self.subscribe and not (self.access_log and self.log_prompts)
 
     @property
