@@ -77,7 +77,7 @@ TEST(DequantisedTest, numbers_are_the_product_in_double_precision_rounded_once) 
         in_both_orders([&] {
           for (const std::int64_t first : {0, 32}) {
             const auto rows = kN - first, units = round_up(rows, 16);
-            Matrix out(type, units + 1, gemm.weight_stride, gemm.weight_stride);
+            GemmMatrix out(type, units + 1, gemm.weight_stride, gemm.weight_stride);
             out.upload(stream);
             dequantise(stream, gemm, first, rows, out.data());
             out.download(stream);

@@ -40,10 +40,10 @@ inline float decode(DType type, std::uint32_t bits) {
 
 // A matrix on the device with rows `stride` apart, `offset` elements behind an aligned address. What lies between the
 // rows is NaN unless `padding` is given.
-class Matrix {
+class GemmMatrix {
  public:
-  Matrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t stride, std::int64_t offset = 0,
-         float padding = std::numeric_limits<float>::quiet_NaN())
+  GemmMatrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t stride, std::int64_t offset = 0,
+             float padding = std::numeric_limits<float>::quiet_NaN())
       : type(type),
         rows(rows),
         cols(cols),
@@ -76,7 +76,7 @@ class Matrix {
     stream.download(host.data(), device.data(), host.size(), "test");
     stream.wait("test");
   }
-  void copy(const Matrix& from, Stream& stream) {
+  void copy(const GemmMatrix& from, Stream& stream) {
     host = from.host;
     upload(stream);
   }
@@ -193,10 +193,10 @@ struct GemmProblem {
   }
 
   Stream stream;
-  Matrix in, weight, bias, out;
+  GemmMatrix in, weight, bias, out;
   bool has_bias;
   bool packed;
-  std::optional<Matrix> packed_weight;
+  std::optional<GemmMatrix> packed_weight;
   struct Expected {
     double sum, size;  // size: of what was added
   };

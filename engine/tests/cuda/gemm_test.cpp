@@ -217,7 +217,7 @@ TEST_F(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
       problem.run(tactic);
       problem.check();
       for (const bool silu : {true, false}) {
-        Matrix expected(c.type, c.rows, inter, stride), found(c.type, c.rows, inter, stride);
+        GemmMatrix expected(c.type, c.rows, inter, stride), found(c.type, c.rows, inter, stride);
         expected.upload(problem.stream);
         gated_activation(problem.stream, {expected.data(), c.type, c.rows, inter, stride},
                          {problem.out.data(), c.type, c.rows, c.n, problem.out.stride},
