@@ -29,7 +29,7 @@ else
   other_isas='/(portable|avx512|avx512_bf16|amx)(_int[48])?$'
 fi
 
-# sanitize FOLDER SANITIZERS TARGET [ctest's arguments]. With address each source is compiled alone, which finds one that
+# sanitize FOLDER SANITIZERS TARGET [ctest's arguments]. Kernels that cannot run here are not compiled. With address each source is compiled alone, which finds one that
 # does not include what it uses.
 sanitize() {
   local googletest unity=OFF folder=build/sanitize-$1
@@ -37,7 +37,7 @@ sanitize() {
   echo "== sanitizers: $2" >&2
   googletest=$(scripts/get_googletest.sh) &&
     cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1" -DCHARONIA_TESTS=ON \
-      -DCHARONIA_WERROR=OFF -DCHARONIA_UNITY=$unity -DCHARONIA_PYTHON=OFF -DCHARONIA_TRITON=OFF -DCHARONIA_CUDA=OFF "-DCHARONIA_SANITIZE=$2" \
+      -DCHARONIA_WERROR=OFF -DCHARONIA_KERNELS=here -DCHARONIA_UNITY=$unity -DCHARONIA_PYTHON=OFF -DCHARONIA_TRITON=OFF -DCHARONIA_CUDA=OFF "-DCHARONIA_SANITIZE=$2" \
       -DCHARONIA_CUDA_ON_HOST_TESTS=ON -DPython_EXECUTABLE="$PWD/.venv/bin/python" \
       -DCMAKE_PREFIX_PATH="$googletest" --log-level=WARNING &&
     cmake --build "$folder" --parallel "$(nproc)" --target "$3" &&
