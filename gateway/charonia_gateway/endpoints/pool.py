@@ -343,24 +343,18 @@ class Pool:
                         first.append(part)
                     entry.finished = first[-1].finish_reason in ("stop", "length")
                 return Answer(entry, first, parts, replaced)
-            except Overloaded as error:
-                entry.close()
-                if replaced:
-                    endpoint.stale_sessions.remember(replaced, None)
-                endpoint.busy_until = time.monotonic() + error.retry_after
-                failures.append(error)
-            except Pending as error:  # another may have what the request needs; this one is well
-                entry.close()
-                if replaced:
-                    endpoint.stale_sessions.remember(replaced, None)
-                if request.session_id is not None:
-                    raise
-                failures.append(error)
-            except Unavailable as error:
+            except (Overloaded, Pending, Unavailable) as error:  # another one may take it
                 entry.close()
                 if replaced:
                     endpoint.stale_sessions.remember(replaced, None)
                 failures.append(error)
+                if isinstance(error, Overloaded):
+                    endpoint.busy_until = time.monotonic() + error.retry_after
+                    continue
+                if isinstance(error, Pending):  # this one is well
+                    if request.session_id is not None:
+                        raise
+                    continue
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     raise
                 # A check may see that the connection broke before the request does, which is then taken from there.
