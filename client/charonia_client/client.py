@@ -114,8 +114,8 @@ class Client:
     which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
     probabilities of the prompt or gRPC metadata, and none that the server does not take so: any or those with log
     probabilities, where it is of an older version, and `parsed` ones, where it has another version of the parser.
-    `on_way` is told of each request how its answer comes, and `on_refusal` why the server takes none by subscription,
-    or none of that kind.
+    `on_way` is told once of each request how its answer comes, and `on_refusal` why the server takes none by
+    subscription, or none of that kind.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Client:
                 request.n or 1,
                 parsed=parsed,
                 logprobs=logprobs,
-                on_sent=partial(self._on_way, "subscription"),
+                on_settled=partial(self._on_way, "subscription"),
             )
         else:
             self._on_way("call")

@@ -275,8 +275,8 @@ class SubscribedStream:
 
     `choose` gives the subscription for it, and another one where the server does not know that, as when the model was
     loaded anew: then it is sent again, once. `parsed`: it is read for calls and reasoning. `logprobs`: it has log
-    probabilities. `on_sent` is told when it is sent, once. The reader gets NotOffered where the server takes it by a
-    call alone."""
+    probabilities. `on_settled` is told once that it was sent and needs no call of its own, whatever becomes of it. The
+    reader gets NotOffered where the server takes it by a call alone."""
 
     def __init__(
         self,
@@ -286,14 +286,16 @@ class SubscribedStream:
         *,
         parsed: bool = False,
         logprobs: bool = False,
-        on_sent: Callable[[], None] = lambda: None,
+        on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._choose = choose
         self._parsed = parsed
         self._logprobs = logprobs
         self._reader: PartReader | None = None  # of what is parsed, once a part has come
-        self._on_sent = on_sent
+        self._on_settled = on_settled
+        self._sent = False
+        self._settled = False  # that was told
         self._subscription = choose()
         self._running = answers
         self._parts: deque[GenerateResponse | _Joined] = deque()
@@ -371,6 +373,7 @@ class SubscribedStream:
         elif (has_tokens, has_logprobs) != (self._parsed, self._logprobs):
             self.fail(ServerError(f"{self._subscription.target} sent another kind of answer than was asked for"))
         self.begun = True
+        self._settle()
         if part.finish_reason:
             self._running -= 1
         if not self._abandoned and not self._error:
@@ -423,7 +426,7 @@ class SubscribedStream:
     async def _send(self, message: Any) -> None:
         """Sends the request once the subscription is there. An error of its call is the request's end."""
         try:
-            unknown = await self._ask(message, self._on_sent)
+            unknown = await self._ask(message)
             if unknown and not (self._abandoned or self._error or self.task.done()):
                 self._lost = None
                 self._subscription.remove(self._key)
@@ -443,8 +446,16 @@ class SubscribedStream:
             raise
         except Exception as failure:  # what came is no answer, or the channel is closed
             self._break_off(ServerError(f"the call to Triton at {self._subscription.target} failed: {failure!r}"))
+        finally:
+            if self._sent and not isinstance(self._error, NotOffered):  # after which a call takes its place
+                self._settle()
 
-    async def _ask(self, message: Any, on_sent: Callable[[], None] = lambda: None) -> Unavailable | None:
+    def _settle(self) -> None:
+        if not self._settled:
+            self._settled = True
+            self._on_settled()
+
+    async def _ask(self, message: Any) -> Unavailable | None:
         """Makes the request's call. The error of a server that does not know the subscription, and so has not taken the
         request."""
         subscription, unknown = self._subscription, None
@@ -458,8 +469,7 @@ class SubscribedStream:
             self.end()
             return None
         subscribed(message, subscription.name, self._key, self._parsed)
-        on_sent()
-        self._asking = True
+        self._sent = self._asking = True
         try:
             async for answer in subscription.call(message):
                 if answer.error_message:
