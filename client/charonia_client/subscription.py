@@ -21,6 +21,7 @@ import json
 import re
 import struct
 import uuid
+from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -191,6 +192,25 @@ class NotOffered(CharoniaError):
         self.kind = kind
 
 
+class _JoinedLogprobs:
+    """Those of several chunks as of one, in what they have on the wire and little more: objects for those of each token
+    would take twice that."""
+
+    __slots__ = ("_parts", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = width  # how many most likely tokens each token has
+        self._parts = (io.BytesIO(), io.BytesIO(), io.BytesIO())
+
+    def add(self, packed: PackedLogprobs) -> None:
+        for part, more in zip(self._parts, packed, strict=True):
+            part.write(more)
+
+    def packed(self) -> PackedLogprobs:
+        logprobs, ids, tops = self._parts
+        return (logprobs.getvalue(), ids.getvalue(), tops.getvalue())
+
+
 class _Joined:
     """Parts of one answer that a slow reader gets as one. Each is copied twice, however many come."""
 
@@ -199,10 +219,10 @@ class _Joined:
     def __init__(self, first: GenerateResponse) -> None:
         self.index = first.index
         self._text = io.StringIO()
-        self._ids: list[int] = []
-        self._sizes: list[int] = []
+        self._ids = array("i")
+        self._sizes = array("I")
         self._joined = io.BytesIO()
-        self._packed: list[PackedLogprobs] = []
+        self._packed: list[_JoinedLogprobs] = []
         self.num_packed = 0
         self._span = (0, 0)
         self.add(first)
@@ -216,18 +236,27 @@ class _Joined:
         self._text.write(part.text)
         self._ids.extend(part.token_ids)
         if isinstance(part, PackedPart):
-            self._packed.extend(part.packed or ())
+            for packed in part.packed or ():
+                self._add_logprobs(packed)
             self.num_packed += part.num_packed()
         if isinstance(part, TokenPart):
             self._sizes.extend(part.sizes)
             self._joined.write(part.joined)
         self._last = part
 
+    def _add_logprobs(self, packed: PackedLogprobs) -> None:
+        logprobs, ids, _ = packed
+        if logprobs:  # not of a chunk without tokens, whose width is 0
+            width = len(ids) // len(logprobs)
+            if not self._packed or self._packed[-1].width != width:
+                self._packed.append(_JoinedLogprobs(width))
+            self._packed[-1].add(packed)
+
     def whole(self) -> GenerateResponse:
         part = self._last
         part.text, part.token_ids, part.text_span = self._text.getvalue(), tuple(self._ids), self._span
         if isinstance(part, PackedPart) and part.packed is not None:
-            part.packed = self._packed
+            part.packed = [joined.packed() for joined in self._packed]
         if isinstance(part, TokenPart):
             part.sizes, part.joined = tuple(self._sizes), self._joined.getvalue()
         return part

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Literal
 
@@ -476,6 +477,28 @@ async def test_what_waits_for_a_slow_reader_is_joined_with_its_log_probabilities
     assert {len(row) for _, row in logprobs_of(everything)} == {tops}
     assert rest[-1].finish_reason == "cancelled"
     assert (joined(everything), "".join(one.reasoning for one in everything)) == (text, text if parsed else "")
+
+
+def test_what_waits_with_log_probabilities_takes_little_more_than_it_has_on_the_wire() -> None:
+    deliveries = [
+        struct.pack("<Q", number) + chunk(7, with_logprobs(part(" word"), 1, 20), logprobs=True)
+        for number in range(3000)
+    ]
+    joined: list[subscription._Joined] = []
+    tracemalloc.start()
+    try:
+        for packed in deliveries:
+            (_, [(_, one)]) = unpack(packed)
+            assert isinstance(one, GenerateResponse)
+            if joined and joined[-1].num_packed < subscription._MOST_JOINED:
+                joined[-1].add(one)
+            else:
+                joined.append(subscription._Joined(one))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(joined) == 3000 * 21 // 4096 + 1
+    assert taken < 1.25 * sum(map(len, deliveries))
 
 
 async def test_who_leaves_cancels_his_request_alone() -> None:
