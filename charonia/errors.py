@@ -36,7 +36,7 @@ class DeviceFailedError(CharoniaError):
 
 
 class UnsupportedError(CharoniaError):
-    """A model or a feature that this version does not have."""
+    """A model or a feature that this version or installation does not have."""
 
 
 class InternalError(CharoniaError):

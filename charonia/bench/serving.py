@@ -85,12 +85,21 @@ async def _run(
     return Figures.of(traces)
 
 
+def _told(error: BaseException) -> str:
+    """With what is behind it: httpx's errors of a connection that broke have no words of their own."""
+    first = error
+    while not str(error) and (behind := error.__cause__ or error.__context__):
+        error = behind
+    name = type(first).__name__
+    return f"{name}: {error}" if error is first else f"{name}, of {type(error).__name__}: {error}"
+
+
 async def _one(target: Target, job: Job) -> Trace:
     trace = Trace(clock())
     try:
         await target.run(job, trace)
     except Exception as error:  # whatever a client library raises is an answer that did not come
-        trace.error = f"{type(error).__name__}: {error}"
+        trace.error = _told(error)
     trace.ended = clock()
     return trace
 

@@ -42,8 +42,8 @@ Made = TypeVar("Made")
 # As the backend in Triton marks them (docs/contracts.md).
 _CODES: dict[type[errors.CharoniaError], int] = {
     errors.InvalidRequestError: 400,
-    errors.UnsupportedError: 400,
     errors.OverloadedError: 429,
+    errors.UnsupportedError: 501,
     errors.EngineClosedError: 503,
     errors.PendingError: 503,
     errors.DeviceFailedError: 503,

@@ -13,6 +13,7 @@ from charonia_client.errors import (
     TooManyRounds,
     Unavailable,
     Unresponsive,
+    Unsupported,
 )
 from charonia_client.tls import Tls
 from charonia_client.tools import ToolResult, Tools, converse
@@ -53,5 +54,6 @@ __all__ = [
     "Tools",
     "Unavailable",
     "Unresponsive",
+    "Unsupported",
     "converse",
 ]

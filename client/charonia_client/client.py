@@ -114,8 +114,8 @@ class Client:
     which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
     probabilities of the prompt or gRPC metadata, and none that the server does not take so: any or those with log
     probabilities, where it is of an older version, and `parsed` ones, where it has another version of the parser.
-    `on_way` is told of each request how its answer comes, and `on_refusal` why the server takes none by subscription,
-    or none of that kind.
+    `on_way` is told once of each request how its answer comes, and `on_refusal` why the server takes none by
+    subscription, or none of that kind.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Client:
         Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
         server: a session forgets the turn. `request_id` must be unique among the requests that run; by default a new
         UUID. `timeout_s` bounds the whole call here, `timeout_ms` of the request its work on the server. Raises
-        BadRequest, Overloaded, Pending, DeadlineExceeded, Unavailable or ServerError.
+        BadRequest, Overloaded, Pending, Unsupported, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())
         stream = self._begin(request, request_id)
@@ -264,7 +264,7 @@ class Client:
                 request.n or 1,
                 parsed=parsed,
                 logprobs=logprobs,
-                on_sent=partial(self._on_way, "subscription"),
+                on_settled=partial(self._on_way, "subscription"),
             )
         else:
             self._on_way("call")

@@ -21,6 +21,7 @@ import json
 import re
 import struct
 import uuid
+from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -191,6 +192,25 @@ class NotOffered(CharoniaError):
         self.kind = kind
 
 
+class _JoinedLogprobs:
+    """Those of several chunks as of one, in what they have on the wire and little more: objects for those of each token
+    would take twice that."""
+
+    __slots__ = ("_parts", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = width  # how many most likely tokens each token has
+        self._parts = (io.BytesIO(), io.BytesIO(), io.BytesIO())
+
+    def add(self, packed: PackedLogprobs) -> None:
+        for part, more in zip(self._parts, packed, strict=True):
+            part.write(more)
+
+    def packed(self) -> PackedLogprobs:
+        logprobs, ids, tops = self._parts
+        return (logprobs.getvalue(), ids.getvalue(), tops.getvalue())
+
+
 class _Joined:
     """Parts of one answer that a slow reader gets as one. Each is copied twice, however many come."""
 
@@ -199,10 +219,10 @@ class _Joined:
     def __init__(self, first: GenerateResponse) -> None:
         self.index = first.index
         self._text = io.StringIO()
-        self._ids: list[int] = []
-        self._sizes: list[int] = []
+        self._ids = array("i")
+        self._sizes = array("I")
         self._joined = io.BytesIO()
-        self._packed: list[PackedLogprobs] = []
+        self._packed: list[_JoinedLogprobs] = []
         self.num_packed = 0
         self._span = (0, 0)
         self.add(first)
@@ -216,18 +236,27 @@ class _Joined:
         self._text.write(part.text)
         self._ids.extend(part.token_ids)
         if isinstance(part, PackedPart):
-            self._packed.extend(part.packed or ())
+            for packed in part.packed or ():
+                self._add_logprobs(packed)
             self.num_packed += part.num_packed()
         if isinstance(part, TokenPart):
             self._sizes.extend(part.sizes)
             self._joined.write(part.joined)
         self._last = part
 
+    def _add_logprobs(self, packed: PackedLogprobs) -> None:
+        logprobs, ids, _ = packed
+        if logprobs:  # not of a chunk without tokens, whose width is 0
+            width = len(ids) // len(logprobs)
+            if not self._packed or self._packed[-1].width != width:
+                self._packed.append(_JoinedLogprobs(width))
+            self._packed[-1].add(packed)
+
     def whole(self) -> GenerateResponse:
         part = self._last
         part.text, part.token_ids, part.text_span = self._text.getvalue(), tuple(self._ids), self._span
         if isinstance(part, PackedPart) and part.packed is not None:
-            part.packed = self._packed
+            part.packed = [joined.packed() for joined in self._packed]
         if isinstance(part, TokenPart):
             part.sizes, part.joined = tuple(self._sizes), self._joined.getvalue()
         return part
@@ -275,8 +304,8 @@ class SubscribedStream:
 
     `choose` gives the subscription for it, and another one where the server does not know that, as when the model was
     loaded anew: then it is sent again, once. `parsed`: it is read for calls and reasoning. `logprobs`: it has log
-    probabilities. `on_sent` is told when it is sent, once. The reader gets NotOffered where the server takes it by a
-    call alone."""
+    probabilities. `on_settled` is told once that it was sent and needs no call of its own, whatever becomes of it. The
+    reader gets NotOffered where the server takes it by a call alone."""
 
     def __init__(
         self,
@@ -286,14 +315,16 @@ class SubscribedStream:
         *,
         parsed: bool = False,
         logprobs: bool = False,
-        on_sent: Callable[[], None] = lambda: None,
+        on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._choose = choose
         self._parsed = parsed
         self._logprobs = logprobs
         self._reader: PartReader | None = None  # of what is parsed, once a part has come
-        self._on_sent = on_sent
+        self._on_settled = on_settled
+        self._sent = False
+        self._settled = False  # that was told
         self._subscription = choose()
         self._running = answers
         self._parts: deque[GenerateResponse | _Joined] = deque()
@@ -371,6 +402,7 @@ class SubscribedStream:
         elif (has_tokens, has_logprobs) != (self._parsed, self._logprobs):
             self.fail(ServerError(f"{self._subscription.target} sent another kind of answer than was asked for"))
         self.begun = True
+        self._settle()
         if part.finish_reason:
             self._running -= 1
         if not self._abandoned and not self._error:
@@ -423,7 +455,7 @@ class SubscribedStream:
     async def _send(self, message: Any) -> None:
         """Sends the request once the subscription is there. An error of its call is the request's end."""
         try:
-            unknown = await self._ask(message, self._on_sent)
+            unknown = await self._ask(message)
             if unknown and not (self._abandoned or self._error or self.task.done()):
                 self._lost = None
                 self._subscription.remove(self._key)
@@ -443,8 +475,16 @@ class SubscribedStream:
             raise
         except Exception as failure:  # what came is no answer, or the channel is closed
             self._break_off(ServerError(f"the call to Triton at {self._subscription.target} failed: {failure!r}"))
+        finally:
+            if self._sent and not isinstance(self._error, NotOffered):  # after which a call takes its place
+                self._settle()
 
-    async def _ask(self, message: Any, on_sent: Callable[[], None] = lambda: None) -> Unavailable | None:
+    def _settle(self) -> None:
+        if not self._settled:
+            self._settled = True
+            self._on_settled()
+
+    async def _ask(self, message: Any) -> Unavailable | None:
         """Makes the request's call. The error of a server that does not know the subscription, and so has not taken the
         request."""
         subscription, unknown = self._subscription, None
@@ -458,8 +498,7 @@ class SubscribedStream:
             self.end()
             return None
         subscribed(message, subscription.name, self._key, self._parsed)
-        on_sent()
-        self._asking = True
+        self._sent = self._asking = True
         try:
             async for answer in subscription.call(message):
                 if answer.error_message:

@@ -42,10 +42,11 @@ const char* prefix_of(const std::exception& error) {
   if (ours == nullptr) return "";
   switch (ours->code()) {
     case ErrorCode::invalid_argument:
-    case ErrorCode::unsupported:
       return "[400] ";
     case ErrorCode::resource_exhausted:
       return "[429] ";
+    case ErrorCode::unsupported:
+      return "[501] ";
     case ErrorCode::unavailable:
     case ErrorCode::pending:
     case ErrorCode::device_failed:
@@ -87,9 +88,7 @@ ErrorPtr to_triton(const std::exception& error) {
 }
 
 ErrorPtr to_client(const std::exception& error) {
-  // Triton's HTTP front end makes 501 of UNSUPPORTED; what a client may not ask for is its 400.
-  const auto code = code_of(error) == TRITONSERVER_ERROR_UNSUPPORTED ? TRITONSERVER_ERROR_INVALID_ARG : code_of(error);
-  return ErrorPtr(TRITONSERVER_ErrorNew(code, client_text(error).c_str()));
+  return ErrorPtr(TRITONSERVER_ErrorNew(code_of(error), client_text(error).c_str()));
 }
 
 std::string client_text(const std::exception& error) { return std::string(prefix_of(error)) + error.what(); }

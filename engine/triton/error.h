@@ -27,8 +27,8 @@ void log_error(const std::string& text);
 ErrorPtr to_triton(const std::exception& error);
 
 // An error for a client: the text begins with `[400] ` where the request was wrong, `[429] ` where there is too much to
-// do, `[503] ` where the engine is going away or has something not yet, and `[504] ` where the request's own time ran out;
-// anything else has no prefix.
+// do, `[501] ` where this server lacks what the request needs, `[503] ` where the engine is going away or has something not
+// yet, and `[504] ` where the request's own time ran out; anything else has no prefix.
 ErrorPtr to_client(const std::exception& error);
 // That text.
 std::string client_text(const std::exception& error);

@@ -61,7 +61,7 @@ class Filler {
     std::int64_t memory_id = 0;
     check(TRITONBACKEND_OutputBuffer(handle, &buffer, bytes.size(), &memory, &memory_id));
     if (memory == TRITONSERVER_MEMORY_GPU) {
-      throw Error(ErrorCode::unsupported,
+      throw Error(ErrorCode::invalid_argument,
                   std::string(name) + ": an output in GPU memory was asked for; ask for system memory");
     }
     if (!bytes.empty()) std::memcpy(buffer, bytes.data(), bytes.size());

@@ -190,7 +190,8 @@ def _errors() -> list[Panel]:
         graph(
             "Responses by status",
             REQUESTS_PER_SECOND,
-            "429: overload. 499: clients leave. 503: no server. 504: time limits. 500: logs. 4xx: ask the client.",
+            "429: overload. 499: clients leave. 503: no server. 504: time limits. 500: logs. 501: no structured "
+            "output. 4xx: ask the client.",
             [
                 Query(
                     f"sum by (status) (rate(charonia_gateway_requests_total{{{API}}}[$__rate_interval]))", "{{status}}"

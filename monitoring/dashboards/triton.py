@@ -1,4 +1,8 @@
-"""Triton: what the server says of its models, the text models around the engine above all."""
+"""Triton: what the server says of its models, the text models around the engine above all.
+
+To Triton, a request by subscription ends when the engine has accepted it, and what comes of it is no request. So the
+panels say what they leave out, and which panels of the engine's own metrics have it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,9 @@ def board() -> builders.Dashboard:
     return dashboard(
         "charonia-triton",
         "Charonia: Triton",
-        "Queue and compute times of the models in the Triton server. The ensemble contains the three others.",
+        "Requests, queue and compute times of the models in the Triton server. The ensemble contains the others. Of a "
+        "request by subscription, the gateway's default, this is what happens until the engine has accepted it; "
+        "Overview and Engine show its answer.",
         {
             "Models": _models(),
             "Times per request": _times(),
@@ -50,13 +56,16 @@ def _models() -> list[Panel]:
         graph(
             "Requests",
             REQUESTS_PER_SECOND,
-            "A model without requests while others have some: it is not loaded; runbook CharoniaModelNotLoaded.",
+            "A model without requests while others have some: it is not loaded; runbook CharoniaModelNotLoaded. But by "
+            "subscription postprocessing and parsing have none, and engine also counts messages of subscriptions. "
+            "Answers: Overview, Finish reasons.",
             [Query(_rate("nv_inference_request_success"), "{{model}}")],
         ),
         graph(
             "Failures",
             REQUESTS_PER_SECOND,
-            "BACKEND: the model's own error, in the server's log. REJECTED: its queue is full. CANCELED: callers left.",
+            "BACKEND: the model's own error, in the server's log. REJECTED: its queue is full. CANCELED: callers left. "
+            "By subscription, what fails after the engine has accepted it is not here: Overview, Finish reasons.",
             [Query(_rate("nv_inference_request_failure", "model, reason"), "{{model}}, {{reason}}")],
         ),
         graph(
@@ -79,13 +88,15 @@ def _times() -> list[Panel]:
         graph(
             "Compute time",
             SECONDS,
-            "preprocessing rises: long prompts; raise text_instances. engine counts the handing over alone.",
+            "preprocessing rises: long prompts; raise text_instances. engine counts the handing over alone: "
+            "Engine, Step time.",
             _per_request("nv_inference_compute_infer_duration_us"),
         ),
         graph(
             "Whole time",
             SECONDS,
-            "The ensemble's minus that of its parts is Triton's own; if it is large, the server is short of cores.",
+            "By calls, the ensemble's minus that of its parts is Triton's own; if it is large, the server is short of "
+            "cores. By subscription it ends when the engine has accepted the request: Overview, Whole answer.",
             _per_request("nv_inference_request_duration_us"),
         ),
         graph(
@@ -97,13 +108,15 @@ def _times() -> list[Panel]:
         graph(
             "Output",
             SECONDS,
-            "Copying outputs: above a millisecond, log probabilities are asked for, or shm_size is short.",
+            "Copying outputs: above a millisecond, log probabilities are asked for, or shm_size is short. By "
+            "subscription no answer is copied here: Overview, Between two tokens.",
             _per_request("nv_inference_compute_output_duration_us"),
         ),
         graph(
             "Requests per execution",
             COUNT,
-            "postprocessing near 1 at high load: its batching does not work; is dynamic_batching in its config.pbtxt?",
+            "postprocessing near 1 at high load: its batching does not work; is dynamic_batching in its config.pbtxt? "
+            "By subscription it has no requests: Engine, Batch size.",
             [
                 Query(
                     f"{_rate('nv_inference_count')} / ({_rate('nv_inference_exec_count')} > 0)",

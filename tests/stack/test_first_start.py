@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from charonia_client import Client, GenerateRequest, Guide, Unsupported
 from site_copy import SiteCopy
 from stack import DEMO_MODEL, HANG_S, Stack, running
 
@@ -19,6 +22,15 @@ GUIDED: list[dict[str, Any]] = [
     {"structured_outputs": {"regex": "[0-9]{3}"}},
     {"tools": [TOOL], "tool_choice": "required"},
 ]
+
+
+async def ask_triton_for_what_it_lacks(target: str) -> None:
+    request = GenerateRequest(text="x", max_tokens=4, guide=Guide("regex", "[0-9]{3}"))
+    for subscribe in (False, True):
+        async with Client(target, subscribe=subscribe) as client:
+            with pytest.raises(Unsupported, match=r"^structured output is missing"):
+                async for _ in client.generate(request):
+                    pass
 
 
 def test_guided_requests_wait_for_structured_output_and_others_do_not(tmp_path: Path) -> None:
@@ -39,6 +51,17 @@ def test_guided_requests_wait_for_structured_output_and_others_do_not(tmp_path: 
                 time.sleep(0.1)
 
         until_said("warning: structured output is missing")
+        for fields in GUIDED:
+            for stream in (False, True):
+                lacking = ask(stream=stream, **fields)
+                assert lacking.status_code == 501, lacking.text
+                assert lacking.headers["x-should-retry"] == "false"
+                error = lacking.json()["error"]
+                assert (error["type"], error["code"]) == ("server_error", "not_installed")
+                assert error["message"].startswith("structured output is missing: there is no libcharonia_grammar.so")
+        asyncio.run(ask_triton_for_what_it_lacks(stack.grpc))
+        assert ask().status_code == 200
+        assert http.get("/health/ready").status_code == 200
         with site.compiling():
             until_said("Structured output is still being compiled")
             for fields in GUIDED:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import uvicorn
 from charonia_gateway.app import create_app
 from charonia_gateway.settings import Settings
 from triton_double import Double
 
 MODEL = "the-model"
+HANG_S = 120
 
 
 @asynccontextmanager
@@ -22,3 +25,18 @@ async def gateway(credentials: Any = None, **settings: Any) -> AsyncIterator[tup
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:
             yield web, server
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """The URL of an application whose lifespan has begun."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
+    running = asyncio.create_task(server._serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        host, port = server.servers[0].sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(running, HANG_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from charonia.bench import records, targets
 from charonia.bench.cli import app
 from charonia.bench.figures import Trace
+from charonia.bench.serving import closed_loop
 from charonia.bench.workload import Job
 from charonia.errors import ModelError
 
@@ -80,6 +83,25 @@ def test_what_a_gateway_with_tls_needs_is_said(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(httpx.AsyncClient, "get", fails)
         with pytest.raises(ModelError, match=hint):
             asyncio.run(opened(targets.gateway(url)))
+
+
+async def test_an_error_without_words_names_what_is_behind_it() -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        linger = struct.pack("ii", 1, 0)  # closing resets the connection
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    server = await asyncio.start_server(reset, "127.0.0.1")
+    async with server, httpx.AsyncClient() as client:
+        host, port = server.sockets[0].getsockname()
+
+        class Asks:
+            async def run(self, job: Job, trace: Trace) -> None:
+                await client.get(f"http://{host}:{port}")
+
+        [trace] = await closed_loop(Asks(), [Job("x", 1)], 1, lambda: None)
+    assert trace.error.startswith("ReadError, of ConnectionResetError: ") and "reset by peer" in trace.error
 
 
 async def opened(target: targets.OpenTarget) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Literal
 
@@ -155,7 +156,7 @@ async def test_a_server_whose_subscriptions_have_no_log_probabilities_is_asked_f
         for parts in answers:
             assert logprobs_of(parts) == [(-0.5, [(0, -0.5, b"0")])] * 3
         assert refusals == ["its version has no log probabilities by subscription"]
-        assert ways.count("call") == 8
+        assert ways == ["call"] * 8, "each is counted once"
         ways.clear()
         asked = len(double.requests)
         await read(client, "later", logprobs=0)
@@ -304,7 +305,7 @@ async def test_a_server_that_takes_no_subscription_answers_by_calls(
         answers = await asyncio.wait_for(asyncio.gather(*(read(client, text) for text in texts)), HANG_S)
         assert [joined(parts) for parts in answers] == texts
         assert len(refusals) == 1 and said in refusals[0]
-        assert ways.count("call") == len(texts)
+        assert ways == ["call"] * len(texts), "each is counted once"
         ways.clear()
         asked, opened = len(double.requests), double.opened
         assert joined(await read(client, "later")) == "later"
@@ -476,6 +477,28 @@ async def test_what_waits_for_a_slow_reader_is_joined_with_its_log_probabilities
     assert {len(row) for _, row in logprobs_of(everything)} == {tops}
     assert rest[-1].finish_reason == "cancelled"
     assert (joined(everything), "".join(one.reasoning for one in everything)) == (text, text if parsed else "")
+
+
+def test_what_waits_with_log_probabilities_takes_little_more_than_it_has_on_the_wire() -> None:
+    deliveries = [
+        struct.pack("<Q", number) + chunk(7, with_logprobs(part(" word"), 1, 20), logprobs=True)
+        for number in range(3000)
+    ]
+    joined: list[subscription._Joined] = []
+    tracemalloc.start()
+    try:
+        for packed in deliveries:
+            (_, [(_, one)]) = unpack(packed)
+            assert isinstance(one, GenerateResponse)
+            if joined and joined[-1].num_packed < subscription._MOST_JOINED:
+                joined[-1].add(one)
+            else:
+                joined.append(subscription._Joined(one))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(joined) == 3000 * 21 // 4096 + 1
+    assert taken < 1.25 * sum(map(len, deliveries))
 
 
 async def test_who_leaves_cancels_his_request_alone() -> None:

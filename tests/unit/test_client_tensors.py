@@ -19,6 +19,7 @@ from charonia_client import (
     Pending,
     ServerError,
     Unavailable,
+    Unsupported,
 )
 from charonia_client.errors import from_triton
 from charonia_client.tensors import decode, encode, encode_action
@@ -204,6 +205,7 @@ def test_no_finish_reason_before_the_last() -> None:
         ("in ensemble 'e', [503] not there yet; retry after 3 s", Pending, "not there yet; retry after 3 s"),
         ("[429] 512 wait; retry after 3 s", Overloaded, "512 wait; retry after 3 s"),
         ("[429] busy", Overloaded, "busy"),
+        ("in ensemble 'e', [501] there is no such library: not found", Unsupported, "there is no such library"),
         ("in ensemble 'ensemble', [504] timeout_ms is over", DeadlineExceeded, "timeout_ms"),
         ("Request for unknown model: 'ensemble' is not found", Unavailable, "ensemble"),
         ("Request for unknown model: 'ensemble' has no available versions", Unavailable, "the server is shutting down"),

@@ -22,6 +22,7 @@ from charonia_client import (
     TokenizeRequest,
     Unavailable,
     Unresponsive,
+    Unsupported,
 )
 from charonia_gateway import shared
 from charonia_gateway.endpoints import pool, sessions
@@ -235,6 +236,27 @@ async def test_what_a_server_has_not_yet_says_nothing_against_it() -> None:
         with pytest.raises(Pending):
             await gateway.text(ask(session_id="here"))
         assert sum(len(server.requests) for server in gateway.servers) == 4, "its history is on one server"
+        has = gateway.servers[0]
+        has.behaviour = usual
+        assert [await gateway.text(ask()) for _ in range(3)] == [has.target] * 3
+
+
+async def test_what_a_server_lacks_says_nothing_against_it() -> None:
+    async with several() as gateway:
+        usual = gateway.servers[0].behaviour
+        for server in gateway.servers:
+            server.behaviour = refuse("[501] structured output is missing")
+        with pytest.raises(Unsupported, match="structured output is missing"):
+            await gateway.text(ask())
+        assert [len(server.requests) for server in gateway.servers] == [1, 1, 1], "another may have it"
+        assert all(gateway.state(server) is State.UP for server in gateway.servers)
+        with pytest.raises(Unsupported):
+            await gateway.text(ask(session_id="here"))
+        assert sum(len(server.requests) for server in gateway.servers) == 4, "its history is on one server"
+        gateway.servers[1].behaviour = refuse("[503] it is still being compiled; retry after 20 s")
+        for _ in range(3):  # whichever is asked last
+            with pytest.raises(Pending):
+                await gateway.text(ask())
         has = gateway.servers[0]
         has.behaviour = usual
         assert [await gateway.text(ask()) for _ in range(3)] == [has.target] * 3

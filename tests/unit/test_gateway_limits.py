@@ -15,13 +15,12 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-import uvicorn
 from charonia_gateway import limiter
 from charonia_gateway.keys import Key
 from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.settings import Settings
 from free_ports import free_ports
-from gateway_in_process import MODEL, gateway
+from gateway_in_process import MODEL, gateway, listening
 from key_files import PAST, KeyFile
 from missing_tools import missing_tool
 from triton_double import error, part
@@ -190,21 +189,6 @@ async def test_a_key_has_as_many_requests_at_once_as_it_may(file: KeyFile) -> No
         assert (await first).status_code == 200
         third = await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
     assert (second.status_code, second.headers["retry-after"], third.status_code) == (429, "1", 200)
-
-
-@contextlib.asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    """The URL of an application whose lifespan has begun."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
-    running = asyncio.create_task(server._serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        host, port = server.servers[0].sockets[0].getsockname()
-        yield f"http://{host}:{port}"
-    finally:
-        server.should_exit = True
-        await asyncio.wait_for(running, HANG_S)
 
 
 async def test_openais_and_anthropics_clients_know_the_errors(file: KeyFile) -> None:

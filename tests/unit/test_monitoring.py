@@ -172,6 +172,17 @@ def test_every_panel_has_a_unit_and_a_line_that_says_what_to_do(file: Path) -> N
         assert len(set(references)) == len(references)
 
 
+def test_panels_of_tritons_requests_say_what_subscriptions_leave_out() -> None:
+    """The gateway's default, by which Triton's request ends when the engine has accepted it."""
+    boards = {file.stem.capitalize(): {panel["title"] for panel in panels(file)} for file in BOARDS}
+    said = {panel["title"]: panel["description"] for panel in panels(MONITORING / "grafana/dashboards/triton.json")}
+    for title in ("Requests", "Failures", "Whole time", "Output", "Requests per execution"):
+        where = re.findall(r"(Overview|Engine), ([A-Z][a-z ]+)", said[title])
+        assert re.search(r"\bsubscription\b", said[title]) and where, title
+        for name, panel in where:
+            assert panel in boards[name], (title, panel)
+
+
 @pytest.mark.parametrize("file", BOARDS, ids=lambda file: file.stem)
 def test_panels_name_a_data_source_and_variables_that_there_are(file: Path) -> None:
     source = {"type": "prometheus", "uid": "${datasource}"}

@@ -372,6 +372,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 await self._awake.wait()
                 waiting = [one, *(chunks.get_nowait() for _ in range(chunks.qsize()))]
                 if None in waiting:
+                    del self.subscriptions[name]  # before anybody can hear of its end
                     if self.end_of_subscriptions:
                         yield error(self.end_of_subscriptions)
                     return

@@ -14,7 +14,7 @@ enum class ErrorCode {
   unavailable,         // the engine is shutting down
   pending,             // what the request needs is not there yet; worth another try later
   deadline_exceeded,   // the request did not end within its own time limit
-  unsupported,         // a model or feature that this build does not have
+  unsupported,         // a model or feature that this build or installation does not have
   internal,            // a broken invariant: a bug of ours
   device_failed,       // the device computes no more for this process; a new process is needed
 };

@@ -31,6 +31,7 @@ from charonia_client import (
     Tokenized,
     TokenizeRequest,
     Unavailable,
+    Unsupported,
 )
 from charonia_client.client import Way
 from charonia_client.waiting import end
@@ -343,24 +344,18 @@ class Pool:
                         first.append(part)
                     entry.finished = first[-1].finish_reason in ("stop", "length")
                 return Answer(entry, first, parts, replaced)
-            except Overloaded as error:
-                entry.close()
-                if replaced:
-                    endpoint.stale_sessions.remember(replaced, None)
-                endpoint.busy_until = time.monotonic() + error.retry_after
-                failures.append(error)
-            except Pending as error:  # another may have what the request needs; this one is well
-                entry.close()
-                if replaced:
-                    endpoint.stale_sessions.remember(replaced, None)
-                if request.session_id is not None:
-                    raise
-                failures.append(error)
-            except Unavailable as error:
+            except (Overloaded, Pending, Unsupported, Unavailable) as error:  # another one may take it
                 entry.close()
                 if replaced:
                     endpoint.stale_sessions.remember(replaced, None)
                 failures.append(error)
+                if isinstance(error, Overloaded):
+                    endpoint.busy_until = time.monotonic() + error.retry_after
+                    continue
+                if isinstance(error, (Pending, Unsupported)):  # this one is well
+                    if request.session_id is not None:
+                        raise
+                    continue
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     raise
                 # A check may see that the connection broke before the request does, which is then taken from there.
@@ -427,11 +422,13 @@ class Pool:
         return None
 
     def _told(self, failures: list[CharoniaError]) -> CharoniaError:
-        """What the client hears: when to come again, if any server has said so, else why the last one did not."""
+        """What the client hears: when to come again, if any server has said so, else why the last one did not. Of what
+        is not installed on one it hears only if that is so on all."""
         overloaded = [failure for failure in failures if isinstance(failure, Overloaded)]
         if overloaded:
             return min(overloaded, key=lambda failure: failure.retry_after)
-        return failures[-1] if failures else Unavailable(f"no server can take requests: {self._reasons()}")
+        passing = [failure for failure in failures if not isinstance(failure, Unsupported)]
+        return (passing or failures)[-1] if failures else Unavailable(f"no server can take requests: {self._reasons()}")
 
     def _reasons(self) -> str:
         return "; ".join(f"{endpoint.target}: {endpoint.health.reason}" for endpoint in self.endpoints) or "none known"

@@ -322,7 +322,13 @@ const draftName = () => (state.current.leaf === null ? "" : state.current.id);
 export const currentDraft = () => draft(draftName());
 export const keepDraft = (typed) => setDraft(draftName(), typed);
 
-const WAITING = { busy: "waitingBusy", limit: "waitingLimit", away: "waitingAway", lost: "waitingLost" };
+const WAITING = {
+  busy: "waitingBusy",
+  limit: "waitingLimit",
+  preparing: "waitingPreparing",
+  away: "waitingAway",
+  lost: "waitingLost",
+};
 
 /** Why an answer has not begun, in words; "" where nothing is in its way. */
 export function whyItWaits({ state: why, model, waitS }) {
