@@ -103,10 +103,10 @@ async def _stream(
     parsed = requests[0].parsed
     held: list[list[dict[str, Any]]] = [[] for _ in begun]  # log probabilities of what is not yet shown
     async with aclosing(engine.stream(requests, head.engine_id)) as parts:
-        async for index, part in parts:
+        async for part in parts:
+            index = choice["index"] = part.index
             usage.see(index, part)
             events = b""
-            choice["index"] = index
             if body.timings_per_token:
                 chunk["timings"] = usage.timings_so_far(part)
             if not begun[index]:

@@ -146,9 +146,9 @@ async def _stream(
     if with_usage:
         chunk["usage"] = None
     async with aclosing(head.engine.stream(requests, head.engine_id)) as parts:
-        async for one in parts:
-            usage.see(*one)
-            for index, part in shown.ready(*one):
+        async for come in parts:
+            usage.see(come.index, come)
+            for index, part in shown.ready(come.index, come):
                 choice["index"] = index
                 choice["text"], choice["logprobs"] = await aside(count_entries(part), shown.of, index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
