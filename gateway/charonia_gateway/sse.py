@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ log = logging.getLogger("charonia_gateway")
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+TEXT = uuid.uuid4().hex  # which no answer has
 
 # Characters that are no line ends of a stream, but are to the line readers of many clients (Python's str.splitlines).
 _LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\u0085\u2028\u2029"}
@@ -42,6 +44,16 @@ def _json(data: Any) -> bytes:
 def event(data: Any) -> bytes:
     """One event with `data` as JSON."""
     return b"data: " + _json(data) + b"\n\n"
+
+
+class TextEvents:
+    """Events that differ in one text alone: what is around it is made once. `data` is one's, with TEXT in its place."""
+
+    def __init__(self, data: Any) -> None:
+        self._before, _, self._after = event(data).partition(_json(TEXT))
+
+    def event(self, text: str) -> bytes:
+        return self._before + _json(text) + self._after
 
 
 def named_event(data: Mapping[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from charonia_client import DeadlineExceeded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.record import RecordMiddleware, record_of
-from charonia_gateway.sse import DONE, EVENTS, LINES, EventStream, Format, event, line
+from charonia_gateway.sse import DONE, EVENTS, LINES, TEXT, EventStream, Format, TextEvents, event, line
 from starlette.types import Message, Receive, Scope, Send
 
 HANG_S = 120
@@ -33,6 +33,16 @@ def test_text_with_any_character_is_one_line_to_every_reader_and_comes_back(
     assert len(lines) == 1
     assert lines[0].startswith(prefix)
     assert json.loads(lines[0].removeprefix(prefix)) == {"text": EVERY_CHARACTER}
+
+
+@pytest.mark.parametrize(
+    "text", ["", " fox", 'a "quote", a \\ and \n', EVERY_CHARACTER], ids=["none", "plain", "escaped", "all"]
+)
+def test_an_event_whose_text_alone_is_new_is_as_one_that_is_written_whole(text: str) -> None:
+    def data(text: str) -> dict[str, Any]:
+        return {"id": "\u2028", "choices": [{"delta": {"content": text}, "logprobs": None}], "usage": None}
+
+    assert TextEvents(data(TEXT)).event(text) == event(data(text))
 
 
 async def until_beats(sent: list[Message], format: Format, count: int) -> None:
