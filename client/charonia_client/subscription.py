@@ -317,7 +317,7 @@ class SubscribedStream:
         logprobs: bool = False,
         on_settled: Callable[[], None] = lambda: None,
     ) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._choose = choose
         self._parsed = parsed
         self._logprobs = logprobs
@@ -348,7 +348,7 @@ class SubscribedStream:
                 raise self._error
             if self.task.done():
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             await self._waiter
         part = self._parts.popleft()
         whole = part.whole() if isinstance(part, _Joined) else part

@@ -179,7 +179,7 @@ class _Parts:
         return is_open
 
     def add_middleware(self, app: FastAPI) -> None:
-        """From the innermost on."""
+        """From the innermost on. None of them sees what follows a stream's first text (record.server_send)."""
         settings, keys = self.settings, self.keys
         app.add_middleware(DrainMiddleware, drain=self.drain)
         if keys and self.limiter:

@@ -28,22 +28,20 @@ class Engine:
         request ids."""
         answers: dict[int, GenerateResponse] = {}
         async with aclosing(self.stream(requests, id)) as parts:
-            async for index, part in parts:
-                answers[index] = part
+            async for part in parts:
+                answers[part.index] = part
         return [answers[index] for index in sorted(answers)]
 
-    async def stream(
-        self, requests: Sequence[GenerateRequest], id: str
-    ) -> AsyncGenerator[tuple[int, GenerateResponse], None]:
-        """(index of the answer over all `requests`, part of it) as they come. Leaving it cancels them all; so does
-        one's error. All requests ask for as many answers."""
-        if len(requests) == 1:
-            async with aclosing(self.answer(requests[0], f"{id}#0")) as parts:
-                async for part in parts:
-                    yield part.index, part
-            return
+    def stream(self, requests: Sequence[GenerateRequest], id: str) -> AsyncGenerator[GenerateResponse, None]:
+        """The parts of all answers as they come, each with the index of its answer over all `requests`. Leaving it
+        cancels them all; so does one's error. All requests ask for as many answers."""
+        if len(requests) == 1:  # nothing is to be done for each part
+            return self.answer(requests[0], f"{id}#0")
+        return self._merged(requests, id)
+
+    async def _merged(self, requests: Sequence[GenerateRequest], id: str) -> AsyncGenerator[GenerateResponse, None]:
         # Bounded, so that a slow client is felt by Triton and not by this process's memory.
-        queue: asyncio.Queue[tuple[int, GenerateResponse | BaseException | None]] = asyncio.Queue(2 * len(requests))
+        queue: asyncio.Queue[GenerateResponse | BaseException | None] = asyncio.Queue(2 * len(requests))
         tasks = [
             asyncio.create_task(self._pump(queue, number * (request.n or 1), request, f"{id}#{number}"))
             for number, request in enumerate(requests)
@@ -51,9 +49,9 @@ class Engine:
         running = len(tasks)
         try:
             while running:
-                index, item = await queue.get()
+                item = await queue.get()
                 if isinstance(item, GenerateResponse):
-                    yield index, item
+                    yield item
                 elif item is None:
                     running -= 1
                 else:
@@ -65,7 +63,7 @@ class Engine:
 
     async def _pump(
         self,
-        queue: asyncio.Queue[tuple[int, GenerateResponse | BaseException | None]],
+        queue: asyncio.Queue[GenerateResponse | BaseException | None],
         first: int,
         request: GenerateRequest,
         id: str,
@@ -73,11 +71,12 @@ class Engine:
         try:
             async with aclosing(self.answer(request, id, first=first)) as parts:
                 async for part in parts:
-                    await queue.put((first + part.index, part))
+                    part.index += first
+                    await queue.put(part)
         except Exception as error:
-            await queue.put((first, error))
+            await queue.put(error)
         else:
-            await queue.put((first, None))
+            await queue.put(None)
 
     async def answer(
         self, request: GenerateRequest, id: str, *, first: int = 0, may_be_cancelled: bool = False

@@ -98,6 +98,12 @@ def record_of(scope: Scope) -> Record:
     return record
 
 
+def server_send(scope: Scope) -> Send:
+    """Sends past all layers to the server: what follows an answer's first text, at which none of them looks."""
+    send: Send = scope["state"]["send"]
+    return send
+
+
 def current_key() -> Key | None:
     """Of the request in work."""
     record = current_record.get()
@@ -126,7 +132,8 @@ class RecordMiddleware:
             await self._app(scope, receive, send)
             return
         record = Record(next((value for name, value in scope["headers"] if name == b"x-request-id"), None))
-        scope.setdefault("state", {})["record"] = record
+        state = scope.setdefault("state", {})
+        state |= {"record": record, "send": send}
 
         async def recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -141,6 +148,7 @@ class RecordMiddleware:
         try:
             await self._app(scope, receive, recorded)
         finally:
+            del state["send"]  # which holds the server's request, and that the scope
             if self._access_log:
                 _log(scope, record)
 

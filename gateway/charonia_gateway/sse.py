@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from charonia_gateway.errors import ApiError, from_engine, unavailable
-from charonia_gateway.record import EVENT_HEARTBEAT, LINE_HEARTBEAT, record_of
+from charonia_gateway.record import EVENT_HEARTBEAT, LINE_HEARTBEAT, record_of, server_send
 
 log = logging.getLogger("charonia_gateway")
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+TEXT = uuid.uuid4().hex  # which no answer has
 
 # Characters that are no line ends of a stream, but are to the line readers of many clients (Python's str.splitlines).
 _LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\u0085\u2028\u2029"}
@@ -42,6 +44,16 @@ def _json(data: Any) -> bytes:
 def event(data: Any) -> bytes:
     """One event with `data` as JSON."""
     return b"data: " + _json(data) + b"\n\n"
+
+
+class TextEvents:
+    """Events that differ in one text alone: what is around it is made once. `data` is one's, with TEXT in its place."""
+
+    def __init__(self, data: Any) -> None:
+        self._before, _, self._after = event(data).partition(_json(TEXT))
+
+    def event(self, text: str) -> bytes:
+        return self._before + _json(text) + self._after
 
 
 def named_event(data: Mapping[str, Any]) -> bytes:
@@ -114,8 +126,10 @@ class EventStream(Response):
         self._events = events
         self._heartbeat_s = heartbeat_s
         self._started = False
-        self._sending = asyncio.Lock()
-        self._sent_at = 0.0  # on the event loop's clock
+        self._sending = False  # an event: no heartbeat begins
+        self._beating = asyncio.Lock()  # a heartbeat or the beginning is on its way, for which events wait
+        self._clock = asyncio.get_running_loop().time
+        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_all(scope, receive, send))
@@ -149,27 +163,35 @@ class EventStream(Response):
             await error.response(scope)(scope, receive, send)
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        put, past_layers = send, server_send(scope)
         async with aclosing(self._events) as events:
             async for data in events:
-                await self._send(send, data)
-        await self._sending.acquire()  # for good: no heartbeat comes after the end
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                self._sending = True
+                if not self._started or self._beating.locked():
+                    async with self._beating:
+                        await self._start(send)
+                await put({"type": "http.response.body", "body": data, "more_body": True})
+                put = past_layers  # none of them looks at what follows the first text
+                self._sent_at = self._clock()
+                self._sending = False
+        self._sending = True  # for good: no heartbeat comes after the end
+        async with self._beating:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send(self, send: Send, data: bytes) -> None:
-        async with self._sending:
-            if not self._started:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                self._started = True
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._sent_at = asyncio.get_running_loop().time()
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            self._started = True
 
     async def _beat(self, send: Send) -> None:
         """So that no proxy takes a long prefill, a queue or a pause for a dead connection."""
-        clock = asyncio.get_running_loop().time
-        self._sent_at = clock()
+        self._sent_at = self._clock()
         while True:
-            silent_s = clock() - self._sent_at
-            if not self._sending.locked() and silent_s >= self._heartbeat_s:
-                await self._send(send, self._format.heartbeat)
+            silent_s = self._clock() - self._sent_at
+            if not self._sending and silent_s >= self._heartbeat_s:
+                async with self._beating:
+                    await self._start(send)
+                    await send({"type": "http.response.body", "body": self._format.heartbeat, "more_body": True})
+                self._sent_at = self._clock()
                 silent_s = 0
             await asyncio.sleep(max(self._heartbeat_s - silent_s, self._heartbeat_s / 10))

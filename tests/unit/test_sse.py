@@ -16,7 +16,7 @@ from charonia_client import DeadlineExceeded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.record import RecordMiddleware, record_of
-from charonia_gateway.sse import DONE, EVENTS, LINES, EventStream, Format, event, line
+from charonia_gateway.sse import DONE, EVENTS, LINES, TEXT, EventStream, Format, TextEvents, event, line
 from starlette.types import Message, Receive, Scope, Send
 
 HANG_S = 120
@@ -33,6 +33,16 @@ def test_text_with_any_character_is_one_line_to_every_reader_and_comes_back(
     assert len(lines) == 1
     assert lines[0].startswith(prefix)
     assert json.loads(lines[0].removeprefix(prefix)) == {"text": EVERY_CHARACTER}
+
+
+@pytest.mark.parametrize(
+    "text", ["", " fox", 'a "quote", a \\ and \n', EVERY_CHARACTER], ids=["none", "plain", "escaped", "all"]
+)
+def test_an_event_whose_text_alone_is_new_is_as_one_that_is_written_whole(text: str) -> None:
+    def data(text: str) -> dict[str, Any]:
+        return {"id": "\u2028", "choices": [{"delta": {"content": text}, "logprobs": None}], "usage": None}
+
+    assert TextEvents(data(TEXT)).event(text) == event(data(text))
 
 
 async def until_beats(sent: list[Message], format: Format, count: int) -> None:
@@ -114,6 +124,77 @@ async def test_a_stream_that_is_not_silent_has_no_heartbeat(heartbeat_s: float) 
     assert [message["body"] for message in sent[1:]] == [event({})] * 3 + [DONE, b""]
 
 
+async def test_what_follows_the_first_text_goes_past_all_layers() -> None:
+    seen: list[Any] = []
+    sent: list[Any] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body"))
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def watched(message: Message) -> None:
+            seen.append(message.get("body"))
+            await send(message)
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            while len(sent) < 2:  # the beginning, and a heartbeat
+                await asyncio.sleep(HEARTBEAT_S / 10)
+            for text in (b"a", b"b", b"c"):
+                yield text
+
+        await EventStream(events(), {}, heartbeat_s=HEARTBEAT_S)(scope, receive, watched)
+
+    scope: Scope = {"type": "http", "method": "POST", "headers": [], "path": "/"}
+    await asyncio.wait_for(RecordMiddleware(app, access_log=False)(scope, receive, send), HANG_S)
+    texts = [body for body in sent[1:] if body != EVENTS.heartbeat]
+    assert (sent[0], texts) == (None, [b"a", b"b", b"c", b""])
+    assert [body for body in seen[1:] if body != EVENTS.heartbeat] == [b"a", b""]
+    assert "send" not in scope["state"], "a request that has ended is held by nothing"
+
+
+@pytest.mark.parametrize("texts", [[], [b"a"], [b"a", b"b"]])
+async def test_an_event_and_the_end_wait_for_a_heartbeat_that_is_on_its_way(texts: list[bytes]) -> None:
+    """A client that does not read holds it up."""
+    sent: list[Message] = []
+    beats, reads, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            beats.set()
+            await reads.wait()
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        await beats.wait()
+        said.set()
+        for text in texts:
+            yield text
+
+    async def read() -> None:
+        await said.wait()
+        await asyncio.sleep(HEARTBEAT_S)
+        assert not sent
+        reads.set()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStream(events(), {}, heartbeat_s=HEARTBEAT_S)(scope, receive, send)
+
+    scope: Scope = {"type": "http", "method": "POST", "headers": [], "path": "/"}
+    answer = RecordMiddleware(app, access_log=False)(scope, receive, send)
+    await asyncio.wait_for(asyncio.gather(answer, read()), HANG_S)
+    assert [message["type"] for message in sent].count("http.response.start") == 1
+    assert sent[0]["type"] == "http.response.start"
+    assert [message["body"] for message in sent[1:]] == [EVENTS.heartbeat, *texts, b""]
+
+
 @pytest.mark.parametrize(("heartbeat_s", "status"), [(0, 504), (HEARTBEAT_S, 200)])
 async def test_an_error_has_its_own_status_until_the_first_heartbeat(heartbeat_s: float, status: int) -> None:
     sent: list[Message] = []
@@ -146,10 +227,10 @@ async def test_a_client_that_stops_reading_is_disconnected_and_its_work_ends() -
             ended.set()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})
         await EventStream(endless(), {})(scope, receive, send)
 
-    config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    settings: dict[str, Any] = {"port": 0, "http": "httptools", "lifespan": "off", "log_config": None}
+    config = uvicorn.Config(RecordMiddleware(app, access_log=False), **settings, timeout_graceful_shutdown=1)
     server = DrainingServer(config, Drain(0), write_timeout_s=1)
     serving = asyncio.create_task(server.serve())
     try:

@@ -16,7 +16,7 @@ from charonia_gateway.engine import Engine
 from charonia_gateway.logprobs import chat_logprobs, count_entries
 from charonia_gateway.schemas.requests import ChatRequest
 from charonia_gateway.schemas.responses import ChatCompletion
-from charonia_gateway.sse import DONE, EventStream, event, while_connected
+from charonia_gateway.sse import DONE, TEXT, EventStream, TextEvents, event, while_connected
 from charonia_gateway.whole import whole_answer
 
 router = APIRouter()
@@ -102,17 +102,25 @@ async def _stream(
     called = [False] * body.choices_per_prompt
     parsed = requests[0].parsed
     held: list[list[dict[str, Any]]] = [[] for _ in begun]  # log probabilities of what is not yet shown
+    texts: dict[int, TextEvents] = {}  # of choices that have begun, where there is nothing but text until their end
     async with aclosing(engine.stream(requests, head.engine_id)) as parts:
-        async for index, part in parts:
+        async for part in parts:
+            index = choice["index"] = part.index
             usage.see(index, part)
+            if index in texts and not part.finish_reason:
+                if part.text:
+                    yield texts[index].event(part.text)
+                continue
             events = b""
-            choice["index"] = index
             if body.timings_per_token:
                 chunk["timings"] = usage.timings_so_far(part)
             if not begun[index]:
                 begun[index] = True
                 choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
                 events += event(chunk)
+                if not (parsed or body.logprobs or body.timings_per_token):
+                    choice["delta"] = {"content": TEXT}
+                    texts[index] = TextEvents(chunk)
             called[index] |= bool(part.tool_calls) and not body.names_function
             if body.logprobs:
                 held[index] += chat_logprobs(part)

@@ -17,7 +17,7 @@ from charonia_gateway.engine import Engine
 from charonia_gateway.logprobs import CompletionLogprobs, count_entries, joined
 from charonia_gateway.schemas.requests import CompletionRequest
 from charonia_gateway.schemas.responses import Completion
-from charonia_gateway.sse import DONE, EventStream, event, while_connected
+from charonia_gateway.sse import DONE, TEXT, EventStream, TextEvents, event, while_connected
 from charonia_gateway.whole import whole_answer
 
 router = APIRouter()
@@ -145,10 +145,16 @@ async def _stream(
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     if with_usage:
         chunk["usage"] = None
+    only_text = not (body.logprobs is not None or body.prompt_only or body.timings_per_token)
+    texts: dict[int, TextEvents] = {}  # of choices that have begun, where there is nothing but text until their end
     async with aclosing(head.engine.stream(requests, head.engine_id)) as parts:
-        async for one in parts:
-            usage.see(*one)
-            for index, part in shown.ready(*one):
+        async for come in parts:
+            usage.see(come.index, come)
+            if come.index in texts and not come.finish_reason:
+                if come.text:
+                    yield texts[come.index].event(come.text)
+                continue
+            for index, part in shown.ready(come.index, come):
                 choice["index"] = index
                 choice["text"], choice["logprobs"] = await aside(count_entries(part), shown.of, index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
@@ -158,6 +164,9 @@ async def _stream(
                     chunk |= head.timings(usage)
                 if choice["text"] or choice["finish_reason"]:
                     yield event(chunk)
+                if only_text and not choice["finish_reason"]:
+                    choice["text"] = TEXT
+                    texts[index] = TextEvents(chunk)
     if with_usage:
         yield event({**chunk, "choices": [], "usage": usage.to_json()}) + DONE
     else:

@@ -140,7 +140,7 @@ async def _stream(body: MessagesRequest, asked: GenerateRequest, head: Head) -> 
     blocks = Blocks(body, parsed=bool(asked.parsed))
     started = False
     async with aclosing(head.engine.stream([asked], head.engine_id)) as parts:
-        async for _, part in parts:
+        async for part in parts:
             usage.see(0, part)
             events = b""
             if not started:

@@ -165,7 +165,7 @@ class _Answer:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         with self._in_session() as request:
             async with aclosing(self.head.engine.stream([request], self.head.engine_id)) as parts:
-                async for _, part in parts:
+                async for part in parts:
                     self._usage.see(0, part)
                     if events := self._begun() + self._items.read(part) + self._last(part, request):
                         yield events
