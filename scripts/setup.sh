@@ -140,6 +140,11 @@ install_engine() {
   echo "$kernels" >"$stamps/kernels"
 }
 
+# Without them the gateway serves its API: no network is no reason not to serve.
+page_outdated() {
+  outdated page gateway/package-lock.json scripts/get_page_libraries.py || [ ! -d gateway/charonia_gateway/page/libraries ]
+}
+
 if ! .venv/bin/python -c '' 2>/dev/null; then
   python=$(scripts/find_python.sh)
   "$python" scripts/check_machine.py
@@ -158,14 +163,19 @@ if outdated packages "${sources[@]}" ||
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
   with_progress get_packages --requirement scripts/requirements-build.txt
+  page=
+  if page_outdated; then
+    .venv/bin/python scripts/get_page_libraries.py &
+    page=$!
+  fi
   with_progress install_all
   done_at packages
   done_at engine
+  if [ -n "$page" ] && wait "$page"; then done_at page; fi
   if [ "$purpose" = test ]; then done_at test; fi
 fi
 
-# Without them the gateway serves its API: no network is no reason not to serve.
-if outdated page gateway/package-lock.json scripts/get_page_libraries.py || [ ! -d gateway/charonia_gateway/page/libraries ]; then
+if [ -z "${page:-}" ] && page_outdated; then
   begin
   if .venv/bin/python scripts/get_page_libraries.py; then done_at page; fi
 fi

@@ -311,6 +311,8 @@ def case_records(target: str, streams: int, rounds: Sequence[Round], logprobs: i
 
     def record(name: str, unit: str, values: Sequence[float], difference: bool = False) -> Record:
         asked, at_most = bars.get((name, unit), (None, False))
+        if difference:  # sums of them that cancel leave what is no figure: 2e-12
+            values = [round(value, 6) for value in values]
         return Record.of(
             "streaming", name, unit, values, case=case, difference=difference, asked=asked, at_most=at_most
         )

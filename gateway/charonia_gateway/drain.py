@@ -152,6 +152,7 @@ class DrainingServer(uvicorn.Server):
         self._following: asyncio.Task[None] | None = None
         self._drain = drain
         self._signalled = False
+        self._looked = False  # a tick has passed since nothing ran any more
         self._write_timeout_s = write_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -205,5 +206,7 @@ class DrainingServer(uvicorn.Server):
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        self.should_exit = self.should_exit or self._drain.is_over
+        # What came before it, and waits to be read or accepted on a busy machine, is told so in the tick between.
+        self.should_exit = self.should_exit or (self._looked and self._drain.is_over)
+        self._looked = self._drain.is_over
         return await super().on_tick(counter)

@@ -34,7 +34,8 @@ class Engine:
 
     def stream(self, requests: Sequence[GenerateRequest], id: str) -> AsyncGenerator[GenerateResponse, None]:
         """The parts of all answers as they come, each with the index of its answer over all `requests`. Leaving it
-        cancels them all; so does one's error. All requests ask for as many answers."""
+        cancels them all; so does one's error. All requests ask for as many answers.
+        Close it (contextlib.aclosing)."""
         if len(requests) == 1:  # nothing is to be done for each part
             return self.answer(requests[0], f"{id}#0")
         return self._merged(requests, id)

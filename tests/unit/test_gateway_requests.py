@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+import uvicorn
 from charonia_client import (
     BadRequest,
     CharoniaError,
@@ -23,7 +24,7 @@ from charonia_client import (
 from charonia_client.types import TopToken
 from charonia_gateway import body
 from charonia_gateway.body import ignored_fields, parse
-from charonia_gateway.drain import Drain, DrainMiddleware
+from charonia_gateway.drain import Drain, DrainingServer, DrainMiddleware
 from charonia_gateway.errors import ApiError, from_engine
 from charonia_gateway.json_values import MAX_VALUES
 from charonia_gateway.logprobs import CompletionLogprobs, chat_logprobs
@@ -33,6 +34,7 @@ from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import TokenizerInfo
 from charonia_gateway.schemas.structured import ResponseFormat
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -692,6 +694,20 @@ def test_a_drain_is_over_when_nothing_runs_or_time_is_up() -> None:
     drain.running = 1
     now = 105.0
     assert drain.is_over and drain.left_s == 1
+
+
+async def test_what_came_before_a_drain_is_answered_before_the_server_ends() -> None:
+    """A loop that was busy when it was told to end has not read or accepted it."""
+    drain = Drain(5)
+    server = DrainingServer(uvicorn.Config(FastAPI()), drain)
+    ended = [await server.on_tick(1)]
+    drain.begin()
+    ended.append(await server.on_tick(1))
+    drain.running = 1
+    ended.append(await server.on_tick(1))
+    drain.running = 0
+    ended += [await server.on_tick(1), await server.on_tick(1)]
+    assert ended == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize("begun, sent", [(False, [503]), (True, [200])])
