@@ -213,6 +213,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, action="append", help="default: 64 and 256")
     parser.add_argument("--turns", type=int, default=80)
     options = parser.parse_args()
+    for checkout in options.checkouts:  # else what is installed would be measured under its name
+        if not (missing := checkout / "gateway" / "charonia_gateway").is_dir():
+            parser.error(f"{checkout} is no checkout of Charonia: there is no folder {missing}")
     for count in options.streams or PARTS:
         checkouts = [checkout.resolve() for checkout in options.checkouts]
         found = asyncio.run(measured(checkouts, count, options.turns, PARTS.get(count, max(1, count // 4))))
