@@ -91,6 +91,8 @@ class Engine:
         ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
         source = read_source(location.path, dtype)
         progress = Progress(show_progress)
+        for note in source.spec.notes:
+            progress.warn(note)
         # The engine maps the weight files themselves, and has read the rest when it is loaded.
         with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
             weights = Path(folder)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import MOST_EXPERTS, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import LLAMA_NAMES, Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
-from charonia.families.windows import window_settings
+from charonia.families.windows import switched_window, window_settings
 
 MIXTRAL_NAMES = Names(
     router="block_sparse_moe.gate",
@@ -56,7 +57,6 @@ def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
         "m" if layer not in dense and (layer + 1) % step == 0 else "d"
         for layer in range(required(config, "num_hidden_layers"))
     )
-    window = config.get("sliding_window") if optional(config, "use_sliding_window", False) else None
     bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
@@ -69,10 +69,23 @@ def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
         renormalize_experts=optional(config, "norm_topk_prob", False),
         layer_experts=layers if "d" in layers else "",
         **_experts(config, count, optional(config, "num_experts_per_tok", 8)),
-        **window_settings({**config, "sliding_window": window}, layer_types=False),
+        **window_settings(switched_window(config, 4096), layer_types=False),
     )
     return llama_spec(model, LLAMA_NAMES)
 
 
-MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral)
-QWEN3_MOE = Family("qwen3_moe", ("qwen3_moe",), "Qwen3-MoE", _qwen3_moe)
+_MIXTRAL_KEYS = "num_experts_per_tok num_local_experts sliding_window"
+_QWEN3_MOE_KEYS = """
+    attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
+    num_experts_per_tok num_local_experts sliding_window use_sliding_window
+"""
+
+MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral, keys=words(_MIXTRAL_KEYS))
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    ("qwen3_moe",),
+    "Qwen3-MoE",
+    _qwen3_moe,
+    keys=words(_QWEN3_MOE_KEYS),
+    harmless=frozenset({"max_window_layers"}),
+)

@@ -688,6 +688,28 @@ def outputs(ranks: int, vocab: int) -> list[tuple[int, int]]:
     return [one.rows or (0, vocab) for (one,) in parts]
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: bool, tmp_path: Path) -> None:
+    """transformers 5 does the same. An output layer that equals the embedding is no other one."""
+    untied, tied = tmp_path / "untied", tmp_path / "tied"
+    write_random_model(untied, SHAPES["tiny"], weight_type="fp32", scale=0.2)
+    shutil.copytree(untied, tied)
+    edit_config(tied, tie_word_embeddings=True)
+    spec = read_source(tied).spec
+    assert not spec.config.tie_word_embeddings
+    assert len(spec.notes) == 1 and "lm_head.weight differs from model.embed_tokens.weight" in spec.notes[0]
+    made = (link_workspace if linked else convert)(tied, tmp_path / "w")
+    assert answers(made) == answers(tied) == answers(untied)
+
+    rewrite(tied, lambda tensors: tensors.__setitem__("lm_head.weight", tensors["model.embed_tokens.weight"]))
+    spec = read_source(tied).spec
+    assert spec.config.tie_word_embeddings and spec.notes == ()
+    rewrite(tied, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 3))
+    assert not read_source(tied).spec.config.tie_word_embeddings
+    rewrite(tied, lambda tensors: tensors.pop("lm_head.weight"))
+    assert read_source(tied).spec.config.tie_word_embeddings
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
@@ -702,7 +724,7 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
         place = "model." if prefix.startswith("model.") else ""
         tensors[f"{place}vision_tower.embeddings.weight"] = np.ones((3, 3), np.float32)
         tensors[f"{place}multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(3, np.float32)
-        tensors["language_model.lm_head.weight"] = np.ones((320, 64), np.float32)
+        tensors["language_model.lm_head.weight"] = tensors[f"{prefix}embed_tokens.weight"]
 
     rewrite(both, rename)
     assert answers(both) == answers(text_only)
