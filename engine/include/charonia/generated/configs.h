@@ -174,9 +174,18 @@ struct ModelConfig {
   std::vector<float> rope_long_factors;
   // base of the layers with a window; 0: the same as of all layers; >= 0; these layers have no rotary scaling (Gemma 3)
   float rope_local_theta = 0.0F;
+  // layers with rotation (r) and without (n); empty: all r; letters r and n
+  std::string layer_rotary;
+  // the rotation pairs elements 2i and 2i + 1, not i and i + rotary_embedding / 2; GLM, ERNIE, Cohere
+  bool rotary_interleaved = false;
   // log-n attention scaling begins at this position; 0: none; >= 0; q at position p >= logn_length is scaled by
   // log_{logn_length}(p + 1)
   int logn_length = 0;
+  // q at position p is multiplied by 1 + q_scale_beta ln(1 + floor(p / q_scale_length)); 0: none; >= 0; after the
+  // rotation (Ministral 3)
+  float q_scale_beta = 0.0F;
+  // positions until q_scale_beta's next factor; >= 0; needed with q_scale_beta
+  int q_scale_length = 0;
   // attention has slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
   bool alibi = false;
   // how many tokens attention looks back; 0: all; >= 0
@@ -191,14 +200,30 @@ struct ModelConfig {
   float logit_soft_cap = 0.0F;
   // heads of q and k are normalised; RMS norms, before the rotation
   bool qk_norm = false;
+  // with qk_norm: one norm for all q heads of a token, and one for all its k heads; OLMo 2; the weights are [head_num *
+  // size_per_head] and [kv_head_num * size_per_head]
+  bool qk_norm_rows = false;
+  // with qk_norm: the norms come after the rotation; Hunyuan
+  bool qk_norm_after_rotary = false;
+  // inputs of attention and feed-forward are normalised; 0: they read the residual stream itself; 0 needs post_norms =
+  // 1 (OLMo 2, EXAONE 4)
+  bool pre_norms = true;
   // norms multiply by 1 + weight; Gemma
   bool norm_unit_offset = false;
   // outputs of attention and feed-forward are normalised too; Gemma
   bool post_norms = false;
+  // norms subtract the mean first; LayerNorm without bias (Cohere)
+  bool layer_norm = false;
+  // attention and feed-forward of a layer have the same normalised input; Cohere
+  bool parallel_block = false;
   // activation of the feed-forward layer; silu | gelu_tanh
   std::string activation = "silu";
   // factor of the embedding; > 0
   float embedding_scale = 1.0F;
+  // factor of what attention and feed-forward add to the residual stream; > 0; Granite
+  float residual_multiplier = 1.0F;
+  // factor of the logits, before the soft cap; > 0; Granite: 1 / logits_scaling; Cohere: logit_scale
+  float logits_scale = 1.0F;
   // rows of the output layer are scaled to length 1; Baichuan 2
   bool normalize_output = false;
   // experts of a feed-forward layer; 0: dense; >= 0
