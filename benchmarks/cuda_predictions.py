@@ -132,7 +132,7 @@ KERNELS = {
             1,
             "a block per row, of which a thread keeps two vectors",
         ),
-        Kernel("soft_cap", ("rows: soft_cap_kernel",), 2, 0.85, 1, _NEIGHBOURS),
+        Kernel("soft_cap", ("rows: scale_logits_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("gather_rows", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("side_by_side", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("copy_block", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),

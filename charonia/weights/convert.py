@@ -33,6 +33,7 @@ from charonia.weights.checkpoint import (
     TensorInfo,
     open_checkpoint,
 )
+from charonia.weights.generation_config import sampling_defaults
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
 from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
@@ -94,7 +95,7 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
     promised = promised_type(config) if quantization else ""
     return replace(
         spec,
-        config=replace(spec.config, data_type=promised),
+        config=replace(spec.config, data_type=promised, **sampling_defaults(folder)),
         quantization=quantization,
         quantised_cache=says_cache(folder, config),
     )

@@ -98,6 +98,15 @@ TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
   model.more = "rope_local_theta = 100\nsliding_window = 8\nlogn_length = 32\n";
   expect_exact(model);
   model = even();
+  model.qk_norm = model.qk_norm_rows = model.post_norms = true;
+  model.pre_norms = false;
+  model.more = "q_scale_beta = 0.1\nq_scale_length = 16\n";
+  expect_exact(model);
+  model = even();
+  model.parallel_block = true;
+  model.more = "layer_norm = 1\n";
+  expect_exact(model);
+  model = even();
   model.experts = 64, model.biases = true;
   expect_exact(model);
   model.layer_experts = "md";

@@ -193,15 +193,15 @@ class TinyWeights {
   }
 
   void add_norms(const std::string& at) {
-    once(at + "attention_norm.weight", model_.hidden, 1, 1, 0.1F);
-    once(at + "ffn_norm.weight", model_.hidden, 1, 1, 0.1F);
+    if (model_.pre_norms) once(at + "attention_norm.weight", model_.hidden, 1, 1, 0.1F);
+    if (model_.pre_norms && !model_.parallel_block) once(at + "ffn_norm.weight", model_.hidden, 1, 1, 0.1F);
     if (model_.post_norms) {
       once(at + "attention_post_norm.weight", model_.hidden, 1, 1, 0.1F);
       once(at + "ffn_post_norm.weight", model_.hidden, 1, 1, 0.1F);
     }
     if (model_.qk_norm) {
-      once(at + "attention.q_norm.weight", model_.head_dim, 1, 1, 0.1F);
-      once(at + "attention.k_norm.weight", model_.head_dim, 1, 1, 0.1F);
+      once(at + "attention.q_norm.weight", model_.qk_norm_rows ? q_ : model_.head_dim, 1, 1, 0.1F);
+      once(at + "attention.k_norm.weight", model_.qk_norm_rows ? kv_ : model_.head_dim, 1, 1, 0.1F);
     }
   }
 
@@ -309,8 +309,9 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nattn_output_bias = " << model.biases << "\nmlp_bias = " << model.biases
                       << "\ntie_word_embeddings = " << model.tied << "\ntensor_para_size = " << model.ranks
                       << "\nweight_type = " << weight_type(model) << "\n"
-                      << "qk_norm = " << model.qk_norm << "\npost_norms = " << model.post_norms
-                      << "\nnum_experts = " << model.experts
+                      << "qk_norm = " << model.qk_norm << "\nqk_norm_rows = " << model.qk_norm_rows
+                      << "\npre_norms = " << model.pre_norms << "\npost_norms = " << model.post_norms
+                      << "\nparallel_block = " << model.parallel_block << "\nnum_experts = " << model.experts
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
                       << "\nlayer_experts = " << model.layer_experts << "\n"

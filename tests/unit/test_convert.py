@@ -257,6 +257,56 @@ def test_an_end_id_of_generation_config_may_be_0_or_unsaid(
     assert ",".join(map(str, read_source(model).spec.config.end_id)) == end_ids
 
 
+RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1.05}
+
+
+def test_generation_config_sampling_values_are_attributes(model: Path, tmp_path: Path) -> None:
+    others = {"do_sample": False, "max_new_tokens": 20, "typical_p": 0.5}
+    (model / "generation_config.json").write_text(json.dumps({**RECOMMENDED, **others}))
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    written = _engine.read_config_ini(weights / "config.ini")
+    found = {name: float(written[f"default_{name}"]) for name in RECOMMENDED}
+    assert found == {**RECOMMENDED, "min_p": 0.0}
+
+
+def test_generation_config_top_k_of_minus_1_is_all_tokens(model: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"top_k": -1}))
+    assert read_source(model).spec.config.default_top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"temperature": -1}', "temperature is -1 and must be a number >= 0"),
+        ('{"temperature": NaN}', "temperature is nan"),
+        ('{"temperature": Infinity}', "temperature is inf"),
+        ('{"temperature": "abc"}', "temperature is 'abc'"),
+        ('{"temperature": true}', "temperature is True"),
+        ('{"top_p": 2}', r"top_p is 2 and must be a number in \(0, 1\]"),
+        ('{"top_p": 0}', "top_p is 0 "),
+        ('{"top_k": 0.5}', "top_k is 0.5 and must be a whole number >= 0"),
+        ('{"top_k": -2}', "top_k is -2"),
+        ('{"top_k": 10000000000}', "top_k is 10000000000"),
+        ('{"min_p": 1.5}', "min_p is 1.5"),
+        ('{"repetition_penalty": 0}', r"repetition_penalty is 0 and must be a number in \[0.01, 100\]"),
+    ],
+)
+def test_generation_config_value_out_of_range_is_refused(model: Path, content: str, says: str) -> None:
+    (model / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {says}.*correct it, or remove it"):
+        read_source(model)
+
+
+def test_a_workspace_without_sampling_defaults_has_the_engines(model: Path, tmp_path: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps(RECOMMENDED))
+    ini = convert(model, tmp_path / "w") / workspace.WEIGHTS / "config.ini"
+    lines = ini.read_text().splitlines(keepends=True)
+    ini.write_text("".join(line for line in lines if not line.startswith(("default_", "generation_config"))))
+    with Engine.from_pretrained(tmp_path / "w", cache_max_entry_count=20, threads=1) as engine:
+        own = _engine.SamplingParams()
+        assert all(getattr(engine.info.default_sampling, name) == getattr(own, name) for name in RECOMMENDED)
+
+
 def test_config_ini_has_every_key_once_and_takes_settings(model: Path, tmp_path: Path) -> None:
     weights = convert(model, tmp_path / "w", settings={"session_len": "99"}) / workspace.WEIGHTS
     lines = (weights / "config.ini").read_text().splitlines()

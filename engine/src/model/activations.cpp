@@ -19,6 +19,7 @@ Activations::Activations(const ModelConfig& config, const Shard& shard, const op
   delta = place(limits.max_rows, hidden, gemm_out);
   normed = place(limits.max_rows, hidden, act);
   qkv = place(limits.max_rows, shard.qkv_size, gemm_out);
+  if (config.qk_norm_rows) squares = place(limits.max_rows, 2, DType::f32);
   attended = place(limits.max_rows, shard.q_size, act);
   if (shard.inter > 0) {
     gate_up = place(limits.max_rows, 2 * shard.inter, gemm_out);

@@ -37,9 +37,9 @@ class Decoder {
   using Vector = std::unique_ptr<ops::Buffer>;  // f32
 
   struct Layer {
-    Vector attention_norm, ffn_norm;            // [hidden]
+    Vector attention_norm, ffn_norm;            // [hidden]; null: none
     Vector attention_post_norm, ffn_post_norm;  // [hidden]; null: none
-    Vector q_norm, k_norm;                      // [size_per_head]; null: none
+    Vector q_norm, k_norm;                      // [size_per_head], or of all heads of the rank; null: none
     std::unique_ptr<ops::Linear> qkv, attention_out;
     std::unique_ptr<ops::Linear> gate_up, down;  // dense
     std::unique_ptr<ops::Linear> router;         // with experts
@@ -49,6 +49,7 @@ class Decoder {
   };
 
   void load_attention(const WeightFiles& files, int index, Layer& layer);
+  void load_qk_norm(const WeightFiles& files, const std::string& at, Layer& layer) const;
   void load_feed_forward(const WeightFiles& files, int index, Layer& layer);
   void load_output(const WeightFiles& files);
   void make_tables();
@@ -66,9 +67,13 @@ class Decoder {
   std::unique_ptr<ops::Experts> dense_experts(const WeightFiles& files, std::span<const std::array<Wanted, 3>> experts);
   std::unique_ptr<ops::Experts> quantised_experts(const WeightFiles& files,
                                                   std::span<const std::array<Wanted, 3>> experts);
-  Vector norm(const WeightFiles& files, const std::string& name, std::int64_t n);
-  Vector device_vector(std::span<const float> values);
+  std::vector<float> norm_values(const WeightFiles& files, const std::string& name, std::int64_t n) const;
+  Vector norm(const WeightFiles& files, const std::string& name, std::int64_t n) const;
+  Vector device_vector(std::span<const float> values) const;
 
+  static const float* data(const Vector& vector) { return vector ? vector->as<float>() : nullptr; }
+  ops::NormParams norm_params(const Vector& weight, const float* delta_weight) const;
+  ops::RotaryParams rotary_params(const Layer& layer, const ops::Tensor& qkv);
   std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
   void issue(const ops::StepShape& shape);
   void issue_feed_forward(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
@@ -90,7 +95,7 @@ class Decoder {
 
   RotaryTables tables_;
   Vector rotary_, local_rotary_;  // [tables_.rows(), rotary_embedding]; null: none
-  Vector logn_;                   // [max_positions]; null: none
+  Vector q_scales_;               // [max_positions]; null: none
   Vector slopes_;                 // [heads of this rank]; null: none
 
   Activations activations_;

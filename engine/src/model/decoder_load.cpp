@@ -198,30 +198,31 @@ std::unique_ptr<ops::Linear> Decoder::linear(const WeightFiles& files, std::span
   return count(ops_.make_quantised_linear(sources, bias, precision_.weight));
 }
 
-Decoder::Vector Decoder::norm(const WeightFiles& files, const std::string& name, std::int64_t n) {
+std::vector<float> Decoder::norm_values(const WeightFiles& files, const std::string& name, std::int64_t n) const {
   auto weight = files.get_vector(name, n);
   if (config_.norm_unit_offset) {
     for (auto& value : weight) value += 1;
   }
-  return device_vector(weight);
+  return weight;
 }
 
-Decoder::Vector Decoder::device_vector(std::span<const float> values) {
+Decoder::Vector Decoder::norm(const WeightFiles& files, const std::string& name, std::int64_t n) const {
+  return device_vector(norm_values(files, name, n));
+}
+
+Decoder::Vector Decoder::device_vector(std::span<const float> values) const {
   auto buffer = ops_.allocate(values.size_bytes());
   ops_.upload(buffer->data(), values.data(), values.size_bytes());
   return buffer;
 }
 
 void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) {
-  const std::int64_t hidden = config_.hidden_units, dim = config_.size_per_head;
+  const std::int64_t hidden = config_.hidden_units;
   const std::string at = cat("layers.", index, "."), qkv = at + "attention.w_qkv", out = at + "attention.wo";
   const std::string number = cat(".", shard_.rank);
-  layer.attention_norm = norm(files, at + "attention_norm.weight", hidden);
+  if (config_.pre_norms) layer.attention_norm = norm(files, at + "attention_norm.weight", hidden);
   if (config_.post_norms) layer.attention_post_norm = norm(files, at + "attention_post_norm.weight", hidden);
-  if (config_.qk_norm) {
-    layer.q_norm = norm(files, at + "attention.q_norm.weight", dim);
-    layer.k_norm = norm(files, at + "attention.k_norm.weight", dim);
-  }
+  if (config_.qk_norm) load_qk_norm(files, at + "attention.", layer);
   std::vector<ops::HostMatrix> qkv_bias, out_bias;
   if (config_.attn_bias) qkv_bias = files.get(qkv + number + ".bias", shard_.qkv_size, 1);
   // The biases of GEMMs that are summed over the ranks are rank 0's to add.
@@ -230,11 +231,24 @@ void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) 
   layer.attention_out = linear(files, {{{out + number + ".weight", hidden, shard_.q_size}}}, out_bias);
 }
 
+void Decoder::load_qk_norm(const WeightFiles& files, const std::string& at, Layer& layer) const {
+  const std::int64_t dim = config_.size_per_head;
+  const auto load = [&](const char* name, int heads, int first, int count) {
+    auto weight = norm_values(files, at + name, config_.qk_norm_rows ? heads * dim : dim);
+    if (!config_.qk_norm_rows) return device_vector(weight);
+    return device_vector(
+        std::span(weight).subspan(static_cast<std::size_t>(first * dim), static_cast<std::size_t>(count * dim)));
+  };
+  layer.q_norm = load("q_norm.weight", config_.head_num, shard_.rank * shard_.heads, shard_.heads);
+  layer.k_norm =
+      load("k_norm.weight", config_.kv_head_num, shard_.rank * config_.kv_head_num / shard_.ranks, shard_.kv_heads);
+}
+
 void Decoder::load_feed_forward(const WeightFiles& files, int index, Layer& layer) {
   const std::int64_t hidden = config_.hidden_units, inter = shard_.inter;
   const std::string at = cat("layers.", index, "."), forward = at + "feed_forward.";
   const std::string number = cat(".", shard_.rank);
-  layer.ffn_norm = norm(files, at + "ffn_norm.weight", hidden);
+  if (config_.pre_norms && !config_.parallel_block) layer.ffn_norm = norm(files, at + "ffn_norm.weight", hidden);
   if (config_.post_norms) layer.ffn_post_norm = norm(files, at + "ffn_post_norm.weight", hidden);
   if (!has_experts(config_, index)) {
     const auto weight = [&](const char* name, std::int64_t n, std::int64_t k) {
@@ -324,7 +338,7 @@ void Decoder::make_tables() {
     rotary_ = device_vector(tables_.global_table());
     if (tables_.has_local()) local_rotary_ = device_vector(tables_.local_table());
   }
-  if (config_.logn_length > 0) logn_ = device_vector(logn_table(config_.logn_length, limits_.max_positions));
+  if (has_q_scales(config_)) q_scales_ = device_vector(q_scales(config_, limits_.max_positions));
   if (config_.alibi) {
     const auto all = alibi_slopes(config_.head_num);
     slopes_ = device_vector(std::span(all).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
@@ -333,14 +347,16 @@ void Decoder::make_tables() {
 }
 
 void Decoder::set_params(int index, Layer& layer) const {
-  const auto data = [](const Vector& vector) { return vector ? vector->as<float>() : nullptr; };
   const int window = window_of(config_, index);
-  layer.rotary = {.cos_sin = data(window > 0 && local_rotary_ ? local_rotary_ : rotary_),
+  const float* const table = data(window > 0 && local_rotary_ ? local_rotary_ : rotary_);
+  layer.rotary = {.cos_sin = has_rotation(config_, index) ? table : nullptr,
                   .rotary_dim = config_.rotary_embedding,
+                  .interleaved = config_.rotary_interleaved,
                   .q_norm = data(layer.q_norm),
                   .k_norm = data(layer.k_norm),
                   .norm_eps = config_.norm_eps,
-                  .q_scale = data(logn_)};
+                  .norm_after = config_.qk_norm_after_rotary,
+                  .q_scale = data(q_scales_)};
   const float scale = config_.attention_scale > 0 ? config_.attention_scale
                                                   : 1.0F / std::sqrt(static_cast<float>(config_.size_per_head));
   layer.attention = {.scale = scale, .window = window, .soft_cap = config_.attention_soft_cap, .alibi = data(slopes_)};

@@ -29,6 +29,9 @@ void check_rotation(const ModelConfig& config) {
   if (config.alibi && dim != 0) {
     refuse_config(ErrorCode::invalid_argument, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
   }
+  if (config.rotary_interleaved && dim == 0) {
+    refuse_config(ErrorCode::invalid_argument, "rotary_interleaved = 1 with rotary_embedding = 0");
+  }
   const auto& kind = config.rope_scaling_type;
   if (dim == 0 || kind == "default" || kind == "linear") return;
   if ((kind == "dynamic" || kind == "qwen") && dim < 4) {
@@ -50,6 +53,20 @@ void check_rotation(const ModelConfig& config) {
   }
 }
 
+void check_norms(const ModelConfig& config) {
+  const auto refuse = [](ErrorCode code, const auto&... what) { refuse_config(code, what...); };
+  constexpr auto kInvalid = ErrorCode::invalid_argument, kUnsupported = ErrorCode::unsupported;
+  if (config.qk_norm_rows && !config.qk_norm) refuse(kInvalid, "qk_norm_rows = 1 needs qk_norm = 1");
+  if (config.qk_norm_after_rotary && !config.qk_norm) refuse(kInvalid, "qk_norm_after_rotary = 1 needs qk_norm = 1");
+  if (config.qk_norm_rows && config.qk_norm_after_rotary) {
+    refuse(kUnsupported, "qk_norm_rows = 1 with qk_norm_after_rotary = 1");
+  }
+  if (!config.pre_norms && !config.post_norms) refuse(kInvalid, "pre_norms = 0 needs post_norms = 1");
+  if (config.layer_norm && config.post_norms) refuse(kUnsupported, "layer_norm = 1 with post_norms = 1");
+  if (config.layer_norm && config.qk_norm) refuse(kUnsupported, "layer_norm = 1 with qk_norm = 1");
+  if (config.parallel_block && config.post_norms) refuse(kUnsupported, "parallel_block = 1 with post_norms = 1");
+}
+
 }  // namespace
 
 void check_model(const ModelConfig& config) {
@@ -58,8 +75,18 @@ void check_model(const ModelConfig& config) {
                   " is no multiple of kv_head_num = ", config.kv_head_num);
   }
   check_rotation(config);
+  check_norms(config);
+  if (config.q_scale_beta > 0 && config.q_scale_length == 0) {
+    refuse_config(ErrorCode::invalid_argument, "q_scale_beta = ", config.q_scale_beta,
+                  " needs q_scale_length above 0, and it is 0");
+  }
   check_letters(config, "layer_windows", config.layer_windows);
   check_letters(config, "layer_experts", config.layer_experts);
+  check_letters(config, "layer_rotary", config.layer_rotary);
+  if (config.rotary_embedding == 0 && config.layer_rotary.find('r') != std::string::npos) {
+    refuse_config(ErrorCode::invalid_argument, "layer_rotary = ", config.layer_rotary,
+                  " has layers with rotation, and rotary_embedding is 0");
+  }
   if (config.num_experts == 0) {
     if (config.layer_experts.find('m') != std::string::npos) {
       refuse_config(ErrorCode::invalid_argument, "layer_experts has layers with experts, and num_experts is 0");
@@ -86,6 +113,11 @@ DType data_type(const ModelConfig& config) {
 bool has_experts(const ModelConfig& config, int layer) {
   if (config.num_experts == 0) return false;
   return config.layer_experts.empty() || config.layer_experts[static_cast<std::size_t>(layer)] == 'm';
+}
+
+bool has_rotation(const ModelConfig& config, int layer) {
+  if (config.rotary_embedding == 0) return false;
+  return config.layer_rotary.empty() || config.layer_rotary[static_cast<std::size_t>(layer)] == 'r';
 }
 
 int window_of(const ModelConfig& config, int layer) {

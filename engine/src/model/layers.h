@@ -14,6 +14,8 @@ DType data_type(const ModelConfig& config);
 
 // Whether the layer's feed-forward is a mixture of experts.
 bool has_experts(const ModelConfig& config, int layer);
+// Whether the layer rotates q and k.
+bool has_rotation(const ModelConfig& config, int layer);
 // Keys that a query of the layer sees; 0: all.
 int window_of(const ModelConfig& config, int layer);
 

@@ -18,7 +18,7 @@ MemoryNeeds memory_needs(const ModelConfig& config, const Manifest& manifest, co
   const auto precision = sizes.precision(data_type(config));
   const auto elements = manifest.elements(shard.rank);
   auto floats = static_cast<std::size_t>(elements.vectors);
-  if (config.logn_length > 0) floats += static_cast<std::size_t>(limits.max_positions);
+  if (has_q_scales(config)) floats += static_cast<std::size_t>(limits.max_positions);
   if (config.alibi) floats += static_cast<std::size_t>(shard.heads);
   const auto scratch = shard.expert_inter > 0 ? sizes.experts_scratch_bytes(
                                                     experts_shape(config, shard, precision.weight), limits.max_rows)
