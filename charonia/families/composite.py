@@ -83,6 +83,9 @@ def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
         return []
     # Some files repeat keys of the text part, whose own are read.
     outer = {key: value for key, value in config.items() if not _is_other(key) and text.get(key) != value}
+    # Fine-tunes of Qwen2.5-VL repeat a window that the switch beside it turns off.
+    if "use_sliding_window" in config:
+        outer["use_sliding_window"] = config["use_sliding_window"]
     return check_keys(outer, _OUTER, composite.harmless, composite.title)
 
 
