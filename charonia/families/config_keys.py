@@ -32,7 +32,7 @@ READ_BY_ALL = words(
 
 # These do not change what a trained model computes: names, training, memory, other tasks and generation. Layers that
 # predict further tokens (num_nextn_predict_layers) change no logits. max_window_layers counts only with
-# use_sliding_window, which is in ONLY.
+# use_sliding_window, and perceiver_config only with use_resampler; both are in ONLY.
 HARMLESS = words(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
@@ -43,16 +43,16 @@ HARMLESS = words(
     eod_token_id eos_token exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
     gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range internal_version is_decoder
     is_llama_config label2id length_penalty license loss_type low_cpu_mem_usage max_length max_sequence_length
-    max_window_layers min_length mlp_dropout model_max_length model_name name_or_path no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_nextn_predict_layers num_return_sequences output_attentions
-    output_hidden_states output_router_logits output_scores pad_token pad_token_id prefix pretraining_tp
-    problem_type reduce_loss remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32
-    special_dataset_text_max_len suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
-    tokenizer_type top_k top_p torchscript training transformers.js_config transformers_version type_vocab_size
-    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_cache_kernel
-    use_cache_quantization use_dynamic_ntk_warmup use_flash_attention use_flash_attention_2 use_flash_attn
-    use_return_dict xla_device
+    max_window_layers min_length mlp_dropout model_max_length model_name name_or_path neftune_noise_alpha
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_nextn_predict_layers num_return_sequences
+    output_attentions output_hidden_states output_router_logits output_scores pad_token pad_token_id
+    perceiver_config pixel_shuffle_factor prefix pretraining_tp problem_type reduce_loss remove_invalid_values
+    repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32 special_dataset_text_max_len suppress_tokens
+    task_specific_params temperature tf_legacy_loss tokenizer_class tokenizer_type top_k top_p torchscript training
+    transformers.js_config transformers_version type_vocab_size typical_p unk_token_id unsloth_fixed unsloth_version
+    use_bfloat16 use_cache use_cache_kernel use_cache_quantization use_dynamic_ntk_warmup use_flash_attention
+    use_flash_attention_2 use_flash_attn use_return_dict xla_device
     """
 )
 
@@ -89,6 +89,7 @@ ONLY: dict[str, Any] = {
     "num_sink_tokens": (0,),
     "position_embedding_type": ("rope", "rotary"),
     "pruned_heads": ({},),
+    "qk_layer_norms": (False,),
     "qkv_bias": (False,),
     "residual_multiplier": (1, 1.0),
     "rope_interleaved": (False,),
@@ -104,6 +105,7 @@ ONLY: dict[str, Any] = {
     "use_logn_attn": (False,),
     "use_mrope": (False,),
     "use_qk_norm": (False,),
+    "use_resampler": (False,),
     "use_sliding_window": (False,),
     "window_attention": (False,),
 }
