@@ -30,8 +30,8 @@ _SHARED = ("bos_token_id", "eos_token_id", _TIED, "quantization_config", "dtype"
 
 _OUTER = frozenset({"model_type", "text_config", *_SHARED})
 
-# Older files leave out of text_config what is as in the class of transformers: LLaVA-NeXT with Mistral all of its sizes
-# but three, LLaVA-OneVision the context of Qwen2.
+# Older files omit keys of text_config that have the default of the class in transformers: LLaVA-NeXT with Mistral omits
+# most sizes, and LLaVA-OneVision the context of Qwen2.
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {
         "vocab_size": 32000,

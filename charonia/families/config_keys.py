@@ -112,7 +112,9 @@ ONLY: dict[str, Any] = {
 
 # A key with one of these words may change what a model computes.
 _COMPUTES = re.compile(
-    r"rope|attn|attention|sliding|window|scal|multiplier|norm|expert|router|bias|causal|chunk|mrope|sink|cap", re.I
+    r"rope|rotary|attn|attention|sliding|window|interleav|scal|multiplier|norm|expert|moe|router|scoring|topk|bias|causal"
+    r"|chunk|mrope|sink|cap",
+    re.I,
 )
 
 
