@@ -829,6 +829,12 @@ def test_each_type_is_supported_or_listed_as_not_yet() -> None:
     assert SUPPORTED - types - NO_DATA == set()
 
 
+def test_the_first_files_of_llama_have_the_context_of_the_class() -> None:
+    config = {key: value for key, value in ORDINARY.items() if key != "max_position_embeddings"}
+    found = describe({**config, "max_sequence_length": 2048, "model_type": "llama"}, "m").config
+    assert found.max_position_embeddings == CONFIG_MAPPING["llama"]().max_position_embeddings == 2048
+
+
 def test_sizes_that_older_files_leave_out_are_those_of_the_class() -> None:
     model_type, config = COMPOSITE["BakLLaVA"]
     found = describe({**config, "model_type": model_type, "vision_config": VISION}, "m").config
