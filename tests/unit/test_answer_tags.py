@@ -44,7 +44,8 @@ from prompt_ids import PromptError  # noqa: E402
 BEGINS = sorted({mark for one in CALL_FORMATS.values() for mark in one.begin if " " not in mark and "><" not in mark})
 MARKS = [
     *{*BEGINS, "<|action_start|>", "<|plugin|>", "<|action_end|>"},
-    *{mark for one in CALL_FORMATS.values() for mark in (one.end, one.quote, one.arguments_mark) if mark},
+    *{mark for one in CALL_FORMATS.values() for mark in (one.end, one.quote, one.arguments_mark) if mark.strip("\n")},
+    *{mark for one in CALL_FORMATS.values() for mark in one.each if mark},
     *{mark for one in CALL_FORMATS.values() if one.xml for mark in one.xml.marks if mark not in ("", ">")},
     *{mark for one in REASONING_FORMATS.values() for mark in one.markup},
 ]
@@ -76,7 +77,8 @@ FUNCTIONS: list[dict[str, Any]] = [
 
 def functions_of(format: str) -> list[dict[str, Any]]:
     """Those whose names a format has."""
-    return [one for one in FUNCTIONS if not CALL_FORMATS[format].xml or "<" not in one["name"]]
+    one = CALL_FORMATS[format]
+    return [each for each in FUNCTIONS if "<" not in each["name"] or not (one.xml or one.each[0] or one.syntax == "pythonic")]
 
 
 class Model:
