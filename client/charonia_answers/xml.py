@@ -112,7 +112,8 @@ def keywords_of(schema: Mapping[str, Any], name: str, copies: Copies) -> Format:
     """As `any_keywords`, following the schema of an object. name: what errors call it. Raises NoTagError."""
     properties, needed = _properties(schema, name)
     values = _Values(schema, name, "", copies)
-    required, others = [], []
+    required: list[Format] = []
+    others: list[Format] = []
     for key, inner in properties.items():
         at = f"/properties/{key}"
         if not PYTHON_NAME.fullmatch(key) or len(key) > MAX_NAME:
