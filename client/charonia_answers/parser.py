@@ -390,6 +390,10 @@ class AnswerParser:
         assert self._calls is not None
         self._hold(mark)
         self._in_list = self._listed = False
+        # Llama 4 may write an empty block before calls without marks.
+        if mark and self._calls.bare and (yield from self._accept(self._end)):
+            self._held = None
+            return ""
         try:
             if self._calls.syntax == "json":
                 yield from self._read_json(strict=not mark)

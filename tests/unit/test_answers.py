@@ -478,6 +478,15 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         [WEATHER],
     ),
     ("llama4_json", None, '{"name": "search", "parameters": {}}<|python_end|> So.', "So.", "", [("search", {})]),
+    (
+        "llama4_json",
+        None,
+        '<|python_start|><|python_end|>{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
+        '{"name": "search", "parameters": {}}',
+        "",
+        "",
+        [WEATHER, ("search", {})],
+    ),
     ("pythonic", None, '[get_weather(city="Paris", days=3), add(a=1, b=-2.5e3)]', "", "", [WEATHER, ("add", SUM)]),
     (
         "pythonic",
