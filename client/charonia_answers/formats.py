@@ -195,7 +195,7 @@ def _gemma(value: Any, quote: str) -> str:
 @dataclass(frozen=True)
 class ReasoningFormat:
     """Reasoning stands between `begin` and `end`, at the beginning of an answer. A chat template may have written
-    `begin` itself, as the end of the prompt. content: the marks that may stand around what follows reasoning."""
+    `begin` itself, as the end of the prompt. content: marks that may stand around the text after reasoning."""
 
     name: str
     begin: str

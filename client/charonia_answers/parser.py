@@ -99,7 +99,7 @@ class _Channel:
         self._flows = False  # white space that was too long to be held back
         self.begun = False
         self.drops_first = False  # white space at the beginning is none of it
-        self.drops_last = False  # nor is white space at the end
+        self.drops_last = False  # white space at the end is dropped
 
     def push(self, text: str) -> None:
         core = text.strip(_SPACE)

@@ -317,8 +317,8 @@ _MAX_PYTHON_SPACE = 64  # white space after a quote that is looked at
 
 class PythonScanner:
     """One value as a literal in Python: text, number, True, False, None, list, tuple, or dictionary. JSON's words are
-    read too. A quote within a text is a part of it if what follows the quote cannot follow a text. Lists are made of
-    tuples, and keys that are no texts become texts."""
+    read too. Models forget to escape quotes. So a quote ends a text only if a comma, a colon or a closing bracket comes
+    next. Tuples become lists, and the keys of dictionaries become texts."""
 
     def __init__(self) -> None:
         self.done = False
@@ -327,7 +327,7 @@ class PythonScanner:
         self._expects = "value"  # or: value or close, key or close, colon, more, text
         self._quote = ""  # of the text that is being read
         self._is_key = False
-        self._comma = ""  # what goes out before the next value
+        self._comma = ""  # stands before the next value
         self._word = ""
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
@@ -361,7 +361,7 @@ class PythonScanner:
         if len(quote) == 3:
             if len(text) - at < 3:
                 return at if quote.startswith(text[at:]) else self._part(text, at, out)
-            # Of more quotes than three the last three are the end.
+            # If more than three quotes follow each other, the last three end the text.
             if not text.startswith(quote, at) or text.startswith(quote, at + 1):
                 return self._part(text, at, out)
             if len(text) - at == 3:
@@ -489,7 +489,7 @@ _PYTHON_PLAIN = {quote: re.compile(rf"[^\\{quote}\ud800-\udfff]+") for quote in 
 
 
 def _python_word(word: str) -> str:
-    """A word or a number in JSON; "" for what is neither."""
+    """A word or a number in JSON; "" for any other word."""
     if word in _PYTHON_WORDS:
         return _PYTHON_WORDS[word]
     found = _PYTHON_NUMBER.fullmatch(word)

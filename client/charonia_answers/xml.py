@@ -25,7 +25,7 @@ _OF_OBJECT = ("type", "properties", "required", "additionalProperties", "$defs",
 _OF_TEXT = ("type", "enum", "const", "title", "description", "default")
 _OF_REFERENCE = ("type", "title", "description", "default", "$ref", "anyOf", "oneOf")
 _MAX_COPIES = 4 << 20  # characters
-_MAX_OPTIONAL = 32  # properties of which none is required: the grammar's size is the square of it
+_MAX_OPTIONAL = 32  # properties, if none is required: the grammar's size grows with the square of their number
 _COMMA = const(", ")
 _ANY_VALUE = json_of(True, "any value")
 

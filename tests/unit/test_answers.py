@@ -888,7 +888,7 @@ TEMPLATES = {
     "<start_function_call>call:": ("functiongemma", None),
     "<|tool_call>call:<tool_call|><|channel>thought": ("gemma4", "gemma4"),
     "{% set content = content.split('</think>')[-1] %}": (None, "think"),
-    # Those of models whose templates are in no package that test_chat_templates.py fetches.
+    # No package that test_chat_templates.py fetches has the templates of these models.
     "<functions></functions> <function_calls>": ("olmo3", None),
     "<tools></tools> <tool_calls>For each: <tool_call>f\n```json\nargs\n```</tool_call></tool_calls><think><answer>": (
         "hunyuan",

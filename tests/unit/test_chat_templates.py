@@ -122,7 +122,7 @@ TOOLS = [
 
 
 def written(template: str, count: int) -> str:
-    """What the template writes for an answer with calls: what follows the prompt for it."""
+    """Render an answer with calls, and return the text after the prompt."""
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]
     )
