@@ -32,7 +32,7 @@ _SPACES = re.compile(f"[{_SPACE}]+")
 _MARKS = re.compile("[\ud800-\udfff]+")
 _NAME = re.compile(r"[^\s\[{\"\ud800-\udfff]+")
 # Where marks follow a name, it ends before them.
-_MARKED_NAME = re.compile(r"[^\s<\[{\"\ud800-\udfff]+")
+_MARKED_NAME = re.compile(r"[^\s<`\[{\"\ud800-\udfff]+")
 _NUMBERED = re.compile(r"(.+):[0-9]+")
 PYTHON_NAME = re.compile(r"[^\s<>()\[\]{}=,;:\"'\ud800-\udfff]+")
 XML_NAME = re.compile(r"[^\s<>\ud800-\udfff]+")
@@ -586,7 +586,10 @@ class AnswerParser:
         if (yield from self._accept(self._id_mark)):
             while (char := (yield from self._peek())) and char.isalnum():
                 self._take(1)
-        yield from self._accept(self._arguments_mark)
+        # The word after a fence may be missing.
+        fence = self._arguments_end if self._arguments_mark.startswith(self._arguments_end) else ""
+        yield from self._accept(fence)
+        yield from self._accept(self._arguments_mark.removeprefix(fence))
         if (yield from self._spaces()) != "{":
             raise _NoCallError
         yield from self._read_arguments(name, id)

@@ -45,7 +45,7 @@ def check_name(calls: CallFormat, name: str) -> None:
         raise NoTagError(f"a call's name has 1 to {MAX_NAME} characters")
     wrong = bool(calls.syntax in _NO_NAME and _NO_NAME[calls.syntax].search(name))
     wrong |= calls.syntax == "pythonic" and not PYTHON_NAME.fullmatch(name)
-    if wrong or (calls.each[0] and "<" in name):
+    if wrong or (calls.each[0] and re.search("[<`]", name)):
         raise NoTagError(f"in the format {calls.name} a name has no white space, quotes or brackets")
 
 

@@ -588,6 +588,15 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [WEATHER, ("add", SUM)],
     ),
+    (  # a fence without a word, none, and no line end before it
+        "hunyuan",
+        None,
+        '<tool_calls><tool_call>search\n```\n{"q": "x"}\n```</tool_call><tool_call>add\n{"a": 1}</tool_call>'
+        "<tool_call>search```json\n{}```</tool_call></tool_calls>",
+        "",
+        "",
+        [("search", {"q": "x"}), ("add", {"a": 1}), ("search", {})],
+    ),
     (
         "hunyuan_v3",
         "think",
