@@ -49,7 +49,7 @@ class Xml:
 class CallFormat:
     """A way to write calls.
 
-    begin: what begins calls; the first is what is written, all are read. None is the beginning of another.
+    begin: the texts that begin calls. The first is written, all are read. None is the beginning of another.
     end: what ends them; "" for nothing.
     syntax: of a call. json: {"name": ..., KEY: {...}}, or a list of these. named: NAME, `arguments_mark`, the arguments
       as JSON; a call id may stand between, after `id_mark`. gemma: call:NAME{key:value}, texts between two `quote`.

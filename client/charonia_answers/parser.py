@@ -569,7 +569,8 @@ class AnswerParser:
                 break
             self._hold(self._call_begin)
             yield from read_one()
-        yield from self._read_end("")
+        if self._stray_end or not self._end:
+            yield from self._read_end("")
 
     def _read_named(self) -> Reading:
         """NAME{...} with marks between, and, for Gemma, with `call:` before."""
