@@ -115,7 +115,7 @@ def describe(config: HfConfig, model_name: str) -> ModelSpec:
             )
     for family in FAMILIES:
         if model_type in family.model_types:
-            unknown = check_keys(config, READ_BY_ALL | family.keys, family.harmless, family.title)
+            unknown = check_keys(config, READ_BY_ALL | family.keys, family.harmless, family.title, family.only)
             return _with_note(family.describe(config, model_name), unknown)
     raise UnsupportedError(_refusal(config))
 

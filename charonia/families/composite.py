@@ -30,6 +30,28 @@ _SHARED = ("bos_token_id", "eos_token_id", _TIED, "quantization_config", "dtype"
 
 _OUTER = frozenset({"model_type", "text_config", *_SHARED})
 
+# Older files omit keys of text_config that have the default of the class in transformers: LLaVA-NeXT with Mistral omits
+# most sizes, and LLaVA-OneVision the context of Qwen2.
+_CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 32768,
+    },
+}
+
 
 @dataclass(frozen=True)
 class Composite:
@@ -61,7 +83,9 @@ def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
             f"config.json: text_config is missing, the part of a {composite.model_type} model that writes text"
         )
     default: dict[str, Any] = {"model_type": composite.text_type}
-    if text.get("model_type", composite.text_type) == composite.text_type:
+    kind = text.get("model_type", composite.text_type)
+    default |= _CLASS_DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
+    if kind == composite.text_type:
         default |= composite.defaults
     if composite.tied is not None:
         default[_TIED] = composite.tied
@@ -83,6 +107,9 @@ def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
         return []
     # Some files repeat keys of the text part, whose own are read.
     outer = {key: value for key, value in config.items() if not _is_other(key) and text.get(key) != value}
+    # Fine-tunes of Qwen2.5-VL repeat a window that the switch beside it turns off.
+    if "use_sliding_window" in config:
+        outer["use_sliding_window"] = config["use_sliding_window"]
     return check_keys(outer, _OUTER, composite.harmless, composite.title)
 
 

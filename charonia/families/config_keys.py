@@ -1,14 +1,15 @@
-"""Which keys of config.json are known. A key that nobody knows is named or, if it may change results, rejected.
+"""Which keys of config.json are known. An unknown key gets a note, or is rejected if it may change results.
 
 Three lists answer for a key: the keys that a family reads (READ_BY_ALL and `Family.keys`), the keys that never change
 what a model computes (HARMLESS and `Family.harmless`), and the keys that change nothing as long as they have certain
-values (ONLY).
+values (ONLY and `Family.only`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from charonia.errors import UnsupportedError
@@ -29,26 +30,29 @@ READ_BY_ALL = words(
     """
 )
 
-# These do not change what a trained model computes: names, training, memory, other tasks and generation.
+# These do not change what a trained model computes: names, training, memory, other tasks and generation. Layers that
+# predict further tokens (num_nextn_predict_layers) change no logits. max_window_layers counts only with
+# use_sliding_window, and perceiver_config only with use_resampler; both are in ONLY.
 HARMLESS = words(
     """
-    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled
-    _name_or_path architectures attention_dropout attention_probs_dropout_prob
-    attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token
-    cache_implementation chat_format chunk_size_feed_forward classifier_dropout decoder_start_token_id do_sample
-    diversity_penalty early_stopping embd_pdrop encoder_no_repeat_ngram_size eod_token_id eos_token
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder is_llama_config label2id length_penalty
-    license loss_type low_cpu_mem_usage max_length mlp_dropout min_length model_max_length
-    model_name no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_router_logits output_scores pad_token pad_token_id prefix pretraining_tp
-    problem_type reduce_loss remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32
-    special_dataset_text_max_len suppress_tokens task_specific_params temperature tf_legacy_loss
-    tokenizer_class top_k top_p torchscript training transformers.js_config transformers_version type_vocab_size
-    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_cache_kernel
-    use_cache_quantization use_dynamic_ntk_warmup use_flash_attention use_flash_attention_2 use_flash_attn
-    use_return_dict
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _flash_attn_2_enabled _from_model_config _name_or_path _output_attentions architectures attention_dropout
+    attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens
+    bos_token cache_implementation chat_format chunk_size_feed_forward classifier_dropout custom_pipelines
+    decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop encoder_no_repeat_ngram_size
+    eod_token_id eos_token exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range internal_version is_decoder
+    is_llama_config label2id length_penalty license loss_type low_cpu_mem_usage max_length max_sequence_length
+    max_window_layers min_length mlp_dropout model_max_length model_name name_or_path neftune_noise_alpha
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_nextn_predict_layers num_return_sequences
+    output_attentions output_hidden_states output_router_logits output_scores pad_token pad_token_id
+    perceiver_config pixel_shuffle_factor prefix pretraining_tp problem_type reduce_loss remove_invalid_values
+    repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32 special_dataset_text_max_len suppress_tokens
+    task_specific_params temperature tf_legacy_loss tokenizer_class tokenizer_type top_k top_p torchscript training
+    transformers.js_config transformers_version type_vocab_size typical_p unk_token_id unsloth_fixed unsloth_version
+    use_bfloat16 use_cache use_cache_kernel use_cache_quantization use_dynamic_ntk_warmup use_flash_attention
+    use_flash_attention_2 use_flash_attn use_return_dict xla_device
     """
 )
 
@@ -85,12 +89,14 @@ ONLY: dict[str, Any] = {
     "num_sink_tokens": (0,),
     "position_embedding_type": ("rope", "rotary"),
     "pruned_heads": ({},),
+    "qk_layer_norms": (False,),
     "qkv_bias": (False,),
     "residual_multiplier": (1, 1.0),
     "rope_interleaved": (False,),
     "rotary_pct": (1, 1.0),
     "scale_attention_softmax_in_fp32": (True,),
     "scale_attn_weights": (True,),
+    "shared_expert_intermediate_size": (0,),
     "sliding_window": (0,),
     "tie_encoder_decoder": (False,),
     "use_attention_sinks": (False,),
@@ -99,27 +105,38 @@ ONLY: dict[str, Any] = {
     "use_logn_attn": (False,),
     "use_mrope": (False,),
     "use_qk_norm": (False,),
+    "use_resampler": (False,),
     "use_sliding_window": (False,),
     "window_attention": (False,),
 }
 
 # A key with one of these words may change what a model computes.
 _COMPUTES = re.compile(
-    r"rope|attn|attention|sliding|window|scal|multiplier|norm|expert|router|bias|causal|chunk|mrope|sink|cap", re.I
+    r"rope|rotary|attn|attention|sliding|window|interleav|scal|multiplier|norm|expert|moe|router|scoring|topk|bias|causal"
+    r"|chunk|mrope|sink|cap",
+    re.I,
 )
 
 
-def check_keys(config: Mapping[str, Any], read: frozenset[str], harmless: frozenset[str], family: str) -> list[str]:
+def check_keys(
+    config: Mapping[str, Any],
+    read: frozenset[str],
+    harmless: frozenset[str],
+    family: str,
+    only: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
     """Returns the unknown keys that can hardly change results.
 
-    read, harmless: the lists of the family. Raises UnsupportedError, naming key and value, for a known key with a value
-    that the engine would ignore, and for an unknown key that may change results.
+    read, harmless, only: the lists of the family. Raises UnsupportedError, naming key and value, for a known key with a
+    value that the engine would ignore, and for an unknown key that may change results.
     """
     unknown = []
     for key, value in config.items():
-        if value is None or key in read or key in harmless or key in HARMLESS:
+        if value is None or key in read or (key not in only and key in harmless | HARMLESS):
             continue
-        allowed = ONLY.get(key)
+        if key == "sliding_window" and config.get("use_sliding_window") is False:
+            continue  # models with Qwen's config and Llama's model_type
+        allowed = only.get(key, ONLY.get(key))
         if allowed is not None:
             if not (allowed(value) if callable(allowed) else _among(value, allowed)):
                 raise UnsupportedError(f"config.json: {key} {_shown(value)} is not supported for {family}")

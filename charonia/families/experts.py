@@ -87,5 +87,5 @@ QWEN3_MOE = Family(
     "Qwen3-MoE",
     _qwen3_moe,
     keys=words(_QWEN3_MOE_KEYS),
-    harmless=frozenset({"max_window_layers"}),
+    only={"use_qk_norm": (True,)},
 )

@@ -130,5 +130,13 @@ _GEMMA3_KEYS = _KEYS | {"_sliding_window_pattern", "rope_local_base_freq", "slid
 
 GEMMA = Family("gemma", ("gemma",), "Gemma 1", _gemma, keys=words("attention_bias hidden_activation"))
 VAULTGEMMA = Family("vaultgemma", ("vaultgemma",), "VaultGemma", _vaultgemma, keys=_KEYS | {"attn_logit_softcapping"})
-GEMMA2 = Family("gemma2", ("gemma2",), "Gemma 2", _gemma2, keys=_KEYS | {"attn_logit_softcapping"})
+# The first files of Gemma 2 say the window twice; transformers reads `sliding_window`.
+GEMMA2 = Family(
+    "gemma2",
+    ("gemma2",),
+    "Gemma 2",
+    _gemma2,
+    keys=_KEYS | {"attn_logit_softcapping"},
+    harmless=frozenset({"sliding_window_size"}),
+)
 GEMMA3_TEXT = Family("gemma3", ("gemma3_text",), "Gemma 3", _gemma3_text, keys=_GEMMA3_KEYS)

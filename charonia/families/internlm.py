@@ -60,7 +60,14 @@ def _internlm3(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 INTERNLM = Family("internlm", ("internlm",), "InternLM 1", _internlm, keys=frozenset({"bias", "rotary"}))
-INTERNLM2 = Family("internlm2", ("internlm2",), "InternLM 2 and 2.5", _internlm2, keys=frozenset({"bias"}))
+INTERNLM2 = Family(
+    "internlm2",
+    ("internlm2",),
+    "InternLM 2 and 2.5",
+    _internlm2,
+    keys=frozenset({"bias"}),
+    harmless=frozenset({"reward_token_id"}),
+)
 INTERNLM3 = Family(
     "internlm3",
     ("internlm3",),

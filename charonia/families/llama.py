@@ -102,7 +102,13 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
 
 _KEYS = words("attention_bias mlp_bias")
 
-FAMILY = Family("llama", ("llama",), "Llama 1 to 3.x", _describe, keys=_KEYS)
+
+def _llama(config: HfConfig, model_name: str) -> ModelSpec:
+    # The first files of LLaMA do not say it: the default of the class in transformers.
+    return _describe({"max_position_embeddings": 2048, **config}, model_name)
+
+
+FAMILY = Family("llama", ("llama",), "Llama 1 to 3.x", _llama, keys=_KEYS)
 
 
 def _iquestcoder(config: HfConfig, model_name: str) -> ModelSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -56,7 +57,16 @@ def _qwen3(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model)
 
 
-QWEN2 = Family("qwen2", ("qwen2",), "Qwen1.5, Qwen2 and Qwen2.5", _qwen2, keys=WINDOW_KEYS | {_CHUNKS})
+# q, k and v have biases, and o has none, whatever config.json says, as in transformers.
+_QWEN2_BIASES = {"attention_bias": (False, True), "qkv_bias": (True,)}
+QWEN2 = Family(
+    "qwen2",
+    ("qwen2",),
+    "Qwen1.5, Qwen2 and Qwen2.5",
+    _qwen2,
+    keys=WINDOW_KEYS | {_CHUNKS},
+    only=_QWEN2_BIASES,
+)
 # Defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers, where they differ from Qwen2 and Qwen3.
 _VL = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
 _VL3 = {"rope_theta": 5e5}
@@ -71,9 +81,22 @@ def _qwen3_vl(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 QWEN2_VL_TEXT = Family(
-    "qwen2", ("qwen2_vl_text", "qwen2_5_vl_text"), "the text part of Qwen2-VL", _qwen2_vl, keys=WINDOW_KEYS
+    "qwen2",
+    ("qwen2_vl_text", "qwen2_5_vl_text"),
+    "the text part of Qwen2-VL",
+    _qwen2_vl,
+    keys=WINDOW_KEYS,
+    harmless=words("image_token_id video_token_id vision_end_token_id vision_start_token_id vision_token_id"),
+    only=_QWEN2_BIASES,
 )
 QWEN3_VL_TEXT = Family(
     "qwen3", ("qwen3_vl_text",), "the text part of Qwen3-VL", _qwen3_vl, keys=WINDOW_KEYS | {"attention_bias"}
 )
-QWEN3 = Family("qwen3", ("qwen3",), "Qwen3", _qwen3, keys=WINDOW_KEYS | {"attention_bias"})
+QWEN3 = Family(
+    "qwen3",
+    ("qwen3",),
+    "Qwen3",
+    _qwen3,
+    keys=WINDOW_KEYS | {"attention_bias"},
+    only={"use_qk_norm": (True,)},
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from charonia.families.model_attributes import ModelAttributes
@@ -159,3 +159,5 @@ class Family:
     describe: Callable[[HfConfig, str], ModelSpec]
     keys: frozenset[str] = frozenset()  # of config.json that it reads, besides config_keys.READ_BY_ALL
     harmless: frozenset[str] = frozenset()  # of config.json that do not change its results, besides HARMLESS
+    # The values with which keys of config.json change nothing; they win over config_keys.ONLY.
+    only: Mapping[str, Any] = field(default_factory=dict)
