@@ -44,4 +44,19 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
 
 _KEYS = "attention_bias layer_norm_eps layer_types logit_scale sliding_window sliding_window_pattern"
 
-COHERE2 = Family("cohere2", ("cohere2",), "Command R7B and Command A", _describe, keys=words(_KEYS))
+COHERE2 = Family(
+    "cohere2",
+    ("cohere2",),
+    "Command R7B and Command A",
+    _describe,
+    keys=words(_KEYS),
+    harmless=words("layer_switch use_parallel_embedding"),
+    only={
+        "order_of_interleaved_layers": ("local_attn_first",),
+        "position_embedding_type": ("rope_gptj",),
+        "use_embedding_sharing": (True,),
+        "use_gated_activation": (True,),
+        "use_parallel_block": (True,),
+        "use_qk_norm": (False,),
+    },
+)

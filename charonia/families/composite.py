@@ -130,7 +130,6 @@ _LLAMA_7B = {
 
 _LLAVA = words("ignore_index projector_hidden_act use_image_newline_parameter")
 _IDEFICS = words("scale_factor")  # of the image encoder
-_COHERE = words("adapter_layer_norm_eps alignment_intermediate_size downsample_factor")
 
 COMPOSITES = (
     Composite("gemma3", "Gemma 3", "gemma3_text", tied=True, harmless=words("boi_token_index eoi_token_index")),
@@ -147,8 +146,6 @@ COMPOSITES = (
     Composite("llava_onevision", "LLaVA-OneVision", "qwen2", harmless=_LLAVA),
     Composite("idefics3", "Idefics 3", "llama", harmless=_IDEFICS),
     Composite("smolvlm", "SmolVLM", "llama", harmless=_IDEFICS),
-    Composite("aya_vision", "Aya Vision", "cohere2", tied=True, harmless=_COHERE),
-    Composite("cohere2_vision", "Command A Vision", "cohere2", tied=True, harmless=_COHERE),
     Composite("glm4v", "GLM-4.1V", "glm4v_text"),
     Composite("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),

@@ -26,12 +26,9 @@ def _describe(config: HfConfig, model_name: str, family: str, names: Names, **ow
         config,
         model_name,
         family,
-        head_dim=128,
-        norm_eps=1.5625e-07,
-        partial_rotary=0.5,
         rotary_interleaved=True,
         attn_bias=optional(config, "attention_bias", True),
-        **own,
+        **{"head_dim": 128, "norm_eps": 1.5625e-07, "partial_rotary": 0.5, **own},
     )
     return llama_spec(model, names)
 
@@ -40,17 +37,24 @@ def _glm(config: HfConfig, model_name: str) -> ModelSpec:
     return _describe(config, model_name, "glm", _GLM_NAMES)
 
 
-def _glm4(config: HfConfig, model_name: str) -> ModelSpec:
-    return _describe(config, model_name, "glm4", _GLM4_NAMES, post_norms=True)
+def _glm4(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
+    return _describe(config, model_name, "glm4", _GLM4_NAMES, post_norms=True, **own)
 
 
 def _glm4v(config: HfConfig, model_name: str) -> ModelSpec:
     """The text part of GLM-4.1V and GLM-4.6V-Flash."""
-    return _glm4({"rms_norm_eps": 1e-5, **config}, model_name)
+    return _glm4(config, model_name, head_dim=0, norm_eps=1e-5, partial_rotary=1.0)
 
 
 _KEYS = words("attention_bias")
 
 GLM = Family("glm", ("glm",), "GLM-4 9B", _glm, keys=_KEYS)
-GLM4V_TEXT = Family("glm4", ("glm4v_text",), "the text part of GLM-4.1V", _glm4v, keys=_KEYS)
+GLM4V_TEXT = Family(
+    "glm4",
+    ("glm4v_text",),
+    "the text part of GLM-4.1V",
+    _glm4v,
+    keys=_KEYS,
+    harmless=words("image_token_id video_token_id"),
+)
 GLM4 = Family("glm4", ("glm4",), "GLM-4-0414 and GLM-Z1", _glm4, keys=_KEYS)

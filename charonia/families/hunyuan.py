@@ -46,4 +46,27 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model, NAMES)
 
 
-DENSE = Family("hunyuan_v1_dense", ("hunyuan_v1_dense",), "Hunyuan V1", _describe, keys=words("attention_bias"))
+# Keys of released files: of other tasks, of images, and of variants that Hunyuan V1 does not use.
+HARMLESS = words(
+    """
+    add_classification_head attention_head_dim cla_share_factor class_num dense_list im_end_id im_newline_id im_start_id
+    mask_init_id org_vocab_size pad_id pool_type text_end_id text_start_id
+    """
+)
+ONLY = {
+    "norm_type": ("rms", "hf_rms"),
+    "position_embedding_xdrope": (False,),
+    "use_cla": (False,),
+    "use_qk_norm": (True,),
+    "use_rotary_pos_emb": (True,),
+}
+
+DENSE = Family(
+    "hunyuan_v1_dense",
+    ("hunyuan_v1_dense",),
+    "Hunyuan V1",
+    _describe,
+    keys=words("attention_bias"),
+    harmless=HARMLESS,
+    only={**ONLY, "num_experts": (1,)},
+)

@@ -16,9 +16,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AyaVisionConfig,
     Cohere2Config,
-    Cohere2VisionConfig,
     CwmConfig,
     DynamicCache,
     Ernie4_5Config,
@@ -206,7 +204,7 @@ VARIANTS = {
         layer_types=_MIXED,
         rope_parameters={"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
     ),
-    "exaone4": _variant(Exaone4Config, sliding_window=None),
+    "exaone4": _variant(Exaone4Config, sliding_window=None, layer_types=["full_attention"] * 3),
     "exaone4-window": _variant(Exaone4Config, sliding_window=WINDOW, sliding_window_pattern=2),
     "hunyuan": _variant(HunYuanDenseV1Config, head_dim=16, rope_parameters={**_DYNAMIC, "factor": 1.0, "alpha": 50.0}),
     "cohere2": _variant(
@@ -243,16 +241,6 @@ VARIANTS = {
     ),
     "idefics3": _with_images(Idefics3Config, {"model_type": "llama"}, **_TOWER),
     "smolvlm": _with_images(SmolVLMConfig, {"model_type": "llama"}, **_TOWER),
-    "aya-vision": _with_images(
-        AyaVisionConfig,
-        {"model_type": "cohere2", "sliding_window": WINDOW, "layer_types": _MIXED, "logit_scale": 0.5},
-        **{**_CLIP, "model_type": "siglip_vision_model"},
-    ),
-    "cohere2-vision": _with_images(
-        Cohere2VisionConfig,
-        {"model_type": "cohere2", "sliding_window": WINDOW, "layer_types": _MIXED, "logit_scale": 0.5},
-        **{**_CLIP, "model_type": "siglip_vision_model"},
-    ),
     "glm4v": _with_images(
         Glm4vConfig,
         {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
