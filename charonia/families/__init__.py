@@ -5,7 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families import baichuan, experts, gemma, internlm, llama, mistral, phi3, qwen, qwen2, yi
+from charonia.families import (
+    baichuan,
+    cohere,
+    ernie,
+    experts,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    internlm,
+    llama,
+    mistral,
+    olmo,
+    phi3,
+    qwen,
+    qwen2,
+    smollm3,
+    yi,
+)
 from charonia.families.composite import COMPOSITES, outer_keys, text_config
 from charonia.families.config_keys import READ_BY_ALL, check_keys
 from charonia.families.spec import (
@@ -60,6 +78,18 @@ FAMILIES: tuple[Family, ...] = (
     gemma.VAULTGEMMA,
     gemma.GEMMA2,
     gemma.GEMMA3_TEXT,
+    mistral.MINISTRAL3,
+    glm.GLM,
+    glm.GLM4,
+    glm.GLM4V_TEXT,
+    ernie.ERNIE4_5,
+    granite.FAMILY,
+    smollm3.FAMILY,
+    olmo.OLMO2,
+    olmo.OLMO3,
+    olmo.EXAONE4,
+    hunyuan.DENSE,
+    cohere.COHERE2,
     experts.MIXTRAL,
     experts.QWEN3_MOE,
 )

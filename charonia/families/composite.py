@@ -14,15 +14,15 @@ from charonia.families.config_keys import HARMLESS, check_keys, words
 from charonia.families.spec import HfConfig
 
 # Where names of the text part begin: in files of transformers 5, and in older ones.
-_PREFIXES = (("language_model.model.", "model."), ("language_model.", ""), ("model.language_model.", "model."))
+_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("language_model.", ""),
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+)
 _TOWERS = (
-    "audio_tower",
-    "embed_audio",
-    "embed_vision",
-    "multi_modal_projector",
-    "vision_model",
-    "vision_tower",
-    "visual",
+    *("connector.", "image_newline", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual."),
+    *("audio_tower.", "embed_audio.", "embed_vision."),
 )
 # Keys beside text_config. What concerns the text stands there, or is one of _SHARED.
 _TIED = "tie_word_embeddings"
@@ -69,7 +69,7 @@ class Composite:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     flat: bool = False  # older files have the text part's keys beside vision_config, and no text_config
     prefixes: tuple[tuple[str, str], ...] = _PREFIXES
-    ignored: tuple[str, ...] = tuple(f"{place}{tower}." for place in ("", "model.") for tower in _TOWERS)
+    ignored: tuple[str, ...] = tuple(f"{place}{tower}" for place in ("", "model.") for tower in _TOWERS)
 
 
 def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
@@ -128,6 +128,9 @@ _LLAMA_7B = {
     "max_position_embeddings": 2048,
 }
 
+_LLAVA = words("ignore_index projector_hidden_act use_image_newline_parameter")
+_IDEFICS = words("scale_factor")  # of the image encoder
+
 COMPOSITES = (
     Composite("gemma3", "Gemma 3", "gemma3_text", tied=True, harmless=words("boi_token_index eoi_token_index")),
     Composite(
@@ -137,8 +140,14 @@ COMPOSITES = (
         tied=True,
         harmless=words("projector_hidden_act spatial_merge_size"),
     ),
-    Composite("llava", "LLaVA", "llama", defaults=_LLAMA_7B, harmless=words("ignore_index projector_hidden_act")),
+    Composite("llava", "LLaVA", "llama", defaults=_LLAMA_7B, harmless=_LLAVA),
     Composite("internvl", "InternVL", "qwen2", tied=True, harmless=words("downsample_ratio projector_hidden_act")),
+    Composite("llava_next", "LLaVA-NeXT", "llama", defaults=_LLAMA_7B, harmless=_LLAVA),
+    Composite("llava_onevision", "LLaVA-OneVision", "qwen2", harmless=_LLAVA),
+    Composite("idefics3", "Idefics 3", "llama", harmless=_IDEFICS),
+    Composite("smolvlm", "SmolVLM", "llama", harmless=_IDEFICS),
+    Composite("glm4v", "GLM-4.1V", "glm4v_text"),
+    Composite("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
     Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),

@@ -32,13 +32,15 @@ def llama_config(
     theta: float = 10000.0,
     partial_rotary: float | None = None,
     per_layer_rope: bool = False,
+    rope_keys: tuple[str, ...] = (),
     **own: Any,
 ) -> ModelConfig:
     """The engine's configuration of a Llama-shaped model.
 
     head_dim, norm_eps, theta, partial_rotary: where config.json does not say them; head_dim 0: hidden_size by heads;
-    partial_rotary None: whole heads are rotated. per_layer_rope: the family reads rope_parameters per layer type. own:
-    the keys of ModelConfig that the family sets itself; they win.
+    partial_rotary None: whole heads are rotated. per_layer_rope: the family reads rope_parameters per layer type.
+    rope_keys: keys of rope_parameters that the family reads itself. own: the keys of ModelConfig that the family sets
+    itself; they win.
     """
     heads = required(config, "num_attention_heads")
     kv_heads = optional(config, "num_key_value_heads", heads)
@@ -71,7 +73,9 @@ def llama_config(
         "end_id": token_ids(config, "eos_token_id"),
     }
     if not own.get("alibi") and "rotary_embedding" not in own:
-        settings |= rope_settings(config, size_per_head, theta=theta, partial=partial_rotary, per_layer=per_layer_rope)
+        settings |= rope_settings(
+            config, size_per_head, theta=theta, partial=partial_rotary, per_layer=per_layer_rope, read=rope_keys
+        )
     if "activation" not in own:
         settings["activation"] = activation(config, "hidden_act", supported=SILU)
     return ModelConfig(model_name=model_name, model_family=family, **(settings | own))

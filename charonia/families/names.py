@@ -76,8 +76,10 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
         made.tensors["output.weight"] = (TensorPart(f"{names.output}.weight", table),)
     for layer in range(config.num_layer):
         ours, theirs = f"layers.{layer}", names.layer.format(layer)
-        made.vector(f"{ours}.attention_norm", theirs + names.attention_norm, hidden)
-        made.vector(f"{ours}.ffn_norm", theirs + names.ffn_norm, hidden)
+        if config.pre_norms:
+            made.vector(f"{ours}.attention_norm", theirs + names.attention_norm, hidden)
+        if config.pre_norms and not config.parallel_block:
+            made.vector(f"{ours}.ffn_norm", theirs + names.ffn_norm, hidden)
         if config.post_norms:
             made.vector(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, hidden)
             made.vector(f"{ours}.ffn_post_norm", theirs + names.ffn_post_norm, hidden)
@@ -101,8 +103,9 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
         sizes = zip(names.qkv, (q_size, kv_size, kv_size), strict=True)
         made.linear(f"{ours}.w_qkv.0", config.attn_bias, *((theirs + name, size, hidden) for name, size in sizes))
     if config.qk_norm:
-        made.vector(f"{ours}.q_norm", theirs + names.q_norm, head)
-        made.vector(f"{ours}.k_norm", theirs + names.k_norm, head)
+        q_norm, k_norm = (q_size, kv_size) if config.qk_norm_rows else (head, head)
+        made.vector(f"{ours}.q_norm", theirs + names.q_norm, q_norm)
+        made.vector(f"{ours}.k_norm", theirs + names.k_norm, k_norm)
     made.linear(f"{ours}.wo.0", config.attn_output_bias, (theirs + names.attention_output, hidden, q_size))
 
 

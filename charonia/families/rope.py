@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required
 from charonia.families.spec import HfConfig
 
@@ -17,6 +18,15 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+# Keys of the settings that are read here, and those that change nothing: `finetuned` is about training, the sections of
+# mrope have equal coordinates for text, and `max_position_embeddings` repeats the key of config.json.
+_KNOWN = words(
+    """
+    attention_factor beta_fast beta_slow factor finetuned high_freq_factor long_factor low_freq_factor
+    max_position_embeddings mrope_interleaved mrope_section mscale mscale_all_dim original_max_position_embeddings
+    partial_rotary_factor rope_theta rope_type short_factor truncate type
+    """
+)
 _MAX_FACTOR = 1e30  # a float of 32 bits holds it
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -29,6 +39,7 @@ def rope_settings(
     partial: float | None = None,
     per_layer: bool = False,
     local_theta: float = 0.0,
+    read: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """ModelConfig's `rotary_embedding` and `rope_...` from `rope_parameters` (transformers 5) and `rope_theta` and
     `rope_scaling` (before).
@@ -36,10 +47,17 @@ def rope_settings(
     Where a file has both, `rope_scaling` wins if it names a kind, as in transformers: it is what users add by hand.
     theta, local_theta: bases where config.json names none; local_theta > 0: layers with a window have a base of their
     own. per_layer: the family reads settings per layer type. partial: the part of a head that is rotated where
-    config.json does not say it; None: the family's own code rotates whole heads only. Raises UnsupportedError for a
-    kind of scaling that the engine does not have and for two kinds, ModelError for values that are missing.
+    config.json does not say it; None: the family's own code rotates whole heads only. read: keys of the settings that
+    the family reads itself. Raises UnsupportedError for a kind of scaling that the engine does not have, for two kinds
+    and for unknown keys, ModelError for values that are missing.
     """
     settings, local = _dictionaries(config, per_layer or local_theta > 0)
+    for key, value in (*settings.items(), *local.items()):
+        if value is not None and key not in _KNOWN and key not in read:
+            raise UnsupportedError(
+                f"config.json: the rope scaling's key {key} ({value!r}) is not known for this family, and results may "
+                "be wrong without it. If the model does not use the key, remove it"
+            )
     base = number(settings, "rope_theta", number(config, "rope_theta", theta))
     rotated = int(head_dim * _partial_factor(settings, config, partial))
     found: dict[str, Any] = {"rotary_embedding": rotated, "rope_theta": base} | _scaling(settings, config, rotated)
@@ -66,6 +84,11 @@ def _dictionaries(config: HfConfig, per_layer: bool) -> tuple[dict[str, Any], di
         raise UnsupportedError("config.json: rope_parameters per layer type are not supported for this family")
     full = _merged(config, new.get("full_attention") or {}, old)
     return full, new.get("sliding_attention") or {"rope_type": "default"}
+
+
+def rope_value(config: HfConfig, key: str, default: float) -> float:
+    """A number of the settings of all layers that only some families have."""
+    return number(_dictionaries(config, per_layer=False)[0], key, default)
 
 
 def _merged(config: HfConfig, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

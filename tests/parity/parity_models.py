@@ -16,18 +16,32 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    Cohere2Config,
     CwmConfig,
     DynamicCache,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4Config,
+    Glm4vConfig,
+    GlmConfig,
+    GraniteConfig,
+    HunYuanDenseV1Config,
+    Idefics3Config,
     InternVLConfig,
     LlamaConfig,
     LlavaConfig,
+    LlavaNextConfig,
+    LlavaOnevisionConfig,
+    Ministral3Config,
     MinistralConfig,
     Mistral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedModel,
     Qwen2_5_VLConfig,
@@ -37,6 +51,8 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3VLConfig,
     SeedOssConfig,
+    SmolLM3Config,
+    SmolVLMConfig,
     VaultGemmaConfig,
 )
 
@@ -77,6 +93,8 @@ _LLAMA3_ROPE = {
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+_CLIP = {"model_type": "clip_vision_model", **_TOWER}
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -154,6 +172,44 @@ VARIANTS = {
     ),
     "ministral": _variant(MinistralConfig, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED),
     "cwm": _variant(CwmConfig, sliding_window=WINDOW, head_dim=16, rope_parameters=_LLAMA3_ROPE),
+    # Prompts on both sides of the length from which the queries grow.
+    "ministral3": _variant(
+        Ministral3Config,
+        head_dim=16,
+        rope_parameters={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4},
+    ),
+    "glm": _variant(GlmConfig, head_dim=16),
+    "glm4": _variant(Glm4Config, head_dim=16),
+    "ernie4.5": _variant(Ernie4_5Config, head_dim=16),
+    "granite": _variant(
+        GraniteConfig,
+        attention_multiplier=0.2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.6,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": _variant(SmolLM3Config, no_rope_layer_interval=2, tie_word_embeddings=True),
+    "smollm3-window": _variant(
+        SmolLM3Config,
+        no_rope_layers=[0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        tie_word_embeddings=True,
+    ),
+    "olmo2": _variant(Olmo2Config),
+    "olmo3": _variant(
+        Olmo3Config,
+        sliding_window=WINDOW,
+        layer_types=_MIXED,
+        rope_parameters={"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
+    "exaone4": _variant(Exaone4Config, sliding_window=None, layer_types=["full_attention"] * 3),
+    "exaone4-window": _variant(Exaone4Config, sliding_window=WINDOW, sliding_window_pattern=2),
+    "hunyuan": _variant(HunYuanDenseV1Config, head_dim=16, rope_parameters={**_DYNAMIC, "factor": 1.0, "alpha": 50.0}),
+    "cohere2": _variant(
+        Cohere2Config, sliding_window=WINDOW, layer_types=_MIXED, logit_scale=0.5, tie_word_embeddings=True
+    ),
     "seed-oss": _variant(SeedOssConfig, head_dim=20, attention_bias=True),
     "gemma": _variant(GemmaConfig, head_dim=32, tie_word_embeddings=True),
     "vaultgemma": _variant(
@@ -179,17 +235,23 @@ VARIANTS = {
         **{"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16},
         **{"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16},
     ),
+    "llava-next": _with_images(LlavaNextConfig, {"model_type": "mistral", "sliding_window": None}, **_CLIP),
+    "llava-onevision": _with_images(
+        LlavaOnevisionConfig, {"model_type": "qwen2"}, **{**_CLIP, "model_type": "siglip_vision_model"}
+    ),
+    "idefics3": _with_images(Idefics3Config, {"model_type": "llama"}, **_TOWER),
+    "smolvlm": _with_images(SmolVLMConfig, {"model_type": "llama"}, **_TOWER),
+    "glm4v": _with_images(
+        Glm4vConfig,
+        {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+    ),
     "internvl": _with_images(
         InternVLConfig,
         {"model_type": "qwen2"},
         **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1},
     ),
-    "llava": _with_images(
-        LlavaConfig,
-        {"model_type": "llama"},
-        **{"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16},
-        **{"num_hidden_layers": 1, "num_attention_heads": 1},
-    ),
+    "llava": _with_images(LlavaConfig, {"model_type": "llama"}, **_CLIP),
     "mistral-window": Variant(MistralConfig(**_BASE, sliding_window=WINDOW, head_dim=16), stepwise=True),
     "qwen1": Variant(qwen(trained=40)),
     "qwen2": _variant(Qwen2Config, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),

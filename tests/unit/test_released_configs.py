@@ -562,32 +562,9 @@ RELEASED_LATER: dict[str, tuple[str, Keys]] = {
     "Qwen1.5 MoE": ("qwen2_moe", QWEN2_MOE),
     "MiniMax M2": ("minimax_m2", MINIMAX),
 }
-NOT_YET = {
-    "cohere2",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "exaone4",
-    "glm",
-    "glm4",
-    "glm4_moe",
-    "granite",
-    "hunyuan_v1_dense",
-    "hunyuan_v1_moe",
-    "llava_next",
-    "llava_onevision",
-    "minimax_m2",
-    "ministral3",
-    "olmo2",
-    "olmo3",
-    "qwen2_moe",
-    "qwen3_vl_moe",
-    "smollm3",
-    "smolvlm",
-}
+NOT_YET = {"ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe", "minimax_m2", "qwen2_moe", "qwen3_vl_moe"}
 # Types without an entry here: the text parts of models with images, and models without public files.
 NO_DATA = {
-    "aya_vision",
-    "cohere2_vision",
     "glm46v",
     "glm4v",
     "glm4v_text",
