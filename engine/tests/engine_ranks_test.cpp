@@ -128,7 +128,7 @@ TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneB
 
 // What families add to a plain decoder, some of it in each.
 std::vector<TinyModel> variants() {
-  TinyModel qwen3, gemma, mixtral, mixed, alibi, phi;
+  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi;
   qwen3.qk_norm = true;
   gemma.qk_norm = gemma.post_norms = gemma.tied = true;
   gemma.layers = 3;
@@ -143,12 +143,17 @@ std::vector<TinyModel> variants() {
   mixtral.experts = 6;
   mixed.experts = 5, mixed.experts_per_token = 3, mixed.layers = 3, mixed.layer_experts = "mdm", mixed.biases = true;
   mixed.more = "renormalize_experts = 0\n";
+  glm.experts = 8, glm.experts_per_token = 3, glm.shared_inter = 16, glm.router_bias = true, glm.layer_experts = "dm";
+  glm.more =
+      "router_score = sigmoid\nrouter_groups = 4\nrouter_top_groups = 2\nrouter_scale = 1.7\n"
+      "router_norm_min = 1e-20\nrouter_fp32 = 1\n";
+  shared.experts = 5, shared.shared_inter = 36, shared.shared_gate = shared.biases = true;
   alibi.kv_heads = 4;
   alibi.more = "alibi = 1\nrotary_embedding = 0\nnormalize_output = 1\n";
   phi.more =
       "rotary_embedding = 4\nrope_scaling_type = longrope\nrope_original_max_position_embeddings = 16\n"
       "rope_short_factors = 1,1.5\nrope_long_factors = 2,8\nlogn_length = 16\n";
-  return {qwen3, gemma, mixtral, mixed, alibi, phi};
+  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi};
 }
 
 TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {

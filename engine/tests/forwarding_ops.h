@@ -87,8 +87,9 @@ class ForwardingOps : public ops::Ops {
     to_->gated_activation(out, gate_up, activation);
   }
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
-               const ops::RouterParams& how, ops::Activation activation, void* scratch) override {
-    to_->experts(out, in, router, weights, how, activation, scratch);
+               const ops::RouterParams& how, ops::Activation activation, void* scratch,
+               const ops::SharedExpert& shared) override {
+    to_->experts(out, in, router, weights, how, activation, scratch, shared);
   }
   void soft_cap(const ops::Tensor& logits, float cap) override { to_->soft_cap(logits, cap); }
   void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override { to_->gather_rows(out, in); }
