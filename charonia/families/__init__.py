@@ -50,7 +50,9 @@ FAMILIES: tuple[Family, ...] = (
     gemma.GEMMA3_TEXT,
     gemma.GEMMA3,
     experts.MIXTRAL,
+    experts.QWEN2_MOE,
     experts.QWEN3_MOE,
+    experts.GLM4_MOE,
 )
 
 
