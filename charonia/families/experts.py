@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import MOST_EXPERTS, number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import LLAMA_NAMES, Names
+from charonia.families.qwen2 import WINDOW_KEYS
 from charonia.families.spec import Family, HfConfig, ModelSpec
-from charonia.families.windows import window_settings
+from charonia.families.windows import switched_window, window_settings
 
 MOST_GROUPS = 32  # of experts: what the engine has
+MOST_PREDICTING = 16
 
 MIXTRAL_NAMES = Names(
     router="block_sparse_moe.gate",
@@ -51,7 +54,6 @@ def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
 
 def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
     count = optional(config, "num_experts", optional(config, "num_local_experts", 128))
-    window = config.get("sliding_window") if optional(config, "use_sliding_window", False) else None
     bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
@@ -64,13 +66,17 @@ def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
         renormalize_experts=optional(config, "norm_topk_prob", False),
         layer_experts=_qwen_layers(config),
         **_experts(config, count, optional(config, "num_experts_per_tok", 8)),
-        **window_settings({**config, "sliding_window": window}, layer_types=False),
+        **window_settings(switched_window(config, 4096), layer_types=False),
     )
     return llama_spec(model, LLAMA_NAMES)
 
 
+def _qwen3_vl_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    defaults = {"rope_theta": 5e5, "moe_intermediate_size": 1408}
+    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name)
+
+
 def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
-    window = optional(config, "sliding_window", 4096) if optional(config, "use_sliding_window", False) else None
     first_without = optional(config, "max_window_layers", 28)
     model = llama_config(
         config,
@@ -84,7 +90,7 @@ def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
         shared_expert_gate=True,
         **_experts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
         **window_settings(
-            {**config, "sliding_window": window},
+            switched_window(config, 4096),
             has_window=lambda layer: layer % 2 == 0 and layer < first_without,
         ),
     )
@@ -96,11 +102,11 @@ def _glm4_moe(config: HfConfig, model_name: str) -> ModelSpec:
     inter = optional(config, "moe_intermediate_size", 1408)
     count, per_token = optional(config, "n_routed_experts", 128), optional(config, "num_experts_per_tok", 8)
     model = llama_config(
-        {**config, "partial_rotary_factor": optional(config, "partial_rotary_factor", 0.5)},
+        config,
         model_name,
         "glm4_moe",
         norm_eps=1e-5,
-        partial_rotary=True,
+        partial_rotary=0.5,
         attn_bias=optional(config, "attention_bias", False),
         qk_norm=optional(config, "use_qk_norm", False),
         expert_inter_size=inter,
@@ -115,8 +121,9 @@ def _glm4_moe(config: HfConfig, model_name: str) -> ModelSpec:
         **_groups(config, count, per_token),
         **_experts(config, count, per_token),
     )
-    # Layers that predict further tokens, and that greedy decoding does without.
-    more = range(layers, layers + max(1, optional(config, "num_nextn_predict_layers", 1)))
+    # Files may have layers for multi-token prediction, which are not used. No model has more than a few.
+    predicting = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
+    more = range(layers, layers + min(max(1, predicting), MOST_PREDICTING))
     return llama_spec(model, GLM_NAMES, ignored=tuple(f"model.layers.{layer}." for layer in more))
 
 
@@ -151,7 +158,42 @@ def _groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
     return {"router_groups": groups, "router_top_groups": top}
 
 
-MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral)
-QWEN2_MOE = Family("qwen2_moe", ("qwen2_moe",), "Qwen1.5-MoE and Qwen2-MoE", _qwen2_moe)
-QWEN3_MOE = Family("qwen3_moe", ("qwen3_moe",), "Qwen3-MoE", _qwen3_moe)
-GLM4_MOE = Family("glm4_moe", ("glm4_moe",), "GLM-4.5, 4.6 and 4.7", _glm4_moe)
+_MIXTRAL_KEYS = "num_experts_per_tok num_local_experts sliding_window"
+_QWEN2_MOE_KEYS = """
+    decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok qkv_bias
+    shared_expert_intermediate_size
+"""
+_GLM4_MOE_KEYS = """
+    attention_bias first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob
+    num_experts_per_tok num_mtp_layers num_nextn_predict_layers routed_scaling_factor topk_group use_qk_norm
+"""
+_QWEN3_MOE_KEYS = """
+    attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
+    num_experts_per_tok num_local_experts sliding_window use_sliding_window
+"""
+
+MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral, keys=words(_MIXTRAL_KEYS))
+QWEN2_MOE = Family(
+    "qwen2_moe",
+    ("qwen2_moe",),
+    "Qwen1.5-MoE and Qwen2-MoE",
+    _qwen2_moe,
+    keys=words(_QWEN2_MOE_KEYS) | WINDOW_KEYS,
+)
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    ("qwen3_moe",),
+    "Qwen3-MoE",
+    _qwen3_moe,
+    keys=words(_QWEN3_MOE_KEYS),
+    harmless=frozenset({"max_window_layers"}),
+)
+QWEN3_VL_MOE_TEXT = Family(
+    "qwen3_moe",
+    ("qwen3_vl_moe_text",),
+    "the text part of Qwen3-VL-MoE",
+    _qwen3_vl_moe,
+    keys=words(_QWEN3_MOE_KEYS) - {"norm_topk_prob"},
+    harmless=frozenset({"max_window_layers", "norm_topk_prob"}),
+)
+GLM4_MOE = Family("glm4_moe", ("glm4_moe",), "GLM-4.5, 4.6 and 4.7", _glm4_moe, keys=words(_GLM4_MOE_KEYS))

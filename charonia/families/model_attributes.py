@@ -140,3 +140,13 @@ class ModelAttributes:
     data_type: str = ""
     # input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
     group_size: int = 0
+    # default temperature of requests, from generation_config.json; >= 0
+    default_temperature: float = 1.0
+    # default top_k of requests, from generation_config.json; >= 0 (0: all tokens)
+    default_top_k: int = 0
+    # default top_p of requests, from generation_config.json; in (0, 1]
+    default_top_p: float = 1.0
+    # default min_p of requests, from generation_config.json; in [0, 1]
+    default_min_p: float = 0.0
+    # default repetition_penalty of requests, from generation_config.json; in [0.01, 100]
+    default_repetition_penalty: float = 1.0

@@ -155,6 +155,8 @@ class ModelSpec:
     ignored: tuple[str, ...] = ()  # how names of tensors begin that the language model does not need
     quantization: QuantizationConfig | None = None  # as config.json has it; None: weights are not quantised
     quantised_cache: bool = False  # config.json wants one, and files may have scales for it
+    tied_output: str = ""  # of tied embeddings: the output layer's weight, which files may have as well
+    notes: tuple[str, ...] = ()  # sentences that the user should read, as warnings
 
 
 @dataclass(frozen=True)
@@ -165,3 +167,5 @@ class Family:
     model_types: tuple[str, ...]  # of config.json
     title: str  # for the list of what is supported
     describe: Callable[[HfConfig, str], ModelSpec]
+    keys: frozenset[str] = frozenset()  # of config.json that it reads, besides config_keys.READ_BY_ALL
+    harmless: frozenset[str] = frozenset()  # of config.json that do not change its results, besides HARMLESS

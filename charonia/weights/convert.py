@@ -33,6 +33,7 @@ from charonia.weights.checkpoint import (
     TensorInfo,
     open_checkpoint,
 )
+from charonia.weights.generation_config import sampling_defaults
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
 from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
@@ -79,7 +80,8 @@ def read_source(folder: Path, dtype: str = "auto") -> Source:
     checkpoint = open_checkpoint(folder)
     if spec.quantization is not None and not checkpoint.linkable:
         raise UnsupportedError(BIN_REFUSAL.format(model=folder, method=spec.quantization.method))
-    return Source(folder, check_spec(folder, spec, checkpoint.tensors, dtype, checkpoint.read), checkpoint)
+    spec = check_spec(folder, spec, checkpoint.tensors, dtype, checkpoint.read)
+    return Source(folder, replace(spec, notes=(*spec.notes, *checkpoint.notes)), checkpoint)
 
 
 def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
@@ -100,7 +102,7 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
     promised = promised_type(config) if quantization else ""
     return replace(
         spec,
-        config=replace(spec.config, data_type=promised),
+        config=replace(spec.config, data_type=promised, **sampling_defaults(folder)),
         quantization=quantization,
         quantised_cache=says_cache(folder, config),
     )
@@ -132,7 +134,8 @@ def check_spec(
 ) -> ModelSpec:
     """The spec with the tensors' own names and types; raises as read_source does. read: a tensor's values, where they
     are at hand."""
-    found = find_quantised(folder, _as_named(spec, tensors), tensors, read)
+    spec = _as_named(_untied(folder, spec, tensors, read), tensors)
+    found = find_quantised(folder, spec, tensors, read)
     spec = found.spec
     _check_tensors(folder, spec, tensors, found.known)
     config = spec.config
@@ -142,6 +145,54 @@ def check_spec(
     scale = float(np.array(config.embedding_scale, DTYPES[WEIGHT_TYPES[data_type]]))
     config = replace(config, weight_type=weight_type, data_type=data_type, group_size=group_size, embedding_scale=scale)
     return replace(spec, config=config)
+
+
+def _untied(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None) -> ModelSpec:
+    """The spec with the files' own output layer, where config.json ties it to the embedding and the files have another
+    one, as transformers 5 does. An equal one is ignored."""
+    tied = spec.tied_output
+    if not tied:
+        return spec
+    module = tied.removesuffix("weight")
+    theirs = ("", *(theirs for theirs, ours in spec.prefixes if not ours))
+    output = tuple(before + module for before in theirs)
+    found = [name for name in tensors if name.startswith(output)]
+    embedding = _as_named(spec, tensors).tensors["tok_embeddings.weight"][0].name
+    ignored = replace(spec, ignored=(*spec.ignored, module))
+    if not found:
+        return ignored
+    name = found[0]
+    if read is None:
+        note = (
+            f"{folder}: config.json ties the output layer to the embedding, and the files have {name} as well. If the "
+            "two differ, the output layer of the files is used, and this plan lacks the memory for it"
+        )
+        return replace(ignored, notes=(*spec.notes, note))
+    if embedding in tensors and name.endswith(".weight") and _are_equal(name, embedding, tensors, read):
+        return ignored
+    note = (
+        f"{folder}: config.json ties the output layer to the embedding, but {name} differs from {embedding}. The "
+        "output layer of the files is used. Set tie_word_embeddings to false in config.json if that is right"
+    )
+    return replace(
+        spec,
+        config=replace(spec.config, tie_word_embeddings=False),
+        tensors={**spec.tensors, "output.weight": (replace(spec.tensors["tok_embeddings.weight"][0], name=tied),)},
+        tied_output="",
+        notes=(*spec.notes, note),
+    )
+
+
+def _are_equal(name: str, other: str, tensors: Mapping[str, TensorInfo], read: Read) -> bool:
+    """Whether two tensors have the same type, shape and bits."""
+    a, b = tensors[name], tensors[other]
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in DTYPES:
+        return False
+    x, y = (read(one).reshape(-1).view(np.uint8) for one in (name, other))
+    # Piece by piece, since two different layers differ early.
+    return all(
+        np.array_equal(x[at : at + _PIECE_BYTES], y[at : at + _PIECE_BYTES]) for at in range(0, len(x), _PIECE_BYTES)
+    )
 
 
 def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
@@ -507,8 +558,10 @@ def _make(
     if model_format not in (AUTO_FORMAT, found):
         raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: leave it out")
     progress = Progress(show_progress)
-    if note := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
+    for note in source.spec.notes:
         progress.warn(note)
+    if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
+        progress.warn(cached)
     if found == "mxfp4":
         progress.warn(
             f"{location.path}: rows of gate and up are taken to alternate in experts.gate_up_proj, as in GPT-OSS. "

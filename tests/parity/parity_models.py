@@ -13,20 +13,34 @@ import torch
 import transformers
 from numpy_models import NumpyFamily, NumpyModel, baichuan, internlm2, qwen
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    CwmConfig,
     DynamicCache,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4MoeConfig,
+    InternVLConfig,
     LlamaConfig,
+    LlavaConfig,
+    MinistralConfig,
+    Mistral3Config,
     MistralConfig,
     MixtralConfig,
     Phi3Config,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen2VLConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+    SeedOssConfig,
+    VaultGemmaConfig,
 )
 
 from charonia.bench.random_model import write_byte_tokenizer
@@ -64,6 +78,8 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -91,6 +107,11 @@ def _variant(
     **changes: Any,
 ) -> Variant:
     return Variant(config_class(**{**_BASE, **changes}), rewrite or {}, dropped)
+
+
+def _with_images(config_class: type[Any], text: dict[str, Any], **vision: Any) -> Variant:
+    """A model that reads images as well, with a small vision tower."""
+    return Variant(config_class(text_config={**_BASE, **text}, vision_config=vision))
 
 
 def _beyond(variant: Variant, **settings: float) -> Variant:
@@ -122,7 +143,64 @@ VARIANTS = {
         rope_parameters=_YARN
         | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
     ),
+    # Saved by transformers 5, with YaRN added by hand as READMEs say.
+    "llama-yarn-added": _variant(
+        rewrite={
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "rope_scaling": {key: value for key, value in _YARN.items() if key != "rope_theta"},
+        },
+        rope_parameters=_YARN | {"rope_theta": 5000.0},
+    ),
     "mistral": _variant(MistralConfig, sliding_window=None, head_dim=16),
+    "mistral-layer-types": _variant(
+        MinistralConfig, rewrite={"model_type": "mistral"}, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED
+    ),
+    "ministral": _variant(MinistralConfig, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED),
+    "cwm": _variant(CwmConfig, sliding_window=WINDOW, head_dim=16, rope_parameters=_LLAMA3_ROPE),
+    "seed-oss": _variant(SeedOssConfig, head_dim=20, attention_bias=True),
+    "gemma": _variant(GemmaConfig, head_dim=32, tie_word_embeddings=True),
+    "vaultgemma": _variant(
+        VaultGemmaConfig, head_dim=32, sliding_window=WINDOW, query_pre_attn_scalar=24, tie_word_embeddings=True
+    ),
+    "qwen2-vl": _with_images(
+        Qwen2VLConfig, {"rope_parameters": _MROPE}, depth=1, embed_dim=16, hidden_size=96, num_heads=1
+    ),
+    "qwen2.5-vl": _with_images(
+        Qwen2_5_VLConfig,
+        {"rope_parameters": _MROPE, "tie_word_embeddings": True},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+    ),
+    "qwen3-vl": _with_images(
+        Qwen3VLConfig,
+        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+        deepstack_visual_indexes=[0],
+    ),
+    # All experts of a layer are in two tensors.
+    "qwen3-vl-moe": _with_images(
+        Qwen3VLMoeConfig,
+        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}
+        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+        deepstack_visual_indexes=[0],
+    ),
+    "mistral3": _with_images(
+        Mistral3Config,
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        **{"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16},
+        **{"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16},
+    ),
+    "internvl": _with_images(
+        InternVLConfig,
+        {"model_type": "qwen2"},
+        **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1},
+    ),
+    "llava": _with_images(
+        LlavaConfig,
+        {"model_type": "llama"},
+        **{"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16},
+        **{"num_hidden_layers": 1, "num_attention_heads": 1},
+    ),
     "mistral-window": Variant(MistralConfig(**_BASE, sliding_window=WINDOW, head_dim=16), stepwise=True),
     "qwen1": Variant(qwen(trained=40)),
     "qwen2": _variant(Qwen2Config, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
@@ -134,7 +212,7 @@ VARIANTS = {
         head_dim=32,
         use_sliding_window=True,
         sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=_MIXED,
     ),
     "yi": _variant(rewrite={"model_type": "Yi"}, rope_parameters={"rope_type": "default", "rope_theta": 5000000.0}),
     # transformers has no class for InternLM 1: it is Llama with biases on q, k, v and o.
@@ -184,7 +262,7 @@ VARIANTS = {
         head_dim=32,
         sliding_window=WINDOW,
         query_pre_attn_scalar=24,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=_MIXED,
         rope_parameters={
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -254,6 +332,13 @@ if InternLM3Config is not None:
     )
 
 
+def _model(config: Any, **options: Any) -> PreTrainedModel:
+    """A random model of a config; of one that reads images as well, the whole."""
+    causal = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    model: PreTrainedModel = causal.from_config(config, attn_implementation="eager", **options)
+    return model.eval()
+
+
 def write_model(
     folder: Path, variant: Variant, seed: int, dtype: torch.dtype = torch.float32, *, scale: float = 0.2
 ) -> PreTrainedModel:
@@ -263,7 +348,7 @@ def write_model(
     standard deviation, which a wider model needs less of.
     """
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(variant.config, attn_implementation="eager").eval()
+    model = _model(variant.config)
     gemma = "gemma" in variant.config.model_type
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -257,6 +257,56 @@ def test_an_end_id_of_generation_config_may_be_0_or_unsaid(
     assert ",".join(map(str, read_source(model).spec.config.end_id)) == end_ids
 
 
+RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1.05}
+
+
+def test_generation_config_sampling_values_are_attributes(model: Path, tmp_path: Path) -> None:
+    others = {"do_sample": False, "max_new_tokens": 20, "typical_p": 0.5}
+    (model / "generation_config.json").write_text(json.dumps({**RECOMMENDED, **others}))
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    written = _engine.read_config_ini(weights / "config.ini")
+    found = {name: float(written[f"default_{name}"]) for name in RECOMMENDED}
+    assert found == {**RECOMMENDED, "min_p": 0.0}
+
+
+def test_generation_config_top_k_of_minus_1_is_all_tokens(model: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"top_k": -1}))
+    assert read_source(model).spec.config.default_top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"temperature": -1}', "temperature is -1 and must be a number >= 0"),
+        ('{"temperature": NaN}', "temperature is nan"),
+        ('{"temperature": Infinity}', "temperature is inf"),
+        ('{"temperature": "abc"}', "temperature is 'abc'"),
+        ('{"temperature": true}', "temperature is True"),
+        ('{"top_p": 2}', r"top_p is 2 and must be a number in \(0, 1\]"),
+        ('{"top_p": 0}', "top_p is 0 "),
+        ('{"top_k": 0.5}', "top_k is 0.5 and must be a whole number >= 0"),
+        ('{"top_k": -2}', "top_k is -2"),
+        ('{"top_k": 10000000000}', "top_k is 10000000000"),
+        ('{"min_p": 1.5}', "min_p is 1.5"),
+        ('{"repetition_penalty": 0}', r"repetition_penalty is 0 and must be a number in \[0.01, 100\]"),
+    ],
+)
+def test_generation_config_value_out_of_range_is_refused(model: Path, content: str, says: str) -> None:
+    (model / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {says}.*correct it, or remove it"):
+        read_source(model)
+
+
+def test_a_workspace_without_sampling_defaults_has_the_engines(model: Path, tmp_path: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps(RECOMMENDED))
+    ini = convert(model, tmp_path / "w") / workspace.WEIGHTS / "config.ini"
+    lines = ini.read_text().splitlines(keepends=True)
+    ini.write_text("".join(line for line in lines if not line.startswith(("default_", "generation_config"))))
+    with Engine.from_pretrained(tmp_path / "w", cache_max_entry_count=20, threads=1) as engine:
+        own = _engine.SamplingParams()
+        assert all(getattr(engine.info.default_sampling, name) == getattr(own, name) for name in RECOMMENDED)
+
+
 def test_config_ini_has_every_key_once_and_takes_settings(model: Path, tmp_path: Path) -> None:
     weights = convert(model, tmp_path / "w", settings={"session_len": "99"}) / workspace.WEIGHTS
     lines = (weights / "config.ini").read_text().splitlines()
@@ -763,6 +813,28 @@ def outputs(ranks: int, vocab: int) -> list[tuple[int, int]]:
     return [one.rows or (0, vocab) for (one,) in parts]
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: bool, tmp_path: Path) -> None:
+    """transformers 5 does the same. An output layer that equals the embedding is no other one."""
+    untied, tied = tmp_path / "untied", tmp_path / "tied"
+    write_random_model(untied, SHAPES["tiny"], weight_type="fp32", scale=0.2)
+    shutil.copytree(untied, tied)
+    edit_config(tied, tie_word_embeddings=True)
+    spec = read_source(tied).spec
+    assert not spec.config.tie_word_embeddings
+    assert len(spec.notes) == 1 and "lm_head.weight differs from model.embed_tokens.weight" in spec.notes[0]
+    made = (link_workspace if linked else convert)(tied, tmp_path / "w")
+    assert answers(made) == answers(tied) == answers(untied)
+
+    rewrite(tied, lambda tensors: tensors.__setitem__("lm_head.weight", tensors["model.embed_tokens.weight"]))
+    spec = read_source(tied).spec
+    assert spec.config.tie_word_embeddings and spec.notes == ()
+    rewrite(tied, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 3))
+    assert not read_source(tied).spec.config.tie_word_embeddings
+    rewrite(tied, lambda tensors: tensors.pop("lm_head.weight"))
+    assert read_source(tied).spec.config.tie_word_embeddings
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
@@ -777,7 +849,7 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
         place = "model." if prefix.startswith("model.") else ""
         tensors[f"{place}vision_tower.embeddings.weight"] = np.ones((3, 3), np.float32)
         tensors[f"{place}multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(3, np.float32)
-        tensors["language_model.lm_head.weight"] = np.ones((320, 64), np.float32)
+        tensors["language_model.lm_head.weight"] = tensors[f"{prefix}embed_tokens.weight"]
 
     rewrite(both, rename)
     assert answers(both) == answers(text_only)

@@ -40,6 +40,9 @@ struct EngineConfig {
   double rope_scaling_factor = 0.0;
   // 1 scales attention by the logarithm of the position beyond max_position_embeddings (log-n); 0 | 1
   int use_logn_attn = 0;
+  // auto: temperature, top_k, top_p, min_p and repetition_penalty of the model's generation_config.json are the
+  // defaults of requests; none: they are not; auto | none
+  std::string generation_config = "auto";
   // where the model runs; null computes nothing and answers with words without meaning, to measure gateways and clients
   // (docs/scaling.md); auto | cpu | cuda | null
   std::string device = "auto";
@@ -233,6 +236,16 @@ struct ModelConfig {
   std::string data_type;
   // input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
   int group_size = 0;
+  // default temperature of requests, from generation_config.json; >= 0
+  float default_temperature = 1.0F;
+  // default top_k of requests, from generation_config.json; >= 0 (0: all tokens)
+  int default_top_k = 0;
+  // default top_p of requests, from generation_config.json; in (0, 1]
+  float default_top_p = 1.0F;
+  // default min_p of requests, from generation_config.json; in [0, 1]
+  float default_min_p = 0.0F;
+  // default repetition_penalty of requests, from generation_config.json; in [0.01, 100]
+  float default_repetition_penalty = 1.0F;
 };
 
 }  // namespace charonia
