@@ -288,7 +288,7 @@ VARIANTS = {
         first_k_dense_replace=1,
         n_routed_experts=8,
         num_experts_per_tok=3,
-        moe_intermediate_size=44,
+        moe_intermediate_size=48,
         n_shared_experts=2,
         routed_scaling_factor=1.8,
     ),
