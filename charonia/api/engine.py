@@ -96,7 +96,7 @@ class Engine:
         # The engine maps the weight files themselves, and has read the rest when it is loaded.
         with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
             weights = Path(folder)
-            write_weights(source, weights, link=source.checkpoint.linkable, settings=ranks, progress=progress)
+            write_weights(source, weights, link=source.linkable, settings=ranks, progress=progress)
             return cls(weights, location.tokenizer, config)
 
     @property

@@ -91,7 +91,10 @@ FAMILIES: tuple[Family, ...] = (
     hunyuan.DENSE,
     cohere.COHERE2,
     experts.MIXTRAL,
+    experts.QWEN2_MOE,
     experts.QWEN3_MOE,
+    experts.QWEN3_VL_MOE_TEXT,
+    experts.GLM4_MOE,
 )
 
 

@@ -151,4 +151,5 @@ COMPOSITES = (
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
     Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),
+    Composite("qwen3_vl_moe", "Qwen3-VL-MoE", "qwen3_vl_moe_text"),
 )

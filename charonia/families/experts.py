@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral and Qwen3-MoE."""
+"""Mixtures of experts: Mixtral, Qwen1.5-MoE and Qwen2-MoE, Qwen3-MoE, GLM-4.5 to 4.7."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any
 
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
-from charonia.families.hf_config import MOST_EXPERTS, optional, required
+from charonia.families.hf_config import MOST_EXPERTS, number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import LLAMA_NAMES, Names
+from charonia.families.qwen2 import WINDOW_KEYS
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import switched_window, window_settings
+
+MOST_GROUPS = 32  # of experts: what the engine has
+MOST_PREDICTING = 16
 
 MIXTRAL_NAMES = Names(
     router="block_sparse_moe.gate",
@@ -19,6 +23,7 @@ MIXTRAL_NAMES = Names(
     expert_up="w3",
     expert_down="w2",
 )
+GLM_NAMES = Names(shared="mlp.shared_experts.")
 
 
 def _experts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
@@ -49,14 +54,6 @@ def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
 
 def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
     count = optional(config, "num_experts", optional(config, "num_local_experts", 128))
-    step = optional(config, "decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers") or []
-    if step < 1 or not isinstance(dense, list):
-        raise ModelError("config.json: decoder_sparse_step must be at least 1 and mlp_only_layers a list of layers")
-    layers = "".join(
-        "m" if layer not in dense and (layer + 1) % step == 0 else "d"
-        for layer in range(required(config, "num_hidden_layers"))
-    )
     bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
@@ -67,20 +64,122 @@ def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 768),
         renormalize_experts=optional(config, "norm_topk_prob", False),
-        layer_experts=layers if "d" in layers else "",
+        layer_experts=_qwen_layers(config),
         **_experts(config, count, optional(config, "num_experts_per_tok", 8)),
         **window_settings(switched_window(config, 4096), layer_types=False),
     )
     return llama_spec(model, LLAMA_NAMES)
 
 
+def _qwen3_vl_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    defaults = {"rope_theta": 5e5, "moe_intermediate_size": 1408}
+    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name)
+
+
+def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    first_without = optional(config, "max_window_layers", 28)
+    model = llama_config(
+        config,
+        model_name,
+        "qwen2_moe",
+        attn_bias=optional(config, "qkv_bias", True),
+        expert_inter_size=optional(config, "moe_intermediate_size", 1408),
+        renormalize_experts=optional(config, "norm_topk_prob", False),
+        layer_experts=_qwen_layers(config),
+        shared_expert_inter_size=optional(config, "shared_expert_intermediate_size", 5632),
+        shared_expert_gate=True,
+        **_experts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
+        **window_settings(
+            switched_window(config, 4096),
+            has_window=lambda layer: layer % 2 == 0 and layer < first_without,
+        ),
+    )
+    return llama_spec(model, LLAMA_NAMES)
+
+
+def _glm4_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    layers, dense = required(config, "num_hidden_layers"), optional(config, "first_k_dense_replace", 1)
+    inter = optional(config, "moe_intermediate_size", 1408)
+    count, per_token = optional(config, "n_routed_experts", 128), optional(config, "num_experts_per_tok", 8)
+    model = llama_config(
+        config,
+        model_name,
+        "glm4_moe",
+        norm_eps=1e-5,
+        partial_rotary=0.5,
+        attn_bias=optional(config, "attention_bias", False),
+        qk_norm=optional(config, "use_qk_norm", False),
+        expert_inter_size=inter,
+        renormalize_experts=optional(config, "norm_topk_prob", True),
+        layer_experts="".join("d" if layer < dense else "m" for layer in range(layers)) if dense > 0 else "",
+        router_score="sigmoid",
+        router_bias=True,
+        router_scale=number(config, "routed_scaling_factor", 1.0),
+        router_norm_min=1e-20,  # what transformers adds to the sum instead, which is the same for sums above 1e-13
+        router_fp32=True,
+        shared_expert_inter_size=inter * optional(config, "n_shared_experts", 1),
+        **_groups(config, count, per_token),
+        **_experts(config, count, per_token),
+    )
+    # Files may have layers for multi-token prediction, which are not used. No model has more than a few.
+    predicting = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
+    more = range(layers, layers + min(max(1, predicting), MOST_PREDICTING))
+    return llama_spec(model, GLM_NAMES, ignored=tuple(f"model.layers.{layer}." for layer in more))
+
+
+def _qwen_layers(config: HfConfig) -> str:
+    """ModelConfig's `layer_experts`."""
+    step = optional(config, "decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if step < 1 or not isinstance(dense, list):
+        raise ModelError("config.json: decoder_sparse_step must be at least 1 and mlp_only_layers a list of layers")
+    layers = "".join(
+        "m" if layer not in dense and (layer + 1) % step == 0 else "d"
+        for layer in range(required(config, "num_hidden_layers"))
+    )
+    return layers if "d" in layers else ""
+
+
+def _groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
+    """ModelConfig's groups of experts, as DeepSeek V3 has them."""
+    groups, top = optional(config, "n_group", 1), optional(config, "topk_group", 1)
+    if groups == 1:
+        return {}
+    if not 1 < groups <= MOST_GROUPS or count % groups or count // groups < 2:
+        raise ModelError(
+            f"config.json: n_group is {groups}; it must be 1 to {MOST_GROUPS} and divide the {count} experts into "
+            "groups of 2 or more"
+        )
+    if not 1 <= top <= groups or count // groups * top < per_token:
+        raise ModelError(
+            f"config.json: topk_group is {top}; it must be 1 to {groups}, the groups, and have the {per_token} experts "
+            "that a token goes to"
+        )
+    return {"router_groups": groups, "router_top_groups": top}
+
+
 _MIXTRAL_KEYS = "num_experts_per_tok num_local_experts sliding_window"
+_QWEN2_MOE_KEYS = """
+    decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok qkv_bias
+    shared_expert_intermediate_size
+"""
+_GLM4_MOE_KEYS = """
+    attention_bias first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob
+    num_experts_per_tok num_mtp_layers num_nextn_predict_layers routed_scaling_factor topk_group use_qk_norm
+"""
 _QWEN3_MOE_KEYS = """
     attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
     num_experts_per_tok num_local_experts sliding_window use_sliding_window
 """
 
 MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral, keys=words(_MIXTRAL_KEYS))
+QWEN2_MOE = Family(
+    "qwen2_moe",
+    ("qwen2_moe",),
+    "Qwen1.5-MoE and Qwen2-MoE",
+    _qwen2_moe,
+    keys=words(_QWEN2_MOE_KEYS) | WINDOW_KEYS,
+)
 QWEN3_MOE = Family(
     "qwen3_moe",
     ("qwen3_moe",),
@@ -89,3 +188,12 @@ QWEN3_MOE = Family(
     keys=words(_QWEN3_MOE_KEYS),
     only={"use_qk_norm": (True,)},
 )
+QWEN3_VL_MOE_TEXT = Family(
+    "qwen3_moe",
+    ("qwen3_vl_moe_text",),
+    "the text part of Qwen3-VL-MoE",
+    _qwen3_vl_moe,
+    keys=words(_QWEN3_MOE_KEYS) - {"norm_topk_prob"},
+    harmless=frozenset({"max_window_layers", "norm_topk_prob"}),
+)
+GLM4_MOE = Family("glm4_moe", ("glm4_moe",), "GLM-4.5, 4.6 and 4.7", _glm4_moe, keys=words(_GLM4_MOE_KEYS))

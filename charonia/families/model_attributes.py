@@ -138,6 +138,25 @@ class ModelAttributes:
     expert_inter_size: int = 0
     # weights of the chosen experts add up to 1
     renormalize_experts: bool = True
+    # function of the router's logits; softmax | sigmoid
+    router_score: str = "softmax"
+    # the router has a bias for each expert; it is added to the scores to choose experts, and not to their weights
+    router_bias: bool = False
+    # groups of experts: the best groups are chosen first, then experts in them; 0: no groups; >= 0; a group's score is
+    # the sum of its two best
+    router_groups: int = 0
+    # groups whose experts can be chosen for a token; >= 0
+    router_top_groups: int = 0
+    # factor of the weights of the chosen experts; > 0
+    router_scale: float = 1.0
+    # with renormalize_experts: the least divisor of the weights; >= 0
+    router_norm_min: float = 0.0
+    # the router's weight stays fp32 where the files have it so
+    router_fp32: bool = False
+    # width of the shared expert, which every token goes to; 0: none; >= 0
+    shared_expert_inter_size: int = 0
+    # the shared expert's output is multiplied by a sigmoid
+    shared_expert_gate: bool = False
     # layers with experts (m) and dense ones (d); empty: all m; letters m and d
     layer_experts: str = ""
     # type of most of the weights; bf16 | fp16 | fp32 | int4 | int8 | fp8 | mxfp4

@@ -39,6 +39,10 @@ class Names:
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    router_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name; only where ModelConfig.router_bias
+    router_bias_row: bool = False  # its shape is [1, experts]
+    shared: str = "mlp.shared_expert."  # the modules in it have the names of an expert's
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 LLAMA_NAMES = Names()
@@ -136,6 +140,16 @@ def _feed_forward(made: _Map, config: ModelConfig, names: Names, ours: str, thei
 def _experts(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
     hidden, inter = config.hidden_units, config.expert_inter_size
     made.linear(f"{ours}.gate", False, (theirs + names.router, config.num_experts, hidden))
+    if config.router_bias:
+        shape = (1, config.num_experts) if names.router_bias_row else (config.num_experts,)
+        made.tensors[f"{ours}.gate.bias"] = (TensorPart(theirs + names.router_bias, shape),)
+    if config.shared_expert_inter_size:
+        shared, size = theirs + names.shared, config.shared_expert_inter_size
+        made.linear(f"{ours}.shared.w1.0", config.mlp_bias, (shared + names.expert_gate, size, hidden))
+        made.linear(f"{ours}.shared.w3.0", config.mlp_bias, (shared + names.expert_up, size, hidden))
+        made.linear(f"{ours}.shared.w2.0", config.mlp_bias, (shared + names.expert_down, hidden, size))
+    if config.shared_expert_gate:
+        made.linear(f"{ours}.shared_gate", False, (theirs + names.shared_gate, 1, hidden))
     for index in range(config.num_experts):
         expert, own = f"{ours}.experts.{index}", theirs + names.expert.format(index)
         made.linear(f"{expert}.w1.0", False, (own + names.expert_gate, inter, hidden))

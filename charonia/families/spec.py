@@ -106,6 +106,16 @@ class TensorPart:
     cols: tuple[int, int] | None = None  # [begin, end) of dimension 1; None: all
     quantised: Quantised | None = None
     row_step: int = 1  # n: of the rows the first and every n-th after it; 1 but of quantised weights
+    stack: int = 0  # n: the file's tensor has n matrices, and `shape` is that of all above one another
+    transposed: bool = False  # with `stack`: each matrix lies transposed in the file. A range is then of one of them
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """The shape of the file's tensor, where it is not quantised."""
+        if not self.stack:
+            return self.shape
+        rows, cols = self.shape[0] // self.stack, self.shape[1]
+        return (self.stack, cols, rows) if self.transposed else (self.stack, rows, cols)
 
     @property
     def taken(self) -> tuple[int, ...]:

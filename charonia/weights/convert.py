@@ -40,6 +40,7 @@ from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
 from charonia.weights.quantization_config import read_quantization, says_cache
 from charonia.weights.quantization_settings import DENSE, FORMATS
 from charonia.weights.safetensors_writer import write_safetensors
+from charonia.weights.stacked_experts import fused_experts
 from charonia.weights.tensor_parallel import output_rows, rank_of, ranks_of, split
 
 AUTO_FORMAT = "auto"
@@ -60,6 +61,12 @@ class Source:
     folder: Path
     spec: ModelSpec
     checkpoint: Checkpoint
+
+    @property
+    def linkable(self) -> bool:
+        """Whether the engine can map the files themselves."""
+        parts = (part for parts in self.spec.tensors.values() for part in parts)
+        return self.checkpoint.linkable and not any(part.transposed for part in parts)
 
 
 def read_source(folder: Path, dtype: str = "auto") -> Source:
@@ -189,7 +196,8 @@ def _are_equal(name: str, other: str, tensors: Mapping[str, TensorInfo], read: R
 
 
 def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
-    """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes)."""
+    """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes) or where all
+    experts of a layer are in one tensor."""
     named: dict[str, str] = {}
     for found in tensors:
         module, _, kind = found.rpartition(".")
@@ -197,6 +205,12 @@ def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
         for theirs, ours in spec.prefixes:
             if name.startswith(theirs):
                 named.setdefault(ours + name.removeprefix(theirs), name)
+
+    def shape_of(name: str) -> tuple[int, ...] | None:
+        info = tensors.get(named.get(name, name))
+        return info.shape if info else None
+
+    spec = fused_experts(spec, shape_of)
     if not named:
         return spec
     renamed = {
@@ -229,9 +243,10 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         if part.quantised:
             continue
         info = tensors[part.name]
-        if info.shape != part.shape:
+        if info.shape != part.file_shape:
             raise ModelError(
-                f"{folder}: tensor {part.name} has shape {list(info.shape)} where config.json says {list(part.shape)}"
+                f"{folder}: tensor {part.name} has shape {list(info.shape)} where config.json says "
+                f"{list(part.file_shape)}"
             )
         if info.dtype not in DTYPES:
             raise UnsupportedError(
@@ -260,7 +275,7 @@ def _own_type(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
             if part.quantised:
                 continue
             dtype = tensors[part.name].dtype
-            counts[dtype] = counts.get(dtype, 0) + int(np.prod(part.shape))
+            counts[dtype] = counts.get(dtype, 0) + math.prod(part.taken)
     largest = max(counts, key=lambda dtype: counts[dtype])
     return next(name for name, dtype in WEIGHT_TYPES.items() if dtype == largest)
 
@@ -286,11 +301,17 @@ def _write_tensors(
     types: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def dense(parts: tuple[TensorPart, ...]) -> Iterator[Array]:
+    def dense(parts: tuple[TensorPart, ...], dtype: str) -> Iterator[Array]:
         for part in parts:
             values = _read(source.checkpoint, part)
             _check_finite(values, part.name)
-            yield _cast(values, DTYPES[dense_type], part.name)
+            yield _cast(values, DTYPES[dtype], part.name)
+
+    def type_of(name: str) -> str:
+        """The biases of a router differ by little, so they stay fp32. Some models have its weight in fp32 too."""
+        weight = name.endswith(".feed_forward.gate.weight") and source.spec.config.router_fp32
+        wide = weight and source.checkpoint.tensors[tensors[name][0].name].dtype == "F32"
+        return "F32" if wide or name.endswith(".feed_forward.gate.bias") else dense_type
 
     def copied(cut: Cut, kind: str, how: Quantization, name: str) -> Iterator[Array]:
         values = cut.read()
@@ -306,10 +327,10 @@ def _write_tensors(
                 # A quantised weight stays in its parts, and each has its bias.
                 pieces = {f"{name}.{index}": (part,) for index, part in enumerate(parts)}
             for piece, some_parts in pieces.items():
-                writers[piece] = partial(dense, some_parts)
-                types[piece], shapes[piece] = dense_type, stacked_shape(some_parts)
+                types[piece], shapes[piece] = type_of(name), stacked_shape(some_parts)
+                writers[piece] = partial(dense, some_parts, types[piece])
             places: list[dict[str, Any]] = [{"file": file.name, "name": piece} for piece in pieces]
-            manifest.add(name, dense_type, stacked_shape(parts), places)
+            manifest.add(name, type_of(name), stacked_shape(parts), places)
             continue
         how, cuts = cut_parts(source.checkpoint, parts)
         places = []
@@ -333,8 +354,13 @@ def _place(file: str, name: str, dtype: str) -> dict[str, str]:
 
 def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
     values = checkpoint.read(part.name)
-    if part.rows:
-        values = values[part.rows[0] : part.rows[1]]
+    if part.stack and part.transposed:
+        assert part.rows is not None
+        size = part.shape[0] // part.stack
+        index, first = divmod(part.rows[0], size)
+        values = values[index].T[first : first + part.taken[0]]
+    elif part.rows:
+        values = values.reshape(part.shape)[part.rows[0] : part.rows[1]]
     if part.cols:
         values = values[:, part.cols[0] : part.cols[1]]
     return values
@@ -498,7 +524,8 @@ def link_workspace(
 ) -> Path:
     """A workspace whose manifest points into the model's safetensors files: quick, and good as long as these stay.
 
-    Weights of another type than the files' are converted when the engine loads them, .bin checkpoints are here. For
+    Weights of another type than the files' are converted when the engine loads them. .bin checkpoints are converted
+    here, and so are experts whose matrices are stored transposed. For
     several ranks (settings' tensor_para_size) the manifest names the ranges of the tensors that each one holds.
     """
     return _make(
@@ -550,7 +577,7 @@ def _make(
         write_weights(
             source,
             root / workspace.WEIGHTS,
-            link=link and source.checkpoint.linkable,
+            link=link and source.linkable,
             settings=settings,
             progress=progress,
         )

@@ -90,8 +90,9 @@ class ForwardingOps : public ops::Ops {
     to_->gated_activation(out, gate_up, activation);
   }
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
-               const ops::RouterParams& how, ops::Activation activation, void* scratch) override {
-    to_->experts(out, in, router, weights, how, activation, scratch);
+               const ops::RouterParams& how, ops::Activation activation, void* scratch,
+               const ops::SharedExpert& shared) override {
+    to_->experts(out, in, router, weights, how, activation, scratch, shared);
   }
   void scale_logits(const ops::Tensor& logits, float scale, float cap) override {
     to_->scale_logits(logits, scale, cap);

@@ -29,6 +29,8 @@ struct TinyModel {
        parallel_block = false;
   int experts = 0, experts_per_token = 2, expert_inter = 24;  // 0 experts: all layers are dense
   std::string layer_experts;                                  // as in config.ini; empty: all layers have experts
+  int shared_inter = 0;                                       // of the shared expert; 0: none
+  bool router_bias = false, shared_gate = false;
   std::string more;                                           // lines of config.ini
   std::optional<TinyQuant> quantised;
   // Changes a value on its way into a tensor, by canonical name.

@@ -25,6 +25,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    Glm4MoeConfig,
     Glm4vConfig,
     GlmConfig,
     GraniteConfig,
@@ -46,10 +47,12 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen2VLConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SeedOssConfig,
     SmolLM3Config,
     SmolVLMConfig,
@@ -229,6 +232,14 @@ VARIANTS = {
         **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
         deepstack_visual_indexes=[0],
     ),
+    # All experts of a layer are in two tensors.
+    "qwen3-vl-moe": _with_images(
+        Qwen3VLMoeConfig,
+        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}
+        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+        deepstack_visual_indexes=[0],
+    ),
     "mistral3": _with_images(
         Mistral3Config,
         {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
@@ -322,6 +333,37 @@ VARIANTS = {
     ),
     "mixtral": _variant(MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
     "mixtral-window": _variant(MixtralConfig, num_local_experts=4, num_experts_per_tok=3, sliding_window=WINDOW),
+    "qwen2-moe": _variant(
+        Qwen2MoeConfig,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=44,
+        shared_expert_intermediate_size=72,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+    ),
+    "glm4-moe": _variant(
+        Glm4MoeConfig,
+        head_dim=16,
+        attention_bias=True,
+        use_qk_norm=True,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        n_shared_experts=2,
+        routed_scaling_factor=1.8,
+    ),
+    "glm4-moe-groups": _variant(
+        Glm4MoeConfig,
+        head_dim=16,
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=44,
+        norm_topk_prob=False,
+    ),
     "qwen3-moe": _variant(
         Qwen3MoeConfig,
         head_dim=20,
@@ -382,9 +424,13 @@ def write_model(
                 weight.copy_(0.3 * noise)
             else:
                 weight.copy_(scale * noise)
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(0.3 * torch.randn(bias.shape, generator=generator))
     # Not model.to(dtype): that would round the rotary frequencies too, which no checkpoint holds.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    for name, parameter in model.named_parameters():
+        if not _stays_fp32(model, name):
+            parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
     model.save_pretrained(folder)
     file = folder / "config.json"
@@ -396,6 +442,11 @@ def write_model(
     if scaling is not None:
         scaling.copy_(scaling.to(dtype))
     return model.to(torch.float32)
+
+
+def _stays_fp32(model: PreTrainedModel, name: str) -> bool:
+    """Whether a weight is kept in fp32 by its family, as routers are."""
+    return any(kept in name for kept in model._keep_in_fp32_modules_strict or ())
 
 
 def load_model(folder: Path, variant: Variant, dtype: torch.dtype) -> PreTrainedModel:

@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def answers(path: Path, **settings: int) -> tuple[list[int], list[float]]:
+def answers(path: Path, **settings: int | str) -> tuple[list[int], list[float]]:
     with Engine.from_pretrained(path, threads=1, cache_max_entry_count=20, **settings) as engine:
         output = engine.generate([[5, 6, 7]], GREEDY)[0]
         return output.token_ids, output.logprobs
@@ -650,6 +650,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         **{**TINY, "model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 32},
         **{"num_experts": 3, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
     },
+    "a gated shared expert": {
+        **{**TINY, "model_type": "qwen2_moe", "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+        **{"num_experts": 3, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
+    },
+    "a shared expert and a router with biases": {
+        **{**TINY, "model_type": "glm4_moe", "moe_intermediate_size": 32, "n_shared_experts": 2, "n_routed_experts": 4},
+        **{"num_experts_per_tok": 2, "head_dim": 16},
+    },
 }
 
 
@@ -697,6 +705,73 @@ def rows_of(part: TensorPart, dimension: int) -> list[tuple[str, int]]:
     """The rows or columns that a part takes of its tensor."""
     begin, end = (part.rows, part.cols)[dimension] or (0, part.shape[dimension])
     return [(part.name, index) for index in range(begin, end)]
+
+
+def fuse_experts(tensors: dict[str, Array], transposed: bool) -> None:
+    """Layer 1's three experts become two tensors."""
+    module = "model.layers.1.mlp.experts"
+
+    def popped(kind: str) -> list[Array]:
+        return [tensors.pop(f"{module}.{expert}.{kind}_proj.weight") for expert in range(3)]
+
+    gate_up = np.stack([np.concatenate(pair) for pair in zip(popped("gate"), popped("up"), strict=True)])
+    for name, values in (("gate_up_proj", gate_up), ("down_proj", np.stack(popped("down")))):
+        tensors[f"{module}.{name}"] = np.ascontiguousarray(values.swapaxes(1, 2)) if transposed else values
+
+
+# With 32, gate and up have one shape both ways; with 64 down does.
+@pytest.mark.parametrize("inter", [24, 32, 64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_that_are_one_tensor_are_read_as_if_each_had_its_own(
+    transposed: bool, inter: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    layout = {**LAYOUTS["experts and dense layers"], "moe_intermediate_size": inter}
+    write_random_model(folder, layout, weight_type="fp32", scale=0.2)
+    expected, two = answers(folder), answers(folder, tensor_para_size=2)
+    converted = convert(folder, tmp_path / "v", tp=2)
+    rewrite(folder, lambda tensors: fuse_experts(tensors, transposed))
+    assert answers(folder) == expected
+    assert answers(folder, tensor_para_size=2) == two
+    again = convert(folder, tmp_path / "w", tp=2)
+    for rank in range(2):
+        file = Path(workspace.WEIGHTS, f"rank-{rank}.safetensors")
+        assert (again / file).read_bytes() == (converted / file).read_bytes()
+    linked = link_workspace(folder, tmp_path / "l")
+    assert (linked / workspace.WEIGHTS / "rank-0.safetensors").exists() == transposed
+    assert answers(linked) == expected
+
+
+def test_experts_that_are_one_tensor_have_the_shape_that_config_json_says(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_random_model(folder, LAYOUTS["experts and dense layers"], weight_type="fp32")
+    rewrite(folder, lambda tensors: fuse_experts(tensors, False))
+    edit_config(folder, moe_intermediate_size=40)
+    said = r"experts\.gate_up_proj has shape \[3, 64, 64\] where config.json says \[3, 80, 64\]"
+    with pytest.raises(ModelError, match=said):
+        read_source(folder)
+    edit_config(folder, moe_intermediate_size=32)
+
+    def lose(tensors: dict[str, Array]) -> None:
+        del tensors["model.layers.1.mlp.experts.down_proj"]
+
+    rewrite(folder, lose)
+    with pytest.raises(ModelError, match=r"9 tensors are missing: .*experts\.0\.gate_proj\.weight"):
+        read_source(folder)
+
+
+def test_what_a_router_needs_stays_fp32_in_a_16_bit_workspace(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_random_model(folder, LAYOUTS["a shared expert and a router with biases"], weight_type="fp32", scale=0.2)
+    biases = np.linspace(8, 8.01, 4, dtype=np.float32)  # one in bf16
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.1.mlp.gate.e_score_correction_bias": biases}))
+    root = convert(folder, tmp_path / "w", dtype="bf16")
+    source, made = open_checkpoint(folder), SafetensorsCheckpoint([root / workspace.WEIGHTS / "rank-0.safetensors"])
+    ours, theirs = "layers.1.feed_forward.", "model.layers.1.mlp."
+    for name, of in (("gate.weight", "gate.weight"), ("gate.bias", "gate.e_score_correction_bias")):
+        assert np.array_equal(made.read(ours + name), source.read(theirs + of)), name
+    assert made.tensors[f"{ours}shared.w1.0.weight"].dtype == "BF16"
+    assert answers(root) == answers(folder, dtype="bf16")
 
 
 def test_a_rank_of_an_interleaved_tensor_holds_its_own_groups() -> None:

@@ -323,6 +323,52 @@ def test_gemma3_with_images_is_its_text_part() -> None:
         describe({"model_type": "gemma3"}, "m")
 
 
+def test_qwen2_moe_has_a_gated_shared_expert_beside_its_experts() -> None:
+    given = {**LLAMA, "model_type": "qwen2_moe", "num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 2}
+    given |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]}
+    spec = describe(given, "m")
+    config = spec.config
+    assert (config.attn_bias, config.attn_output_bias, config.layer_experts) == (True, False, "dmm")
+    assert (config.shared_expert_inter_size, config.shared_expert_gate, config.router_bias) == (96, True, False)
+    at = "layers.1.feed_forward."
+    assert spec.tensors[f"{at}shared.w2.0.weight"] == (
+        TensorPart("model.layers.1.mlp.shared_expert.down_proj.weight", (64, 96)),
+    )
+    assert spec.tensors[f"{at}shared_gate.weight"] == (
+        TensorPart("model.layers.1.mlp.shared_expert_gate.weight", (1, 64)),
+    )
+    assert "layers.0.feed_forward.shared.w1.0.weight" not in spec.tensors
+    assert describe({**given, "qkv_bias": False}, "m").config.attn_bias is False
+    windows = describe({**given, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}, "m").config
+    assert (windows.sliding_window, windows.layer_windows) == (7, "sff")
+
+
+def test_glm4_moe_chooses_by_sigmoids_and_biases() -> None:
+    given = {**LLAMA, "model_type": "glm4_moe", "num_hidden_layers": 3, "n_routed_experts": 8, "head_dim": 16}
+    given |= {"num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "use_qk_norm": True}
+    given |= {"routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 2}
+    spec = describe(given, "m")
+    config = spec.config
+    assert (config.rotary_embedding, config.qk_norm, config.layer_experts) == (8, True, "ddm")
+    assert (config.router_score, config.router_bias, config.router_scale) == ("sigmoid", True, 2.5)
+    assert (config.router_groups, config.router_top_groups, config.router_fp32) == (4, 2, True)
+    assert (config.shared_expert_inter_size, config.shared_expert_gate, config.renormalize_experts) == (64, False, True)
+    assert spec.tensors["layers.2.feed_forward.gate.bias"] == (
+        TensorPart("model.layers.2.mlp.gate.e_score_correction_bias", (8,)),
+    )
+    assert spec.tensors["layers.2.feed_forward.shared.w1.0.weight"][0].name.startswith("model.layers.2.mlp.shared_exp")
+    assert "model.layers.3." in spec.ignored
+    plain = describe({**given, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}, "m").config
+    assert (plain.router_groups, plain.router_top_groups, plain.layer_experts) == (0, 0, "")
+    for changes, message in (
+        ({"n_group": 3}, "n_group is 3; it must be 1 to 32 and divide the 8 experts into groups of 2 or more"),
+        ({"n_group": 8}, "n_group is 8"),
+        ({"topk_group": 1}, "topk_group is 1; it must be 1 to 4, the groups, and have the 3 experts"),
+    ):
+        with pytest.raises(ModelError, match=re.escape(message)):
+            describe({**given, **changes}, "m")
+
+
 def test_experts_of_both_families() -> None:
     spec = describe({**LLAMA, "model_type": "mixtral", "num_local_experts": 3, "sliding_window": None}, "m")
     config = spec.config
@@ -349,6 +395,9 @@ def test_experts_of_both_families() -> None:
     assert describe({**qwen, "norm_topk_prob": True}, "m").config.renormalize_experts
     with pytest.raises(ModelError, match="num_experts_per_tok is 5; it must be 1 to 4"):
         describe({**qwen, "num_experts_per_tok": 5}, "m")
+    text = {**qwen, "model_type": "qwen3_vl_moe_text"}
+    composite = describe({"model_type": "qwen3_vl_moe", "text_config": text, "vision_config": {}}, "m").config
+    assert (composite.model_family, composite.renormalize_experts, composite.rope_theta) == ("qwen3_moe", True, 5e5)
 
 
 def test_every_layers_tensors_are_made_and_none_is_used_twice() -> None:

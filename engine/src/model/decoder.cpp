@@ -113,18 +113,35 @@ ops::RotaryParams Decoder::rotary_params(const Layer& layer, const ops::Tensor& 
 // delta [rows, hidden] = this rank's share of the layer's feed-forward of `normed`.
 void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
                                  const ops::StepShape& shape) {
-  if (layer.experts) {
-    const auto router = view(activations_.router, shape.rows);
-    ops_.linear(router, normed, *layer.router);
-    ops_.experts(delta, normed, router, *layer.experts,
-                 {.top_k = config_.experts_per_token, .renormalize = config_.renormalize_experts}, activation_,
-                 activation_memory_->as<std::byte>() + activations_.experts_scratch);
-    return;
-  }
-  const auto gate_up = view(activations_.gate_up, shape.rows), gated = view(activations_.gated, shape.rows);
+  if (layer.experts) return issue_experts(layer, delta, normed, shape);
+  issue_mlp(layer, delta, view(activations_.gate_up, shape.rows), view(activations_.gated, shape.rows), normed);
+}
+
+void Decoder::issue_mlp(const Layer& layer, const ops::Tensor& out, const ops::Tensor& gate_up,
+                        const ops::Tensor& gated, const ops::Tensor& normed) {
   ops_.feeds(*layer.down);
   ops_.gated_linear(gated, gate_up, normed, *layer.gate_up, activation_);
-  ops_.linear(delta, gated, *layer.down);
+  ops_.linear(out, gated, *layer.down);
+}
+
+void Decoder::issue_experts(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
+                            const ops::StepShape& shape) {
+  auto router = view(activations_.router, shape.rows);
+  router.cols = layer.router->out_features();
+  ops_.linear(router, normed, *layer.router);
+  ops::SharedExpert shared;
+  if (layer.down) {
+    shared.out = view(activations_.shared, shape.rows);
+    issue_mlp(layer, shared.out, view(activations_.shared_gate_up, shape.rows),
+              view(activations_.shared_gated, shape.rows), normed);
+  }
+  if (config_.shared_expert_gate) {
+    --router.cols;
+    shared.gate = static_cast<const float*>(router.data) + router.cols;
+    shared.gate_stride = router.stride;
+  }
+  ops_.experts(delta, normed, router, *layer.experts, layer.choice, activation_,
+               activation_memory_->as<std::byte>() + activations_.experts_scratch, shared);
 }
 
 ops::KvLayout Decoder::kv_layout(int block_len) const {

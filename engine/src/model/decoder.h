@@ -41,9 +41,12 @@ class Decoder {
     Vector attention_post_norm, ffn_post_norm;  // [hidden]; null: none
     Vector q_norm, k_norm;                      // [size_per_head], or of all heads of the rank; null: none
     std::unique_ptr<ops::Linear> qkv, attention_out;
-    std::unique_ptr<ops::Linear> gate_up, down;  // dense
-    std::unique_ptr<ops::Linear> router;         // with experts
+    std::unique_ptr<ops::Linear> gate_up, down;  // dense, or of the shared expert; null: there is none
+    // With experts:
+    std::unique_ptr<ops::Linear> router;  // logits of the experts, in two halves where it stays fp32, and a shared gate
     std::unique_ptr<ops::Experts> experts;
+    Vector router_bias;  // [experts]; null: none
+    ops::RouterParams choice;
     ops::RotaryParams rotary;
     ops::AttentionParams attention;
   };
@@ -51,6 +54,9 @@ class Decoder {
   void load_attention(const WeightFiles& files, int index, Layer& layer);
   void load_qk_norm(const WeightFiles& files, const std::string& at, Layer& layer) const;
   void load_feed_forward(const WeightFiles& files, int index, Layer& layer);
+  void load_mlp(const WeightFiles& files, const std::string& at, std::int64_t inter, Layer& layer);
+  void load_router(const WeightFiles& files, const std::string& at, Layer& layer);
+  void load_experts(const WeightFiles& files, const std::string& at, Layer& layer);
   void load_output(const WeightFiles& files);
   void make_tables();
   void set_params(int index, Layer& layer) const;
@@ -78,6 +84,11 @@ class Decoder {
   void issue(const ops::StepShape& shape);
   void issue_feed_forward(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
                           const ops::StepShape& shape);
+  void issue_experts(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
+                     const ops::StepShape& shape);
+  // out [rows, hidden] = the layer's gate, up and down of `normed`.
+  void issue_mlp(const Layer& layer, const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& gated,
+                 const ops::Tensor& normed);
   ops::Tensor view(const Activations::Part& part, std::int64_t rows) const;
 
   ModelConfig config_;

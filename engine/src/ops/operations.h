@@ -48,11 +48,39 @@ struct AttentionParams {
 
 enum class Activation { silu, gelu_tanh };
 
-// How a mixture-of-experts layer chooses: the `top_k` experts of largest router logits (ties: the lowest index), with
-// the softmax of the logits over all experts as weights; with `renormalize` these are divided by their sum.
+enum class RouterScore { softmax, sigmoid };
+
+// How a mixture-of-experts layer chooses. An expert's score is the softmax of the logits over all experts, or the
+// sigmoid of its own logit. The `top_k` experts with the largest score + bias are chosen (ties: the lowest index). With
+// groups, experts are first put into `groups` runs of equal size, and only the experts of the `top_groups` best groups
+// can be chosen. A group's value is the sum of its two largest score + bias (ties: the lowest group).
+// An expert's weight is its score. With `renormalize` it is divided by the sum of the chosen scores, or by `norm_min`
+// where the sum is less. Then it is multiplied by `scale`.
 struct RouterParams {
   int top_k = 0;
   bool renormalize = true;
+  RouterScore score = RouterScore::softmax;
+  const float* bias = nullptr;     // [experts] on the device; null: none
+  int groups = 0, top_groups = 0;  // groups 0: none; else a group has 2 experts or more
+  float norm_min = 0;              // less than 1 / experts
+  float scale = 1;
+
+  // Whether experts are chosen by their logits, which are ordered as the scores are.
+  bool by_logits() const { return score == RouterScore::softmax && bias == nullptr && groups == 0; }
+  // Whether a router of so many experts can choose so.
+  bool fits(std::int64_t experts) const {
+    if (top_k < 1 || top_k > experts) return false;
+    return groups == 0 || (groups > 0 && groups <= kMaxGroups && experts % groups == 0 && experts / groups >= 2 &&
+                           top_groups > 0 && top_groups <= groups && experts / groups * top_groups >= top_k);
+  }
+  static constexpr int kMaxGroups = 32;
+};
+
+// The output of a dense MLP beside a layer's experts: it is added to theirs.
+struct SharedExpert {
+  Tensor out{};                 // [rows, hidden] GEMM type; without data: nothing is added
+  const float* gate = nullptr;  // the first row's; `out` is multiplied by its sigmoid; null: by 1
+  std::int64_t gate_stride = 0;
 };
 
 class Operations {
@@ -100,11 +128,13 @@ class Operations {
     gated_activation(out, gate_up, activation);
   }
 
-  // out [rows, hidden] GEMM type = the sum over the experts e that the router chooses for a row, in the order of e, of
-  // w_e * down_e(activation(gate_e(in)) * up_e(in)). in [rows, hidden] activation type; router [rows, experts] f32
-  // logits; scratch: Device::experts_scratch_bytes() of the device's memory.
+  // out [rows, hidden] GEMM type = what `shared` says, and to it the sum over the experts e that the router chooses for
+  // a row, in the order of e, of w_e * down_e(activation(gate_e(in)) * up_e(in)). in [rows, hidden] activation type;
+  // router [rows, experts] f32 logits, or [rows, 2 * experts]: logit e is the sum of columns e and experts + e.
+  // scratch: Device::experts_scratch_bytes() of the device's memory.
   virtual void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
-                       const RouterParams& how, Activation activation, void* scratch) = 0;
+                       const RouterParams& how, Activation activation, void* scratch,
+                       const SharedExpert& shared = {}) = 0;
 
   // logits [rows, cols] f32 *= scale; then, where cap > 0, logits = cap * tanh(logits / cap).
   virtual void scale_logits(const Tensor& logits, float scale, float cap) = 0;

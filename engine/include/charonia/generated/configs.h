@@ -234,6 +234,25 @@ struct ModelConfig {
   int expert_inter_size = 0;
   // weights of the chosen experts add up to 1
   bool renormalize_experts = true;
+  // function of the router's logits; softmax | sigmoid
+  std::string router_score = "softmax";
+  // the router has a bias for each expert; it is added to the scores to choose experts, and not to their weights
+  bool router_bias = false;
+  // groups of experts: the best groups are chosen first, then experts in them; 0: no groups; >= 0; a group's score is
+  // the sum of its two best
+  int router_groups = 0;
+  // groups whose experts can be chosen for a token; >= 0
+  int router_top_groups = 0;
+  // factor of the weights of the chosen experts; > 0
+  float router_scale = 1.0F;
+  // with renormalize_experts: the least divisor of the weights; >= 0
+  float router_norm_min = 0.0F;
+  // the router's weight stays fp32 where the files have it so
+  bool router_fp32 = false;
+  // width of the shared expert, which every token goes to; 0: none; >= 0
+  int shared_expert_inter_size = 0;
+  // the shared expert's output is multiplied by a sigmoid
+  bool shared_expert_gate = false;
   // layers with experts (m) and dense ones (d); empty: all m; letters m and d
   std::string layer_experts;
   // type of most of the weights; bf16 | fp16 | fp32 | int4 | int8 | fp8 | mxfp4

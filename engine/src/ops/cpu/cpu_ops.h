@@ -77,7 +77,7 @@ class CpuOps : public Ops {
                  const AttentionParams& how) override;
   void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) override;
   void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
-               const RouterParams& how, Activation activation, void* scratch) override;
+               const RouterParams& how, Activation activation, void* scratch, const SharedExpert& shared) override;
   void scale_logits(const Tensor& logits, float scale, float cap) override;
   void gather_rows(const Tensor& out, const Tensor& in) override;
   void sample(const Tensor& logits) override;

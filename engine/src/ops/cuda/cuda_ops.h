@@ -85,7 +85,8 @@ class CudaOps final : public ops::Ops {
                     const ops::Linear& weight, ops::Activation activation) override;
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override;
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
-               const ops::RouterParams& how, ops::Activation activation, void* scratch) override;
+               const ops::RouterParams& how, ops::Activation activation, void* scratch,
+               const ops::SharedExpert& shared) override;
   void scale_logits(const ops::Tensor& logits, float scale, float cap) override;
   void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override;
   void sample(const ops::Tensor& logits) override;
