@@ -225,9 +225,12 @@ def text_of(entry: dict[str, Any]) -> str:
 
 def load(job: dict[str, Any]) -> tuple[Any, Any]:
     """The model and its tokenizer. Code that comes with the model is not run; transformers would ask whether to."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(job["model"], trust_remote_code=False)
+    # AutoTokenizer does not follow tokenizer.json. This environment lacks charonia, which has the rest of the rules.
+    described = (Path(job["model"]) / "tokenizer.json").is_file()
+    kind: Any = PreTrainedTokenizerFast if described else AutoTokenizer
+    tokenizer = kind.from_pretrained(job["model"], trust_remote_code=False)
     model: Any = AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto", trust_remote_code=False)
     return model.eval(), tokenizer
 
