@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """The parts of a tokenizer.model that describe encoding. A piece's index is its id; an id below 0 stands for none."""
+    """The parts of a tokenizer.model that describe encoding. A piece's index is its id. An id below 0 means none."""
 
     pieces: list[Piece]
     type: int

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
-from charonia.families import ModelSpec, Quantization, TensorMap, TensorPart, describe, stacked_shape
+from charonia.families import ModelConfig, ModelSpec, Quantization, TensorMap, TensorPart, describe, stacked_shape
 from charonia.json_files import read_json
 from charonia.progress import Progress
 from charonia.text import prompt_ids
 from charonia.text.token_split import build_token_split
 from charonia.text.token_table import build_token_table
-from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
+from charonia.text.tokenizer import copy_tokenizer, end_of, load_tokenizer, source_notes
 from charonia.weights import workspace
 from charonia.weights.checkpoint import (
     DTYPES,
@@ -42,6 +42,9 @@ from charonia.weights.quantization_settings import DENSE, FORMATS
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.stacked_experts import fused_experts
 from charonia.weights.tensor_parallel import output_rows, rank_of, ranks_of, split
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 AUTO_FORMAT = "auto"
 BIN_REFUSAL = (
@@ -92,10 +95,13 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     if generation.is_file():
-        # Where both name them, generation_config.json has the ids that end a chat turn as well; Qwen 1 says there by
-        # chat_format whether there are others.
-        keys = ("eos_token_id", "chat_format")
-        config |= {key: value for key, value in read_json(generation).items() if key in keys and value not in _UNSAID}
+        generated = read_json(generation)
+        # Each file may name end ids that the other ones lack. Qwen 1 has more of them if chat_format says so.
+        inner = config.get("text_config")
+        if ends := _end_ids(generated, config, inner if isinstance(inner, dict) else {}):
+            config["eos_token_id"] = ends
+        if generated.get("chat_format") not in _UNSAID:
+            config["chat_format"] = generated["chat_format"]
     spec = describe(config, _model_name(folder))
     quantization = read_quantization(folder, config)
     # What the quantised weights become beside each other has no tensor of its own to tell.
@@ -106,6 +112,26 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
         quantization=quantization,
         quantised_cache=says_cache(folder, config),
     )
+
+
+def _end_ids(*configs: Mapping[str, Any]) -> list[Any]:
+    """The values of eos_token_id in all of the files, each once."""
+    named = (config.get("eos_token_id") for config in configs)
+    ids = [end for value in named if value not in _UNSAID for end in (value if isinstance(value, list) else [value])]
+    return [end for index, end in enumerate(ids) if end not in ids[:index]]
+
+
+def _with_end_of_tokenizer(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> ModelConfig:
+    """Adds the tokenizer's eos_token to the end ids, which end a response. Warns if there is no end id at all."""
+    end = end_of(tokenizer, config.vocab_size)
+    if end is not None and end not in config.end_id:
+        config = replace(config, end_id=(*config.end_id, end))
+    if not config.end_id:
+        progress.warn(
+            f"{config.model_name} names no token that ends a response, so responses run to max_tokens: add "
+            "eos_token_id to config.json, or send end_id"
+        )
+    return config
 
 
 def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
@@ -412,7 +438,8 @@ def write_weights(
     build_token_table(tokenizer, spec.config.vocab_size).save(table)
     token_split = weights / workspace.TOKEN_SPLIT
     build_token_split(tokenizer).save(token_split)
-    workspace.write_config_ini(weights / "config.ini", {**spec.config.settings(), **settings})
+    config = _with_end_of_tokenizer(spec.config, tokenizer, progress)
+    workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
     manifest = workspace.Manifest(str(source.folder.resolve()), ranks, quality=_quality_of(source.folder, spec))
     for file in (table, token_split):
@@ -581,7 +608,10 @@ def _make(
             settings=settings,
             progress=progress,
         )
-        copy_tokenizer(source.folder, load_tokenizer(source.folder), root / workspace.TOKENIZER)
+        tokenizer = load_tokenizer(source.folder)
+        for note in source_notes(source.folder, tokenizer):
+            progress.warn(note)
+        copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER)
         _write_models(root)
     return destination.expanduser().absolute()
 

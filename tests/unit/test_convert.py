@@ -23,6 +23,7 @@ from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import InternalError, InvalidRequestError
 from charonia.families import TensorPart, describe
 from charonia.serve.model import prepare
+from charonia.text.tokenizer import load_tokenizer
 from charonia.triton_models import answers_dir
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
@@ -242,19 +243,65 @@ def test_a_truncated_file_is_refused(model: Path, tmp_path: Path) -> None:
         convert(model, tmp_path / "w")
 
 
-def test_end_ids_of_generation_config_win(model: Path, tmp_path: Path) -> None:
+def end_ids(weights: Path) -> str:
+    return _engine.read_config_ini(weights / "config.ini")["end_id"]
+
+
+def name_end(model: Path, token: str | None) -> None:
+    """Sets eos_token, or removes it."""
+    file = model / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token}
+    file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+
+
+def test_end_ids_are_those_of_both_configs_and_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+    token = load_tokenizer(model).convert_ids_to_tokens(9)
+    edit_config(model, eos_token_id=[5, 2])
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
-    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
-    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "2,7"
+    name_end(model, token)
+    assert end_ids(convert(model, tmp_path / "copied") / workspace.WEIGHTS) == "2,7,5,9"
+    assert end_ids(link_workspace(model, tmp_path / "linked") / workspace.WEIGHTS) == "2,7,5,9"
 
 
-@pytest.mark.parametrize(("value", "end_ids"), [(0, "0"), ([0, 7], "0,7"), (None, "2"), ([], "2")])
+def test_an_end_token_that_the_model_cannot_generate_is_left_out(model: Path, tmp_path: Path) -> None:
+    edit_config(model, eos_token_id=2)
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    name_end(model, "<|an end that tokenizer.json lacks|>")
+    assert load_tokenizer(model).eos_token_id >= size
+    assert end_ids(convert(model, tmp_path / "w") / workspace.WEIGHTS) == "2"
+
+
+def test_a_model_without_end_ids_is_named(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit_config(model, eos_token_id=None)
+    (model / "generation_config.json").unlink(missing_ok=True)
+    name_end(model, None)
+    assert end_ids(convert(model, tmp_path / "w") / workspace.WEIGHTS) in ("", "-1")
+    assert "names no token that ends a response" in caplog.text
+    caplog.clear()
+    with Engine.from_pretrained(model, cache_max_entry_count=20, threads=1):
+        assert "names no token that ends a response" in caplog.text
+
+
+def test_a_tokenizer_whose_class_gives_other_ids_is_named(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(model, tmp_path / "agrees")
+    assert "differs" not in caplog.text
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "CohereTokenizer"}))
+    for make, name in ((convert, "converted"), (link_workspace, "linked")):
+        caplog.clear()
+        make(model, tmp_path / name)
+        assert "uses tokenizer.json, and transformers' CohereTokenizer differs from it" in caplog.text
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, "0,2"), ([0, 7], "0,7,2"), (None, "2"), ([], "2")])
 def test_an_end_id_of_generation_config_may_be_0_or_unsaid(
-    model: Path, tmp_path: Path, value: Any, end_ids: str
+    model: Path, tmp_path: Path, value: Any, expected: str
 ) -> None:
     edit_config(model, eos_token_id=2)
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    assert ",".join(map(str, read_source(model).spec.config.end_id)) == end_ids
+    assert ",".join(map(str, read_source(model).spec.config.end_id)) == expected
 
 
 RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1.05}
@@ -854,7 +901,7 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
     rewrite(both, rename)
     assert answers(both) == answers(text_only)
     weights = convert(both, tmp_path / "w") / workspace.WEIGHTS
-    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "1,7"
+    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "1,7,2"  # the last one is the tokenizer's
     rewrite(both, lambda tensors: tensors.__setitem__(f"{prefix}layers.0.mystery.weight", np.ones(3, np.float32)))
     with pytest.raises(UnsupportedError, match=r"unknown to family gemma3.*mystery"):
         convert(both, tmp_path / "v")

@@ -166,7 +166,8 @@ def test_ids_are_those_of_tokenizer_json_for_every_family_and_class(kind: str, t
     plain = PreTrainedTokenizerFast(tokenizer_object=file)
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     cases = [("llama", name) for name in CLASSES]
-    cases += itertools.product((*TYPES, None), (None, "Qwen2Tokenizer"))
+    cases += [(model_type, None) for model_type in (*TYPES, None)]
+    cases += itertools.product(("llama", "qwen2", "gemma3_text", "mistral"), ("Qwen2Tokenizer", "GPT2Tokenizer"))
     for model_type, name in cases:
         (tmp_path / "config.json").unlink(missing_ok=True)
         folder = write(tmp_path, model_type, named | ({"tokenizer_class": name} if name else {}))
