@@ -148,7 +148,7 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& expect
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4) << i;
 }
 
-// What families change in norms, rotation, residual stream and logits.
+// Models with the attributes for other norms, rotations, residual streams and logits.
 std::vector<TinyModel> variants() {
   TinyModel olmo, granite, hunyuan, cohere;
   olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;
