@@ -99,7 +99,8 @@ struct Measured {
     const auto weight = bench.random_values(DType::f32, model.hidden);
     const auto codes = room_for_codes(model.hidden);
     bench.measure(what("rms_norm_codes", {{"hidden", model.hidden}}, bytes), [&](int i) {
-      cuda::rms_norm_codes(bench.stream, codes.of(), out.at(i), residual.at(i), delta.at(i), weight.as<float>(), 1e-5F);
+      cuda::rms_norm_codes(bench.stream, codes.of(), out.at(i), residual.at(i), delta.at(i),
+                           {.weight = weight.as<float>(), .eps = 1e-5F});
     });
   }
 
