@@ -16,6 +16,7 @@ from charonia.families import (
     hunyuan,
     internlm,
     llama,
+    minimax,
     mistral,
     olmo,
     phi3,
@@ -95,6 +96,13 @@ FAMILIES: tuple[Family, ...] = (
     experts.QWEN3_MOE,
     experts.QWEN3_VL_MOE_TEXT,
     experts.GLM4_MOE,
+    experts.GLM4V_MOE_TEXT,
+    experts.SOLAR_OPEN,
+    experts.DOTS1,
+    experts.MELLUM,
+    minimax.FAMILY,
+    hunyuan.MOE,
+    hunyuan.HY_V3,
 )
 
 

@@ -148,6 +148,7 @@ COMPOSITES = (
     Composite("smolvlm", "SmolVLM", "llama", harmless=_IDEFICS),
     Composite("glm4v", "GLM-4.1V", "glm4v_text"),
     Composite("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
+    Composite("glm4v_moe", "GLM-4.5V and GLM-4.6V", "glm4v_moe_text"),
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
     Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),

@@ -26,7 +26,7 @@ MIXTRAL_NAMES = Names(
 GLM_NAMES = Names(shared="mlp.shared_experts.")
 
 
-def _experts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
+def expert_counts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
     layers = required(config, "num_hidden_layers")
     if count * layers > MOST_EXPERTS:
         raise ModelError(
@@ -46,7 +46,7 @@ def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
         norm_eps=1e-5,
         theta=1e6,
         expert_inter_size=required(config, "intermediate_size"),
-        **_experts(config, optional(config, "num_local_experts", 8), optional(config, "num_experts_per_tok", 2)),
+        **expert_counts(config, optional(config, "num_local_experts", 8), optional(config, "num_experts_per_tok", 2)),
         **window_settings(config, layer_types=False),
     )
     return llama_spec(model, MIXTRAL_NAMES)
@@ -65,7 +65,7 @@ def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
         expert_inter_size=optional(config, "moe_intermediate_size", 768),
         renormalize_experts=optional(config, "norm_topk_prob", False),
         layer_experts=_qwen_layers(config),
-        **_experts(config, count, optional(config, "num_experts_per_tok", 8)),
+        **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
         **window_settings(switched_window(config, 4096), layer_types=False),
     )
     return llama_spec(model, LLAMA_NAMES)
@@ -88,7 +88,7 @@ def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
         layer_experts=_qwen_layers(config),
         shared_expert_inter_size=optional(config, "shared_expert_intermediate_size", 5632),
         shared_expert_gate=True,
-        **_experts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
+        **expert_counts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
         **window_settings(
             switched_window(config, 4096),
             has_window=lambda layer: layer % 2 == 0 and layer < first_without,
@@ -98,15 +98,43 @@ def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 def _glm4_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    return _glm_like(config, model_name, "glm4_moe", norm_eps=1e-5, partial_rotary=0.5)
+
+
+def _glm4v_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    """The text part of GLM-4.5V and GLM-4.6V."""
+    return _glm_like({"attention_bias": True, **config}, model_name, "glm4_moe", norm_eps=1e-5, partial_rotary=0.5)
+
+
+def _solar_open(config: HfConfig, model_name: str) -> ModelSpec:
+    """GLM-4.5 without dense layers and norms of q and k, whole heads rotated."""
+    config = {"intermediate_size": config.get("moe_intermediate_size", 1280), "moe_intermediate_size": 1280, **config}
+    config = {**config, "first_k_dense_replace": 0}
+    return _glm_like(config, model_name, "solar_open", norm_eps=1e-5, head_dim=128, theta=1e6, partial_rotary=1.0)
+
+
+def _dots1(config: HfConfig, model_name: str) -> ModelSpec:
+    """GLM-4.5 with norms on the heads of q and k, whole heads rotated."""
+    defaults = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0, "sliding_window": 4096}
+    config = {**defaults, **config, "use_qk_norm": True}
+    first = optional(config, "max_window_layers", 62)
+    return _glm_like(
+        config,
+        model_name,
+        "dots1",
+        attn_output_bias=optional(config, "attention_bias", False),
+        **window_settings(config, has_window=lambda layer: layer >= first),
+    )
+
+
+def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelSpec:
     layers, dense = required(config, "num_hidden_layers"), optional(config, "first_k_dense_replace", 1)
     inter = optional(config, "moe_intermediate_size", 1408)
     count, per_token = optional(config, "n_routed_experts", 128), optional(config, "num_experts_per_tok", 8)
     model = llama_config(
         config,
         model_name,
-        "glm4_moe",
-        norm_eps=1e-5,
-        partial_rotary=0.5,
+        family,
         attn_bias=optional(config, "attention_bias", False),
         qk_norm=optional(config, "use_qk_norm", False),
         expert_inter_size=inter,
@@ -119,12 +147,44 @@ def _glm4_moe(config: HfConfig, model_name: str) -> ModelSpec:
         router_fp32=True,
         shared_expert_inter_size=inter * optional(config, "n_shared_experts", 1),
         **_groups(config, count, per_token),
-        **_experts(config, count, per_token),
+        **expert_counts(config, count, per_token),
+        **own,
     )
     # Files may have layers for multi-token prediction, which are not used. No model has more than a few.
     predicting = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
     more = range(layers, layers + min(max(1, predicting), MOST_PREDICTING))
     return llama_spec(model, GLM_NAMES, ignored=tuple(f"model.layers.{layer}." for layer in more))
+
+
+def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
+    """Qwen3-MoE with windows in the layers that config.json lists, and a rotary base for each kind of layer."""
+    layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types") or []
+    kinds = {"sparse": "m", "dense": "d"}
+    if not isinstance(types, list) or (types and len(types) != layers) or any(one not in kinds for one in types):
+        raise ModelError(f"config.json: mlp_layer_types must list num_hidden_layers = {layers} times sparse or dense")
+    letters = "".join(kinds[one] for one in types)
+    config = {"sliding_window": 1024, "layer_types": ["full_attention"] * layers, **config}
+    count = optional(config, "num_experts", optional(config, "num_local_experts", 64))
+    bias = optional(config, "attention_bias", False)
+    rope: dict[str, Any] = {} if config.get("rope_parameters") else {"rope_local_theta": 1e4}
+    model = llama_config(
+        config,
+        model_name,
+        "mellum",
+        head_dim=128,
+        theta=5e5,
+        per_layer_rope=True,
+        attn_bias=bias,
+        attn_output_bias=bias,
+        qk_norm=True,
+        expert_inter_size=optional(config, "moe_intermediate_size", 896),
+        renormalize_experts=optional(config, "norm_topk_prob", True),
+        layer_experts=letters if "d" in letters else "",
+        **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
+        **window_settings(config),
+        **rope,
+    )
+    return llama_spec(model, LLAMA_NAMES, ignored=("mtp.",))
 
 
 def _qwen_layers(config: HfConfig) -> str:
@@ -195,5 +255,42 @@ QWEN3_VL_MOE_TEXT = Family(
     _qwen3_vl_moe,
     keys=words(_QWEN3_MOE_KEYS) - {"norm_topk_prob"},
     harmless=frozenset({"max_window_layers", "norm_topk_prob"}),
+)
+GLM4V_MOE_TEXT = Family(
+    "glm4_moe",
+    ("glm4v_moe_text",),
+    "the text part of GLM-4.5V",
+    _glm4v_moe,
+    keys=words(_GLM4_MOE_KEYS),
+    harmless=words("image_token_id video_token_id"),
+)
+SOLAR_OPEN = Family(
+    "solar_open",
+    ("solar_open",),
+    "Solar Open",
+    _solar_open,
+    keys=words(_GLM4_MOE_KEYS) - {"first_k_dense_replace", "num_mtp_layers", "num_nextn_predict_layers", "use_qk_norm"},
+    only={"first_k_dense_replace": (0,)},
+)
+DOTS1 = Family(
+    "dots1",
+    ("dots1",),
+    "dots.llm1",
+    _dots1,
+    keys=words(_GLM4_MOE_KEYS) - {"num_mtp_layers", "num_nextn_predict_layers", "use_qk_norm"}
+    | words("layer_types max_window_layers sliding_window"),
+    only={"scoring_func": ("noaux_tc", "sigmoid"), "topk_method": ("noaux_tc",)},
+)
+_MELLUM_KEYS = """
+    attention_bias layer_types mlp_layer_types moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok
+    num_local_experts sliding_window
+"""
+MELLUM = Family(
+    "mellum",
+    ("mellum",),
+    "Mellum 2",
+    _mellum,
+    keys=words(_MELLUM_KEYS),
+    harmless=words("mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers"),
 )
 GLM4_MOE = Family("glm4_moe", ("glm4_moe",), "GLM-4.5, 4.6 and 4.7", _glm4_moe, keys=words(_GLM4_MOE_KEYS))
