@@ -95,6 +95,7 @@ FAMILIES: tuple[Family, ...] = (
     experts.QWEN3_MOE,
     experts.QWEN3_VL_MOE_TEXT,
     experts.GLM4_MOE,
+    experts.ERNIE4_5_MOE,
 )
 
 

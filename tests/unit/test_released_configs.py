@@ -562,7 +562,7 @@ RELEASED_LATER: dict[str, tuple[str, Keys]] = {
     "Qwen1.5 MoE": ("qwen2_moe", QWEN2_MOE),
     "MiniMax M2": ("minimax_m2", MINIMAX),
 }
-NOT_YET = {"ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe", "minimax_m2", "qwen2_moe", "qwen3_vl_moe"}
+NOT_YET = {"hunyuan_v1_moe", "minimax_m2"}
 # Types without an entry here: the text parts of models with images, and models without public files.
 NO_DATA = {
     "glm46v",
