@@ -103,6 +103,7 @@ FAMILIES: tuple[Family, ...] = (
     minimax.FAMILY,
     hunyuan.MOE,
     hunyuan.HY_V3,
+    experts.ERNIE4_5_MOE,
 )
 
 

@@ -21,14 +21,15 @@ _PREFIXES = (
     ("model.text_model.", "model."),
 )
 _TOWERS = (
-    *("connector.", "image_newline", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual."),
+    *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual."),
     *("audio_tower.", "embed_audio.", "embed_vision."),
 )
 # Keys beside text_config. What concerns the text stands there, or is one of _SHARED.
 _TIED = "tie_word_embeddings"
 _SHARED = ("bos_token_id", "eos_token_id", _TIED, "quantization_config", "dtype", "torch_dtype")
 
-_OUTER = frozenset({"model_type", "text_config", *_SHARED})
+_LLM = "llm_config"  # the name of text_config in InternVL's own files
+_OUTER = frozenset({"model_type", "text_config", _LLM, *_SHARED})
 
 # Older files omit keys of text_config that have the default of the class in transformers: LLaVA-NeXT with Mistral omits
 # most sizes, and LLaVA-OneVision the context of Qwen2.
@@ -74,7 +75,7 @@ class Composite:
 
 def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
     """The config of the text part, with the shared keys beside it. Raises ModelError where there is none."""
-    text = config.get("text_config")
+    text = config.get("text_config") or config.get(_LLM)
     if text is None and composite.flat and "hidden_size" in config:
         text = {key: value for key, value in config.items() if not _is_other(key)}
         text["model_type"] = composite.text_type
@@ -102,7 +103,7 @@ def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
 
 def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
     """The unknown keys beside `text_config` that can hardly change results. Raises UnsupportedError as check_keys."""
-    text = config.get("text_config")
+    text = config.get("text_config") or config.get(_LLM)
     if not isinstance(text, dict):
         return []
     # Some files repeat keys of the text part, whose own are read.
@@ -130,6 +131,12 @@ _LLAMA_7B = {
 
 _LLAVA = words("ignore_index projector_hidden_act use_image_newline_parameter")
 _IDEFICS = words("scale_factor")  # of the image encoder
+_INTERNVL_CHAT = words(
+    """
+    downsample_ratio max_dynamic_patch min_dynamic_patch pad2square ps_version select_layer system_message template
+    use_backbone_lora use_llm_lora use_thumbnail
+    """
+)
 
 COMPOSITES = (
     Composite("gemma3", "Gemma 3", "gemma3_text", tied=True, harmless=words("boi_token_index eoi_token_index")),
@@ -149,6 +156,8 @@ COMPOSITES = (
     Composite("glm4v", "GLM-4.1V", "glm4v_text"),
     Composite("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
     Composite("glm4v_moe", "GLM-4.5V and GLM-4.6V", "glm4v_moe_text"),
+    # InternVL's own files, which released models have beside those for transformers.
+    Composite("internvl_chat", "InternVL", "qwen2", harmless=_INTERNVL_CHAT),
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
     Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),

@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen1.5-MoE and Qwen2-MoE, Qwen3-MoE, GLM-4.5 to 4.7."""
+"""Mixtures of experts: Mixtral, Qwen1.5-MoE and Qwen2-MoE, Qwen3-MoE, GLM-4.5 to 4.7, ERNIE 4.5."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ MIXTRAL_NAMES = Names(
     expert_down="w2",
 )
 GLM_NAMES = Names(shared="mlp.shared_experts.")
+ERNIE_NAMES = Names(
+    router_bias="mlp.moe_statics.e_score_correction_bias", router_bias_row=True, shared="mlp.shared_experts."
+)
 
 
-def expert_counts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
+def expert_counts(config: HfConfig, count: int, per_token: int, key: str = "num_experts_per_tok") -> dict[str, Any]:
     layers = required(config, "num_hidden_layers")
     if count * layers > MOST_EXPERTS:
         raise ModelError(
@@ -34,7 +37,7 @@ def expert_counts(config: HfConfig, count: int, per_token: int) -> dict[str, Any
             "supported"
         )
     if not 1 <= per_token <= count:
-        raise ModelError(f"config.json: num_experts_per_tok is {per_token}; it must be 1 to {count}, the experts")
+        raise ModelError(f"config.json: {key} is {per_token}; it must be 1 to {count}, the experts")
     return {"num_experts": count, "experts_per_token": per_token}
 
 
@@ -187,6 +190,32 @@ def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model, LLAMA_NAMES, ignored=("mtp.",))
 
 
+def _ernie4_5_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    layers, interval = required(config, "num_hidden_layers"), optional(config, "moe_layer_interval", 1)
+    first, last = optional(config, "moe_layer_start_index", 1), optional(config, "moe_layer_end_index", -1)
+    if interval < 1:
+        raise ModelError(f"config.json: moe_layer_interval is {interval}; it must be at least 1")
+    sparse = range(first, layers if last == -1 else last + 1)
+    letters = "".join("m" if layer in sparse and (layer + 1) % interval == 0 else "d" for layer in range(layers))
+    inter = optional(config, "moe_intermediate_size", 1536)
+    model = llama_config(
+        {**config, "tie_word_embeddings": optional(config, "tie_word_embeddings", True)},
+        model_name,
+        "ernie4_5_moe",
+        norm_eps=1e-5,
+        theta=500000.0,
+        rotary_interleaved=True,
+        expert_inter_size=inter,
+        layer_experts=letters if "d" in letters else "",
+        router_bias=True,
+        router_norm_min=number(config, "moe_norm_min", 1e-12),
+        router_fp32=True,
+        shared_expert_inter_size=inter * optional(config, "moe_num_shared_experts", 2),
+        **expert_counts(config, optional(config, "moe_num_experts", 64), optional(config, "moe_k", 6), "moe_k"),
+    )
+    return llama_spec(model, ERNIE_NAMES, ignored=("model.mtp_",))  # layers for multi-token prediction
+
+
 def _qwen_layers(config: HfConfig) -> str:
     """ModelConfig's `layer_experts`."""
     step = optional(config, "decoder_sparse_step", 1)
@@ -226,6 +255,10 @@ _QWEN2_MOE_KEYS = """
 _GLM4_MOE_KEYS = """
     attention_bias first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob
     num_experts_per_tok num_mtp_layers num_nextn_predict_layers routed_scaling_factor topk_group use_qk_norm
+"""
+_ERNIE4_5_MOE_KEYS = """
+    moe_intermediate_size moe_k moe_layer_end_index moe_layer_interval moe_layer_start_index moe_norm_min
+    moe_num_experts moe_num_shared_experts
 """
 _QWEN3_MOE_KEYS = """
     attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
@@ -294,3 +327,11 @@ MELLUM = Family(
     harmless=words("mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers"),
 )
 GLM4_MOE = Family("glm4_moe", ("glm4_moe",), "GLM-4.5, 4.6 and 4.7", _glm4_moe, keys=words(_GLM4_MOE_KEYS))
+ERNIE4_5_MOE = Family(
+    "ernie4_5_moe",
+    ("ernie4_5_moe",),
+    "ERNIE 4.5 with experts",
+    _ernie4_5_moe,
+    keys=words(_ERNIE4_5_MOE_KEYS),
+    harmless=words("is_quantized moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers use_rmsnorm"),
+)

@@ -20,6 +20,7 @@ from transformers import (
     CwmConfig,
     Dots1Config,
     DynamicCache,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -430,6 +431,15 @@ VARIANTS = {
         topk_group=2,
         moe_intermediate_size=44,
         norm_topk_prob=False,
+    ),
+    "ernie4.5-moe": _variant(
+        Ernie4_5_MoeConfig,
+        moe_num_experts=7,
+        moe_k=3,
+        moe_intermediate_size=48,
+        moe_num_shared_experts=1,
+        moe_norm_min=0.14,
+        tie_word_embeddings=True,
     ),
     "qwen3-moe": _variant(
         Qwen3MoeConfig,

@@ -369,6 +369,31 @@ def test_glm4_moe_chooses_by_sigmoids_and_biases() -> None:
             describe({**given, **changes}, "m")
 
 
+def test_ernie4_5_moe_has_experts_in_the_layers_that_config_json_names() -> None:
+    given = {**LLAMA, "model_type": "ernie4_5_moe", "num_hidden_layers": 6, "moe_num_experts": 8, "moe_k": 3}
+    given |= {"moe_intermediate_size": 32, "moe_num_shared_experts": 2, "moe_norm_min": 1e-3}
+    spec = describe(given, "m")
+    config = spec.config
+    assert (config.layer_experts, config.tie_word_embeddings, config.rotary_interleaved) == ("dmmmmm", True, True)
+    assert (config.router_score, config.router_bias, config.router_norm_min) == ("softmax", True, 1e-3)
+    assert (config.shared_expert_inter_size, config.shared_expert_gate) == (64, False)
+    assert spec.tensors["layers.2.feed_forward.gate.bias"] == (
+        TensorPart("model.layers.2.mlp.moe_statics.e_score_correction_bias", (1, 8)),
+    )
+    some = {"moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2}
+    assert describe({**given, **some}, "m").config.layer_experts == "dmdmdd"
+    with pytest.raises(ModelError, match="moe_k is 9; it must be 1 to 8"):
+        describe({**given, "moe_k": 9}, "m")
+
+
+def test_internvls_own_files_have_the_text_part_under_another_name() -> None:
+    text = {**LLAMA, "model_type": "qwen2"}
+    outer = {"template": "internvl2_5", "downsample_ratio": 0.5, "force_image_size": 448, "hidden_size": 64}
+    spec = describe({"model_type": "internvl_chat", "llm_config": text, "vision_config": {}, **outer}, "m")
+    assert (spec.config.model_family, spec.config.attn_bias, spec.notes) == ("qwen2", True, ())
+    assert "mlp1." in spec.ignored and ("language_model.", "") in spec.prefixes
+
+
 def test_experts_of_both_families() -> None:
     spec = describe({**LLAMA, "model_type": "mixtral", "num_local_experts": 3, "sliding_window": None}, "m")
     config = spec.config

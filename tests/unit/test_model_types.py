@@ -36,6 +36,14 @@ def test_the_page_lists_the_supported_and_the_rejected_types(heading: str, types
     assert listed(heading) == types, f"the paragraph behind '{heading}:' must be\n\n{right}\n"
 
 
+def test_the_recipes_that_the_page_lists_are_of_supported_types() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("### Recipes of vLLM")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    assert {model_type for model_type, _ in rows} - OURS == set()
+    models = [model for _, listed in rows for model in listed.split(", ")]
+    assert len(models) == len(set(models)) and f"These {len(models)} load by name" in section
+
+
 @pytest.mark.parametrize("model_type", [name for name in THEIRS if name not in OURS])
 def test_an_unsupported_type_is_rejected_by_name(model_type: str) -> None:
     text = {"model_type": f"{model_type}_text", "hidden_size": 64}

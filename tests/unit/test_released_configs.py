@@ -362,7 +362,7 @@ HUNYUAN: Keys = {
 HUNYUAN_A13B: Keys = {
     **HUNYUAN,
     "moe_drop_tokens": False,
-    "moe_intermediate_size": [32] * 4,
+    "moe_intermediate_size": [160] * 4,
     "moe_layer_num_skipped": 0,
     "moe_random_routing_dropped_token": False,
     "moe_topk": [2] * 4,
@@ -562,9 +562,16 @@ RELEASED_LATER: dict[str, tuple[str, Keys]] = {
     "Qwen1.5 MoE": ("qwen2_moe", QWEN2_MOE),
     "MiniMax M2": ("minimax_m2", MINIMAX),
 }
-NOT_YET = {"ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe", "minimax_m2", "qwen2_moe", "qwen3_vl_moe"}
+NOT_YET: set[str] = set()
 # Types without an entry here: the text parts of models with images, and models without public files.
 NO_DATA = {
+    "internvl_chat",
+    "dots1",
+    "glm4v_moe",
+    "glm4v_moe_text",
+    "hy_v3",
+    "mellum",
+    "solar_open",
     "glm46v",
     "glm4v",
     "glm4v_text",
