@@ -54,7 +54,7 @@ test-clients:
 test-released:
 	@scripts/setup.sh test
 	@$(BIN)/python scripts/get_released.py
-	@exec $(BIN)/pytest -rsP tests/released
+	@OMP_NUM_THREADS=1 exec $(BIN)/pytest -n 2 --dist worksteal -rsP tests/released
 
 sanitize:
 	@scripts/setup.sh test

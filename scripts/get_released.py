@@ -68,7 +68,7 @@ def dequantise(name: str) -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     # gguf 0.19 reads a million small fields, which takes twice as long from a memory map as from memory.
-    np.memmap = lambda path, mode: np.fromfile(path, np.uint8)  # type: ignore[assignment,misc]
+    np.memmap = lambda path, **_: np.fromfile(path, np.uint8)  # type: ignore[assignment,misc]
     file = TARGET / f"{name}.gguf"
     with file.open("wb") as joined:
         for part in PARTS[name]:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+
+os.environ["TQDM_DISABLE"] = "1"  # progress bars of transformers
 
 import pytest
 from released_models import released
