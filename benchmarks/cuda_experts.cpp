@@ -40,7 +40,7 @@ cuda::RouteParams route_params(const Layer& layer, const cuda::ExpertsWorkspace&
           .stride = layer.experts,
           .rows = static_cast<int>(rows),
           .experts = layer.experts,
-          .top_k = layer.top_k,
+          .how = {.top_k = layer.top_k},
           .tile_rows = tile_rows,
           .num_tiles = static_cast<int>(cuda::max_expert_tiles(workspace.assignments, layer.experts, tile_rows)),
           .chosen = ints(workspace.chosen),

@@ -132,7 +132,7 @@ KERNELS = {
             1,
             "a block per row, of which a thread keeps two vectors",
         ),
-        Kernel("soft_cap", ("rows: soft_cap_kernel",), 2, 0.85, 1, _NEIGHBOURS),
+        Kernel("soft_cap", ("rows: scale_logits_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("gather_rows", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("side_by_side", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("copy_block", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
@@ -164,11 +164,11 @@ KERNELS = {
         Kernel("sum_shards", ("collective: sum_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel(
             "experts_route",
-            ("experts_route: route_kernel", "experts_route: group_kernel"),
+            ("experts_route: route_kernel", "experts_route: route_by_scores_kernel", "experts_route: group_kernel"),
             6,
             0.3,
             1,
-            "two launches; one block numbers all assignments",
+            "two launches, the first by the kind of router; one block numbers all assignments",
         ),
         Kernel("experts_pad", ("experts_route: pad_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel(

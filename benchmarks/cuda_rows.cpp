@@ -76,7 +76,8 @@ struct Measured {
         out(bench, kType, rows, model.hidden, n);
     const auto weight = bench.random_values(DType::f32, model.hidden);
     bench.measure(what("rms_norm", {{"hidden", model.hidden}}, bytes), [&](int i) {
-      cuda::rms_norm(bench.stream, out.at(i), residual.at(i), delta.at(i), weight.as<float>(), 1e-5F);
+      cuda::rms_norm(bench.stream, out.at(i), residual.at(i), delta.at(i),
+                     {.weight = weight.as<float>(), .eps = 1e-5F});
     });
   }
 
@@ -98,7 +99,8 @@ struct Measured {
     const auto weight = bench.random_values(DType::f32, model.hidden);
     const auto codes = room_for_codes(model.hidden);
     bench.measure(what("rms_norm_codes", {{"hidden", model.hidden}}, bytes), [&](int i) {
-      cuda::rms_norm_codes(bench.stream, codes.of(), out.at(i), residual.at(i), delta.at(i), weight.as<float>(), 1e-5F);
+      cuda::rms_norm_codes(bench.stream, codes.of(), out.at(i), residual.at(i), delta.at(i),
+                           {.weight = weight.as<float>(), .eps = 1e-5F});
     });
   }
 
@@ -195,7 +197,7 @@ struct Measured {
     const int n = copies(bytes);
     const Operands in(bench, DType::f32, rows, model.vocab, n), out(bench, DType::f32, rows, model.vocab, n);
     bench.measure(what("soft_cap", {{"vocab", model.vocab}}, bytes, "fp32"),
-                  [&](int i) { cuda::soft_cap(bench.stream, out.at(i), 30); });
+                  [&](int i) { cuda::scale_logits(bench.stream, out.at(i), 1, 30); });
     bench.measure(what("side_by_side", {{"ranks", kRanks}, {"cols", model.vocab / kRanks}}, bytes, "fp32"),
                   [&](int i) { cuda::side_by_side(bench.stream, out.at(i), in.at(i).data, kRanks); });
   }

@@ -110,10 +110,14 @@ def chat(
         bool, typer.Option("--enter-sends", help="A single Enter sends (else an empty line does).")
     ] = False,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Only the top tokens up to this probability in all.")] = 0.95,
-    top_k: Annotated[int, typer.Option(help="Only the top k tokens; 0: all.")] = 0,
-    repetition_penalty: Annotated[float, typer.Option(help="More than 1 makes repetition less likely.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the model's.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Only the top tokens up to this probability in all; default: the model's.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Only the top k tokens; 0: all; default: the model's.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="More than 1 makes repetition less likely; default: the model's.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
     dtype: DtypeOption = "auto",
     settings: dict[str, Any] | None = None,

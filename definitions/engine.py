@@ -88,6 +88,8 @@ def _store(setting: Setting, config: str) -> str:
     elif setting.choices:
         values = ", ".join(literal(each) if isinstance(each, str) else str(each) for each in setting.choices)
         arguments.append(f"one_of({{{values}}})" if kind == "int" else f"{{{values}}}")
+    elif setting.above is not None and setting.max is not None:
+        arguments.append(f"above_to({setting.above}, {setting.max})")
     elif setting.min is not None and setting.max is not None:
         arguments.append(f"between({setting.min}, {setting.max})")
     elif setting.min is not None:

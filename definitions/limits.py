@@ -52,6 +52,13 @@ def settings(path: str, names: tuple[str, ...]) -> str:
     return with_region(path, "engine settings", "".join(rows))
 
 
+def context_length(path: str) -> str:
+    """The engine's defaults that preprocessing needs: settings, and sampling parameters."""
+    rows = (f'    "{one.name}": {one.default},\n' for one in parameters() if one.model)
+    text = "DEFAULT_SAMPLING: dict[str, float] = {\n" + "".join(rows) + "}\n"
+    return with_region(path, "sampling defaults", text, settings(path, ("guide_max_bytes",)))
+
+
 FILES: dict[str, Callable[[], str]] = {
     **{
         path: partial(constants, path, names)
@@ -61,5 +68,5 @@ FILES: dict[str, Callable[[], str]] = {
             "gateway/charonia_gateway/schemas/fields.py": (),
         }.items()
     },
-    "preprocessing/context_length.py": partial(settings, "preprocessing/context_length.py", ("guide_max_bytes",)),
+    "preprocessing/context_length.py": partial(context_length, "preprocessing/context_length.py"),
 }

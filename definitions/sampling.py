@@ -52,6 +52,7 @@ class SamplingParameter:
     above: float | None = None
     values: str = ""
     row: bool = False
+    model: bool = False
     counts: bool = False
     tensor: str = ""
     reader: str = ""
@@ -68,6 +69,8 @@ class SamplingParameter:
             raise ValueError(f"[{self.name}] needs python and expected, because it is not one value")
         if self.row and self.type not in ("int", "float"):
             raise ValueError(f"[{self.name}] cannot be of a row: it is no number")
+        if self.model and (not self.row or self.default is None):
+            raise ValueError(f"[{self.name}] cannot have a model's default: it needs row and a default")
         if self.counts and (not self.row or self.type != "float" or self.default is None):
             raise ValueError(f"[{self.name}] cannot have tokens counted: it needs row, the type float and a default")
 
@@ -88,7 +91,7 @@ class SamplingParameter:
     @property
     def unset(self) -> bool:
         """Python's None is a value of it."""
-        return self.optional or self.none is not None
+        return self.optional or self.none is not None or self.model
 
     @property
     def range(self) -> str:
@@ -103,6 +106,11 @@ class SamplingParameter:
     @property
     def described(self) -> str:
         return self.help + whole(f"; {self.range}" if self.range else "")
+
+    @property
+    def described_for_requests(self) -> str:
+        """The same with the default of a request, where the model may have one."""
+        return self.described + (f"; unset: the model's default, else {self.default:g}" if self.model else "")
 
 
 @cache
@@ -233,6 +241,14 @@ inline bool has_penalties(const RowSampling& row) {
     )
 
 
+def cpp_model_defaults() -> str:
+    return (
+        head("//", _SOURCE)
+        + "// Statements that give `sampling` the defaults of `model`.\n"
+        + "".join(f"sampling.{one.name} = model.default_{one.name};\n" for one in parameters() if one.model)
+    )
+
+
 # --- Python
 
 
@@ -247,11 +263,12 @@ def stub() -> str:
 def _python_field(one: SamplingParameter) -> str:
     kind = _PYTHON[one.type] + (" | None" if one.unset else "")
     default = None if one.unset else one.default
-    return comment("#", one.described, 4) + "    " + (one.python or f"{one.name}: {kind} = {default!r}") + "\n"
+    field = one.python or f"{one.name}: {kind} = {default!r}"
+    return comment("#", one.described_for_requests, 4) + f"    {field}\n"
 
 
 def python_fields() -> str:
-    values = "".join(f"    {literal(one.name)}: {one.none},\n" for one in parameters() if one.is_value)
+    values = "".join(f"    {literal(one.name)}: {one.unset},\n" for one in parameters() if one.is_value)
     expected = "".join(
         f"    {literal(one.name)}: "
         + literal(f"expected {one.expected or _EXPECTED[one.type]}" + (" or None" if one.unset else ""))
@@ -274,8 +291,8 @@ class SamplingFields:
 
 '''
         + "".join(_python_field(one) for one in parameters())
-        + "\n\n# Fields that are one value, which the engine takes as it is: what it takes for None.\n"
-        + f"VALUES: dict[str, int | None] = {{\n{values}}}\n\n"
+        + "\n\n# Fields that are one value, which the engine takes as it is. True: None leaves it unset.\n"
+        + f"VALUES: dict[str, bool] = {{\n{values}}}\n\n"
         + "# What a value of a wrong type is told, by the engine's name of the field.\n"
         + f"EXPECTED: dict[str, str] = {{\n{expected}}}\n"
     )
@@ -284,6 +301,7 @@ class SamplingFields:
 FILES: dict[str, Callable[[], str]] = {
     "engine/include/charonia/generated/sampling.h": cpp_structs,
     "engine/src/base/generated/sampling_checks.inc": cpp_checks,
+    "engine/src/runtime/generated/sampling_defaults.inc": cpp_model_defaults,
     "engine/src/ops/generated/penalties.h": cpp_counts,
     "charonia/_engine.pyi": stub,
     "charonia/api/sampling_fields.py": python_fields,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from definitions.sampling import SamplingParameter, parameters
 from definitions.toml_files import entries
 
 _TYPES = ("int", "float", "bool", "string", "ints", "floats")
@@ -69,4 +70,18 @@ def engine_settings() -> tuple[Setting, ...]:
 
 @cache
 def model_attributes() -> tuple[Setting, ...]:
-    return tuple(entries("model_attributes.toml", Setting))
+    """The entries of model_attributes.toml, then a default of each sampling parameter that a model may have."""
+    return (*entries("model_attributes.toml", Setting), *(_model_default(one) for one in parameters() if one.model))
+
+
+def _model_default(one: SamplingParameter) -> Setting:
+    return Setting(
+        name=f"default_{one.name}",
+        type=one.type,
+        default=one.default,
+        min=one.min,
+        max=one.max,
+        above=one.above,
+        values=one.range,
+        help=f"default {one.name} of requests, from generation_config.json",
+    )

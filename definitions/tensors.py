@@ -66,7 +66,7 @@ def tensors() -> tuple[Tensor, ...]:
             one.triton_name,
             one.triton_type,
             (1,),
-            one.described,
+            one.described_for_requests,
             ("ensemble", "engine"),
             client=one.name,
         )

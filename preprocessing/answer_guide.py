@@ -219,7 +219,7 @@ class AnswerGuides:
             except NoTagError as error:
                 raise PromptError("tools", f"function {show(name)} cannot be called: {error}", "rename it") from None
             schema = _strict_parameters(name, function) if function.get("strict") else None
-            if schema is not None and self._formats.calls.syntax in ("xml", "gemma"):  # it is read
+            if schema is not None and self._formats.calls.syntax in ("xml", "gemma", "pythonic"):  # it is read
                 text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
                 size += len(text.encode(errors="surrogatepass"))
             made.append(Function(name, schema))

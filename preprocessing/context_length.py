@@ -1,5 +1,5 @@
-"""What a model is, found where the engine finds it: how many tokens a sequence may have, which is the engine's setting
-session_len, how long a guide may be, and the types of its weights.
+"""Describes a model from the places where the engine looks: the longest sequence in tokens (the setting session_len),
+the longest guide, the types of its weights, and the defaults of sampling parameters.
 
 The engine may have room for fewer tokens. It counts every prompt itself.
 """
@@ -17,7 +17,16 @@ from typing import Any
 # default: longest schema, expression or grammar of a request with structured output, in bytes
 GUIDE_MAX_BYTES = 65536
 # end of generated: engine settings
-_PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"(\d+)"'
+# generated: sampling defaults, from definitions/ by `make generate`
+DEFAULT_SAMPLING: dict[str, float] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+# end of generated: sampling defaults
+_PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"([^"]*)"'
 
 
 def context_length(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int | None:
@@ -31,11 +40,18 @@ def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str
     return _number(_setting("guide_max_bytes", weights, engine_config, environment)) or GUIDE_MAX_BYTES
 
 
-def model_info(weights: Path, limit: int | None) -> dict[str, Any]:
-    """What the output `model_info` says: limit, of context_length(), and types as config.ini in `weights` has them."""
+def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str], limit: int | None) -> dict[str, Any]:
+    """The output `model_info`: limit, of context_length(), types as config.ini in `weights` has them, and the engine's
+    defaults of sampling parameters."""
     ini = _section(weights / "config.ini")
     types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
-    return {"context_length": limit, **types, "group_size": _number(ini.get("group_size", ""))}
+    off = _setting("generation_config", weights, engine_config, environment).strip() == "none"
+    sampling = {
+        name: default if off else type(default)(ini.get(f"default_{name}", default))
+        for name, default in DEFAULT_SAMPLING.items()
+    }
+    group_size = _number(ini.get("group_size", ""))
+    return {"context_length": limit, **types, "group_size": group_size, "default_sampling_parameters": sampling}
 
 
 def _setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:

@@ -43,7 +43,7 @@ class TritonPythonModel:
         weights = folder.resolve().parent / "weights"
         settings = (weights, engine_config, os.environ)
         limit = context_length(*settings)
-        self.info = model_info(weights, limit)
+        self.info = model_info(*settings, limit)
         try:
             special = read_special_tokens(folder / "token_table.safetensors")
             tokenizer, guide_bytes = load_tokenizer(folder), guide_max_bytes(*settings)

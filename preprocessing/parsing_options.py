@@ -70,7 +70,7 @@ class AnswerFormats:
         before calls, and an answer that is forced to be calls has nothing there. Arguments as of `options`."""
         if prompt is None or functions is None or self.calls is None or not words:
             return words, ()
-        bare = () if is_continued(prompt, num_begun) else self.calls.bare_begin
+        bare = () if is_continued(prompt, num_begun) else self.calls.bare_begins(names_of(functions))
         return ((), ()) if forced else (words, (*self.calls.begin, *bare))
 
     def options(

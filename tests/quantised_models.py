@@ -184,7 +184,7 @@ def _scheme(
                 "output_activations": None,
             }
         },
-        "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*block_sparse_moe.gate$"],
+        "ignore": ["lm_head", "re:.*gate$"],
     }
     return config, _compressed(form, weights, inputs)
 

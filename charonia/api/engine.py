@@ -91,10 +91,12 @@ class Engine:
         ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
         source = read_source(location.path, dtype)
         progress = Progress(show_progress)
+        for note in source.spec.notes:
+            progress.warn(note)
         # The engine maps the weight files themselves, and has read the rest when it is loaded.
         with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
             weights = Path(folder)
-            write_weights(source, weights, link=source.checkpoint.linkable, settings=ranks, progress=progress)
+            write_weights(source, weights, link=source.linkable, settings=ranks, progress=progress)
             return cls(weights, location.tokenizer, config)
 
     @property
@@ -248,7 +250,7 @@ class Engine:
         handle = native.submit(
             id="",
             input_ids=self._encode(token_ids, Session("", False, False)).token_ids,
-            sampling=native_sampling(lambda: self.tokenizer, SamplingParams(max_tokens=1, prompt_logprobs=0)),
+            sampling=self._native_sampling(SamplingParams(max_tokens=1, prompt_logprobs=0)),
             priority=0,
             stream=True,
             strip_leading_space=False,
@@ -320,6 +322,9 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         return native
 
+    def _native_sampling(self, sampling: SamplingParams) -> _engine.SamplingParams:
+        return native_sampling(lambda: self.tokenizer, sampling, self.info.default_sampling)
+
     def _encode(self, prompt: Prompt, session: Session) -> Encoded:
         limit = self.info.session_len
         return encode(lambda: self.tokenizer, prompt, interactive=session.goes_on, limit=limit)
@@ -371,7 +376,7 @@ class Engine:
                     f"guide = {guide!r} is not valid: it is made by Guide.regex, Guide.json_schema or the like"
                 )
             _check_text("guide", guide.text)
-        params = native_sampling(lambda: self.tokenizer, sampling)
+        params = self._native_sampling(sampling)
         submit: Any = functools.partial(
             native.submit,
             id=request_id,

@@ -81,23 +81,27 @@ def _listed(name: str, value: Any) -> list[Any]:
         raise _wrong(name, value) from None
 
 
-def native_sampling(tokenizer: Callable[[], Any], sampling: SamplingParams) -> _engine.SamplingParams:
-    """The engine's form. Raises InvalidRequestError for a value of a wrong type; ranges are checked on submission."""
+def native_sampling(
+    tokenizer: Callable[[], Any], sampling: SamplingParams, defaults: _engine.SamplingParams
+) -> _engine.SamplingParams:
+    """Writes the fields that are set into `defaults`, EngineInfo.default_sampling, and returns it.
+
+    Raises InvalidRequestError for a value of a wrong type; the engine checks ranges on submission.
+    """
     stop = sampling.stop
     if not isinstance(sampling.logit_bias, Mapping):
         raise _wrong("logit_bias", sampling.logit_bias)
     values = {name: getattr(sampling, name) for name in VALUES}
-    values = {name: VALUES[name] if value is None else value for name, value in values.items()}
+    values = {name: value for name, value in values.items() if value is not None or not VALUES[name]}
     values |= {
         "stop_words": [] if stop is None else [stop] if isinstance(stop, str | bytes) else _listed("stop_words", stop),
         "end_ids": _listed("end_ids", sampling.end_ids),
         "bad_words": _bad_word_ids(tokenizer, sampling.bad_words),
         "logit_bias": list(sampling.logit_bias.items()),
     }
-    native = _engine.SamplingParams()
     for name, value in values.items():
         try:
-            setattr(native, name, value)
+            setattr(defaults, name, value)
         except (TypeError, ValueError) as error:  # ValueError: a text with a lone surrogate
             raise _wrong(name, value) from error
-    return native
+    return defaults

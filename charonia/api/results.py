@@ -16,7 +16,9 @@ Messages = Sequence[Mapping[str, Any]]
 class SamplingParams(SamplingFields):
     """How tokens are chosen; definitions/sampling_parameters.toml defines the fields.
 
-    The same request with the same `seed` gives the same tokens, whatever else runs.
+    Fields that are None have the model's defaults, `Engine.info.default_sampling`. They come from
+    generation_config.json unless the setting generation_config is none. The same request with the same `seed` gives the
+    same tokens, whatever else runs.
     """
 
 

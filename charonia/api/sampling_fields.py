@@ -15,16 +15,17 @@ class SamplingFields:
     max_tokens: int | None = None
     # end ids and stop words do not end the sequence before; >= 0
     min_tokens: int = 0
-    # 0 is greedy; >= 0
-    temperature: float = 1.0
-    # sample from the k tokens of highest probability; >= 0 (0: all tokens)
-    top_k: int = 0
-    # sample from the fewest tokens whose probabilities add up to it; in (0, 1]
-    top_p: float = 1.0
-    # minimum probability, relative to that of the most probable token; in [0, 1]
-    min_p: float = 0.0
-    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]
-    repetition_penalty: float = 1.0
+    # 0 is greedy; >= 0; unset: the model's default, else 1
+    temperature: float | None = None
+    # sample from the k tokens of highest probability; >= 0 (0: all tokens); unset: the model's default, else 0
+    top_k: int | None = None
+    # sample from the fewest tokens whose probabilities add up to it; in (0, 1]; unset: the model's default, else 1
+    top_p: float | None = None
+    # minimum probability, relative to that of the most probable token; in [0, 1]; unset: the model's default, else 0
+    min_p: float | None = None
+    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]; unset: the
+    # model's default, else 1
+    repetition_penalty: float | None = None
     # subtracted from the logits of tokens that are in the output; in [-2, 2]
     presence_penalty: float = 0.0
     # subtracted from the logits of tokens for each time that they are in the output; in [-2, 2]
@@ -54,34 +55,34 @@ class SamplingFields:
     best_of: int | None = None
 
 
-# Fields that are one value, which the engine takes as it is: what it takes for None.
-VALUES: dict[str, int | None] = {
-    "max_tokens": None,
-    "min_tokens": None,
-    "temperature": None,
-    "top_k": None,
-    "top_p": None,
-    "min_p": None,
-    "repetition_penalty": None,
-    "presence_penalty": None,
-    "frequency_penalty": None,
-    "seed": None,
-    "ignore_eos": None,
-    "logprobs": -1,
-    "prompt_logprobs": -1,
-    "n": None,
-    "best_of": 0,
+# Fields that are one value, which the engine takes as it is. True: None leaves it unset.
+VALUES: dict[str, bool] = {
+    "max_tokens": True,
+    "min_tokens": False,
+    "temperature": True,
+    "top_k": True,
+    "top_p": True,
+    "min_p": True,
+    "repetition_penalty": True,
+    "presence_penalty": False,
+    "frequency_penalty": False,
+    "seed": True,
+    "ignore_eos": False,
+    "logprobs": True,
+    "prompt_logprobs": True,
+    "n": False,
+    "best_of": True,
 }
 
 # What a value of a wrong type is told, by the engine's name of the field.
 EXPECTED: dict[str, str] = {
     "max_tokens": "expected a whole number or None",
     "min_tokens": "expected a whole number",
-    "temperature": "expected a number",
-    "top_k": "expected a whole number",
-    "top_p": "expected a number",
-    "min_p": "expected a number",
-    "repetition_penalty": "expected a number",
+    "temperature": "expected a number or None",
+    "top_k": "expected a whole number or None",
+    "top_p": "expected a number or None",
+    "min_p": "expected a number or None",
+    "repetition_penalty": "expected a number or None",
     "presence_penalty": "expected a number",
     "frequency_penalty": "expected a number",
     "seed": "expected a whole number from 0 to 2^64 - 1, or None",

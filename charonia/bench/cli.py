@@ -14,6 +14,7 @@ from rich.console import Console
 from charonia.api.options import with_engine_options
 from charonia.bench.checkout import add_commands
 from charonia.bench.options import JsonOption
+from charonia.engine_settings import MEASURED
 from charonia.errors import InvalidRequestError, ModelError
 
 if TYPE_CHECKING:
@@ -458,7 +459,7 @@ def guides(
     from charonia.api.engine import Engine
     from charonia.bench.guides import measure_guides, measure_jump_forward
 
-    chosen = {"stream_interval_ms": 0, **(settings or {})}
+    chosen = {**MEASURED, "stream_interval_ms": 0, **(settings or {})}
     if jumps and at_most is not None:
         raise InvalidRequestError("--at-most is of steps with and without guides: leave it out beside --off-and-on")
     with ExitStack() as stack:

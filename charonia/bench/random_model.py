@@ -21,7 +21,9 @@ from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, WEIGHT_TYPES, Array
 from charonia.weights.safetensors_writer import write_safetensors
 
 # Canonical names of the weights that a scheme quantises.
-_LINEAR = re.compile(r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.)?w[123])\.0\.weight")
+_LINEAR = re.compile(
+    r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
+)
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

@@ -18,6 +18,7 @@ from charonia.api.engine import Engine
 from charonia.api.results import Output, SamplingParams
 from charonia.bench.limits import Limits, measure_limits
 from charonia.bench.records import Record, print_records
+from charonia.bench.targets import GREEDY
 from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError
 
@@ -125,7 +126,7 @@ def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int) ->
     generator = np.random.default_rng(0)
     seconds = []
     for tokens in (min(output, _WARMUP_TOKENS), *[output] * runs):
-        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, **GREEDY)
         prompts: list[list[int]] = generator.integers(3, engine.info.vocab_size, (batch, prompt)).tolist()
         seconds.append(_phases(engine.generate(prompts, sampling)))
     return seconds[1:]

@@ -19,6 +19,7 @@ import numpy as np
 from charonia.api.engine import Engine
 from charonia.api.results import SamplingParams
 from charonia.bench.records import Record
+from charonia.bench.targets import GREEDY
 from charonia.engine_settings import Setting
 from charonia.errors import CharoniaError, InvalidRequestError, ModelError
 
@@ -49,7 +50,7 @@ class _Decoding:
 
     def _read(self, engine: Engine, times: list[float], prompt: list[int]) -> None:
         room = engine.info.session_len - len(prompt)
-        endless = SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True)
+        endless = SamplingParams(max_tokens=room, ignore_eos=True, **GREEDY)
         try:
             with engine.stream(prompt, endless) as stream:
                 for chunk in stream:
@@ -163,7 +164,7 @@ def run_mixed(
 def _mixed_round(engine: Engine, decodes: int, prompt_tokens: int, seed: int) -> tuple[float, float, float]:
     """Milliseconds of a step that decodes, of one with a prompt, and of one with both; medians."""
     prompt = _prompt_maker(engine, seed)
-    one_token = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    one_token = SamplingParams(max_tokens=1, ignore_eos=True, **GREEDY)
 
     def compute(ids: list[int]) -> float:
         [output] = engine.generate([ids], one_token)
@@ -210,7 +211,7 @@ def run_beside_prompts(
                     alone[step_time_ms] += running.between(began, running.places())
                     began, at = running.places(), time.monotonic()
                     for _ in range(_LONG_PROMPTS):
-                        engine.generate([prompt(prompt_tokens)], SamplingParams(max_tokens=1, temperature=0.0))
+                        engine.generate([prompt(prompt_tokens)], SamplingParams(max_tokens=1, **GREEDY))
                     seconds[step_time_ms].append((time.monotonic() - at) / _LONG_PROMPTS)
                     beside[step_time_ms] += running.between(began, running.places())
     return [

@@ -34,6 +34,9 @@ class Target(Protocol):
 # Opens a target inside a running event loop.
 OpenTarget = Callable[[], AbstractAsyncContextManager[Target]]
 
+# Sampling parameters of a measured request. A model's generation_config.json may ask for a repetition penalty.
+GREEDY: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0}
+
 
 class InProcess:
     """The engine of this process, through its asyncio stream."""
@@ -42,7 +45,7 @@ class InProcess:
         self._engine = engine
 
     async def run(self, job: Job, trace: Trace) -> None:
-        sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True, logprobs=job.logprobs)
+        sampling = SamplingParams(max_tokens=job.max_tokens, ignore_eos=True, logprobs=job.logprobs, **GREEDY)
         async for chunk in self._engine.astream(job.text, sampling):
             if chunk.token_ids:
                 trace.arrivals.append(clock())
@@ -64,10 +67,10 @@ class Triton:
         request = GenerateRequest(
             text=job.text,
             max_tokens=job.max_tokens,
-            temperature=0.0,
             ignore_eos=True,
             logprobs=job.logprobs,
             stream=self._stream,
+            **GREEDY,
         )
         async for part in self._client.generate(request):
             if part.token_ids or part.text:
@@ -92,8 +95,8 @@ class Gateway:
             "model": self._model,
             "prompt": job.text,
             "max_tokens": job.max_tokens,
-            "temperature": 0.0,
             "ignore_eos": True,
+            **GREEDY,
         }
         if job.logprobs is not None:
             body["logprobs"] = job.logprobs

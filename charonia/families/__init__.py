@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families import baichuan, experts, gemma, internlm, llama, mistral, phi3, qwen, qwen2, yi
+from charonia.families import (
+    baichuan,
+    cohere,
+    ernie,
+    experts,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    internlm,
+    llama,
+    minimax,
+    mistral,
+    olmo,
+    phi3,
+    qwen,
+    qwen2,
+    smollm3,
+    yi,
+)
+from charonia.families.composite import COMPOSITES, outer_keys, text_config
+from charonia.families.config_keys import READ_BY_ALL, check_keys
 from charonia.families.spec import (
     Family,
     HfConfig,
@@ -19,6 +42,7 @@ from charonia.families.spec import (
 )
 
 __all__ = [
+    "COMPOSITES",
     "FAMILIES",
     "Family",
     "HfConfig",
@@ -36,6 +60,9 @@ __all__ = [
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
+    llama.IQUESTCODER,
+    llama.SEED_OSS,
+    llama.CWM,
     mistral.FAMILY,
     internlm.INTERNLM,
     internlm.INTERNLM2,
@@ -43,28 +70,79 @@ FAMILIES: tuple[Family, ...] = (
     qwen.FAMILY,
     qwen2.QWEN2,
     qwen2.QWEN3,
+    qwen2.QWEN2_VL_TEXT,
+    qwen2.QWEN3_VL_TEXT,
     baichuan.FAMILY,
     yi.FAMILY,
     phi3.FAMILY,
+    gemma.GEMMA,
+    gemma.VAULTGEMMA,
     gemma.GEMMA2,
     gemma.GEMMA3_TEXT,
-    gemma.GEMMA3,
+    mistral.MINISTRAL3,
+    glm.GLM,
+    glm.GLM4,
+    glm.GLM4V_TEXT,
+    ernie.ERNIE4_5,
+    granite.FAMILY,
+    smollm3.FAMILY,
+    olmo.OLMO2,
+    olmo.OLMO3,
+    olmo.EXAONE4,
+    hunyuan.DENSE,
+    cohere.COHERE2,
     experts.MIXTRAL,
+    experts.QWEN2_MOE,
     experts.QWEN3_MOE,
+    experts.QWEN3_VL_MOE_TEXT,
+    experts.GLM4_MOE,
+    experts.GLM4V_MOE_TEXT,
+    experts.SOLAR_OPEN,
+    experts.DOTS1,
+    experts.MELLUM,
+    minimax.FAMILY,
+    hunyuan.MOE,
+    hunyuan.HY_V3,
 )
 
 
 def describe(config: HfConfig, model_name: str) -> ModelSpec:
-    """Maps config.json to what the engine runs.
+    """Maps config.json to what the engine runs; of a model that also reads images or sound, its text part.
 
-    Raises UnsupportedError for a family or a feature that is not supported and ModelError for values that are missing
-    or contradict each other; each text names the key and its value.
+    Raises UnsupportedError for a family, a feature or a key of config.json that is not supported and ModelError for
+    values that are missing or contradict each other; each text names the key and its value. Notes of the result name
+    the keys that are not known.
     """
     model_type = config.get("model_type")
     if model_type is None:
         raise ModelError("config.json has no model_type: this is not the folder of a Hugging Face language model")
+    for composite in COMPOSITES:
+        if model_type == composite.model_type:
+            spec = _with_note(describe(text_config(composite, config), model_name), outer_keys(composite, config))
+            return replace(
+                spec,
+                prefixes=(*spec.prefixes, *composite.prefixes),
+                ignored=(*spec.ignored, *composite.ignored),
+            )
     for family in FAMILIES:
         if model_type in family.model_types:
-            return family.describe(config, model_name)
-    supported = ", ".join(f"{family.title} ({'/'.join(family.model_types)})" for family in FAMILIES)
-    raise UnsupportedError(f"model family {model_type!r} is not supported; supported: {supported}")
+            unknown = check_keys(config, READ_BY_ALL | family.keys, family.harmless, family.title, family.only)
+            return _with_note(family.describe(config, model_name), unknown)
+    raise UnsupportedError(_refusal(config))
+
+
+def _with_note(spec: ModelSpec, unknown: list[str]) -> ModelSpec:
+    note = f"config.json has keys that are not known and have no effect: {', '.join(unknown)}"
+    return replace(spec, notes=(*spec.notes, note)) if unknown else spec
+
+
+def _refusal(config: HfConfig) -> str:
+    """The error for an unknown model_type: the type, the type of its text part, and all supported types."""
+    supported = ", ".join(
+        [f"{family.title} ({'/'.join(family.model_types)})" for family in FAMILIES]
+        + [f"the text part of {composite.title} ({composite.model_type})" for composite in COMPOSITES]
+    )
+    text = config.get("text_config")
+    inner = text.get("model_type") if isinstance(text, dict) else None
+    part = f" (its text part is {inner!r})" if inner else ""
+    return f"model family {config.get('model_type')!r}{part} is not supported; supported: {supported}"

@@ -30,4 +30,6 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(llama_config(config, model_name, "baichuan", alibi=alibi, normalize_output=second), NAMES)
 
 
-FAMILY = Family("baichuan", ("baichuan",), "Baichuan 1 and 2", _describe)
+FAMILY = Family(
+    "baichuan", ("baichuan",), "Baichuan 1 and 2", _describe, keys=frozenset({"model_max_length", "z_loss_weight"})
+)

@@ -1,15 +1,20 @@
-"""Mixtures of experts: Mixtral and Qwen3-MoE."""
+"""Mixtures of experts: Mixtral, Qwen1.5-MoE and Qwen2-MoE, Qwen3-MoE, GLM-4.5 to 4.7."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.hf_config import MOST_EXPERTS, optional, required
+from charonia.families.config_keys import words
+from charonia.families.hf_config import MOST_EXPERTS, number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import LLAMA_NAMES, Names
+from charonia.families.qwen2 import WINDOW_KEYS
 from charonia.families.spec import Family, HfConfig, ModelSpec
-from charonia.families.windows import window_settings
+from charonia.families.windows import switched_window, window_settings
+
+MOST_GROUPS = 32  # of experts: what the engine has
+MOST_PREDICTING = 16
 
 MIXTRAL_NAMES = Names(
     router="block_sparse_moe.gate",
@@ -18,9 +23,10 @@ MIXTRAL_NAMES = Names(
     expert_up="w3",
     expert_down="w2",
 )
+GLM_NAMES = Names(shared="mlp.shared_experts.")
 
 
-def _experts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
+def expert_counts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
     layers = required(config, "num_hidden_layers")
     if count * layers > MOST_EXPERTS:
         raise ModelError(
@@ -40,7 +46,7 @@ def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
         norm_eps=1e-5,
         theta=1e6,
         expert_inter_size=required(config, "intermediate_size"),
-        **_experts(config, optional(config, "num_local_experts", 8), optional(config, "num_experts_per_tok", 2)),
+        **expert_counts(config, optional(config, "num_local_experts", 8), optional(config, "num_experts_per_tok", 2)),
         **window_settings(config, layer_types=False),
     )
     return llama_spec(model, MIXTRAL_NAMES)
@@ -48,15 +54,6 @@ def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
 
 def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
     count = optional(config, "num_experts", optional(config, "num_local_experts", 128))
-    step = optional(config, "decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers") or []
-    if step < 1 or not isinstance(dense, list):
-        raise ModelError("config.json: decoder_sparse_step must be at least 1 and mlp_only_layers a list of layers")
-    layers = "".join(
-        "m" if layer not in dense and (layer + 1) % step == 0 else "d"
-        for layer in range(required(config, "num_hidden_layers"))
-    )
-    window = config.get("sliding_window") if optional(config, "use_sliding_window", False) else None
     bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
@@ -67,12 +64,233 @@ def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 768),
         renormalize_experts=optional(config, "norm_topk_prob", False),
-        layer_experts=layers if "d" in layers else "",
-        **_experts(config, count, optional(config, "num_experts_per_tok", 8)),
-        **window_settings({**config, "sliding_window": window}, layer_types=False),
+        layer_experts=_qwen_layers(config),
+        **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
+        **window_settings(switched_window(config, 4096), layer_types=False),
     )
     return llama_spec(model, LLAMA_NAMES)
 
 
-MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral)
-QWEN3_MOE = Family("qwen3_moe", ("qwen3_moe",), "Qwen3-MoE", _qwen3_moe)
+def _qwen3_vl_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    defaults = {"rope_theta": 5e5, "moe_intermediate_size": 1408}
+    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name)
+
+
+def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    first_without = optional(config, "max_window_layers", 28)
+    model = llama_config(
+        config,
+        model_name,
+        "qwen2_moe",
+        attn_bias=optional(config, "qkv_bias", True),
+        expert_inter_size=optional(config, "moe_intermediate_size", 1408),
+        renormalize_experts=optional(config, "norm_topk_prob", False),
+        layer_experts=_qwen_layers(config),
+        shared_expert_inter_size=optional(config, "shared_expert_intermediate_size", 5632),
+        shared_expert_gate=True,
+        **expert_counts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
+        **window_settings(
+            switched_window(config, 4096),
+            has_window=lambda layer: layer % 2 == 0 and layer < first_without,
+        ),
+    )
+    return llama_spec(model, LLAMA_NAMES)
+
+
+def _glm4_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    return _glm_like(config, model_name, "glm4_moe", norm_eps=1e-5, partial_rotary=0.5)
+
+
+def _glm4v_moe(config: HfConfig, model_name: str) -> ModelSpec:
+    """The text part of GLM-4.5V and GLM-4.6V."""
+    return _glm_like({"attention_bias": True, **config}, model_name, "glm4_moe", norm_eps=1e-5, partial_rotary=0.5)
+
+
+def _solar_open(config: HfConfig, model_name: str) -> ModelSpec:
+    """GLM-4.5 without dense layers and norms of q and k, whole heads rotated."""
+    config = {"intermediate_size": config.get("moe_intermediate_size", 1280), "moe_intermediate_size": 1280, **config}
+    config = {**config, "first_k_dense_replace": 0}
+    return _glm_like(config, model_name, "solar_open", norm_eps=1e-5, head_dim=128, theta=1e6, partial_rotary=1.0)
+
+
+def _dots1(config: HfConfig, model_name: str) -> ModelSpec:
+    """GLM-4.5 with norms on the heads of q and k, whole heads rotated."""
+    defaults = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0, "sliding_window": 4096}
+    config = {**defaults, **config, "use_qk_norm": True}
+    first = optional(config, "max_window_layers", 62)
+    return _glm_like(
+        config,
+        model_name,
+        "dots1",
+        attn_output_bias=optional(config, "attention_bias", False),
+        **window_settings(config, has_window=lambda layer: layer >= first),
+    )
+
+
+def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelSpec:
+    layers, dense = required(config, "num_hidden_layers"), optional(config, "first_k_dense_replace", 1)
+    inter = optional(config, "moe_intermediate_size", 1408)
+    count, per_token = optional(config, "n_routed_experts", 128), optional(config, "num_experts_per_tok", 8)
+    model = llama_config(
+        config,
+        model_name,
+        family,
+        attn_bias=optional(config, "attention_bias", False),
+        qk_norm=optional(config, "use_qk_norm", False),
+        expert_inter_size=inter,
+        renormalize_experts=optional(config, "norm_topk_prob", True),
+        layer_experts="".join("d" if layer < dense else "m" for layer in range(layers)) if dense > 0 else "",
+        router_score="sigmoid",
+        router_bias=True,
+        router_scale=number(config, "routed_scaling_factor", 1.0),
+        router_norm_min=1e-20,  # what transformers adds to the sum instead, which is the same for sums above 1e-13
+        router_fp32=True,
+        shared_expert_inter_size=inter * optional(config, "n_shared_experts", 1),
+        **_groups(config, count, per_token),
+        **expert_counts(config, count, per_token),
+        **own,
+    )
+    # Files may have layers for multi-token prediction, which are not used. No model has more than a few.
+    predicting = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
+    more = range(layers, layers + min(max(1, predicting), MOST_PREDICTING))
+    return llama_spec(model, GLM_NAMES, ignored=tuple(f"model.layers.{layer}." for layer in more))
+
+
+def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
+    """Qwen3-MoE with windows in the layers that config.json lists, and a rotary base for each kind of layer."""
+    layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types") or []
+    kinds = {"sparse": "m", "dense": "d"}
+    if not isinstance(types, list) or (types and len(types) != layers) or any(one not in kinds for one in types):
+        raise ModelError(f"config.json: mlp_layer_types must list num_hidden_layers = {layers} times sparse or dense")
+    letters = "".join(kinds[one] for one in types)
+    config = {"sliding_window": 1024, "layer_types": ["full_attention"] * layers, **config}
+    count = optional(config, "num_experts", optional(config, "num_local_experts", 64))
+    bias = optional(config, "attention_bias", False)
+    rope: dict[str, Any] = {} if config.get("rope_parameters") else {"rope_local_theta": 1e4}
+    model = llama_config(
+        config,
+        model_name,
+        "mellum",
+        head_dim=128,
+        theta=5e5,
+        per_layer_rope=True,
+        attn_bias=bias,
+        attn_output_bias=bias,
+        qk_norm=True,
+        expert_inter_size=optional(config, "moe_intermediate_size", 896),
+        renormalize_experts=optional(config, "norm_topk_prob", True),
+        layer_experts=letters if "d" in letters else "",
+        **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
+        **window_settings(config),
+        **rope,
+    )
+    return llama_spec(model, LLAMA_NAMES, ignored=("mtp.",))
+
+
+def _qwen_layers(config: HfConfig) -> str:
+    """ModelConfig's `layer_experts`."""
+    step = optional(config, "decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if step < 1 or not isinstance(dense, list):
+        raise ModelError("config.json: decoder_sparse_step must be at least 1 and mlp_only_layers a list of layers")
+    layers = "".join(
+        "m" if layer not in dense and (layer + 1) % step == 0 else "d"
+        for layer in range(required(config, "num_hidden_layers"))
+    )
+    return layers if "d" in layers else ""
+
+
+def _groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
+    """ModelConfig's groups of experts, as DeepSeek V3 has them."""
+    groups, top = optional(config, "n_group", 1), optional(config, "topk_group", 1)
+    if groups == 1:
+        return {}
+    if not 1 < groups <= MOST_GROUPS or count % groups or count // groups < 2:
+        raise ModelError(
+            f"config.json: n_group is {groups}; it must be 1 to {MOST_GROUPS} and divide the {count} experts into "
+            "groups of 2 or more"
+        )
+    if not 1 <= top <= groups or count // groups * top < per_token:
+        raise ModelError(
+            f"config.json: topk_group is {top}; it must be 1 to {groups}, the groups, and have the {per_token} experts "
+            "that a token goes to"
+        )
+    return {"router_groups": groups, "router_top_groups": top}
+
+
+_MIXTRAL_KEYS = "num_experts_per_tok num_local_experts sliding_window"
+_QWEN2_MOE_KEYS = """
+    decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok qkv_bias
+    shared_expert_intermediate_size
+"""
+_GLM4_MOE_KEYS = """
+    attention_bias first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob
+    num_experts_per_tok num_mtp_layers num_nextn_predict_layers routed_scaling_factor topk_group use_qk_norm
+"""
+_QWEN3_MOE_KEYS = """
+    attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
+    num_experts_per_tok num_local_experts sliding_window use_sliding_window
+"""
+
+MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral, keys=words(_MIXTRAL_KEYS))
+QWEN2_MOE = Family(
+    "qwen2_moe",
+    ("qwen2_moe",),
+    "Qwen1.5-MoE and Qwen2-MoE",
+    _qwen2_moe,
+    keys=words(_QWEN2_MOE_KEYS) | WINDOW_KEYS,
+)
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    ("qwen3_moe",),
+    "Qwen3-MoE",
+    _qwen3_moe,
+    keys=words(_QWEN3_MOE_KEYS),
+    only={"use_qk_norm": (True,)},
+)
+QWEN3_VL_MOE_TEXT = Family(
+    "qwen3_moe",
+    ("qwen3_vl_moe_text",),
+    "the text part of Qwen3-VL-MoE",
+    _qwen3_vl_moe,
+    keys=words(_QWEN3_MOE_KEYS) - {"norm_topk_prob"},
+    harmless=frozenset({"max_window_layers", "norm_topk_prob"}),
+)
+GLM4V_MOE_TEXT = Family(
+    "glm4_moe",
+    ("glm4v_moe_text",),
+    "the text part of GLM-4.5V",
+    _glm4v_moe,
+    keys=words(_GLM4_MOE_KEYS),
+    harmless=words("image_token_id video_token_id"),
+)
+SOLAR_OPEN = Family(
+    "solar_open",
+    ("solar_open",),
+    "Solar Open",
+    _solar_open,
+    keys=words(_GLM4_MOE_KEYS) - {"first_k_dense_replace", "num_mtp_layers", "num_nextn_predict_layers", "use_qk_norm"},
+    only={"first_k_dense_replace": (0,)},
+)
+DOTS1 = Family(
+    "dots1",
+    ("dots1",),
+    "dots.llm1",
+    _dots1,
+    keys=words(_GLM4_MOE_KEYS) - {"num_mtp_layers", "num_nextn_predict_layers", "use_qk_norm"}
+    | words("layer_types max_window_layers sliding_window"),
+    only={"scoring_func": ("noaux_tc", "sigmoid"), "topk_method": ("noaux_tc",)},
+)
+_MELLUM_KEYS = """
+    attention_bias layer_types mlp_layer_types moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok
+    num_local_experts sliding_window
+"""
+MELLUM = Family(
+    "mellum",
+    ("mellum",),
+    "Mellum 2",
+    _mellum,
+    keys=words(_MELLUM_KEYS),
+    harmless=words("mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers"),
+)
+GLM4_MOE = Family("glm4_moe", ("glm4_moe",), "GLM-4.5, 4.6 and 4.7", _glm4_moe, keys=words(_GLM4_MOE_KEYS))

@@ -1,4 +1,4 @@
-"""Gemma 2 and the text part of Gemma 3.
+"""Gemma 1, 2 and 3, and VaultGemma.
 
 Norms multiply by 1 + weight and stand before and after attention and feed-forward; the embedding is scaled by the root
 of its width and is the output layer too; layers with a window alternate with layers without. Gemma 2 caps attention
@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from charonia.errors import ModelError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import activation, number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
@@ -37,9 +38,7 @@ def _with_defaults(config: HfConfig, defaults: dict[str, Any]) -> dict[str, Any]
     return {**defaults, **{key: value for key, value in config.items() if value is not None or key not in defaults}}
 
 
-def _gemma_config(
-    config: HfConfig, model_name: str, family: str, period: int, caps: tuple[str, ...], **own: Any
-) -> ModelConfig:
+def _gemma_config(config: HfConfig, model_name: str, family: str, period: int, **own: Any) -> ModelConfig:
     """period: every period-th layer has no window, where config.json does not list them."""
     bias = optional(config, "attention_bias", False)
     query_scale = number(config, "query_pre_attn_scalar", 256.0)
@@ -49,33 +48,58 @@ def _gemma_config(
         config,
         model_name,
         family,
-        computed=caps,
         attn_bias=bias,
         attn_output_bias=bias,
         norm_unit_offset=True,
-        post_norms=True,
         activation=activation(config, "hidden_activation", supported=_TANH),
         embedding_scale=math.sqrt(required(config, "hidden_size")),
         attention_scale=1 / math.sqrt(query_scale),
-        **window_settings(config, has_window=lambda layer: (layer + 1) % period != 0),
-        **own,
+        **{"post_norms": True} | window_settings(config, has_window=lambda layer: (layer + 1) % period != 0) | own,
     )
+
+
+def _gemma(config: HfConfig, model_name: str) -> ModelSpec:
+    """Gemma 1: norms before attention and feed-forward alone, no windows and no caps."""
+    defaults = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
+    config = _with_defaults(config, defaults)
+    bias = optional(config, "attention_bias", False)
+    # The first releases say gelu and mean the approximation by tanh; hidden_activation was its name for a while.
+    tanh = {**_TANH, "gelu": "gelu_tanh"}
+    model = llama_config(
+        config,
+        model_name,
+        "gemma",
+        attn_bias=bias,
+        attn_output_bias=bias,
+        norm_unit_offset=True,
+        activation=activation(config, "hidden_activation", "hidden_act", supported=tanh),
+        embedding_scale=math.sqrt(required(config, "hidden_size")),
+    )
+    return llama_spec(model)
 
 
 def _gemma2(config: HfConfig, model_name: str) -> ModelSpec:
+    return llama_spec(_gemma2_config(config, model_name, "gemma2"), NAMES)
+
+
+def _vaultgemma(config: HfConfig, model_name: str) -> ModelSpec:
+    """Gemma 2 without the norms after attention and feed-forward."""
+    return llama_spec(_gemma2_config(config, model_name, "vaultgemma", post_norms=False), NAMES)
+
+
+def _gemma2_config(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelConfig:
     config = _with_defaults(config, {**_DEFAULTS, "sliding_window": 4096})
     # A null says that there is no cap; where the key is missing there is the usual one.
     caps = {key: number(config, key, 0.0 if key in config else usual) for key, usual in _GEMMA2_CAPS.items()}
-    model = _gemma_config(
+    return _gemma_config(
         config,
         model_name,
-        "gemma2",
+        family,
         2,
-        tuple(caps),
         attention_soft_cap=caps["attn_logit_softcapping"],
         logit_soft_cap=caps["final_logit_softcapping"],
+        **own,
     )
-    return llama_spec(model, NAMES)
 
 
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
@@ -92,7 +116,6 @@ def _gemma3_text(config: HfConfig, model_name: str) -> ModelSpec:
         model_name,
         "gemma3",
         period,
-        (cap,),
         qk_norm=True,
         logit_soft_cap=number(config, cap, 0.0),
         **rope_settings(config, required(config, "head_dim"), theta=1e6, local_theta=1e4),
@@ -100,24 +123,20 @@ def _gemma3_text(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model, NAMES)
 
 
-def _gemma3(config: HfConfig, model_name: str) -> ModelSpec:
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise ModelError("config.json: text_config is missing, the part of a gemma3 model that writes text")
-    shared = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
-    text = {**text, **{key: config[key] for key in shared if config.get(key) is not None}}
-    spec = _gemma3_text(text, model_name)
-    return ModelSpec(
-        spec.config,
-        spec.tensors,
-        prefixes=(("language_model.model.", "model."), ("language_model.", ""), ("model.language_model.", "model.")),
-        ignored=(
-            *spec.ignored,
-            *(f"{place}{part}." for place in ("", "model.") for part in ("vision_tower", "multi_modal_projector")),
-        ),
-    )
+_KEYS = words(
+    "attention_bias final_logit_softcapping hidden_activation layer_types query_pre_attn_scalar sliding_window"
+)
+_GEMMA3_KEYS = _KEYS | {"_sliding_window_pattern", "rope_local_base_freq", "sliding_window_pattern"}
 
-
-GEMMA2 = Family("gemma2", ("gemma2",), "Gemma 2", _gemma2)
-GEMMA3_TEXT = Family("gemma3", ("gemma3_text",), "Gemma 3", _gemma3_text)
-GEMMA3 = Family("gemma3", ("gemma3",), "the text part of Gemma 3 with images", _gemma3)
+GEMMA = Family("gemma", ("gemma",), "Gemma 1", _gemma, keys=words("attention_bias hidden_activation"))
+VAULTGEMMA = Family("vaultgemma", ("vaultgemma",), "VaultGemma", _vaultgemma, keys=_KEYS | {"attn_logit_softcapping"})
+# The first files of Gemma 2 say the window twice; transformers reads `sliding_window`.
+GEMMA2 = Family(
+    "gemma2",
+    ("gemma2",),
+    "Gemma 2",
+    _gemma2,
+    keys=_KEYS | {"attn_logit_softcapping"},
+    harmless=frozenset({"sliding_window_size"}),
+)
+GEMMA3_TEXT = Family("gemma3", ("gemma3_text",), "Gemma 3", _gemma3_text, keys=_GEMMA3_KEYS)

@@ -22,21 +22,6 @@ _MOST_OF_ANY = 1 << 53  # what a float holds exactly
 
 T = TypeVar("T", bound="int | float | bool")
 
-# Keys that change what a model computes, with the values that do not. A family that computes a key reads it itself.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False,),
-    "alibi": (False,),
-    "attention_sink": (False, 0),
-    "attn_logit_softcapping": (),
-    "clip_qkv": (),
-    "final_logit_softcapping": (),
-    "lm_head_bias": (False,),
-    "num_sink_tokens": (0,),
-    "position_embedding_type": ("rope", "rotary"),
-    "use_attention_sinks": (False,),
-    "use_bidirectional_attention": (False,),
-}
-
 
 def required(config: HfConfig, key: str) -> int:
     """A positive integer that a config.json must have."""
@@ -103,11 +88,3 @@ def activation(config: HfConfig, *keys: str, supported: dict[str, str]) -> str:
             f"config.json: {named[0]} {named[1]!r} is not supported; supported: {', '.join(sorted(supported))}"
         )
     return supported[named[1]]
-
-
-def refuse_unsupported(config: HfConfig, computed: tuple[str, ...] = ()) -> None:
-    """Raises UnsupportedError for values that the engine would ignore; computed: keys that the family reads."""
-    for key, harmless in _HARMLESS.items():
-        value = config.get(key)
-        if key not in computed and value is not None and value not in harmless:
-            raise UnsupportedError(f"config.json: {key} {value!r} is not supported for this family")

@@ -59,6 +59,19 @@ def _internlm3(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model)
 
 
-INTERNLM = Family("internlm", ("internlm",), "InternLM 1", _internlm)
-INTERNLM2 = Family("internlm2", ("internlm2",), "InternLM 2 and 2.5", _internlm2)
-INTERNLM3 = Family("internlm3", ("internlm3",), "InternLM 3", _internlm3)
+INTERNLM = Family("internlm", ("internlm",), "InternLM 1", _internlm, keys=frozenset({"bias", "rotary"}))
+INTERNLM2 = Family(
+    "internlm2",
+    ("internlm2",),
+    "InternLM 2 and 2.5",
+    _internlm2,
+    keys=frozenset({"bias"}),
+    harmless=frozenset({"reward_token_id"}),
+)
+INTERNLM3 = Family(
+    "internlm3",
+    ("internlm3",),
+    "InternLM 3",
+    _internlm3,
+    keys=frozenset({"attention_bias", "bias", "mlp_bias", "qkv_bias"}),
+)

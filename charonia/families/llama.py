@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import (
     MOST_KV_HEADS,
     activation,
     number,
     optional,
-    refuse_unsupported,
     required,
     token_ids,
 )
 from charonia.families.names import LLAMA_NAMES, Names, family_tensors
 from charonia.families.rope import rope_settings
 from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
+from charonia.families.windows import window_settings
 
 SILU = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -29,15 +30,18 @@ def llama_config(
     head_dim: int = 0,
     norm_eps: float = 1e-6,
     theta: float = 10000.0,
-    partial_rotary: bool = False,
+    partial_rotary: float | None = None,
+    per_layer_rope: bool = False,
+    rope_keys: tuple[str, ...] = (),
     **own: Any,
 ) -> ModelConfig:
     """The engine's configuration of a Llama-shaped model.
 
-    head_dim, norm_eps, theta: for a config.json that is silent; head_dim 0: hidden_size by heads. own: the keys of
-    ModelConfig that the family sets itself; they win.
+    head_dim, norm_eps, theta, partial_rotary: where config.json does not say them; head_dim 0: hidden_size by heads;
+    partial_rotary None: whole heads are rotated. per_layer_rope: the family reads rope_parameters per layer type.
+    rope_keys: keys of rope_parameters that the family reads itself. own: the keys of ModelConfig that the family sets
+    itself; they win.
     """
-    refuse_unsupported(config, own.pop("computed", ()))
     heads = required(config, "num_attention_heads")
     kv_heads = optional(config, "num_key_value_heads", heads)
     hidden = required(config, "hidden_size")
@@ -69,7 +73,9 @@ def llama_config(
         "end_id": token_ids(config, "eos_token_id"),
     }
     if not own.get("alibi") and "rotary_embedding" not in own:
-        settings |= rope_settings(config, size_per_head, theta=theta, partial=partial_rotary)
+        settings |= rope_settings(
+            config, size_per_head, theta=theta, partial=partial_rotary, per_layer=per_layer_rope, read=rope_keys
+        )
     if "activation" not in own:
         settings["activation"] = activation(config, "hidden_act", supported=SILU)
     return ModelConfig(model_name=model_name, model_family=family, **(settings | own))
@@ -77,8 +83,8 @@ def llama_config(
 
 def llama_spec(model: ModelConfig, names: Names = LLAMA_NAMES, **more: Any) -> ModelSpec:
     """A model with these names of tensors; more: ModelSpec's other fields."""
-    ignored = (f"{names.output}.",) if model.tie_word_embeddings else ()
-    return ModelSpec(model, family_tensors(model, names), ignored=(*ignored, *more.pop("ignored", ())), **more)
+    tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
+    return ModelSpec(model, family_tensors(model, names), tied_output=tied, **more)
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
@@ -94,4 +100,67 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model)
 
 
-FAMILY = Family("llama", ("llama",), "Llama 1 to 3.x", _describe)
+_KEYS = words("attention_bias mlp_bias")
+
+
+def _llama(config: HfConfig, model_name: str) -> ModelSpec:
+    # The first files of LLaMA do not say it: the default of the class in transformers.
+    return _describe({"max_position_embeddings": 2048, **config}, model_name)
+
+
+FAMILY = Family("llama", ("llama",), "Llama 1 to 3.x", _llama, keys=_KEYS)
+
+
+def _iquestcoder(config: HfConfig, model_name: str) -> ModelSpec:
+    return _describe({"head_dim": 128, "rms_norm_eps": 1e-5, **config}, model_name)
+
+
+IQUESTCODER = Family("llama", ("iquestcoder",), "IQuest-Coder", _iquestcoder, keys=_KEYS)
+
+
+def _seed_oss(config: HfConfig, model_name: str) -> ModelSpec:
+    model = llama_config(
+        config,
+        model_name,
+        "seed_oss",
+        head_dim=128,
+        attn_bias=optional(config, "attention_bias", True),
+        attn_output_bias=optional(config, "attention_out_bias", False),
+        mlp_bias=optional(config, "mlp_bias", False),
+    )
+    return llama_spec(model)
+
+
+SEED_OSS = Family("seed_oss", ("seed_oss",), "Seed-OSS", _seed_oss, keys=_KEYS | {"attention_out_bias"})
+
+# The default of rope_parameters in the CWM class of transformers.
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _cwm(config: HfConfig, model_name: str) -> ModelSpec:
+    config = {"sliding_window": 8192, "rms_norm_eps": 1e-5, **config}
+    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+        config["rope_parameters"] = _CWM_ROPE
+    if config.get("eos_token_id") is None:
+        config["eos_token_id"] = [128001, 128008, 128009]
+    model = llama_config(
+        config,
+        model_name,
+        "cwm",
+        head_dim=128,
+        theta=1e6,
+        per_layer_rope=True,
+        mlp_bias=optional(config, "mlp_bias", False),
+        **window_settings(config, has_window=lambda layer: layer % 4 != 0),
+    )
+    return llama_spec(model)
+
+
+CWM = Family("cwm", ("cwm",), "Code World Model", _cwm, keys=words("layer_types mlp_bias sliding_window"))

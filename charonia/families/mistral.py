@@ -1,14 +1,60 @@
-"""Mistral: Llama's shape with a sliding window in all layers."""
+"""Mistral and Ministral 8B: Llama's shape with a sliding window in all layers or in those that `layer_types` lists."""
 
 from __future__ import annotations
 
+from charonia.families.hf_config import required
 from charonia.families.llama import llama_config, llama_spec
+from charonia.families.rope import rope_value
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import window_settings
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    return llama_spec(llama_config(config, model_name, "mistral", **window_settings(config, layer_types=False)))
+    # Where the key is missing there is the usual window; a null says that there is none.
+    config = {"sliding_window": 4096, **config}
+    return llama_spec(llama_config(config, model_name, "mistral", per_layer_rope=True, **window_settings(config)))
 
 
-FAMILY = Family("mistral", ("mistral",), "Mistral", _describe)
+# What Ministral 3's class has where config.json has no rope_parameters.
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_BETA = "llama_4_scaling_beta"
+
+
+def _ministral3(config: HfConfig, model_name: str) -> ModelSpec:
+    """Mistral with factors of the queries that grow beyond the trained length."""
+    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+        config = {**config, "rope_parameters": _MINISTRAL3_ROPE}
+    longest = required(config, "max_position_embeddings")
+    beta = rope_value(config, _BETA, 0.0)
+    model = llama_config(
+        config,
+        model_name,
+        "ministral3",
+        head_dim=128,
+        norm_eps=1e-5,
+        rope_keys=(_BETA,),
+        q_scale_beta=beta,
+        q_scale_length=int(rope_value(config, "original_max_position_embeddings", longest)) if beta else 0,
+        **window_settings(config, layer_types=False),
+    )
+    return llama_spec(model)
+
+
+MINISTRAL3 = Family("ministral3", ("ministral3",), "Ministral 3", _ministral3, keys=frozenset({"sliding_window"}))
+FAMILY = Family(
+    "mistral",
+    ("mistral", "ministral"),
+    "Mistral and Ministral 8B",
+    _describe,
+    keys=frozenset({"sliding_window", "layer_types"}),
+)

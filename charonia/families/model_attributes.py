@@ -78,9 +78,18 @@ class ModelAttributes:
     # base of the layers with a window; 0: the same as of all layers; >= 0; these layers have no rotary scaling (Gemma
     # 3)
     rope_local_theta: float = 0.0
+    # layers with rotation (r) and without (n); empty: all r; letters r and n
+    layer_rotary: str = ""
+    # the rotation pairs elements 2i and 2i + 1, not i and i + rotary_embedding / 2; GLM, ERNIE, Cohere
+    rotary_interleaved: bool = False
     # log-n attention scaling begins at this position; 0: none; >= 0; q at position p >= logn_length is scaled by
     # log_{logn_length}(p + 1)
     logn_length: int = 0
+    # q at position p is multiplied by 1 + q_scale_beta ln(1 + floor(p / q_scale_length)); 0: none; >= 0; after the
+    # rotation (Ministral 3)
+    q_scale_beta: float = 0.0
+    # positions until q_scale_beta's next factor; >= 0; needed with q_scale_beta
+    q_scale_length: int = 0
     # attention has slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
     alibi: bool = False
     # how many tokens attention looks back; 0: all; >= 0
@@ -95,14 +104,30 @@ class ModelAttributes:
     logit_soft_cap: float = 0.0
     # heads of q and k are normalised; RMS norms, before the rotation
     qk_norm: bool = False
+    # with qk_norm: one norm for all q heads of a token, and one for all its k heads; OLMo 2; the weights are [head_num
+    # * size_per_head] and [kv_head_num * size_per_head]
+    qk_norm_rows: bool = False
+    # with qk_norm: the norms come after the rotation; Hunyuan
+    qk_norm_after_rotary: bool = False
+    # inputs of attention and feed-forward are normalised; 0: they read the residual stream itself; 0 needs post_norms =
+    # 1 (OLMo 2, EXAONE 4)
+    pre_norms: bool = True
     # norms multiply by 1 + weight; Gemma
     norm_unit_offset: bool = False
     # outputs of attention and feed-forward are normalised too; Gemma
     post_norms: bool = False
+    # norms subtract the mean first; LayerNorm without bias (Cohere)
+    layer_norm: bool = False
+    # attention and feed-forward of a layer have the same normalised input; Cohere
+    parallel_block: bool = False
     # activation of the feed-forward layer; silu | gelu_tanh
     activation: str = "silu"
     # factor of the embedding; > 0
     embedding_scale: float = 1.0
+    # factor of what attention and feed-forward add to the residual stream; > 0; Granite
+    residual_multiplier: float = 1.0
+    # factor of the logits, before the soft cap; > 0; Granite: 1 / logits_scaling; Cohere: logit_scale
+    logits_scale: float = 1.0
     # rows of the output layer are scaled to length 1; Baichuan 2
     normalize_output: bool = False
     # experts of a feed-forward layer; 0: dense; >= 0
@@ -113,6 +138,25 @@ class ModelAttributes:
     expert_inter_size: int = 0
     # weights of the chosen experts add up to 1
     renormalize_experts: bool = True
+    # function of the router's logits; softmax | sigmoid
+    router_score: str = "softmax"
+    # the router has a bias for each expert; it is added to the scores to choose experts, and not to their weights
+    router_bias: bool = False
+    # groups of experts: the best groups are chosen first, then experts in them; 0: no groups; >= 0; a group's score is
+    # the sum of its two best
+    router_groups: int = 0
+    # groups whose experts can be chosen for a token; >= 0
+    router_top_groups: int = 0
+    # factor of the weights of the chosen experts; > 0
+    router_scale: float = 1.0
+    # with renormalize_experts: the least divisor of the weights; >= 0
+    router_norm_min: float = 0.0
+    # the router's weight stays fp32 where the files have it so
+    router_fp32: bool = False
+    # width of the shared expert, which every token goes to; 0: none; >= 0
+    shared_expert_inter_size: int = 0
+    # the shared expert's output is multiplied by a sigmoid
+    shared_expert_gate: bool = False
     # layers with experts (m) and dense ones (d); empty: all m; letters m and d
     layer_experts: str = ""
     # type of most of the weights; bf16 | fp16 | fp32 | int4 | int8 | fp8 | mxfp4
@@ -121,3 +165,13 @@ class ModelAttributes:
     data_type: str = ""
     # input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
     group_size: int = 0
+    # default temperature of requests, from generation_config.json; >= 0
+    default_temperature: float = 1.0
+    # default top_k of requests, from generation_config.json; >= 0 (0: all tokens)
+    default_top_k: int = 0
+    # default top_p of requests, from generation_config.json; in (0, 1]
+    default_top_p: float = 1.0
+    # default min_p of requests, from generation_config.json; in [0, 1]
+    default_min_p: float = 0.0
+    # default repetition_penalty of requests, from generation_config.json; in [0.01, 100]
+    default_repetition_penalty: float = 1.0

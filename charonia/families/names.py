@@ -39,6 +39,10 @@ class Names:
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    router_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name; only where ModelConfig.router_bias
+    router_bias_row: bool = False  # its shape is [1, experts]
+    shared: str = "mlp.shared_expert."  # the modules in it have the names of an expert's
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 LLAMA_NAMES = Names()
@@ -76,8 +80,10 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
         made.tensors["output.weight"] = (TensorPart(f"{names.output}.weight", table),)
     for layer in range(config.num_layer):
         ours, theirs = f"layers.{layer}", names.layer.format(layer)
-        made.vector(f"{ours}.attention_norm", theirs + names.attention_norm, hidden)
-        made.vector(f"{ours}.ffn_norm", theirs + names.ffn_norm, hidden)
+        if config.pre_norms:
+            made.vector(f"{ours}.attention_norm", theirs + names.attention_norm, hidden)
+        if config.pre_norms and not config.parallel_block:
+            made.vector(f"{ours}.ffn_norm", theirs + names.ffn_norm, hidden)
         if config.post_norms:
             made.vector(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, hidden)
             made.vector(f"{ours}.ffn_post_norm", theirs + names.ffn_post_norm, hidden)
@@ -101,8 +107,9 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
         sizes = zip(names.qkv, (q_size, kv_size, kv_size), strict=True)
         made.linear(f"{ours}.w_qkv.0", config.attn_bias, *((theirs + name, size, hidden) for name, size in sizes))
     if config.qk_norm:
-        made.vector(f"{ours}.q_norm", theirs + names.q_norm, head)
-        made.vector(f"{ours}.k_norm", theirs + names.k_norm, head)
+        q_norm, k_norm = (q_size, kv_size) if config.qk_norm_rows else (head, head)
+        made.vector(f"{ours}.q_norm", theirs + names.q_norm, q_norm)
+        made.vector(f"{ours}.k_norm", theirs + names.k_norm, k_norm)
     made.linear(f"{ours}.wo.0", config.attn_output_bias, (theirs + names.attention_output, hidden, q_size))
 
 
@@ -133,6 +140,16 @@ def _feed_forward(made: _Map, config: ModelConfig, names: Names, ours: str, thei
 def _experts(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
     hidden, inter = config.hidden_units, config.expert_inter_size
     made.linear(f"{ours}.gate", False, (theirs + names.router, config.num_experts, hidden))
+    if config.router_bias:
+        shape = (1, config.num_experts) if names.router_bias_row else (config.num_experts,)
+        made.tensors[f"{ours}.gate.bias"] = (TensorPart(theirs + names.router_bias, shape),)
+    if config.shared_expert_inter_size:
+        shared, size = theirs + names.shared, config.shared_expert_inter_size
+        made.linear(f"{ours}.shared.w1.0", config.mlp_bias, (shared + names.expert_gate, size, hidden))
+        made.linear(f"{ours}.shared.w3.0", config.mlp_bias, (shared + names.expert_up, size, hidden))
+        made.linear(f"{ours}.shared.w2.0", config.mlp_bias, (shared + names.expert_down, hidden, size))
+    if config.shared_expert_gate:
+        made.linear(f"{ours}.shared_gate", False, (theirs + names.shared_gate, 1, hidden))
     for index in range(config.num_experts):
         expert, own = f"{ours}.experts.{index}", theirs + names.expert.format(index)
         made.linear(f"{expert}.w1.0", False, (own + names.expert_gate, inter, hidden))

@@ -17,7 +17,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
         model_name,
         "phi3",
         norm_eps=1e-5,
-        partial_rotary=True,
+        partial_rotary=1.0,
         **window_settings(config, layer_types=False),
     )
     if model.rope_scaling_type not in ("default", "longrope"):
@@ -28,4 +28,4 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model, NAMES)
 
 
-FAMILY = Family("phi3", ("phi3",), "Phi-3, Phi-3.5 and Phi-4", _describe)
+FAMILY = Family("phi3", ("phi3",), "Phi-3, Phi-3.5 and Phi-4", _describe, keys=frozenset({"sliding_window"}))

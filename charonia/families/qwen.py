@@ -8,6 +8,7 @@ position (log-n).
 from __future__ import annotations
 
 from charonia.errors import ModelError, UnsupportedError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required, token_ids
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
@@ -71,4 +72,10 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model, NAMES)
 
 
-FAMILY = Family("qwen", ("qwen",), "Qwen 1", _describe)
+_KEYS = """
+    chat_format kv_channels layer_norm_epsilon no_bias rotary_emb_base rotary_pct scale_attn_weights seq_length
+    use_dynamic_ntk use_logn_attn
+"""
+_HARMLESS = "attn_dropout_prob bf16 emb_dropout_prob fp16 fp32 onnx_safe"
+
+FAMILY = Family("qwen", ("qwen",), "Qwen 1", _describe, keys=words(_KEYS), harmless=words(_HARMLESS))

@@ -7,22 +7,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from charonia.families.hf_config import optional
+from charonia.errors import ModelError
+from charonia.families.config_keys import words
+from charonia.families.hf_config import optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
-from charonia.families.windows import window_settings
+from charonia.families.windows import switched_window, window_settings
+
+WINDOW_KEYS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+_CHUNKS = "dual_chunk_attention_config"
 
 
 def _windows(config: HfConfig) -> dict[str, Any]:
-    if not optional(config, "use_sliding_window", False):
-        return window_settings({**config, "sliding_window": None})
     first = optional(config, "max_window_layers", 28)
-    window = optional(config, "sliding_window", 4096)
-    return window_settings({**config, "sliding_window": window}, has_window=lambda layer: layer >= first)
+    return window_settings(switched_window(config, 4096), has_window=lambda layer: layer >= first)
+
+
+def _without_chunks(config: HfConfig) -> tuple[HfConfig, tuple[str, ...]]:
+    """Qwen2.5-1M: the context that the model was trained for, since dual chunk attention, which extends it, is not
+    computed (transformers does not compute it either)."""
+    chunks = config.get(_CHUNKS)
+    if chunks is None:
+        return config, ()
+    if not isinstance(chunks, dict):
+        raise ModelError(f"config.json: {_CHUNKS} is {chunks!r}; it must be an object or null")
+    longest = required(config, "max_position_embeddings")
+    trained = min(longest, optional(chunks, "original_max_position_embeddings", longest))
+    note = f"config.json: {_CHUNKS} is not computed, so the context is {trained} tokens long and not {longest}"
+    return {**config, "max_position_embeddings": trained}, (note,)
 
 
 def _qwen2(config: HfConfig, model_name: str) -> ModelSpec:
-    return llama_spec(llama_config(config, model_name, "qwen2", attn_bias=True, **_windows(config)))
+    config, notes = _without_chunks(config)
+    return llama_spec(llama_config(config, model_name, "qwen2", attn_bias=True, **_windows(config)), notes=notes)
 
 
 def _qwen3(config: HfConfig, model_name: str) -> ModelSpec:
@@ -40,5 +57,46 @@ def _qwen3(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model)
 
 
-QWEN2 = Family("qwen2", ("qwen2",), "Qwen1.5, Qwen2 and Qwen2.5", _qwen2)
-QWEN3 = Family("qwen3", ("qwen3",), "Qwen3", _qwen3)
+# q, k and v have biases, and o has none, whatever config.json says, as in transformers.
+_QWEN2_BIASES = {"attention_bias": (False, True), "qkv_bias": (True,)}
+QWEN2 = Family(
+    "qwen2",
+    ("qwen2",),
+    "Qwen1.5, Qwen2 and Qwen2.5",
+    _qwen2,
+    keys=WINDOW_KEYS | {_CHUNKS},
+    only=_QWEN2_BIASES,
+)
+# Defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers, where they differ from Qwen2 and Qwen3.
+_VL = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
+_VL3 = {"rope_theta": 5e5}
+
+
+def _qwen2_vl(config: HfConfig, model_name: str) -> ModelSpec:
+    return _qwen2({**_VL, **config}, model_name)
+
+
+def _qwen3_vl(config: HfConfig, model_name: str) -> ModelSpec:
+    return _qwen3({**_VL3, **config}, model_name)
+
+
+QWEN2_VL_TEXT = Family(
+    "qwen2",
+    ("qwen2_vl_text", "qwen2_5_vl_text"),
+    "the text part of Qwen2-VL",
+    _qwen2_vl,
+    keys=WINDOW_KEYS,
+    harmless=words("image_token_id video_token_id vision_end_token_id vision_start_token_id vision_token_id"),
+    only=_QWEN2_BIASES,
+)
+QWEN3_VL_TEXT = Family(
+    "qwen3", ("qwen3_vl_text",), "the text part of Qwen3-VL", _qwen3_vl, keys=WINDOW_KEYS | {"attention_bias"}
+)
+QWEN3 = Family(
+    "qwen3",
+    ("qwen3",),
+    "Qwen3",
+    _qwen3,
+    keys=WINDOW_KEYS | {"attention_bias"},
+    only={"use_qk_norm": (True,)},
+)

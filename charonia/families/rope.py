@@ -5,57 +5,105 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
+from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required
 from charonia.families.spec import HfConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-_ALIASES = {"su": "longrope"}  # what Phi-3 called it first
+# Phi-3 first called longrope su. The three coordinates of Qwen2-VL's mrope are equal for text: the default kind.
+_ALIASES = {"su": "longrope", "mrope": "default"}
 _NEEDED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+# Keys of the settings that are read here, and those that change nothing: `finetuned` is about training, the sections of
+# mrope have equal coordinates for text, and `max_position_embeddings` repeats the key of config.json.
+_KNOWN = words(
+    """
+    attention_factor beta_fast beta_slow factor finetuned high_freq_factor long_factor low_freq_factor
+    max_position_embeddings mrope_interleaved mrope_section mscale mscale_all_dim original_max_position_embeddings
+    partial_rotary_factor rope_theta rope_type short_factor truncate type
+    """
+)
 _MAX_FACTOR = 1e30  # a float of 32 bits holds it
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def rope_settings(
-    config: HfConfig, head_dim: int, *, theta: float = 10000.0, partial: bool = False, local_theta: float = 0.0
+    config: HfConfig,
+    head_dim: int,
+    *,
+    theta: float = 10000.0,
+    partial: float | None = None,
+    per_layer: bool = False,
+    local_theta: float = 0.0,
+    read: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """ModelConfig's `rotary_embedding` and `rope_...` from `rope_parameters` (transformers 5) or `rope_theta` and
+    """ModelConfig's `rotary_embedding` and `rope_...` from `rope_parameters` (transformers 5) and `rope_theta` and
     `rope_scaling` (before).
 
+    Where a file has both, `rope_scaling` wins if it names a kind, as in transformers: it is what users add by hand.
     theta, local_theta: bases where config.json names none; local_theta > 0: layers with a window have a base of their
-    own. partial: the family's own code can rotate a part of a head only. Raises UnsupportedError for a kind of scaling
-    that the engine does not have, ModelError for values that are missing.
+    own. per_layer: the family reads settings per layer type. partial: the part of a head that is rotated where
+    config.json does not say it; None: the family's own code rotates whole heads only. read: keys of the settings that
+    the family reads itself. Raises UnsupportedError for a kind of scaling that the engine does not have, for two kinds
+    and for unknown keys, ModelError for values that are missing.
     """
-    settings, local = _dictionaries(config)
-    if bool(local) and not local_theta:
-        raise UnsupportedError("config.json: rope_parameters per layer type are not supported for this family")
+    settings, local = _dictionaries(config, per_layer or local_theta > 0)
+    for key, value in (*settings.items(), *local.items()):
+        if value is not None and key not in _KNOWN and key not in read:
+            raise UnsupportedError(
+                f"config.json: the rope scaling's key {key} ({value!r}) is not known for this family, and results may "
+                "be wrong without it. If the model does not use the key, remove it"
+            )
     base = number(settings, "rope_theta", number(config, "rope_theta", theta))
     rotated = int(head_dim * _partial_factor(settings, config, partial))
-    found: dict[str, Any] = {"rotary_embedding": rotated, "rope_theta": base}
-    if local_theta:
-        found["rope_local_theta"] = _local_theta(config, local, local_theta)
-    return found | _scaling(settings, config, rotated)
+    found: dict[str, Any] = {"rotary_embedding": rotated, "rope_theta": base} | _scaling(settings, config, rotated)
+    if local_theta or local:
+        found |= _local(config, {**settings, "rope_theta": base}, local, local_theta or base)
+    return found
 
 
-def _dictionaries(config: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+def _dictionaries(config: HfConfig, per_layer: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of all layers, or of those without a window, and those of the layers with one."""
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if not isinstance(new, dict) or not isinstance(old, dict):
         raise ModelError("config.json: rope_parameters and rope_scaling must be objects or null")
     nested = [key for key, value in new.items() if isinstance(value, dict)]
     if not nested:
-        return {**old, **new}, {}
+        return _merged(config, new, old), {}
     unknown = [key for key in nested if key not in _LAYER_TYPES]
     if unknown:
         raise UnsupportedError(
             f"config.json: rope_parameters of layer type {unknown[0]!r} are not supported; supported: "
             + ", ".join(_LAYER_TYPES)
         )
-    return {**old, **(new.get("full_attention") or {})}, new.get("sliding_attention") or {"rope_type": "default"}
+    if not per_layer:
+        raise UnsupportedError("config.json: rope_parameters per layer type are not supported for this family")
+    full = _merged(config, new.get("full_attention") or {}, old)
+    return full, new.get("sliding_attention") or {"rope_type": "default"}
+
+
+def rope_value(config: HfConfig, key: str, default: float) -> float:
+    """A number of the settings of all layers that only some families have."""
+    return number(_dictionaries(config, per_layer=False)[0], key, default)
+
+
+def _merged(config: HfConfig, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """rope_parameters and rope_scaling together. Raises UnsupportedError where they name two kinds of scaling."""
+    if not (old.get("rope_type") or old.get("type")):
+        return {**old, **new}
+    kinds = _kind(new), _kind(old)
+    if "default" not in kinds and kinds[0] != kinds[1]:
+        raise UnsupportedError(
+            f"config.json: rope_parameters is of type {kinds[0]!r} and rope_scaling of type {kinds[1]!r}: remove "
+            "the one that the model is not made for"
+        )
+    # Only the base is taken from both: from rope_scaling, else from the top level, else from rope_parameters.
+    bases = [place["rope_theta"] for place in (old, config, new) if place.get("rope_theta") is not None]
+    return {**old, "rope_theta": bases[0]} if bases else old
 
 
 def _kind(settings: dict[str, Any]) -> str:
@@ -65,18 +113,23 @@ def _kind(settings: dict[str, Any]) -> str:
     return _ALIASES.get(kind, kind)
 
 
-def _local_theta(config: HfConfig, local: dict[str, Any], default: float) -> float:
-    if _kind(local) != "default":
+def _local(config: HfConfig, full: dict[str, Any], local: dict[str, Any], default: float) -> dict[str, Any]:
+    """The base of the layers with a window, which have no scaling. Nothing, where they are as all layers are."""
+    base = number(local, "rope_theta", number(config, "rope_local_base_freq", default))
+    same = {**local, "rope_theta": base} == full
+    if _kind(local) != "default" and not same:
         raise UnsupportedError(
             f"config.json: rope scaling of type {_kind(local)!r} in layers with a window is not supported; "
             "supported: default"
         )
-    return number(local, "rope_theta", number(config, "rope_local_base_freq", default))
+    return {} if same else {"rope_local_theta": base}
 
 
-def _partial_factor(settings: dict[str, Any], config: HfConfig, partial: bool) -> float:
-    factor = number(settings, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
-    if factor != 1.0 and not (partial and 0 < factor < 1):
+def _partial_factor(settings: dict[str, Any], config: HfConfig, default: float | None) -> float:
+    factor = number(
+        settings, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0 if default is None else default)
+    )
+    if factor != 1.0 and (default is None or not 0 < factor < 1):
         raise UnsupportedError(f"config.json: partial_rotary_factor {factor} is not supported, only 1.0")
     return factor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from charonia.families.model_attributes import ModelAttributes
@@ -106,6 +106,16 @@ class TensorPart:
     cols: tuple[int, int] | None = None  # [begin, end) of dimension 1; None: all
     quantised: Quantised | None = None
     row_step: int = 1  # n: of the rows the first and every n-th after it; 1 but of quantised weights
+    stack: int = 0  # n: the file's tensor has n matrices, and `shape` is that of all above one another
+    transposed: bool = False  # with `stack`: each matrix lies transposed in the file. A range is then of one of them
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """The shape of the file's tensor, where it is not quantised."""
+        if not self.stack:
+            return self.shape
+        rows, cols = self.shape[0] // self.stack, self.shape[1]
+        return (self.stack, cols, rows) if self.transposed else (self.stack, rows, cols)
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -145,6 +155,8 @@ class ModelSpec:
     ignored: tuple[str, ...] = ()  # how names of tensors begin that the language model does not need
     quantization: QuantizationConfig | None = None  # as config.json has it; None: weights are not quantised
     quantised_cache: bool = False  # config.json wants one, and files may have scales for it
+    tied_output: str = ""  # of tied embeddings: the output layer's weight, which files may have as well
+    notes: tuple[str, ...] = ()  # sentences that the user should read, as warnings
 
 
 @dataclass(frozen=True)
@@ -155,3 +167,7 @@ class Family:
     model_types: tuple[str, ...]  # of config.json
     title: str  # for the list of what is supported
     describe: Callable[[HfConfig, str], ModelSpec]
+    keys: frozenset[str] = frozenset()  # of config.json that it reads, besides config_keys.READ_BY_ALL
+    harmless: frozenset[str] = frozenset()  # of config.json that do not change its results, besides HARMLESS
+    # The values with which keys of config.json change nothing; they win over config_keys.ONLY.
+    only: Mapping[str, Any] = field(default_factory=dict)

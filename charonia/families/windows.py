@@ -33,6 +33,17 @@ def window_settings(
     return {"sliding_window": window, "layer_windows": letters if "f" in letters else ""}
 
 
+def switched_window(config: HfConfig, default: int | None) -> HfConfig:
+    """The config with the window that counts: none unless `use_sliding_window` is true. default: where config.json
+    names none. Raises UnsupportedError for unknown layer types."""
+    if optional(config, "use_sliding_window", False):
+        return {**config, "sliding_window": config.get("sliding_window", default)}
+    # The layers that are listed with a window have none then, as in transformers.
+    if (types := config.get("layer_types")) is not None:
+        _letters(types, required(config, "num_hidden_layers"))
+    return {**config, "sliding_window": None, "layer_types": None}
+
+
 def _letters(types: Any, layers: int) -> str:
     if not isinstance(types, list) or len(types) != layers:
         raise ModelError(f"config.json: layer_types must list num_hidden_layers = {layers} types")

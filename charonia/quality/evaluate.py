@@ -16,7 +16,7 @@ from rich.console import Console
 
 from charonia import __version__
 from charonia.api.engine import Engine
-from charonia.engine_settings import Setting
+from charonia.engine_settings import MEASURED, Setting
 from charonia.errors import InvalidRequestError, ModelError
 from charonia.progress import Progress
 from charonia.quality.perplexity import Comparison, compare, perplexity, windows
@@ -234,7 +234,7 @@ def _reference_score(reference: Engine, found: Comparison, right: int | None) ->
 
 
 def _load(location: workspace.Location, dtype: str, settings: Mapping[str, Setting], window: int) -> Engine:
-    chosen: dict[str, Any] = {"max_batch_size": _BATCH, "stream_interval_ms": 0}
+    chosen: dict[str, Any] = {**MEASURED, "max_batch_size": _BATCH, "stream_interval_ms": 0}
     if not any(key in settings or f"CHARONIA_{key.upper()}" in os.environ for key in _CACHE_KEYS):
         chosen |= {"cache_users": 1, "cache_user_tokens": max(_CACHE_TOKENS, window + 1)}
     engine = Engine.from_pretrained(location.path, dtype=dtype, **{**chosen, **settings})

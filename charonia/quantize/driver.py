@@ -24,7 +24,7 @@ from typing import Any
 # Modules that stay in 16 bits: the output layer, the routers of experts, which are small and decide much, and what
 # reads images, which no text calibrates, and of which Gemma 3's has rows that groups do not divide.
 IGNORED = [
-    *("lm_head", "re:.*block_sparse_moe[.]gate$", "re:.*mlp[.]gate$", "re:.*router$"),
+    *("lm_head", "re:.*block_sparse_moe[.]gate$", "re:.*mlp[.]gate$", "re:.*router$", "re:.*shared_expert_gate$"),
     *("re:.*vision_tower[.]", "re:.*multi_modal_projector[.]"),
 ]
 SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
@@ -83,6 +83,13 @@ def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
     layers = {name.removesuffix(f".{norm}") for name in names if name.endswith(f".{norm}")}
     sparse = {name.removesuffix(".mlp.experts") for name in names if name.endswith(".mlp.experts")}
 
+    shared = r"mlp[.]shared_experts?[.]"
+    beside = [
+        reader
+        for reader in (rf"{shared}(gate|up)_proj", "mlp[.]shared_expert_gate")
+        if any(re.search(f"[.]{reader}$", name) for name in names)
+    ]
+
     def mapping(where: set[str], scaled: str, *readers: str) -> list[tuple[str, list[str]]]:
         start = f"re:^({'|'.join(map(re.escape, sorted(where)))})[.]"
         return [(f"{start}{scaled}$", [f"{start}{reader}$" for reader in readers])] if where else []
@@ -97,10 +104,11 @@ def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
         found = found[1:]
     return [
         *found,
-        *mapping(sparse, norm, "mlp[.]gate", r"mlp[.]experts[.]\d+[.](gate|up)_proj"),
+        *mapping(sparse, norm, "mlp[.]gate", r"mlp[.]experts[.]\d+[.](gate|up)_proj", *beside),
         *mapping(layers, "self_attn[.](v|qkv)_proj", "self_attn[.]o_proj"),
         *mapping(layers - sparse, "mlp[.](up|gate_up)_proj", "mlp[.]down_proj"),
         *mapping(sparse, r"mlp[.]experts[.]\d+[.]up_proj", r"mlp[.]experts[.]\d+[.]down_proj"),
+        *mapping(sparse if beside else set(), f"{shared}up_proj", f"{shared}down_proj"),
     ]
 
 
@@ -217,9 +225,12 @@ def text_of(entry: dict[str, Any]) -> str:
 
 def load(job: dict[str, Any]) -> tuple[Any, Any]:
     """The model and its tokenizer. Code that comes with the model is not run; transformers would ask whether to."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(job["model"], trust_remote_code=False)
+    # AutoTokenizer does not follow tokenizer.json. This environment lacks charonia, which has the rest of the rules.
+    described = (Path(job["model"]) / "tokenizer.json").is_file()
+    kind: Any = PreTrainedTokenizerFast if described else AutoTokenizer
+    tokenizer = kind.from_pretrained(job["model"], trust_remote_code=False)
     model: Any = AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto", trust_remote_code=False)
     return model.eval(), tokenizer
 

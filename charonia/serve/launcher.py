@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from charonia import _engine
 from charonia.serve import access, checks, control, drain, hang, logs, run_folder, shared_memory, shares, triton
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.fetch import answers, takes_tls
@@ -27,6 +28,7 @@ from charonia.serve.process import Child
 from charonia.serve.restarts import WINDOW_S, Restarts
 from charonia.serve.structured_output import StructuredOutput
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
+from charonia.weights.workspace import WEIGHTS
 
 _KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
 _HURRIED_EXIT_S = 5  # what a gateway gets to end at once, so that it leaves no files
@@ -487,6 +489,9 @@ class _Stack:
         name, names = served[0].name, " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
+        for one in served:
+            for text in _engine.setting_warnings(one.workspace / WEIGHTS, dict(self._inference)):
+                self._say(f"{one.name}: {text}" if len(served) > 1 else text, "warning")
         grpc = access.grpc_target(settings)
         ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
         if not settings.gateway:

@@ -47,6 +47,20 @@ _PROBE = {"type": "function", "function": {"name": _PROBED, "description": "", "
 _ToolPlace = Literal["variable", "system message", ""]
 
 
+# Sizes of Mistral's Tekken vocabulary.
+_TEKKEN_TOKENS = 131_072
+_TEKKEN_SPECIAL_TOKENS = 1000
+# Special tokens that chat templates and end ids use.
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+# Classes (without "Fast") whose add_bos_token decided before transformers 5; true was its default.
+BEGINNING_CLASSES = (
+    "LlamaTokenizer",
+    "CodeLlamaTokenizer",
+    "GemmaTokenizer",
+    "CohereTokenizer",
+    "InternLMTokenizer",
+    "InternLM2Tokenizer",
+)
 # True in a process that has no other use of transformers: it does not import PyTorch where that is installed. No
 # tokenizer needs it, and it takes two seconds and 250 MB of memory.
 tokenizers_alone = False
@@ -90,45 +104,115 @@ class PromptTooLongError(PromptError):
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a Hugging Face folder or of a workspace's `tokenizer` folder. Runs no code of the model's
-    and downloads nothing.
+    """Loads the fast tokenizer of a Hugging Face folder or of a workspace's `tokenizer` folder.
 
-    Raises TokenizerError when there is none or when an old tokenizer.model cannot be converted.
+    Encodes as tokenizer.json describes, whatever class tokenizer_config.json names. Runs no code of the model's and
+    downloads nothing. tokenizer.model must have been converted, except a file in tiktoken's format.
+    Raises TokenizerError if the folder has no tokenizer, or a tokenizer that cannot be loaded.
     """
-    # Its advice on missing frameworks is not for people who serve: neither PyTorch nor another one is needed.
+    # transformers' advice on missing frameworks does not help: a tokenizer needs neither PyTorch nor another one.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     with _without_torch() if tokenizers_alone else contextlib.nullcontext():
-        from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast
 
-    has_fast = (folder / "tokenizer.json").is_file()
-    if not has_fast and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
+    described = (folder / "tokenizer.json").is_file()
+    if not described and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
         raise TokenizerError(f"{folder} has no tokenizer: expected tokenizer.json or tokenizer.model")
-    settings = _tokenizer_config(folder)
-    named = "tokenizer_class" in settings or (folder / "config.json").is_file()
+    settings = _json_object(folder / "tokenizer_config.json")
     try:
         tokenizer: Any
-        if has_fast and ("auto_map" in settings or not named):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        elif "auto_map" in settings:
-            tokenizer = LlamaTokenizerFast.from_pretrained(folder, local_files_only=True)
+        if described:
+            # AutoTokenizer picks a class, and most classes replace the file's normalizer, pre-tokenizer and decoder.
+            repair: dict[str, Any] = {"fix_mistral_regex": True} if _is_tekken(folder) else {}
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **repair)
+            _name_special_tokens(tokenizer, folder, settings)
+            _set_beginning(tokenizer, settings)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, use_fast=True, trust_remote_code=False, local_files_only=True
-            )
-    except ImportError as error:
-        raise TokenizerError(
-            f"{folder} has only an old tokenizer.model, and converting it needs two packages: "
-            f"pip install sentencepiece protobuf ({error})"
-        ) from error
+            tokenizer = load_by_class(folder)
     except Exception as error:  # transformers raises whatever its parts raise
-        hint = "" if has_fast else "; if packages are missing: pip install sentencepiece protobuf"
-        raise TokenizerError(f"the tokenizer in {folder} cannot be loaded: {error}{hint}") from error
+        raise TokenizerError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TokenizerError(
             f"{folder} has only a slow tokenizer ({type(tokenizer).__name__}); a tokenizer.json is needed: "
-            "convert it with transformers' save_pretrained, or pip install sentencepiece protobuf"
+            "convert it with transformers' save_pretrained"
         )
     return tokenizer
+
+
+def load_by_class(folder: Path) -> Any:
+    """Loads a tokenizer with the class that transformers picks by the config files. Raises whatever it raises."""
+    with _without_torch() if tokenizers_alone else contextlib.nullcontext():
+        from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False, local_files_only=True)
+
+
+def _is_tekken(folder: Path) -> bool:
+    """Whether tokenizer.json has the vocabulary of Mistral's Tekken: 1,000 special tokens, then all bytes in order.
+
+    Files from before transformers 5 split text wrongly; transformers repairs them only on request.
+    """
+    config = _json_object(folder / "config.json")
+    inner = config.get("text_config")
+    size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
+    if size != _TEKKEN_TOKENS or "istral" not in str(config.get("model_type")):
+        return False
+    vocabulary = (_json_object(folder / "tokenizer.json").get("model") or {}).get("vocab")
+    first_byte = chr(256)  # byte 0 in the alphabet of byte-level BPE
+    return isinstance(vocabulary, dict) and vocabulary.get(first_byte) == _TEKKEN_SPECIAL_TOKENS
+
+
+def _name_special_tokens(tokenizer: Any, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Names special tokens that the folder leaves to its class's defaults, if the vocabulary has them."""
+    missing = [name for name in _NAMED_TOKENS if getattr(tokenizer, name) is None and name not in settings]
+    named = settings.get("tokenizer_class") or _json_object(folder / "config.json").get("tokenizer_class")
+    if not missing or named in (None, "PreTrainedTokenizerFast", "TokenizersBackend"):
+        return
+    import inspect
+
+    import transformers
+
+    found = getattr(transformers, str(named), None)
+    if not isinstance(found, type):
+        return
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    parameters = inspect.signature(found).parameters
+    for name in missing:
+        token = parameters[name].default if name in parameters else None
+        if isinstance(token, str) and token in added:
+            setattr(tokenizer, name, token)
+        elif isinstance(token, str) and token in vocabulary:
+            tokenizer.add_special_tokens({name: token})
+
+
+def _set_beginning(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+    """Adds the beginning token to texts, or removes it, where add_bos_token of tokenizer_config.json decides that.
+
+    transformers 5 ignores add_bos_token beside tokenizer.json. With the classes of BEGINNING_CLASSES it decided before,
+    and models of that time rely on it (DeepSeek's).
+    """
+    wanted = settings.get("add_bos_token")
+    if class_name(settings) in BEGINNING_CLASSES and isinstance(wanted, bool):
+        set_beginning(tokenizer, wanted)
+
+
+def class_name(settings: Mapping[str, Any]) -> str:
+    """The class that tokenizer_config.json names, without "Fast"; empty if it names none."""
+    return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+
+
+def set_beginning(tokenizer: Any, wanted: bool) -> None:
+    """Makes the tokenizer add the beginning token to a text, or not. Changes nothing if it adds other tokens too."""
+    if tokenizer.bos_token_id is None:
+        return
+    from tokenizers import processors
+
+    backend, bos = tokenizer.backend_tokenizer, (str(tokenizer.bos_token), tokenizer.bos_token_id)
+    added = backend.num_special_tokens_to_add(False)
+    if wanted and not added:
+        backend.post_processor = processors.TemplateProcessing(single=[bos[0], "$A"], special_tokens=[bos])
+    elif not wanted and added == 1 and backend.encode("").ids[:1] == [bos[1]]:
+        backend.post_processor = processors.TemplateProcessing(single=["$A"], special_tokens=[])
 
 
 @contextlib.contextmanager
@@ -180,11 +264,11 @@ def import_models() -> None:
 
 def has_own_code(folder: Path) -> bool:
     """Whether the tokenizer names code of the model's, which is not run. Raises TokenizerError."""
-    return "auto_map" in _tokenizer_config(folder)
+    return "auto_map" in _json_object(folder / "tokenizer_config.json")
 
 
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    file = folder / "tokenizer_config.json"
+def _json_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON object; returns an empty one if there is no file. Raises TokenizerError."""
     if not file.is_file():
         return {}
     try:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charonia.errors import ModelError
 from charonia.json_files import read_json
-from charonia.text import prompt_ids, tiktoken_vocabulary
+from charonia.text import prompt_ids, sentencepiece_model, tiktoken_vocabulary
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
-    "config.json",  # AutoTokenizer decides by it too
+    "config.json",  # prompt_ids.py reads the model's type in it
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -27,17 +29,80 @@ TOKENIZER_FILES = (
 )
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """As prompt_ids.py does it, and Qwen 1's vocabulary, which a workspace has as tokenizer.json.
+# Short texts that tokenizers treat differently: spaces, digits, capitals, marks, code, scripts, composed characters.
+PROBES = (
+    "Hello world",
+    " two  spaces\tand a tab\n\n  lines \n",
+    "In 2023, 1234567 of 3.14159",
+    "HelloWorld camelCase don't I'LL",
+    "def f(x):\r\n    return x**2  # //;;",
+    "na\u00efve cafe\u0301 \ufb01 \u00bd",
+    "敏捷的棕色狐狸 ひらがな 한국어",
+    "Быстрая лиса, الثعلب البني, नमस्ते, สวัสดี",
+    "\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308",
+)
 
-    Raises ModelError when there is none or when an old tokenizer.model cannot be converted.
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Loads a tokenizer as prompt_ids.py does. Also converts Qwen 1's vocabulary and SentencePiece's tokenizer.model;
+    a workspace has both as tokenizer.json.
+
+    Raises ModelError if there is no tokenizer, or none that can be loaded or converted.
     """
-    if not (folder / "tokenizer.json").is_file() and (folder / tiktoken_vocabulary.FILE).is_file():
-        return tiktoken_vocabulary.load_tiktoken(folder, chat=_is_chat(folder))
+    pieces = folder / sentencepiece_model.FILE
     try:
+        if not (folder / "tokenizer.json").is_file():
+            if (folder / tiktoken_vocabulary.FILE).is_file():
+                return tiktoken_vocabulary.load_tiktoken(folder, chat=_is_chat(folder))
+            if pieces.is_file() and (model := sentencepiece_model.read_model(pieces)):
+                return sentencepiece_model.load_sentencepiece(folder, model)
         return prompt_ids.load_tokenizer(folder)
     except prompt_ids.TokenizerError as error:
         raise ModelError(str(error)) from error
+
+
+def source_notes(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Names what a folder with tokenizer.json also has and what gives other token ids: tokenizer_config.json, the class
+    that transformers picks, tokenizer.model. Each note says which one Charonia uses. `tokenizer` is the folder's."""
+    from tokenizers import Tokenizer
+
+    if not (folder / "tokenizer.json").is_file():
+        return []
+    used, described = tokenizer.backend_tokenizer, Tokenizer.from_file(str(folder / "tokenizer.json"))
+    described.no_truncation()
+    described.no_padding()
+    if difference := _difference(used, described):
+        return [f"{folder}: tokenizer.json has a wrong split pattern, and Charonia uses Tekken's own: {difference}"]
+    notes = []
+    if used.encode("").ids != described.encode("").ids:
+        notes.append(f"{folder}: Charonia follows add_bos_token of tokenizer_config.json, not tokenizer.json")
+    others: dict[str, Tokenizer] = {}
+    with contextlib.suppress(Exception):  # transformers raises whatever its parts raise
+        by_class = prompt_ids.load_by_class(folder)
+        others[f"transformers' {type(by_class).__name__}"] = by_class.backend_tokenizer
+    pieces = folder / sentencepiece_model.FILE
+    with contextlib.suppress(ModelError):
+        if pieces.is_file() and (model := sentencepiece_model.read_model(pieces)):
+            others[pieces.name] = sentencepiece_model.convert(model, legacy=True)
+    for name, other in others.items():
+        if difference := _difference(used, other):
+            notes.append(f"{folder}: Charonia uses tokenizer.json, and {name} differs from it: {difference}")
+    return notes
+
+
+def _difference(used: Tokenizer, other: Tokenizer) -> str:
+    """The first of PROBES that the two encode differently, with its ids; empty if there is none."""
+    for text in PROBES:
+        ours, theirs = (one.encode(text, add_special_tokens=False).ids for one in (used, other))
+        if ours != theirs:
+            return f"{text!r} has the token ids {prompt_ids.show(ours)}, not {prompt_ids.show(theirs)}"
+    return ""
+
+
+def end_of(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> int | None:
+    """The id of the tokenizer's eos_token; None if it has none, or one that the model cannot generate."""
+    end = tokenizer.eos_token_id
+    return end if isinstance(end, int) and 0 <= end < vocab_size else None
 
 
 def _is_chat(folder: Path) -> bool:
@@ -47,7 +112,7 @@ def _is_chat(folder: Path) -> bool:
 
 
 def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination: Path) -> None:
-    """Writes a `tokenizer` folder that AutoTokenizer loads to an equal tokenizer, without code of the model's."""
+    """Writes a `tokenizer` folder that prompt_ids.py loads to an equal tokenizer, without code of the model's."""
     destination.mkdir(parents=True, exist_ok=True)
     if (folder / "tokenizer.json").is_file() and not prompt_ids.has_own_code(folder):
         for name in TOKENIZER_FILES:

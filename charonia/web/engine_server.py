@@ -172,7 +172,7 @@ class EngineServer:
         running.handle = self._native.submit(
             id=request_id,
             input_ids=made.chat.token_ids,
-            sampling=native_sampling(lambda: None, sampling),
+            sampling=native_sampling(lambda: None, sampling, self.info.default_sampling),
             priority=request.priority or 0,
             stream=request.stream,
             strip_leading_space=made.chat.strip_leading_space,

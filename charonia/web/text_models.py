@@ -53,7 +53,7 @@ class TextModels:
             raise InvalidRequestError(str(error)) from error
         self._table = detokenize.TokenTable.load(location.weights / workspace.TOKEN_TABLE)
         self._answers = parse.Answers(self._table)
-        self.model_info: dict[str, Any] = lengths.model_info(location.weights, limit)
+        self.model_info: dict[str, Any] = lengths.model_info(location.weights, Path(), environment, limit)
         self.answer_formats: dict[str, str | None] = {
             name: found and found.name
             for name, found in (

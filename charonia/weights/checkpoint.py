@@ -57,6 +57,7 @@ class Checkpoint(Protocol):
 
     linkable: bool  # the engine can map the files themselves
     tensors: dict[str, TensorInfo]
+    notes: tuple[str, ...]  # sentences that the user should read, as warnings
 
     def read(self, name: str) -> Array:
         """The tensor; valid until the checkpoint goes. The caller must not write to it."""
@@ -78,14 +79,16 @@ class SafetensorsCheckpoint:
     # u64 length, JSON {name: {dtype, shape, data_offsets}}, data.
     linkable = True
 
-    def __init__(self, files: Iterable[Path]) -> None:
+    def __init__(self, files: Iterable[Path], places: Mapping[str, Path] | None = None) -> None:
+        """places: the file of each tensor, as an index names it. It decides where several files have a tensor."""
         self.tensors: dict[str, TensorInfo] = {}
+        self.notes: tuple[str, ...] = ()
         self._extents: dict[str, _Extent] = {}
         self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
         for file in files:
-            self._add(file)
+            self._add(file, places or {})
 
-    def _add(self, file: Path) -> None:
+    def _add(self, file: Path, places: Mapping[str, Path]) -> None:
         if not _is_file(file):
             raise ModelError(f"the weight file {file} is missing: was the download complete?")
         data = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size > 8 else np.zeros(0, np.uint8)
@@ -101,6 +104,8 @@ class SafetensorsCheckpoint:
                 info = TensorInfo(name, file, entry["dtype"], tuple(entry["shape"]))
                 begin, end = entry["data_offsets"]
                 _check_entry(info, begin, end, data.size - 8 - length)
+                if name in self.tensors and not _replaces(self, info, places):
+                    continue
                 self.tensors[name], self._extents[name] = info, _Extent(8 + length + begin, 8 + length + end)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"{file} is no complete safetensors file ({error}): download it again") from error
@@ -111,6 +116,23 @@ class SafetensorsCheckpoint:
         data = self._maps[info.file][extent.begin : extent.end]
         # frombuffer: the data of a file begins at any byte, a view would need alignment.
         return np.frombuffer(data, dtype=NUMPY_TYPES[info.dtype]).reshape(info.shape)
+
+
+def _replaces(checkpoint: Checkpoint, info: TensorInfo, places: Mapping[str, Path]) -> bool:
+    """Whether a tensor replaces the tensor of the same name in an earlier file. Adds a note that names both files.
+
+    Raises ModelError if the index names neither file.
+    """
+    first, place = checkpoint.tensors[info.name].file, places.get(info.name)
+    if place not in (first, info.file):
+        raise ModelError(
+            f"tensor {info.name} is in {first} and in {info.file}, and no index says which one is the model's: "
+            "remove one of the two files, or name the right one in weight_map"
+        )
+    checkpoint.notes += (
+        f"tensor {info.name} is in {first} and in {info.file}: {place.name} is used, as the index says",
+    )
+    return place == info.file
 
 
 def _check_entry(info: TensorInfo, begin: Any, end: Any, size: int) -> None:
@@ -134,7 +156,8 @@ class TorchCheckpoint:
 
     linkable = False
 
-    def __init__(self, files: Iterable[Path]) -> None:
+    def __init__(self, files: Iterable[Path], places: Mapping[str, Path] | None = None) -> None:
+        """places: as of SafetensorsCheckpoint."""
         try:
             import torch
         except ImportError as error:
@@ -144,6 +167,7 @@ class TorchCheckpoint:
             ) from error
         names = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
         self.tensors: dict[str, TensorInfo] = {}
+        self.notes: tuple[str, ...] = ()
         self._values: dict[str, Any] = {}
         for file in files:
             if not _is_file(file):
@@ -166,8 +190,10 @@ class TorchCheckpoint:
                         "nothing else and nothing nested"
                     )
                 dtype = names.get(value.dtype, str(value.dtype))
-                self.tensors[name] = TensorInfo(name, file, dtype, tuple(value.shape))
-                self._values[name] = value.detach()
+                info = TensorInfo(name, file, dtype, tuple(value.shape))
+                if name in self.tensors and not _replaces(self, info, places or {}):
+                    continue
+                self.tensors[name], self._values[name] = info, value.detach()
 
     def read(self, name: str) -> Array:
         value = self._values[name].contiguous()
@@ -202,22 +228,28 @@ def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Opens the weights of a Hugging Face folder."""
-    files = weight_files(folder)
-    return TorchCheckpoint(files) if files[0].suffix == ".bin" else SafetensorsCheckpoint(files)
+    files, places = _find_weights(folder)
+    return (TorchCheckpoint if files[0].suffix == ".bin" else SafetensorsCheckpoint)(files, places)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of a Hugging Face folder's weights: safetensors where there are any, else .bin files. Those that an
     index names may be missing. Raises ModelError or UnsupportedError where there are none."""
+    return _find_weights(folder)[0]
+
+
+def _find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The files of weight_files(), and the file of each tensor where there is an index."""
     for name in _names_of_weights(folder):
         index = folder / f"{name}.index.json"
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise ModelError(f"{index} has no weight_map: download it again")
-            return [folder / file for file in sorted(_file_names(index, weight_map))]
+            files = [folder / file for file in sorted(_file_names(index, weight_map))]
+            return files, {tensor: folder / file for tensor, file in weight_map.items()}
         if _is_file(folder / name):
-            return [folder / name]
+            return [folder / name], {}
     for pattern in ("gptq_model*.bin", "gptq_model*.pt"):
         for file in sorted(folder.glob(pattern)):
             raise UnsupportedError(

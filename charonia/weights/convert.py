@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
-from charonia.families import ModelSpec, Quantization, TensorMap, TensorPart, describe, stacked_shape
+from charonia.families import ModelConfig, ModelSpec, Quantization, TensorMap, TensorPart, describe, stacked_shape
 from charonia.json_files import read_json
 from charonia.progress import Progress
 from charonia.text import prompt_ids
 from charonia.text.token_split import build_token_split
 from charonia.text.token_table import build_token_table
-from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
+from charonia.text.tokenizer import copy_tokenizer, end_of, load_tokenizer, source_notes
 from charonia.weights import workspace
 from charonia.weights.checkpoint import (
     DTYPES,
@@ -33,13 +33,18 @@ from charonia.weights.checkpoint import (
     TensorInfo,
     open_checkpoint,
 )
+from charonia.weights.generation_config import sampling_defaults
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
 from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
 from charonia.weights.quantization_config import read_quantization, says_cache
 from charonia.weights.quantization_settings import DENSE, FORMATS
 from charonia.weights.safetensors_writer import write_safetensors
+from charonia.weights.stacked_experts import fused_experts
 from charonia.weights.tensor_parallel import output_rows, rank_of, ranks_of, split
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 AUTO_FORMAT = "auto"
 BIN_REFUSAL = (
@@ -60,6 +65,12 @@ class Source:
     spec: ModelSpec
     checkpoint: Checkpoint
 
+    @property
+    def linkable(self) -> bool:
+        """Whether the engine can map the files themselves."""
+        parts = (part for parts in self.spec.tensors.values() for part in parts)
+        return self.checkpoint.linkable and not any(part.transposed for part in parts)
+
 
 def read_source(folder: Path, dtype: str = "auto") -> Source:
     """Reads config.json and the headers of the weights; dtype: auto | bf16 | fp16 | fp32, auto is the model's own. Of
@@ -72,7 +83,8 @@ def read_source(folder: Path, dtype: str = "auto") -> Source:
     checkpoint = open_checkpoint(folder)
     if spec.quantization is not None and not checkpoint.linkable:
         raise UnsupportedError(BIN_REFUSAL.format(model=folder, method=spec.quantization.method))
-    return Source(folder, check_spec(folder, spec, checkpoint.tensors, dtype, checkpoint.read), checkpoint)
+    spec = check_spec(folder, spec, checkpoint.tensors, dtype, checkpoint.read)
+    return Source(folder, replace(spec, notes=(*spec.notes, *checkpoint.notes)), checkpoint)
 
 
 def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
@@ -83,20 +95,43 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     if generation.is_file():
-        # Where both name them, generation_config.json has the ids that end a chat turn as well; Qwen 1 says there by
-        # chat_format whether there are others.
-        keys = ("eos_token_id", "chat_format")
-        config |= {key: value for key, value in read_json(generation).items() if key in keys and value not in _UNSAID}
+        generated = read_json(generation)
+        # Each file may name end ids that the other ones lack. Qwen 1 has more of them if chat_format says so.
+        inner = config.get("text_config")
+        if ends := _end_ids(generated, config, inner if isinstance(inner, dict) else {}):
+            config["eos_token_id"] = ends
+        if generated.get("chat_format") not in _UNSAID:
+            config["chat_format"] = generated["chat_format"]
     spec = describe(config, _model_name(folder))
     quantization = read_quantization(folder, config)
     # What the quantised weights become beside each other has no tensor of its own to tell.
     promised = promised_type(config) if quantization else ""
     return replace(
         spec,
-        config=replace(spec.config, data_type=promised),
+        config=replace(spec.config, data_type=promised, **sampling_defaults(folder)),
         quantization=quantization,
         quantised_cache=says_cache(folder, config),
     )
+
+
+def _end_ids(*configs: Mapping[str, Any]) -> list[Any]:
+    """The values of eos_token_id in all of the files, each once."""
+    named = (config.get("eos_token_id") for config in configs)
+    ids = [end for value in named if value not in _UNSAID for end in (value if isinstance(value, list) else [value])]
+    return [end for index, end in enumerate(ids) if end not in ids[:index]]
+
+
+def _with_end_of_tokenizer(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> ModelConfig:
+    """Adds the tokenizer's eos_token to the end ids, which end a response. Warns if there is no end id at all."""
+    end = end_of(tokenizer, config.vocab_size)
+    if end is not None and end not in config.end_id:
+        config = replace(config, end_id=(*config.end_id, end))
+    if not config.end_id:
+        progress.warn(
+            f"{config.model_name} names no token that ends a response, so responses run to max_tokens: add "
+            "eos_token_id to config.json, or send end_id"
+        )
+    return config
 
 
 def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
@@ -125,7 +160,8 @@ def check_spec(
 ) -> ModelSpec:
     """The spec with the tensors' own names and types; raises as read_source does. read: a tensor's values, where they
     are at hand."""
-    found = find_quantised(folder, _as_named(spec, tensors), tensors, read)
+    spec = _as_named(_untied(folder, spec, tensors, read), tensors)
+    found = find_quantised(folder, spec, tensors, read)
     spec = found.spec
     _check_tensors(folder, spec, tensors, found.known)
     config = spec.config
@@ -137,8 +173,57 @@ def check_spec(
     return replace(spec, config=config)
 
 
+def _untied(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None) -> ModelSpec:
+    """The spec with the files' own output layer, where config.json ties it to the embedding and the files have another
+    one, as transformers 5 does. An equal one is ignored."""
+    tied = spec.tied_output
+    if not tied:
+        return spec
+    module = tied.removesuffix("weight")
+    theirs = ("", *(theirs for theirs, ours in spec.prefixes if not ours))
+    output = tuple(before + module for before in theirs)
+    found = [name for name in tensors if name.startswith(output)]
+    embedding = _as_named(spec, tensors).tensors["tok_embeddings.weight"][0].name
+    ignored = replace(spec, ignored=(*spec.ignored, module))
+    if not found:
+        return ignored
+    name = found[0]
+    if read is None:
+        note = (
+            f"{folder}: config.json ties the output layer to the embedding, and the files have {name} as well. If the "
+            "two differ, the output layer of the files is used, and this plan lacks the memory for it"
+        )
+        return replace(ignored, notes=(*spec.notes, note))
+    if embedding in tensors and name.endswith(".weight") and _are_equal(name, embedding, tensors, read):
+        return ignored
+    note = (
+        f"{folder}: config.json ties the output layer to the embedding, but {name} differs from {embedding}. The "
+        "output layer of the files is used. Set tie_word_embeddings to false in config.json if that is right"
+    )
+    return replace(
+        spec,
+        config=replace(spec.config, tie_word_embeddings=False),
+        tensors={**spec.tensors, "output.weight": (replace(spec.tensors["tok_embeddings.weight"][0], name=tied),)},
+        tied_output="",
+        notes=(*spec.notes, note),
+    )
+
+
+def _are_equal(name: str, other: str, tensors: Mapping[str, TensorInfo], read: Read) -> bool:
+    """Whether two tensors have the same type, shape and bits."""
+    a, b = tensors[name], tensors[other]
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in DTYPES:
+        return False
+    x, y = (read(one).reshape(-1).view(np.uint8) for one in (name, other))
+    # Piece by piece, since two different layers differ early.
+    return all(
+        np.array_equal(x[at : at + _PIECE_BYTES], y[at : at + _PIECE_BYTES]) for at in range(0, len(x), _PIECE_BYTES)
+    )
+
+
 def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
-    """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes)."""
+    """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes) or where all
+    experts of a layer are in one tensor."""
     named: dict[str, str] = {}
     for found in tensors:
         module, _, kind = found.rpartition(".")
@@ -146,6 +231,12 @@ def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
         for theirs, ours in spec.prefixes:
             if name.startswith(theirs):
                 named.setdefault(ours + name.removeprefix(theirs), name)
+
+    def shape_of(name: str) -> tuple[int, ...] | None:
+        info = tensors.get(named.get(name, name))
+        return info.shape if info else None
+
+    spec = fused_experts(spec, shape_of)
     if not named:
         return spec
     renamed = {
@@ -178,9 +269,10 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         if part.quantised:
             continue
         info = tensors[part.name]
-        if info.shape != part.shape:
+        if info.shape != part.file_shape:
             raise ModelError(
-                f"{folder}: tensor {part.name} has shape {list(info.shape)} where config.json says {list(part.shape)}"
+                f"{folder}: tensor {part.name} has shape {list(info.shape)} where config.json says "
+                f"{list(part.file_shape)}"
             )
         if info.dtype not in DTYPES:
             raise UnsupportedError(
@@ -209,7 +301,7 @@ def _own_type(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
             if part.quantised:
                 continue
             dtype = tensors[part.name].dtype
-            counts[dtype] = counts.get(dtype, 0) + int(np.prod(part.shape))
+            counts[dtype] = counts.get(dtype, 0) + math.prod(part.taken)
     largest = max(counts, key=lambda dtype: counts[dtype])
     return next(name for name, dtype in WEIGHT_TYPES.items() if dtype == largest)
 
@@ -235,11 +327,17 @@ def _write_tensors(
     types: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def dense(parts: tuple[TensorPart, ...]) -> Iterator[Array]:
+    def dense(parts: tuple[TensorPart, ...], dtype: str) -> Iterator[Array]:
         for part in parts:
             values = _read(source.checkpoint, part)
             _check_finite(values, part.name)
-            yield _cast(values, DTYPES[dense_type], part.name)
+            yield _cast(values, DTYPES[dtype], part.name)
+
+    def type_of(name: str) -> str:
+        """The biases of a router differ by little, so they stay fp32. Some models have its weight in fp32 too."""
+        weight = name.endswith(".feed_forward.gate.weight") and source.spec.config.router_fp32
+        wide = weight and source.checkpoint.tensors[tensors[name][0].name].dtype == "F32"
+        return "F32" if wide or name.endswith(".feed_forward.gate.bias") else dense_type
 
     def copied(cut: Cut, kind: str, how: Quantization, name: str) -> Iterator[Array]:
         values = cut.read()
@@ -255,10 +353,10 @@ def _write_tensors(
                 # A quantised weight stays in its parts, and each has its bias.
                 pieces = {f"{name}.{index}": (part,) for index, part in enumerate(parts)}
             for piece, some_parts in pieces.items():
-                writers[piece] = partial(dense, some_parts)
-                types[piece], shapes[piece] = dense_type, stacked_shape(some_parts)
+                types[piece], shapes[piece] = type_of(name), stacked_shape(some_parts)
+                writers[piece] = partial(dense, some_parts, types[piece])
             places: list[dict[str, Any]] = [{"file": file.name, "name": piece} for piece in pieces]
-            manifest.add(name, dense_type, stacked_shape(parts), places)
+            manifest.add(name, type_of(name), stacked_shape(parts), places)
             continue
         how, cuts = cut_parts(source.checkpoint, parts)
         places = []
@@ -282,8 +380,13 @@ def _place(file: str, name: str, dtype: str) -> dict[str, str]:
 
 def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
     values = checkpoint.read(part.name)
-    if part.rows:
-        values = values[part.rows[0] : part.rows[1]]
+    if part.stack and part.transposed:
+        assert part.rows is not None
+        size = part.shape[0] // part.stack
+        index, first = divmod(part.rows[0], size)
+        values = values[index].T[first : first + part.taken[0]]
+    elif part.rows:
+        values = values.reshape(part.shape)[part.rows[0] : part.rows[1]]
     if part.cols:
         values = values[:, part.cols[0] : part.cols[1]]
     return values
@@ -335,7 +438,8 @@ def write_weights(
     build_token_table(tokenizer, spec.config.vocab_size).save(table)
     token_split = weights / workspace.TOKEN_SPLIT
     build_token_split(tokenizer).save(token_split)
-    workspace.write_config_ini(weights / "config.ini", {**spec.config.settings(), **settings})
+    config = _with_end_of_tokenizer(spec.config, tokenizer, progress)
+    workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
     manifest = workspace.Manifest(str(source.folder.resolve()), ranks, quality=_quality_of(source.folder, spec))
     for file in (table, token_split):
@@ -447,7 +551,8 @@ def link_workspace(
 ) -> Path:
     """A workspace whose manifest points into the model's safetensors files: quick, and good as long as these stay.
 
-    Weights of another type than the files' are converted when the engine loads them, .bin checkpoints are here. For
+    Weights of another type than the files' are converted when the engine loads them. .bin checkpoints are converted
+    here, and so are experts whose matrices are stored transposed. For
     several ranks (settings' tensor_para_size) the manifest names the ranges of the tensors that each one holds.
     """
     return _make(
@@ -480,8 +585,10 @@ def _make(
     if model_format not in (AUTO_FORMAT, found):
         raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: leave it out")
     progress = Progress(show_progress)
-    if note := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
+    for note in source.spec.notes:
         progress.warn(note)
+    if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
+        progress.warn(cached)
     if found == "mxfp4":
         progress.warn(
             f"{location.path}: rows of gate and up are taken to alternate in experts.gate_up_proj, as in GPT-OSS. "
@@ -497,11 +604,14 @@ def _make(
         write_weights(
             source,
             root / workspace.WEIGHTS,
-            link=link and source.checkpoint.linkable,
+            link=link and source.linkable,
             settings=settings,
             progress=progress,
         )
-        copy_tokenizer(source.folder, load_tokenizer(source.folder), root / workspace.TOKENIZER)
+        tokenizer = load_tokenizer(source.folder)
+        for note in source_notes(source.folder, tokenizer):
+            progress.warn(note)
+        copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER)
         _write_models(root)
     return destination.expanduser().absolute()
 

@@ -172,6 +172,7 @@ def _weights(
         spec, here = read_source(location.path, dtype).spec, location.path
     else:
         spec, here = _spec_on_hub(str(model), dtype, notes), None
+    notes.extend(spec.notes)
     if note := cache_note(spec, settings):
         notes.append(note)
     with tempfile.TemporaryDirectory(prefix="charonia-") as folder:

@@ -25,8 +25,9 @@ _LEAST_GROUP = 8  # columns of the groups that a short block leaves: a CPU kerne
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # that the engine reads with an order
 _QUANTISABLE = re.compile(
-    r"output\.weight|layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.)?w[123])\.0\.weight"
+    r"output\.weight|layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
+_FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight")
 # Scales of keys and values, which the engine quantises with scales of its own (quant_policy).
 _KV_SCALE = re.compile(r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_(?:scale|zero_point))$")
 
@@ -444,10 +445,11 @@ def _check_places(folder: Path, spec: ModelSpec, tensors: TensorMap) -> None:
 
 
 def _check_together(folder: Path, tensors: TensorMap) -> None:
-    """Gate and up of a layer are computed together, and so are those of all its experts, and their w2."""
+    """Gate and up of a layer are computed together, and so are those of all its experts, and their w2. The shared
+    expert is computed alone."""
     seen: dict[str, tuple[str, Quantization | None]] = {}
     for canonical, (part, *_) in tensors.items():
-        match = re.fullmatch(r"(layers\.\d+\.feed_forward)(?:\.experts\.\d+)?\.(w[123])\.0\.weight", canonical)
+        match = _FEED_FORWARD.fullmatch(canonical)
         if not match:
             continue
         how = part.quantised.how if part.quantised else None

@@ -1,9 +1,11 @@
-"""Experts as GPT-OSS' checkpoints have them: one tensor for all of a layer, with gate and up in turn."""
+"""Tensors that have all experts of a layer: quantised as in GPT-OSS' checkpoints, where rows of gate and up alternate,
+or not quantised, where gate comes before up."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from charonia.families import ModelSpec, QuantizationConfig, TensorMap, TensorPart
 
@@ -24,6 +26,40 @@ def stacked_experts(spec: ModelSpec, config: QuantizationConfig, tensors: Collec
             (_place(parts[0], int(match[1]), match[2], spec.config.num_experts, config, tensors),) if match else parts
         )
     return made
+
+
+def fused_experts(spec: ModelSpec, shape_of: Callable[[str], tuple[int, ...] | None]) -> ModelSpec:
+    """The spec, where weights of experts are ranges of `gate_up_proj` [experts, 2 * inter, hidden] and `down_proj`
+    [experts, hidden, inter], if there are such and an expert has no tensor of its own. Both may have their last two
+    dimensions the other way round, as Qwen3-VL's have. shape_of: a tensor's; None: it is not there."""
+    made: TensorMap = {}
+    for canonical, parts in spec.tensors.items():
+        match = _EXPERT.fullmatch(canonical)
+        fused = None
+        if match and shape_of(parts[0].name) is None:
+            fused = _fused(parts[0], int(match[1]), match[2], spec, shape_of)
+        made[canonical] = parts if fused is None else (fused,)
+    return replace(spec, tensors=made)
+
+
+def _fused(
+    part: TensorPart, index: int, kind: str, spec: ModelSpec, shape_of: Callable[[str], tuple[int, ...] | None]
+) -> TensorPart | None:
+    count, inter, hidden = spec.config.num_experts, spec.config.expert_inter_size, spec.config.hidden_units
+    module = _module(part.name, index)
+    names = (f"{module}.gate_up_proj", f"{module}.down_proj")
+    found = tuple(map(shape_of, names))
+    if None in found:
+        return None
+    # One of the two matrices may be square.
+    transposed = found == ((count, hidden, 2 * inter), (count, inter, hidden))
+    transposed = transposed and found != ((count, 2 * inter, hidden), (count, hidden, inter))
+    if kind == "w2":
+        name, rows, shape = names[1], (index * hidden, (index + 1) * hidden), (count * hidden, inter)
+    else:
+        first = 2 * index * inter + (inter if kind == "w3" else 0)
+        name, rows, shape = names[0], (first, first + inter), (2 * count * inter, hidden)
+    return TensorPart(name, shape, rows, stack=count, transposed=transposed)
 
 
 def is_stacked(name: str) -> bool:

@@ -2,8 +2,8 @@
 
 Column and row parallel in turn, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM, 2019): q,
 k, v, gate and up by their output features, o and down by their input features. Experts are split like dense layers:
-every rank has a share of each of them. The output layer is split by its rows. The engine reads all of this from the
-shapes in the manifest.
+every rank has a share of each of them, and of the shared expert. The output layer is split by its rows. The engine
+reads all of this from the shapes in the manifest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from charonia.families import ModelConfig, TensorMap, TensorPart
 
 _LOGITS_ALIGNMENT = 4  # of a rank's share: 16 bytes of logits
 _LAYER_TENSOR = re.compile(
-    r"(layers\.\d+\.(?:attention|feed_forward(?:\.experts\.\d+)?)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)"
+    r"(layers\.\d+\.(?:attention|feed_forward(?:\.experts\.\d+|\.shared)?)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)"
 )
 
 
@@ -67,7 +67,12 @@ def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
 def _widths(config: ModelConfig) -> list[str]:
     """The keys that say how wide the model's feed-forward layers are."""
     dense = not config.num_experts or "d" in config.layer_experts
-    return ["inter_size"] * dense + ["expert_inter_size"] * bool(config.num_experts)
+    shared = bool(config.shared_expert_inter_size)
+    return (
+        ["inter_size"] * dense
+        + ["expert_inter_size"] * bool(config.num_experts)
+        + ["shared_expert_inter_size"] * shared
+    )
 
 
 def output_rows(config: ModelConfig, rank: int, ranks: int) -> tuple[int, int]:

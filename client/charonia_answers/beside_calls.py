@@ -35,8 +35,22 @@ def check(kind: str, guide: str, marks: Sequence[str]) -> None:
             raise NoTagError(f"beside tools no text may have {mark} in it, which begins a call, and this one can")
 
 
-def check_bare(kind: str, guide: str) -> None:
-    """Raises NoTagError for a guide whose texts can be objects with a `name`, as calls without marks are."""
+def check_bare(kind: str, guide: str, bracket: str) -> None:
+    """Raises NoTagError for a guide whose texts can be calls without marks: objects with a `name` or, where bracket is
+    "[", lists in Python."""
+    if bracket == "[":
+        if kind in ("regex", "ebnf_grammar"):
+            found = bool(re.search("Token|TagDispatch", guide)) or _can_make(
+                _regex_parts(guide) if kind == "regex" else _ebnf_parts(guide), "[(="
+            )
+        else:
+            found = kind == "choice" and any(one.lstrip().startswith("[") for one in json.loads(guide))
+        if found:
+            raise NoTagError(
+                "the model's calls have no marks, and a list of calls in Python may be one, which a strict function "
+                "does not allow: give a guide that cannot begin with a bracket"
+            )
+        return
     if kind in ("regex", "ebnf_grammar"):
         found = bool(re.search("Token|TagDispatch", guide)) or _can_make(
             _regex_parts(guide) if kind == "regex" else _ebnf_parts(guide), '{"name"'

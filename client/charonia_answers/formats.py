@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Syntax = Literal["json", "named", "gemma", "xml"]
+Syntax = Literal["json", "named", "gemma", "xml", "pythonic"]
 
 
 @dataclass(frozen=True)
 class Frame:
     """The text of calls is `opening`, the calls with `separator` between them, and `closing`. Each call is `before`,
-    `name`, `middle`, the arguments and `after`. There is no markup in `name`, whatever it spells."""
+    `name`, `middle`, the arguments and `after`. There is no markup in `name`, whatever it spells. numbered: a colon and
+    the number of the call stand between `name` and `middle`."""
 
     opening: str
     before: str
@@ -26,6 +27,7 @@ class Frame:
     after: str
     separator: str
     closing: str
+    numbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,23 @@ class Xml:
 class CallFormat:
     """A way to write calls.
 
-    begin: what begins calls; the first is what is written, all are read. None is the beginning of another.
+    begin: the texts that begin calls. The first is written, all are read. None is the beginning of another.
     end: what ends them; "" for nothing.
     syntax: of a call. json: {"name": ..., KEY: {...}}, or a list of these. named: NAME, `arguments_mark`, the arguments
       as JSON; a call id may stand between, after `id_mark`. gemma: call:NAME{key:value}, texts between two `quote`.
       xml: each parameter between marks of its own, as `xml` has them; texts as they are, other values as JSON.
+      pythonic: NAME(key=value, ...), values as in Python or JSON.
     keys: json: what KEY is. The first is written, all are read.
-    padding: json: white space between markup and call.
-    in_list: json: calls are written as one list.
-    bare: json: calls may stand at the beginning of an answer without `begin`, and are written so. The name must be one
-      that was offered.
+    padding: json, xml: white space between markup and call.
+    each: named, xml: the marks around each call, where `begin` and `end` stand around all calls. Calls are also read
+      without `begin`, so `begin` has the first of these marks too.
+    in_list: json, pythonic: calls are written as one list.
+    bare: json, pythonic: calls may stand at the beginning of an answer without `begin`, and are written so. The name
+      must be one that was offered.
+    name_mark: named: may stand before NAME.
+    arguments_end: named: may stand after the arguments.
+    numbered: named: NAME is followed by a colon and the number of the call. With `name_mark` before it, this is the
+      call's id.
     id_characters: length of call ids, letters and digits alone, where the chat template wants them so; 0: any.
     """
 
@@ -67,65 +76,90 @@ class CallFormat:
     keys: tuple[str, ...] = ("arguments", "parameters")
     padding: str = ""
     separator: str = ""
+    each: tuple[str, str] = ("", "")
     in_list: bool = False
     bare: bool = False
     quote: str = ""
+    name_mark: str = ""
     arguments_mark: str = ""
+    arguments_end: str = ""
+    numbered: bool = False
     id_mark: str = ""
     id_characters: int = 0
     xml: Xml | None = None
 
+    def bare_begins(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The texts that begin calls without `begin`. names: the functions that were offered."""
+        if not self.bare:
+            return ()
+        if self.syntax == "json":
+            return ('{"name"', '{"type"')
+        # One text stands for many names, since the engine takes few texts.
+        return tuple(f"[{name}(" for name in names) if len(names) <= _MAX_BARE_BEGINS else ("[",)
+
     @property
-    def bare_begin(self) -> tuple[str, ...]:
-        """How calls without `begin` begin."""
-        return ('{"name"', '{"type"') if self.bare else ()
+    def bracket(self) -> str:
+        """The first character of calls without `begin`."""
+        return "[" if self.syntax == "pythonic" else "{"
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """Every mark that may be a token of its own."""
+        """All marks that may be tokens."""
         marks = (
             *self.begin,
             self.end,
+            *self.each,
             self.quote,
-            self.arguments_mark,
+            self.name_mark,
+            self.arguments_mark.strip("\n"),
+            self.arguments_end.strip("\n"),
             self.id_mark,
             *(self.xml.marks if self.xml else ()),
         )
         return tuple(mark for mark in marks if mark)
 
     def frame(self, name: str, begin: str | None = None) -> Frame:
-        """How a call of `name` is written. begin: in place of the first of `begin`."""
+        """How a call of `name` is written. begin: replaces the first of `begin`."""
         if begin is None:
             begin = "" if self.bare else self.begin[0]
-        if self.syntax == "named":
-            return Frame("", begin, name, self.arguments_mark, self.end, self.separator, "")
-        if self.syntax == "gemma":
-            return Frame("", f"{begin}call:", name, "", self.end, self.separator, "")
+        end = self.end if begin else ""
+        if self.syntax == "pythonic":
+            opening, closing = ("[", "]") if self.in_list else ("", "")
+            return Frame(f"{begin}{opening}", "", name, "(", ")", self.separator, f"{closing}{end}")
+        if self.syntax == "json":
+            shown = json.dumps(name, ensure_ascii=False)
+            before, middle = '{"name": ', f", {json.dumps(self.keys[0])}: "
+            if self.in_list:
+                return Frame(f"{begin}[", before, shown, middle, "}", ", ", f"]{end}")
+            before, after = f"{begin}{self.padding}{before}", f"}}{self.padding}{end}"
+            return Frame("", before, shown, middle, after, self.separator, "")
+        opening = closing = ""
+        if self.each[0]:
+            opening, closing = f"{begin}{self.padding}", f"{self.padding}{end}"
+            begin, end = self.each
         if self.xml:
             before, middle = self.xml.name
-            return Frame(
-                "", f"{begin}{self.padding}{before}", name, middle, self.xml.close + self.end, self.separator, ""
-            )
-        shown = json.dumps(name, ensure_ascii=False)
-        before, middle = '{"name": ', f", {json.dumps(self.keys[0])}: "
-        if self.in_list:
-            return Frame(f"{begin}[", before, shown, middle, "}", ", ", f"]{self.end}")
-        before, after = f"{begin}{self.padding}{before}", f"}}{self.padding}{self.end}"
-        return Frame("", before, shown, middle, after, self.separator, "")
+            before, after = f"{'' if opening else self.padding}{before}", self.xml.close
+        else:
+            before = "call:" if self.syntax == "gemma" else self.name_mark
+            middle, after = self.arguments_mark, self.arguments_end
+        return Frame(opening, f"{begin}{before}", name, middle, f"{after}{end}", self.separator, closing, self.numbered)
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls (name, arguments) as the model writes them."""
         texts = []
-        for name, arguments in calls:
+        for number, (name, arguments) in enumerate(calls):
             frame = self.frame(name)
-            shown = self._arguments(arguments)
-            texts.append(f"{frame.before}{frame.name}{frame.middle}{shown}{frame.after}")
+            shown = f"{frame.name}:{number}" if frame.numbered else frame.name
+            texts.append(f"{frame.before}{shown}{frame.middle}{self._arguments(arguments)}{frame.after}")
         frame = self.frame("")
         return f"{frame.opening}{frame.separator.join(texts)}{frame.closing}"
 
     def _arguments(self, arguments: Mapping[str, Any]) -> str:
         if self.syntax == "gemma":
             return _gemma(arguments, self.quote)
+        if self.syntax == "pythonic":
+            return ", ".join(f"{name}={_python(value)}" for name, value in arguments.items())
         if self.xml:
             key, value = self.xml.key, self.xml.value
             parts = (
@@ -137,6 +171,15 @@ class CallFormat:
 
 def _text_or_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _python(value: Any) -> str:
+    """A literal. Strings have JSON's escapes, which Python has too."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)}: {_python(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_python, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _gemma(value: Any, quote: str) -> str:
@@ -152,15 +195,55 @@ def _gemma(value: Any, quote: str) -> str:
 @dataclass(frozen=True)
 class ReasoningFormat:
     """Reasoning stands between `begin` and `end`, at the beginning of an answer. A chat template may have written
-    `begin` itself, as the end of the prompt."""
+    `begin` itself, as the end of the prompt. content: marks that may stand around the text after reasoning."""
 
     name: str
     begin: str
     end: str
+    content: tuple[str, str] = ("", "")
 
     @property
     def markup(self) -> tuple[str, ...]:
-        return (self.begin, self.end)
+        return (self.begin, self.end, *(mark for mark in self.content if mark))
+
+
+_MAX_BARE_BEGINS = 32
+
+
+def _deepseek(name: str, name_mark: str, arguments: tuple[str, str]) -> CallFormat:
+    return CallFormat(
+        name,
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        "<｜tool▁calls▁end｜>",
+        syntax="named",
+        separator="\n" if name_mark else "",
+        each=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+        name_mark=name_mark,
+        arguments_mark=arguments[0],
+        arguments_end=arguments[1],
+    )
+
+
+def _hunyuan_v3(name: str, suffix: str) -> CallFormat:
+    """suffix: what all marks of a released model end with."""
+
+    def mark(word: str) -> str:
+        return f"<{word}{suffix}>"
+
+    return CallFormat(
+        name,
+        (mark("tool_calls"), mark("tool_call")),
+        mark("/tool_calls"),
+        syntax="xml",
+        padding="\n",
+        separator="\n",
+        each=(mark("tool_call"), mark("/tool_call")),
+        xml=Xml(
+            ("", mark("tool_sep") + "\n"),
+            (mark("arg_key"), mark("/arg_key") + "\n"),
+            (mark("arg_value"), mark("/arg_value") + "\n"),
+        ),
+    )
 
 
 CALL_FORMATS = {
@@ -208,6 +291,77 @@ CALL_FORMATS = {
             keys=("parameters", "arguments"),
             padding="\n",
         ),
+        # DeepSeek V3, R1 and the models distilled from R1
+        _deepseek("deepseek_v3", "function<｜tool▁sep｜>", ("\n```json\n", "\n```")),
+        # DeepSeek V3.1
+        _deepseek("deepseek_v31", "", ("<｜tool▁sep｜>", "")),
+        # Kimi K2
+        CallFormat(
+            "kimi_k2",
+            ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+            "<|tool_calls_section_end|>",
+            syntax="named",
+            each=("<|tool_call_begin|>", "<|tool_call_end|>"),
+            name_mark="functions.",
+            arguments_mark="<|tool_call_argument_begin|>",
+            numbered=True,
+        ),
+        # Llama 4 with its own chat template
+        CallFormat(
+            "llama4_json",
+            ("<|python_start|>",),
+            "<|python_end|>",
+            keys=("parameters", "arguments"),
+            separator="; ",
+            bare=True,
+        ),
+        # Llama 3.2 and 4, and ToolACE, with chat templates that ask for Python
+        CallFormat(
+            "pythonic",
+            ("<|python_start|>", "<|python_tag|>"),
+            "<|python_end|>",
+            syntax="pythonic",
+            separator=", ",
+            in_list=True,
+            bare=True,
+        ),
+        # LFM2 and LFM2.5
+        CallFormat(
+            "lfm2", ("<|tool_call_start|>",), "<|tool_call_end|>", syntax="pythonic", separator=", ", in_list=True
+        ),
+        # OLMo 3
+        CallFormat("olmo3", ("<function_calls>",), "</function_calls>", syntax="pythonic", separator="\n"),
+        # Llama-Nemotron and Nemotron Nano v2
+        CallFormat("nemotron", ("<TOOLCALL>",), "</TOOLCALL>", in_list=True),
+        # Seed-OSS
+        CallFormat(
+            "seed_oss",
+            ("<seed:tool_call>",),
+            "</seed:tool_call>",
+            syntax="xml",
+            padding="\n",
+            separator="\n",
+            xml=Xml(("<function=", ">\n"), ("<parameter=", ">"), ("", "</parameter>\n"), "</function>\n"),
+        ),
+        # Granite 3.0 to 3.3; 3.1 writes the second mark
+        CallFormat("granite3", ("<|tool_call|>", "<tool_call>"), in_list=True),
+        # Hunyuan A13B
+        CallFormat("hunyuan_a13b", ("<tool_calls>",), "</tool_calls>", in_list=True),
+        # Hunyuan 0.5B to 7B
+        CallFormat(
+            "hunyuan",
+            ("<tool_calls>", "<tool_call>"),
+            "</tool_calls>",
+            syntax="named",
+            padding="\n",
+            separator="\n",
+            each=("<tool_call>", "</tool_call>"),
+            arguments_mark="\n```json\n",
+            arguments_end="\n```",
+        ),
+        # Hunyuan 3, and its released models
+        _hunyuan_v3("hunyuan_v3", ""),
+        _hunyuan_v3("hunyuan_v3_open", ":opensource"),
         # Phi-4-mini
         CallFormat("phi4_mini", ("<|tool_call|>", "functools"), "<|/tool_call|>", in_list=True),
         # FunctionGemma
@@ -222,7 +376,11 @@ CALL_FORMATS = {
 REASONING_FORMATS = {
     one.name: one
     for one in (
-        ReasoningFormat("think", "<think>", "</think>"),  # Qwen 3, DeepSeek-R1 and its like
+        ReasoningFormat("think", "<think>", "</think>"),  # Qwen 3, DeepSeek-R1, EXAONE 4, SmolLM3 and their like
+        ReasoningFormat("think_response", "<think>", "</think>", ("<response>", "</response>")),  # ERNIE, Granite 3.3
+        ReasoningFormat("think_answer", "<think>", "</think>", ("<answer>", "</answer>")),  # Hunyuan
+        ReasoningFormat("hunyuan_v3_open", "<think:opensource>", "</think:opensource>"),
+        ReasoningFormat("granite32", "Here is my thought process:", "Here is my response:"),  # Granite 3.2
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
         ReasoningFormat("gemma4", "<|channel>thought", "<channel|>"),
         ReasoningFormat("thought", "<thought>", "</thought>"),
@@ -232,37 +390,62 @@ REASONING_FORMATS = {
     )
 }
 
-# A format, and texts that a chat template which has it contains, all of them; the first format that fits is taken.
-_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+# A format, and the texts that a chat template with this format contains, all of them. The first format that fits wins.
+_Signs = tuple[tuple[str, tuple[str, ...]], ...]
+_CALL_SIGNS: _Signs = (
     ("gemma4", ("<|tool_call>", "<tool_call|>")),
     ("functiongemma", ("<start_function_call>",)),
+    ("granite3", ("<|tool_call|>", "<|start_of_role|>")),
     ("phi4_mini", ("<|tool_call|>",)),
     ("phi4_mini", ("functools",)),
     ("phi4_mini", ("<|tool|>", "<|/tool|>")),
     ("internlm2", ("<|action_start|>", "<|plugin|>")),
     ("mistral_named", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("nemotron", ("<TOOLCALL>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("hunyuan_v3_open", ("<tool_calls{}>", "<tool_sep{}>", ":opensource")),
+    ("hunyuan_v3", ("<tool_calls>", "<tool_sep>")),
+    ("hunyuan", ("<tool_calls>", "<tool_call>", "```json")),
+    ("hunyuan_a13b", ("<tool_calls>[",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("List of tools: ", "<|im_start|>")),  # the older templates show no call
+    ("olmo3", ("<function_calls>",)),
+    ("", ("]<]minimax[>[",)),  # MiniMax M3, whose calls are not parsed
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("glm45", ("<tool_call>", "<arg_key>")),
     ("hermes", ("<tool_call>",)),
+    ("pythonic", ("[func_name1(",)),
+    ("llama4_json", ("<|header_start|>", '"parameters"')),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+)
+_REASONING_SIGNS: _Signs = (
+    ("think_response", ("<think>", "<response></response>")),
+    ("think_response", ("<think>", "<response>\\n")),
+    ("think_response", ("<think>", "<response>\n")),
+    ("think_answer", ("<think>", "<answer>")),
+    ("hunyuan_v3_open", ("<think{}>", ":opensource")),
+    *((one.name, (mark,)) for one in REASONING_FORMATS.values() for mark in (one.begin, one.end)),
 )
 
 
 def find_call_format(template: str) -> CallFormat | None:
     """The format that a chat template has its model write calls in; None where none is known."""
-    for name, signs in _CALL_SIGNS:
-        if all(sign in template for sign in signs):
-            return CALL_FORMATS[name]
-    return None
+    name = _first(_CALL_SIGNS, template)
+    return CALL_FORMATS[name] if name else None
 
 
 def find_reasoning_format(template: str) -> ReasoningFormat | None:
     """The format that a chat template knows reasoning by; None where there is none."""
-    for one in REASONING_FORMATS.values():
-        if any(mark in template for mark in one.markup):
-            return one
-    return None
+    name = _first(_REASONING_SIGNS, template)
+    return REASONING_FORMATS[name] if name else None
+
+
+def _first(signs: _Signs, template: str) -> str:
+    return next((name for name, texts in signs if all(text in template for text in texts)), "")
 
 
 def is_open(prompt: str, reasoning: ReasoningFormat) -> bool:

@@ -21,7 +21,7 @@ from io import StringIO
 
 from .events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from .formats import CallFormat, ReasoningFormat
-from .scanners import GemmaScanner, JsonScanner, Scanner
+from .scanners import GemmaScanner, JsonScanner, PythonScanner, Scanner
 
 # Characters that are held back at most until it is known whether they are a call.
 MAX_HELD = 1 << 16
@@ -31,6 +31,10 @@ _SPACE = " \t\r\n"
 _SPACES = re.compile(f"[{_SPACE}]+")
 _MARKS = re.compile("[\ud800-\udfff]+")
 _NAME = re.compile(r"[^\s\[{\"\ud800-\udfff]+")
+# Where marks follow a name, it ends before them.
+_MARKED_NAME = re.compile(r"[^\s<`\[{\"\ud800-\udfff]+")
+_NUMBERED = re.compile(r"(.+):[0-9]+")
+PYTHON_NAME = re.compile(r"[^\s<>()\[\]{}=,;:\"'\ud800-\udfff]+")
 XML_NAME = re.compile(r"[^\s<>\ud800-\udfff]+")
 _BESIDE = ("type", "id")  # members of a call in JSON that say nothing
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -95,6 +99,7 @@ class _Channel:
         self._flows = False  # white space that was too long to be held back
         self.begun = False
         self.drops_first = False  # white space at the beginning is none of it
+        self.drops_last = False  # white space at the end is dropped
 
     def push(self, text: str) -> None:
         core = text.strip(_SPACE)
@@ -104,7 +109,7 @@ class _Channel:
         begin = len(text) - len(text.lstrip(_SPACE))
         self._push_space(text[:begin])
         self._give(self._held + core)
-        self._held, self._flows = "", False
+        self._held, self._flows, self.drops_last = "", False, False
         self._push_space(text[begin + len(core) :])
 
     def _push_space(self, text: str) -> None:
@@ -132,8 +137,15 @@ class _Channel:
         """White space before what comes next is dropped."""
         self._held = ""
 
+    def end_text(self) -> None:
+        """The text ends here: drops the white space before and after."""
+        self._held = ""
+        self.drops_last = True
+
     def end(self) -> None:
         """Gives what was held back."""
+        if self.drops_last:
+            return
         self._give(self._held)
         self._held = ""
 
@@ -182,9 +194,15 @@ class AnswerParser:
         self._begins = [_with_marks(mark, marks) for mark in calls.begin] if calls else []
         self._end = _with_marks(calls.end, marks) if calls else ""
         self._quote = _with_marks(calls.quote, marks) if calls else ""
-        self._arguments_mark = _with_marks(calls.arguments_mark, marks) if calls else ""
+        self._arguments_mark = _with_marks(calls.arguments_mark.strip("\n"), marks) if calls else ""
         self._id_mark = _with_marks(calls.id_mark, marks) if calls else ""
-        self._thought = tuple(_with_marks(mark, marks) for mark in reasoning.markup) if reasoning else ()
+        self._name_mark = _with_marks(calls.name_mark, marks) if calls else ""
+        self._arguments_end = _with_marks(calls.arguments_end.strip("\n"), marks) if calls else ""
+        self._call_begin, call_end = (_with_marks(mark, marks) for mark in calls.each) if calls else ("", "")
+        self._call_end = call_end or self._end
+        self._thought = [_with_marks(mark, marks) for mark in (reasoning.begin, reasoning.end)] if reasoning else []
+        self._wrapping = [_with_marks(mark, marks) for mark in reasoning.content] if reasoning else ["", ""]
+        self._wrapped = False  # the first of these has come, and the second has not
         self._names = frozenset(names)
         self._texts = texts or {}
         self._xml = calls.xml if calls else None
@@ -195,6 +213,7 @@ class AnswerParser:
         self._new_id = new_id or self._random_id
         self.in_reasoning = in_reasoning and reasoning is not None
         self.num_calls = 0  # that have begun
+        self._ids: set[str] = set()  # those that the model wrote
         self._events: list[Event] = []
         self._content = _Channel(Content, [] if forced else self._events)
         self._reasoning = _Channel(Reasoning, self._events)
@@ -207,7 +226,7 @@ class AnswerParser:
         self._call: _Call | None = None
         self._in_list = False  # calls are being read that stand in a list behind a mark
         self._listed = False  # one of it has been read
-        self._stray_end = False  # a call's end has not come; where it comes it is no text
+        self._stray_end = False  # the end of calls has not come; where it or a call's own end comes, it is no text
         self._steps = self._read_answer()
         next(self._steps)
 
@@ -287,8 +306,9 @@ class AnswerParser:
         found = pattern.match(self._text, self._at)
         return len(found.group()) if found else 0
 
-    def _until(self, marks: Collection[str], give: Callable[[str], None]) -> Generator[None, None, str]:
-        """Gives the text before the first of `marks` and takes the mark; "" where the answer ends before one."""
+    def _until(self, marks: Collection[str], give: Callable[[str], None], last: str = "") -> Generator[None, None, str]:
+        """Gives the text before the first of `marks` and takes the mark; "" where the answer ends before one. last: a
+        mark whose beginning is dropped where the answer ends within it."""
         wanted = sorted((mark for mark in marks if mark), key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, wanted)) or r"(?!)")
         longest = max(map(len, wanted), default=1)
@@ -299,11 +319,11 @@ class AnswerParser:
                 self._at = found.end()
                 return found.group()
             end = len(self._text)
-            if not self._ended:
-                tails = range(max(self._at, end - longest + 1), end)
-                end = next((at for at in tails if any(mark.startswith(self._text[at:]) for mark in wanted)), end)
+            held = wanted if not self._ended else [last] if last else []
+            tails = range(max(self._at, end - longest + 1), end)
+            end = next((at for at in tails if any(mark.startswith(self._text[at:]) for mark in held)), end)
             give(self._plain(self._text[self._at : end]))
-            self._at = end
+            self._at = len(self._text) if self._ended else end
             if self._ended:
                 return ""
             yield
@@ -320,12 +340,16 @@ class AnswerParser:
         while True:
             if not self._content.begun and (yield from self._read_beginning()):
                 continue
-            marks = [*self._begins, self._end] if self._stray_end else self._begins
-            mark = yield from self._until(marks, self._content.push)
+            marks = [*self._begins, *((self._end, self._call_end) if self._stray_end else ())]
+            last = self._wrapping[1] if self._wrapped else ""
+            mark = yield from self._until([*marks, last], self._content.push, last)
             if not mark:
                 break
-            if mark not in self._begins:
+            if mark == self._end:
                 self._stray_end = False
+            elif mark == last:
+                self._wrapped = False
+                self._content.end_text()
             while mark in self._begins:
                 mark = yield from self._read_calls(mark)
         if not self.num_calls:
@@ -340,7 +364,12 @@ class AnswerParser:
         if self._thought and (yield from self._accept(self._thought[0])):
             yield from self._read_reasoning()
             return True
-        if self._calls and self._calls.bare and (char == "{" or (char == "[" and not self._certain)):
+        if (yield from self._accept(self._wrapping[0])):
+            self._wrapped = True
+            self._content.drop_first()
+            return True
+        bracket = self._calls.bracket if self._calls and self._calls.bare else ""
+        if bracket and (char == bracket or (char == "[" and not self._certain)):
             yield from self._read_calls("")
             return True
         return False
@@ -361,13 +390,17 @@ class AnswerParser:
         assert self._calls is not None
         self._hold(mark)
         self._in_list = self._listed = False
+        # Llama 4 may write an empty block before calls without marks.
+        if mark and self._calls.bare and (yield from self._accept(self._end)):
+            self._held = None
+            return ""
         try:
             if self._calls.syntax == "json":
                 yield from self._read_json(strict=not mark)
-            elif self._xml:
-                yield from self._read_xml()
+            elif self._calls.syntax == "pythonic":
+                yield from self._read_pythonic(strict=not mark)
             else:
-                yield from self._read_named()
+                yield from self._read_marked(mark)
         except _NoCallError:
             if self._listed and self._held:  # its end mark may be in what was taken for a text
                 self._text, self._at = self._held.getvalue() + self._text[self._at :], 0
@@ -425,10 +458,16 @@ class AnswerParser:
         """The end of calls, with brackets that come too often before it. Where it is missing, it is no text when it
         comes later; nor is its beginning, where the answer ends within it."""
         yield from self._spaces(closing)
-        if (yield from self._accept(self._end)):
+        if (yield from self._accept_last(self._end)):
             self._stray_end = False
-        elif self._ended and self._end.startswith(rest := self._text[self._at :]):
+
+    def _accept_last(self, mark: str) -> Generator[None, None, bool]:
+        """Takes `mark` where it comes next, and its beginning where the answer ends within it. Whether it is whole."""
+        if (yield from self._accept(mark)):
+            return True
+        if self._ended and mark.startswith(rest := self._text[self._at :]):
             self._take(len(rest))
+        return False
 
     def _read_object(self, *, strict: bool, has_arguments: bool = False) -> Reading:
         """{"name": ..., "arguments": {...}}.
@@ -517,26 +556,98 @@ class AnswerParser:
             raise _NoCallError
         yield
 
+    def _read_marked(self, mark: str) -> Reading:
+        """A call, or calls with marks of their own. mark: what was taken."""
+        read_one = self._read_xml if self._xml else self._read_named
+        yield from self._spaces()
+        if mark != self._call_begin:
+            yield from self._expect(self._call_begin)
+        yield from read_one()
+        while self._call_begin:
+            yield from self._spaces()
+            if not (yield from self._accept_last(self._call_begin)):
+                break
+            self._hold(self._call_begin)
+            yield from read_one()
+        if self._stray_end or not self._end:
+            yield from self._read_end("")
+
     def _read_named(self) -> Reading:
         """NAME{...} with marks between, and, for Gemma, with `call:` before."""
         assert self._calls is not None
         yield from self._spaces()
         if self._calls.syntax == "gemma":
             yield from self._expect("call:")
-        name = ""
-        while (yield from self._peek()) and (count := self._run(_NAME)):
-            name += self._take(min(count, MAX_NAME + 1))
-            if len(name) > MAX_NAME:
-                raise _NoCallError
+        prefix = self._name_mark if (yield from self._accept(self._name_mark)) else ""
+        name = yield from self._read_word(_MARKED_NAME if self._call_begin else _NAME)
+        id = ""
+        if self._calls.numbered and (found := _NUMBERED.fullmatch(name)):
+            id, name = prefix + name, found[1]
         yield from self._spaces()
         if (yield from self._accept(self._id_mark)):
             while (char := (yield from self._peek())) and char.isalnum():
                 self._take(1)
-        yield from self._accept(self._arguments_mark)
-        if (yield from self._spaces()) != "{" or not name:
+        # The word after a fence may be missing.
+        fence = self._arguments_end if self._arguments_mark.startswith(self._arguments_end) else ""
+        yield from self._accept(fence)
+        yield from self._accept(self._arguments_mark.removeprefix(fence))
+        if (yield from self._spaces()) != "{":
             raise _NoCallError
-        yield from self._read_arguments(name)
-        yield from self._read_end("")
+        yield from self._read_arguments(name, id)
+        if self._arguments_end:
+            yield from self._spaces()
+            yield from self._accept_last(self._arguments_end)
+        if self._call_begin:
+            yield from self._spaces()
+            yield from self._accept_last(self._call_end)
+
+    def _read_pythonic(self, *, strict: bool) -> Reading:
+        """NAME(key=value, ...), several with commas or line ends between them, or a list of these. strict: a list, and
+        of offered functions."""
+        listed = (yield from self._spaces()) == "["
+        if listed:
+            self._take(1)
+        elif strict:
+            raise _NoCallError
+        self._in_list = not strict
+        while True:
+            yield from self._spaces()
+            name = yield from self._read_word(PYTHON_NAME)
+            if strict and self._names and name not in self._names:
+                raise _NoCallError
+            yield from self._expect("(")
+            yield from self._read_keywords(name)
+            self._hold()
+            char = yield from self._spaces()
+            if char == ",":
+                self._take(1)
+                char = yield from self._spaces()
+            if not char or (listed and char == "]") or (yield from self._at_end()):
+                break
+        self._held = None
+        yield from self._read_end("]" if listed else "")
+
+    def _read_keywords(self, name: str) -> Reading:
+        """The arguments of a call in Python, up to the closing bracket."""
+        before = "{"
+        while (yield from self._spaces()) != ")":
+            if before == ", ":
+                yield from self._expect(",")
+                if (yield from self._spaces()) == ")":
+                    break
+            key = yield from self._read_word(PYTHON_NAME)
+            yield from self._spaces()
+            yield from self._expect("=")
+            if before == "{":
+                self._begin_call(name)
+            self._give_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+            before = ", "
+            yield from self._scan_arguments(PythonScanner())
+        self._take(1)
+        if before == "{":
+            self._begin_call(name)
+        self._give_arguments("}" if before == ", " else "{}")
+        self._end_call()
 
     def _read_xml(self) -> Reading:
         """A name, and parameters with marks around each."""
@@ -562,16 +673,14 @@ class AnswerParser:
             before = ", "
             yield from self._read_xml_value(self._texts.get(name, {}).get(key), value_end)
         ended = bool(close) and (yield from self._accept(close))
-        closed = not ended and (yield from self._accept(self._end))
+        closed = not ended and (yield from self._accept(self._call_end))
         if not ended and not closed:
             raise _NoCallError
         if not begun:
             self._begin_call(name)
         self._give_arguments("}" if begun else "{}")
         self._end_call()
-        self._stray_end &= not closed
-        if ended:
-            yield from self._read_end("")
+        self._stray_end &= not closed or bool(self._call_begin)
 
     def _read_word(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
         word = ""
@@ -612,10 +721,13 @@ class AnswerParser:
             raise _NoCallError
         self._give_arguments('"' if begun else _xml_value("".join(held), text))
 
-    def _read_arguments(self, name: str) -> Reading:
+    def _read_arguments(self, name: str, id: str = "") -> Reading:
         """Begins the call and hands its arguments on."""
-        scanner: Scanner = JsonScanner() if not self._quote else GemmaScanner(self._quote)
-        self._begin_call(name)
+        self._begin_call(name, id)
+        yield from self._scan_arguments(JsonScanner() if not self._quote else GemmaScanner(self._quote))
+        self._end_call()
+
+    def _scan_arguments(self, scanner: Scanner) -> Reading:
         while not scanner.done:
             end, part = scanner.feed(self._text, self._at)
             self._take(end - self._at)
@@ -624,26 +736,26 @@ class AnswerParser:
                 raise _NoCallError
             if not scanner.done:
                 yield from self._wait()
-        self._end_call()
 
     def _read_broken(self) -> Generator[None, None, str]:
         """The rest of a call whose arguments are no JSON, or of a list behind a call. Returns the next beginning."""
         give = (lambda _: None) if self._xml else self._give_arguments  # it is no JSON, and the marks are in it
-        ends = [self._end] if self._end else list(self._begins)
+        ends = [self._call_end, self._end] if self._end else list(self._begins)
         if not self._call:  # of a list; arguments that are open may hold the beginning's mark
             ends += self._begins
         mark = yield from self._until(ends, give)
         self._end_call(complete=False)
-        self._stray_end = False
+        self._stray_end = bool(self._call_begin) and mark == self._call_end
         return mark if mark in self._begins else ""
 
-    def _begin_call(self, name: str) -> None:
+    def _begin_call(self, name: str, id: str = "") -> None:
+        """id: the model's; "": it has none."""
         self._held = None
         self._content.drop_first()
         self._call = _Call(self.num_calls, muted=bool(self.num_calls) and not self._parallel)
         if not self._call.muted:
             self.num_calls += 1
-            self._events.append(CallBegin(self._call.index, self._new_id(), name))
+            self._events.append(CallBegin(self._call.index, self._own_id(id) or self._new_id(), name))
 
     def _give_arguments(self, text: str) -> None:
         if self._call and not self._call.muted and text:
@@ -657,6 +769,13 @@ class AnswerParser:
         if self._in_list:
             self._listed = True
             self._hold()
+
+    def _own_id(self, id: str) -> str:
+        """The id that the model wrote; "" where it has written it before."""
+        if id in self._ids:
+            return ""
+        self._ids.add(id)
+        return id
 
     def _random_id(self) -> str:
         length = self._calls.id_characters if self._calls else 0

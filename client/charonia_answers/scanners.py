@@ -1,4 +1,4 @@
-"""Arguments of a call, read in pieces of any size: JSON, and Gemma's own way to write it.
+"""Arguments of a call, read in pieces of any size: JSON, Gemma's variant of it, and Python's literals.
 
 A scanner takes text from where one value begins. `feed(text, at)` reads on from text[at] and returns the place up to
 which it has read and the JSON text of that. `done`: the value has ended there. `broken`: the character there cannot
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Protocol
 
 # generated: request limits, from definitions/ by `make generate`
@@ -302,3 +303,200 @@ class GemmaScanner:
         if self._begins_quote(text, at):
             return at
         return self._in_word(text, at)
+
+
+PYTHON_WORD = re.compile(r"[0-9A-Za-z_+.\-]+")
+_PYTHON_NUMBER = re.compile(r"([+-]?)([0-9_]*)(\.[0-9_]*)?([eE][+-]?[0-9]+)?")
+_PYTHON_WORDS = {"None": "null", **{word: word.lower() for word in ("True", "False", "true", "false", "null")}}
+_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
+_ESCAPES |= {char: char for char in "\"'\\/"}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_HEX = re.compile("[0-9a-fA-F]+")
+_MAX_PYTHON_SPACE = 64  # white space after a quote that is looked at
+
+
+class PythonScanner:
+    """One value as a literal in Python: text, number, True, False, None, list, tuple, or dictionary. JSON's words are
+    read too. Models forget to escape quotes. So a quote ends a text only if a comma, a colon or a closing bracket comes
+    next. Tuples become lists, and the keys of dictionaries become texts."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.broken = False
+        self._stack: list[str] = []  # closing brackets that have to come
+        self._expects = "value"  # or: value or close, key or close, colon, more, text
+        self._quote = ""  # of the text that is being read
+        self._is_key = False
+        self._comma = ""  # stands before the next value
+        self._word = ""
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        out: list[str] = []
+        while at < len(text) and not self.done and not self.broken:
+            expects = self._expects
+            end = (self._in_text if expects == "text" else self._between)(text, at, out)
+            if end == at and self._expects == expects:
+                break
+            at = end
+        return at, "".join(out)
+
+    # --- texts
+
+    def _in_text(self, text: str, at: int, out: list[str]) -> int:
+        char = text[at]
+        if char == "\\":
+            return self._escape(text, at, out)
+        if char == self._quote[0]:
+            return self._at_quote(text, at, out)
+        plain = _PYTHON_PLAIN[self._quote[0]].match(text, at)
+        if not plain:
+            self.broken = True
+            return at
+        out.append(json.dumps(plain.group(), ensure_ascii=False)[1:-1])
+        return plain.end()
+
+    def _at_quote(self, text: str, at: int, out: list[str]) -> int:
+        """A quote within a text: its end, or a part of it."""
+        quote = self._quote
+        if len(quote) == 3:
+            if len(text) - at < 3:
+                return at if quote.startswith(text[at:]) else self._part(text, at, out)
+            # If more than three quotes follow each other, the last three end the text.
+            if not text.startswith(quote, at) or text.startswith(quote, at + 1):
+                return self._part(text, at, out)
+            if len(text) - at == 3:
+                return at
+            self._end_text(out)
+            return at + 3
+        after = at + 1
+        while after < len(text) and after - at <= _MAX_PYTHON_SPACE and text[after] in " \t\r\n":
+            after += 1
+        if after == len(text):
+            return at
+        if text[after] not in " \t\r\n,)]}:":
+            return self._part(text, at, out)
+        self._end_text(out)
+        return at + 1
+
+    def _part(self, text: str, at: int, out: list[str]) -> int:
+        out.append(json.dumps(text[at])[1:-1])
+        return at + 1
+
+    def _end_text(self, out: list[str]) -> None:
+        out.append('"')
+        self._quote = ""
+        self._ended()
+
+    def _escape(self, text: str, at: int, out: list[str]) -> int:
+        if len(text) - at < 2:
+            return at
+        char = text[at + 1]
+        digits = _HEX_DIGITS.get(char)
+        if digits:
+            found = _HEX.match(text[at + 2 : at + 2 + digits])
+            size = len(found.group()) if found else 0
+            if size < digits:
+                self.broken = len(text) - at - 2 > size
+                return at
+            code = int(text[at + 2 : at + 2 + digits], 16)
+            self.broken = code > sys.maxunicode
+            # A pair of surrogates is one character in JSON; alone they are what the model wrote.
+            if not self.broken:
+                out.append(json.dumps(chr(code), ensure_ascii=0xD800 <= code <= 0xDFFF)[1:-1])
+            return at + 2 + digits
+        if "\ud800" <= char <= "\udfff":
+            self.broken = True
+            return at
+        out.append(json.dumps(_ESCAPES.get(char, "\\" + char), ensure_ascii=False)[1:-1])
+        return at + 2
+
+    # --- all else
+
+    def _between(self, text: str, at: int, out: list[str]) -> int:
+        char = text[at]
+        if self._word:
+            return self._in_word(text, at, out)
+        if char in " \t\r\n":
+            return at + 1
+        expects = self._expects
+        if expects == "more" or (expects.endswith("or close") and char == self._stack[-1]):
+            return self._after_value(char, at, out)
+        if expects == "colon":
+            self.broken = char != ":"
+            out.append("" if self.broken else ": ")
+            self._expects = "value"
+            return at + (not self.broken)
+        return self._begin_value(text, at, out)
+
+    def _after_value(self, char: str, at: int, out: list[str]) -> int:
+        if char == self._stack[-1]:
+            out.append("]" if self._stack.pop() != "}" else "}")
+            self._comma = ""
+            self._ended()
+        else:
+            self.broken = char != ","
+            self._comma = ", "
+            self._expects = "key or close" if self._stack[-1] == "}" else "value or close"
+        return at + (not self.broken)
+
+    def _begin_value(self, text: str, at: int, out: list[str]) -> int:
+        char = text[at]
+        is_key = self._expects == "key or close"
+        if char in "'\"":
+            if len(text) - at < 3 and text[at:] == char * (len(text) - at):
+                return at  # it may be three quotes, or an empty text
+            self._quote = char * 3 if text.startswith(char * 3, at) else char
+            self._is_key, self._expects = is_key, "text"
+            self._give(out, '"')
+            return at + len(self._quote)
+        if char in "[({" and not is_key:
+            self._stack.append({"[": "]", "(": ")", "{": "}"}[char])
+            self.broken = len(self._stack) > MAX_DEPTH
+            self._give(out, "" if self.broken else "{" if char == "{" else "[")
+            self._expects = "key or close" if char == "{" else "value or close"
+            return at + (not self.broken)
+        self._is_key = is_key
+        self.broken = not PYTHON_WORD.match(char)
+        return at if self.broken else self._in_word(text, at, out)
+
+    def _in_word(self, text: str, at: int, out: list[str]) -> int:
+        found = PYTHON_WORD.match(text, at)
+        if found:
+            end = min(found.end(), at + MAX_WORD + 1 - len(self._word))
+            self._word += text[at:end]
+            self.broken = len(self._word) > MAX_WORD
+            return end
+        shown = _python_word(self._word)
+        self.broken = not shown
+        if shown:
+            self._give(out, f'"{shown}"' if self._is_key else shown)
+            self._word = ""
+            self._ended()
+        return at
+
+    def _give(self, out: list[str], shown: str) -> None:
+        out.append(self._comma + shown)
+        self._comma = ""
+
+    def _ended(self) -> None:
+        """A value or a key has ended."""
+        self._expects = "colon" if self._is_key else "more"
+        self.done = not self._stack
+        self._is_key = False
+
+
+_PYTHON_PLAIN = {quote: re.compile(rf"[^\\{quote}\ud800-\udfff]+") for quote in "'\""}
+
+
+def _python_word(word: str) -> str:
+    """A word or a number in JSON; "" for any other word."""
+    if word in _PYTHON_WORDS:
+        return _PYTHON_WORDS[word]
+    found = _PYTHON_NUMBER.fullmatch(word)
+    if not found:
+        return ""
+    sign, whole, part, exponent = found.group(1), found.group(2), found.group(3) or "", found.group(4) or ""
+    whole, part = whole.replace("_", ""), part.replace("_", "").rstrip(".")
+    if not whole and not part:
+        return ""
+    return f"{sign.strip('+')}{whole.lstrip('0') or '0'}{part}{exponent}"

@@ -36,6 +36,11 @@ def optional(format: Format) -> Format:
     return {"type": "optional", "content": format}
 
 
+def star(format: Format) -> Format:
+    """The format any number of times."""
+    return {"type": "star", "content": format}
+
+
 def sequence(parts: Iterable[Format]) -> Format:
     """Texts that follow each other are one."""
     joined: list[Format] = []

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from . import beside_calls, gemma, xml
 from .ebnf import literal
 from .formats import CallFormat, Frame, ReasoningFormat
-from .parser import MAX_NAME
+from .parser import MAX_NAME, PYTHON_NAME
 from .schemas import UnsupportedSchemaError
-from .tag_parts import ANY_OBJECT, Format, NoTagError, any_text, const, either, json_of, optional, sequence
+from .tag_parts import ANY_OBJECT, Format, NoTagError, any_text, const, either, json_of, optional, sequence, star
 
 # What the prompt says of reasoning: the answer may have some, goes on with it, or has none.
 ReasoningState = Literal["possible", "open", "none"]
@@ -27,6 +27,7 @@ _SPACE_AFTER_TOKEN: Format = {"type": "regex", "pattern": " ?"}  # SentencePiece
 _SPACE_AFTER_REASONING: Format = {"type": "regex", "pattern": "[ \\n]{0,4}"}
 # What a name that stands without quotes cannot hold.
 _NO_NAME = {"named": re.compile(r"[\s\[{\"]"), "gemma": re.compile(r"[\s\[{\"]"), "xml": re.compile(r"[\s<>]")}
+_NUMBER: Format = {"type": "regex", "pattern": "[0-9]{1,4}"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ def check_name(calls: CallFormat, name: str) -> None:
     shown = calls.frame(name).name
     if not name or len(shown) > MAX_NAME:
         raise NoTagError(f"a call's name has 1 to {MAX_NAME} characters")
-    if calls.syntax in _NO_NAME and _NO_NAME[calls.syntax].search(name):
+    wrong = bool(calls.syntax in _NO_NAME and _NO_NAME[calls.syntax].search(name))
+    wrong |= calls.syntax == "pythonic" and not PYTHON_NAME.fullmatch(name)
+    if wrong or (calls.each[0] and re.search("[<`]", name)):
         raise NoTagError(f"in the format {calls.name} a name has no white space, quotes or brackets")
 
 
@@ -73,7 +76,7 @@ class Tags:
         marks = self.text_marks
         made = guide_format(kind, guide, called)
         if made is not None and strict and self._calls.bare:
-            beside_calls.check_bare(kind, guide)
+            beside_calls.check_bare(kind, guide, self._calls.bracket)
         if made is None or not marks:
             return made
         if not kind.startswith("json"):
@@ -95,8 +98,8 @@ class Tags:
     def free(self, functions: Sequence[Function], *, several: bool, continued: bool = False) -> Format:
         """Text, in which calls may stand. What begins like a call is one. continued: the text has begun before."""
         assert self._calls is not None
-        frames = [self._calls.frame("", begin) for begin in self._calls.begin]
-        if self._calls.in_list:
+        frames = [self._calls.frame("", begin) for begin in self._calls.begin if begin != self._calls.each[0]]
+        if frames[0].opening:
             opening = either([sequence(self._markup(frame.opening)) for frame in frames])
             block = [opening, self._separated(functions, frames[0], several), *self._markup(frames[0].closing)]
         else:
@@ -104,11 +107,11 @@ class Tags:
             block = [before, self._named(functions, frames[0]), *self._markup(frames[0].after)]
         marks = self.text_marks
         text = any_text(*marks)
-        rest = {"type": "star", "content": sequence([*block, text])} if several else optional(sequence(block))
+        rest = star(sequence([*block, text])) if several else optional(sequence(block))
         if not self._calls.bare or continued:
             return sequence([text, rest])
-        # A text that begins with a bracket is a call; and one that begins like markup is that.
-        first = "".join(re.escape(char) for char in sorted({"{", *(mark[0] for mark in marks)}))
+        # A text that begins with the bracket is a call; and one that begins like markup is that.
+        first = "".join(re.escape(char) for char in sorted({self._calls.bracket, *(mark[0] for mark in marks)}))
         begun = sequence([{"type": "regex", "pattern": f"[ \\t\\r\\n]*[^{first} \\t\\r\\n]"}, text])
         return either([self.forced(functions, several=several), sequence([optional(begun), rest])])
 
@@ -124,6 +127,9 @@ class Tags:
 
     def _separated(self, functions: Sequence[Function], frame: Frame, several: bool) -> Format:
         """One call or, if `several` may follow each other, some."""
+        if not frame.before:
+            call = sequence([self._named(functions, frame), *self._markup(frame.after)])
+            return sequence([call, star(sequence([const(frame.separator), call]))]) if several else call
         first, *more = self._markup(frame.before)
         *after, last = self._markup(frame.after) or [const("")]
         content = sequence([*more, self._named(functions, frame), *after])
@@ -139,7 +145,7 @@ class Tags:
     def _named(self, functions: Sequence[Function], frame: Frame) -> Format:
         """Name and arguments of one of the functions."""
         assert self._calls is not None
-        middle = self._markup(frame.middle)
+        middle = [*([const(":"), _NUMBER] if frame.numbered else []), *self._markup(frame.middle)]
         free = [self._calls.frame(one.name).name for one in functions if one.parameters is None]
         # As a grammar: there may be many of them, and so they are shortest.
         names = {"type": "grammar", "grammar": f"root ::= {' | '.join(map(literal, free))}"}
@@ -165,6 +171,12 @@ class Tags:
                 assert function is not None
                 place = f"the parameters of function {_shown(function.name)}: the JSON schema, {error}"
                 raise NoTagError(f"{place} in the format {self._calls.name}") from None
+        if self._calls.syntax == "pythonic":
+            if function is None or schema is None:
+                return xml.any_keywords()
+            return xml.keywords_of(
+                schema, f"the parameters of function {_shown(function.name)}", copies or xml.Copies()
+            )
         if self._calls.xml:
             return self._xml_arguments(self._calls.xml, function, copies or xml.Copies())
         if function is None or schema is None:

@@ -1,5 +1,5 @@
-"""Arguments with marks around each parameter, where texts have no quotes: which parameters are texts, by a function's
-schema, and what a grammar of them is made of."""
+"""Arguments that are written one by one, not as a JSON object: with marks around each parameter, where texts have no
+quotes, or as in Python. Which parameters are texts, by a function's schema, and what a grammar of them is made of."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from . import beside_calls
 from .formats import Xml
-from .parser import MAX_NAME, XML_NAME
+from .parser import MAX_NAME, PYTHON_NAME, XML_NAME
 from .schemas import Alternatives, Definitions, UnsupportedSchemaError, values_of
-from .tag_parts import Format, NoTagError, const, either, json_of, optional, sequence
+from .tag_parts import Format, NoTagError, const, either, json_of, optional, sequence, star
 
-__all__ = ["Copies", "Xml", "any_parameters", "parameters_of", "text_parameters"]
+__all__ = ["Copies", "Xml", "any_keywords", "any_parameters", "keywords_of", "parameters_of", "text_parameters"]
 
 # Makes the format of a parameter, of those of its name and of its value; None: any text.
 Parameter = Callable[[Format, Format | None], Format]
@@ -25,6 +25,9 @@ _OF_OBJECT = ("type", "properties", "required", "additionalProperties", "$defs",
 _OF_TEXT = ("type", "enum", "const", "title", "description", "default")
 _OF_REFERENCE = ("type", "title", "description", "default", "$ref", "anyOf", "oneOf")
 _MAX_COPIES = 4 << 20  # characters
+_MAX_OPTIONAL = 32  # properties, if none is required: the grammar's size grows with the square of their number
+_COMMA = const(", ")
+_ANY_VALUE = json_of(True, "any value")
 
 
 @dataclass
@@ -64,7 +67,7 @@ def _texts(schema: Any) -> dict[str, _Text]:
 
 
 def any_parameters(parameter: Parameter) -> Format:
-    return {"type": "star", "content": parameter(_ANY_KEY, None)}
+    return star(parameter(_ANY_KEY, None))
 
 
 def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, end: str, copies: Copies) -> Format:
@@ -72,16 +75,8 @@ def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, en
     value holds it. Raises NoTagError."""
     if end and end in json.dumps(schema, ensure_ascii=False):
         raise NoTagError(f"{name}: the JSON schema has {end}, which ends a value in this format")
-    for keyword in schema:
-        if keyword not in _OF_OBJECT:
-            raise _unsupported(name, f"/{keyword}", keyword)
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise NoTagError(f"{name}: properties are an object of schemas, and required is a list of names")
-    for key in required:
-        if not isinstance(key, str) or key not in properties:
-            raise NoTagError(f"{name}, at /required: {json.dumps(key)} is not among properties")
-    needed, texts, values = set(required), _texts(schema), _Values(schema, name, end, copies)
+    properties, needed = _properties(schema, name)
+    texts, values = _texts(schema), _Values(schema, name, end, copies)
     parts = []
     for key, inner in properties.items():
         at = f"/properties/{key}"
@@ -91,6 +86,51 @@ def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, en
         part = parameter(const(key), value)
         parts.append(part if key in needed else optional(part))
     return sequence(parts) if parts else const("")
+
+
+def _properties(schema: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], set[str]]:
+    """The properties of an object's schema, and the names of those that are required. Raises NoTagError."""
+    for keyword in schema:
+        if keyword not in _OF_OBJECT:
+            raise _unsupported(name, f"/{keyword}", keyword)
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise NoTagError(f"{name}: properties are an object of schemas, and required is a list of names")
+    for key in required:
+        if not isinstance(key, str) or key not in properties:
+            raise NoTagError(f"{name}, at /required: {json.dumps(key)} is not among properties")
+    return properties, set(required)
+
+
+def any_keywords() -> Format:
+    """Arguments as in Python, with values in JSON, which the parser reads too."""
+    one = sequence([_ANY_KEY, const("="), _ANY_VALUE])
+    return optional(sequence([one, star(sequence([_COMMA, one]))]))
+
+
+def keywords_of(schema: Mapping[str, Any], name: str, copies: Copies) -> Format:
+    """As `any_keywords`, following the schema of an object. name: what errors call it. Raises NoTagError."""
+    properties, needed = _properties(schema, name)
+    values = _Values(schema, name, "", copies)
+    required: list[Format] = []
+    others: list[Format] = []
+    for key, inner in properties.items():
+        at = f"/properties/{key}"
+        if not PYTHON_NAME.fullmatch(key) or len(key) > MAX_NAME:
+            raise NoTagError(f"{name}, at {at}: a name has no white space, quotes or brackets in this format")
+        (required if key in needed else others).append(sequence([const(f"{key}="), values.json(inner, at)]))
+    if required:
+        parts = [required[0], *(sequence([_COMMA, one]) for one in required[1:])]
+        return sequence([*parts, *(optional(sequence([_COMMA, one])) for one in others)])
+    if len(others) > _MAX_OPTIONAL:
+        problem = f"more than {_MAX_OPTIONAL} properties, none of which is required"
+        raise NoTagError(f"{name}: {problem}, are not supported in this format")
+    # Whichever comes first, only later ones follow it.
+    options = [
+        sequence([one, *(optional(sequence([_COMMA, later])) for later in others[at + 1 :])])
+        for at, one in enumerate(others)
+    ]
+    return optional(either(options)) if options else const("")
 
 
 class _Values:

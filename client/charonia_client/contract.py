@@ -21,15 +21,16 @@ class ScalarFields:
     max_tokens: int | None = None
     # end ids and stop words do not end the sequence before; >= 0
     min_tokens: int | None = None
-    # 0 is greedy; >= 0
+    # 0 is greedy; >= 0; unset: the model's default, else 1
     temperature: float | None = None
-    # sample from the k tokens of highest probability; >= 0 (0: all tokens)
+    # sample from the k tokens of highest probability; >= 0 (0: all tokens); unset: the model's default, else 0
     top_k: int | None = None
-    # sample from the fewest tokens whose probabilities add up to it; in (0, 1]
+    # sample from the fewest tokens whose probabilities add up to it; in (0, 1]; unset: the model's default, else 1
     top_p: float | None = None
-    # minimum probability, relative to that of the most probable token; in [0, 1]
+    # minimum probability, relative to that of the most probable token; in [0, 1]; unset: the model's default, else 0
     min_p: float | None = None
-    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]
+    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]; unset: the
+    # model's default, else 1
     repetition_penalty: float | None = None
     # subtracted from the logits of tokens that are in the output; in [-2, 2]
     presence_penalty: float | None = None

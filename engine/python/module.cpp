@@ -30,6 +30,7 @@
 #include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
 #include "runtime/guide_library.h"
+#include "runtime/settings.h"
 #include "runtime/stream_interval.h"
 #include "text/token_split.h"
 #include "text/token_table.h"
@@ -285,6 +286,12 @@ void bind_config(py::module_& m) {
         return apply_settings(settings, engine);
       },
       py::arg("settings"), "Checks keys and values; returns warnings.");
+  m.def(
+      "setting_warnings",
+      [](const std::filesystem::path& weights, const Settings& settings) {
+        return runtime::read_settings(weights, settings).warnings;
+      },
+      py::arg("weights"), py::arg("settings"), "Warnings that config.ini and `settings` give an engine at its start.");
   m.attr("JOINED_STREAM_WEIGHT") = runtime::kJoinedStreamWeight;
   m.def("settings_from_environment", &settings_from_environment, "CHARONIA_<KEY> of every inference parameter.");
   m.def("read_config_ini", &read_config_ini, py::arg("file"), "Section [llama] of a config.ini.");
@@ -395,6 +402,9 @@ void bind_info(py::module_& m) {
       .def_property_readonly("max_queue_size", [](const EngineInfo& info) { return info.config.max_queue_size; })
       .def_property_readonly("cache_block_seq_len",
                              [](const EngineInfo& info) { return info.config.cache_block_seq_len; })
+      .def_property_readonly(
+          "default_sampling", [](const EngineInfo& info) { return info.default_sampling; },
+          "A copy of the parameters of requests that set none.")
       .def_readonly("device", &EngineInfo::device)
       .def_property_readonly("device_ids", [](const EngineInfo& info) { return info.config.device_ids; })
       .def_readonly("device_note", &EngineInfo::device_note)

@@ -31,7 +31,10 @@ struct Variant {
   bool rotated = true;
   int rotary_dim = 0;   // 0: the whole head
   int row_shift = 0;    // != 0: position p is turned by row (7 p + row_shift) % positions of the table
+  bool interleaved = false;
   bool normed = false;  // q and k, head by head
+  bool norm_after = false;  // the norm comes after the rotation
+  bool norm_rows = false;   // the norm is over all heads of q, and over all of k
   bool scaled = false;  // q, by position
   int window = 0;
   float soft_cap = 0;
@@ -66,7 +69,7 @@ struct World {
   int rotary_dim = 0;
   int positions = 0;                  // of the longest sequence
   std::vector<float> cos_sin;         // [positions, rotary_dim]
-  std::vector<float> q_norm, k_norm;  // [head_dim]
+  std::vector<float> q_norm, k_norm;  // [head_dim], or [heads * head_dim]
   std::vector<float> q_scale;         // [positions]
   std::vector<float> slopes;          // [heads]
   float norm_eps = 0.25F;             // large enough to count
@@ -104,7 +107,9 @@ struct World {
       q_scale.push_back(1 + 0.01F * static_cast<float>(p % 50));
     }
     std::normal_distribution<float> normal(0, 1);
-    for (int d = 0; d < s.head_dim; ++d) q_norm.push_back(normal(random)), k_norm.push_back(normal(random));
+    for (int d = 0; d < (v.norm_rows ? s.heads : 1) * s.head_dim; ++d) {
+      q_norm.push_back(normal(random)), k_norm.push_back(normal(random));
+    }
     for (int h = 0; h < s.heads; ++h) slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / s.heads));
   }
 
@@ -144,11 +149,19 @@ struct World {
       ops.upload(memory.back()->data(), values.data(), values.size() * sizeof(float));
       return memory.back()->as<float>();
     };
+    const std::int64_t q_size = std::int64_t{shape.heads} * shape.head_dim,
+                       k_size = std::int64_t{shape.kv_heads} * shape.head_dim;
+    const DeviceMatrix squares(ops, DType::f32, rows.rows, 2);
     const RotaryParams rotary{.cos_sin = device(variant.rotated, cos_sin),
                               .rotary_dim = rotary_dim,
+                              .interleaved = variant.interleaved,
                               .q_norm = device(variant.normed, q_norm),
                               .k_norm = device(variant.normed, k_norm),
                               .norm_eps = norm_eps,
+                              .norm_after = variant.norm_after,
+                              .squares = variant.norm_rows ? squares.floats() : nullptr,
+                              .q_count = q_size,
+                              .k_count = k_size,
                               .q_scale = device(variant.scaled, q_scale)};
     const AttentionParams how{.scale = scale(),
                               .window = variant.window,
@@ -156,6 +169,7 @@ struct World {
                               .alibi = device(variant.alibi, slopes)};
     run_step(ops, {.ids = ids, .attention = {starts, at, table, table_stride, turned}, .logits_rows = {}, .sample = {}},
              [&] {
+               if (variant.norm_rows) ops.qk_squares(squares.tensor(), device_rows.tensor(), q_size, k_size);
                ops.rotary_store(device_rows.tensor(), rotary, cache, 1, shape.heads);
                ops.attention(out.tensor(), device_rows.tensor(), cache, 1, shape.heads, how);
              });
@@ -166,24 +180,35 @@ struct World {
   double rotated(int sequence, int position, int head, int d) const {
     const auto& m = qkv[static_cast<std::size_t>(sequence)];
     const bool is_q = head < shape.heads;
-    double factor = 1;
-    if (variant.normed) {
-      double squares = 0;
-      for (int i = 0; i < shape.head_dim; ++i) squares += std::pow(m.at(position, head * shape.head_dim + i), 2.0);
-      factor = 1 / std::sqrt(squares / shape.head_dim + static_cast<double>(norm_eps));
-    }
-    const auto element = [&](int i) {
-      const double x = m.at(position, head * shape.head_dim + i);
-      return variant.normed ? x * factor * (is_q ? q_norm : k_norm)[static_cast<std::size_t>(i)] : x;
-    };
-    double out = element(d);
-    if (variant.rotated && d < rotary_dim) {
-      const int half = rotary_dim / 2, i = d % half;
-      const double a = element(i), b = element(half + i);
-      const auto turn = static_cast<std::size_t>(turned_by(position) * rotary_dim + i);
+    const int dim = shape.head_dim, own = is_q ? head : head - shape.heads;
+    const auto plain = [&](int i) { return static_cast<double>(m.at(position, head * dim + i)); };
+    // x, turned where it is of a pair; element(i): what is turned.
+    const auto turned = [&](int i, const auto& element) {
+      if (!variant.rotated || i >= rotary_dim) return element(i);
+      const int half = rotary_dim / 2, pair = variant.interleaved ? i / 2 : i % half;
+      const bool is_first = variant.interleaved ? i % 2 == 0 : i < half;
+      const double a = element(variant.interleaved ? 2 * pair : pair),
+                   b = element(variant.interleaved ? 2 * pair + 1 : half + pair);
+      const auto turn = static_cast<std::size_t>(turned_by(position) * rotary_dim + pair);
       const double c = cos_sin[turn], s = cos_sin[turn + static_cast<std::size_t>(half)];
-      out = d < half ? a * c - b * s : b * c + a * s;
-    }
+      return is_first ? a * c - b * s : b * c + a * s;
+    };
+    const auto normed = [&](int i, double x) {
+      if (!variant.normed) return x;
+      double squares = 0;
+      int count = dim;
+      if (variant.norm_rows) {
+        const int first = is_q ? 0 : shape.heads * dim;
+        count = (is_q ? shape.heads : shape.kv_heads) * dim;
+        for (int j = first; j < first + count; ++j) squares += std::pow(m.at(position, j), 2.0);
+      } else {
+        for (int j = 0; j < dim; ++j) squares += std::pow(variant.norm_after ? turned(j, plain) : plain(j), 2.0);
+      }
+      const auto weight = static_cast<std::size_t>((variant.norm_rows ? own * dim : 0) + i);
+      return x / std::sqrt(squares / count + static_cast<double>(norm_eps)) * (is_q ? q_norm : k_norm)[weight];
+    };
+    const double out =
+        variant.norm_after ? normed(d, turned(d, plain)) : turned(d, [&](int i) { return normed(i, plain(i)); });
     return variant.scaled && is_q ? out * static_cast<double>(q_scale[static_cast<std::size_t>(position)]) : out;
   }
   // What the cache gives back for one token's k or v of a head.

@@ -98,9 +98,24 @@ TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
   model.more = "rope_local_theta = 100\nsliding_window = 8\nlogn_length = 32\n";
   expect_exact(model);
   model = even();
+  model.qk_norm = model.qk_norm_rows = model.post_norms = true;
+  model.pre_norms = false;
+  model.more = "q_scale_beta = 0.1\nq_scale_length = 16\n";
+  expect_exact(model);
+  model = even();
+  model.parallel_block = true;
+  model.more = "layer_norm = 1\n";
+  expect_exact(model);
+  model = even();
   model.experts = 64, model.biases = true;
   expect_exact(model);
   model.layer_experts = "md";
+  expect_exact(model);
+  model.shared_inter = 192, model.shared_gate = true, model.biases = false;
+  expect_exact(model, {}, 0.01);  // the router has a row more than whole panels
+  model.shared_gate = false;
+  model.router_bias = true, model.shared_inter = 64;
+  model.more = "data_type = bf16\nrouter_fp32 = 1\n";
   expect_exact(model);
   model = even();
   model.more = "alibi = 1\nrotary_embedding = 0\n";
@@ -141,8 +156,15 @@ TEST_F(DecoderMemory, AStepReadsTheExpertsOfOneToken) {
   const Engine engine(dir_);
   const std::int64_t expert = 3 * 64 * 64 * 4, all = model.layers * model.experts * expert;
   const std::int64_t embedding = std::int64_t{model.vocab} * model.hidden * 4;
-  EXPECT_EQ(engine.info().weight_bytes - engine.info().weight_bytes_per_step,
-            embedding + all - model.layers * model.experts_per_token * expert);
+  const auto not_read = embedding + all - model.layers * model.experts_per_token * expert;
+  EXPECT_EQ(engine.info().weight_bytes - engine.info().weight_bytes_per_step, not_read);
+  // And all of the shared one.
+  const auto before = engine.info().weight_bytes;
+  model.shared_inter = 128;
+  write_tiny_workspace(dir_, model);
+  const Engine shared(dir_);
+  EXPECT_EQ(shared.info().weight_bytes - before, model.layers * 2 * expert);
+  EXPECT_EQ(shared.info().weight_bytes - shared.info().weight_bytes_per_step, not_read);
 }
 
 TEST_F(DecoderMemory, APlanSaysWhatTheEngineHas) {

@@ -67,13 +67,16 @@ class ForwardingOps : public ops::Ops {
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override {
     to_->embed(out, table, scale);
   }
-  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
-                float eps, const float* delta_weight) override {
-    to_->rms_norm(out, residual, delta, weight, eps, delta_weight);
+  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta,
+                const ops::NormParams& how) override {
+    to_->rms_norm(out, residual, delta, how);
   }
   void feeds(const ops::Linear& weight) override { to_->feeds(weight); }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
     to_->linear(out, in, weight);
+  }
+  void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override {
+    to_->qk_squares(sums, qkv, q_size, k_size);
   }
   void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
                     int heads) override {
@@ -87,10 +90,13 @@ class ForwardingOps : public ops::Ops {
     to_->gated_activation(out, gate_up, activation);
   }
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
-               const ops::RouterParams& how, ops::Activation activation, void* scratch) override {
-    to_->experts(out, in, router, weights, how, activation, scratch);
+               const ops::RouterParams& how, ops::Activation activation, void* scratch,
+               const ops::SharedExpert& shared) override {
+    to_->experts(out, in, router, weights, how, activation, scratch, shared);
   }
-  void soft_cap(const ops::Tensor& logits, float cap) override { to_->soft_cap(logits, cap); }
+  void scale_logits(const ops::Tensor& logits, float scale, float cap) override {
+    to_->scale_logits(logits, scale, cap);
+  }
   void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override { to_->gather_rows(out, in); }
   void sample(const ops::Tensor& logits) override { to_->sample(logits); }
 

@@ -52,6 +52,32 @@ TEST_P(AttentionVariantsTest, heads_are_normalised_before_and_scaled_after_the_r
   }
 }
 
+TEST_P(AttentionVariantsTest, pairs_may_be_neighbours) {
+  Random random(50);
+  for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
+    const auto shape = random_head(random);
+    expect_reference(
+        random, GetParam(),
+        World(
+            random, *make_ops(GetParam(), 1), shape, {uniform(random, 1, 40), uniform(random, 1, 60)},
+            {.rotary_dim = 2 * uniform(random, 1, shape.head_dim / 2), .interleaved = true, .normed = trial % 3 == 0}));
+  }
+}
+
+TEST_P(AttentionVariantsTest, a_norm_may_come_after_the_rotation_or_be_of_all_heads) {
+  Random random(51);
+  for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
+    expect_reference(
+        random, GetParam(),
+        World(random, *make_ops(GetParam(), 1), random_head(random), {uniform(random, 1, 40), uniform(random, 1, 60)},
+              {.interleaved = trial % 4 == 3,
+               .normed = true,
+               .norm_after = trial % 2 == 0,
+               .norm_rows = trial % 2 == 1,
+               .scaled = trial % 3 == 0}));
+  }
+}
+
 TEST_P(AttentionVariantsTest, a_query_sees_its_window) {
   Random random(44);
   for (int trial = 0; trial < trials(GetParam(), 20); ++trial) {
@@ -96,7 +122,10 @@ TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit)
                       {.rotated = trial % 5 != 0,
                        .rotary_dim = 2 * uniform(random, 1, shape.head_dim / 2),
                        .row_shift = trial % 3,
+                       .interleaved = trial % 7 < 3,
                        .normed = trial % 2 == 0,
+                       .norm_after = trial % 6 == 2,
+                       .norm_rows = trial % 6 == 4,
                        .scaled = trial % 3 == 0,
                        .window = trial % 4 == 3 ? 0 : random_window(random, shape, n),
                        .soft_cap = trial % 4 == 1 ? 5.0F : 0.0F,

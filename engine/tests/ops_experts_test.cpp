@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -19,8 +21,10 @@ struct Layer {
   std::vector<Matrix> gate, up, down;  // [experts], in any element type
   DType weight;
   std::int64_t hidden, inter;
-  RouterParams how;
+  RouterParams how;  // without the bias
   Activation activation = Activation::silu;
+  std::vector<float> bias;     // [experts], or none
+  Matrix shared, shared_gate;  // [rows, hidden] and [rows, 1], or none
 
   Layer(Random& random, DType type, int count, std::int64_t hidden_size, std::int64_t inter_size, const RouterParams& r,
         Activation a)
@@ -45,20 +49,46 @@ struct Layer {
 
   // The chosen experts of a row with their weights, in ascending order.
   std::vector<std::pair<int, double>> route(const Matrix& router, std::int64_t row) const {
-    std::vector<int> order(gate.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return router.at(row, a) > router.at(row, b); });
-    double sum = 0;
-    const double maximum = router.at(row, order[0]);
-    const auto chosen = static_cast<std::size_t>(how.top_k);
-    for (std::size_t i = 0; i < (how.renormalize ? chosen : order.size()); ++i) {
-      sum += std::exp(router.at(row, order[i]) - maximum);
+    std::vector<double> logits, scores;
+    for (int e = 0; e < count(); ++e) {
+      logits.push_back(router.cols > count() ? router.at(row, e) + router.at(row, count() + e) : router.at(row, e));
     }
-    order.resize(chosen);
+    double all = 0;
+    for (const double logit : logits) all += std::exp(logit);
+    for (const double logit : logits) {
+      scores.push_back(how.score == RouterScore::sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit) / all);
+    }
+    // As floats, in which large sigmoids are equal.
+    std::vector<float> ranks(scores.begin(), scores.end());
+    for (std::size_t e = 0; e < bias.size(); ++e) ranks[e] += bias[e];
+    auto order = ordered(how.by_logits() && bias.empty() ? std::vector<float>(logits.begin(), logits.end()) : ranks);
+    if (how.groups > 0) {
+      const int size = count() / how.groups;
+      std::vector<float> values;
+      for (int g = 0; g < how.groups; ++g) {
+        std::vector<float> own(ranks.begin() + g * size, ranks.begin() + (g + 1) * size);
+        std::ranges::sort(own, std::greater());
+        values.push_back(own[0] + own[1]);
+      }
+      auto best = ordered(values);
+      best.resize(static_cast<std::size_t>(how.top_groups));
+      std::erase_if(order, [&](int e) { return std::ranges::find(best, e / size) == best.end(); });
+    }
+    order.resize(static_cast<std::size_t>(how.top_k));
     std::sort(order.begin(), order.end());
+    double sum = 0;
+    for (const int e : order) sum += scores[static_cast<std::size_t>(e)];
+    const double divisor = how.renormalize ? std::max(sum, static_cast<double>(how.norm_min)) : 1;
     std::vector<std::pair<int, double>> out;
-    for (const int e : order) out.emplace_back(e, std::exp(router.at(row, e) - maximum) / sum);
+    for (const int e : order) out.emplace_back(e, scores[static_cast<std::size_t>(e)] / divisor * how.scale);
     return out;
+  }
+  // Indices by descending values; of equal ones the lowest comes first.
+  static std::vector<int> ordered(const std::vector<float>& values) {
+    std::vector<int> order(values.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, std::greater(), [&](int i) { return values[static_cast<std::size_t>(i)]; });
+    return order;
   }
 
   // What a row becomes, and how far a device may be from it.
@@ -74,6 +104,14 @@ struct Layer {
     const double of_activation = 1.01 * rounding(type.activation);
     Result out{std::vector<double>(static_cast<std::size_t>(hidden), 0.0),
                std::vector<double>(static_cast<std::size_t>(hidden), 1e-30)};
+    if (shared.rows > 0) {
+      const double factor = shared_gate.rows > 0 ? 1 / (1 + std::exp(-shared_gate.at(row, 0))) : 1;
+      for (std::int64_t c = 0; c < hidden; ++c) {
+        const auto at = static_cast<std::size_t>(c);
+        out.value[at] = factor * shared.at(row, c);
+        out.bound[at] += std::abs(out.value[at]) * 4e-6;
+      }
+    }
     std::vector<double> h(static_cast<std::size_t>(inter)), h_bound(h.size());
     for (const auto& [e, factor] : route(router, row)) {
       const auto i = static_cast<std::size_t>(e);
@@ -121,13 +159,68 @@ struct Layer {
     const auto scratch = ops.allocate(bytes + kBehind);
     std::vector<std::byte> mark(kBehind, std::byte{0x5a}), behind(kBehind);
     ops.upload(scratch->as<std::byte>() + bytes, mark.data(), kBehind);
-    const DeviceMatrix rows(ops, in), logits(ops, router);
+    const DeviceMatrix rows(ops, in), logits(ops, router), biases(ops, bias_matrix());
+    const DeviceMatrix shared_out(ops, shared.rows > 0 ? shared : Matrix(DType::f32, in.rows, 1)),
+        gates(ops, shared_gate.rows > 0 ? shared_gate : Matrix(DType::f32, in.rows, 1));
+    auto choice = how;
+    if (!bias.empty()) choice.bias = static_cast<const float*>(biases.tensor().data);
+    SharedExpert extra;
+    if (shared.rows > 0) extra.out = shared_out.slice(begin, end);
+    if (shared_gate.rows > 0) {
+      extra.gate = static_cast<const float*>(gates.slice(begin, end).data);
+      extra.gate_stride = gates.tensor().stride;
+    }
     const DeviceMatrix out(ops, ops.precision(weight).gemm_out, in.rows, hidden, 3);
-    ops.experts(out.slice(begin, end), rows.slice(begin, end), logits.slice(begin, end), experts, how, activation,
-                scratch->data());
+    ops.experts(out.slice(begin, end), rows.slice(begin, end), logits.slice(begin, end), experts, choice, activation,
+                scratch->data(), extra);
     ops.download(behind.data(), scratch->as<std::byte>() + bytes, kBehind);
     EXPECT_EQ(behind, mark) << "something was written behind the scratch memory";
     return out.host();
+  }
+  Matrix bias_matrix() const {
+    Matrix out(DType::f32, 1, std::max(1, count()));
+    for (std::size_t e = 0; e < bias.size(); ++e) out.set(0, static_cast<std::int64_t>(e), bias[e]);
+    return out;
+  }
+};
+
+// A layer whose router is none that chooses by its logits, for rows that have a shared expert's output.
+struct ScoredLayer {
+  Layer layer;
+  Matrix in, router;
+
+  ScoredLayer(Random& random, Ops& ops, DType weight, int trial, int rows)
+      : layer(random, weight, 12, uniform(random, 1, 60), uniform(random, 1, 40), choice(random, trial),
+              Activation::silu),
+        in(Matrix::random(random, ops.precision(weight).activation, rows, layer.hidden, 1, uniform(random, 0, 4))),
+        router(Matrix::random(random, DType::f32, rows, trial % 3 == 2 ? 24 : 12, 2, uniform(random, 0, 3))) {
+    if (trial % 2 == 0) {
+      for (int e = 0; e < 12; ++e) layer.bias.push_back(static_cast<float>(uniform(random, -40, 40)) / 64);
+    }
+    if (trial % 4 == 1 && rows > 1) {  // sigmoids that are 1 in fp32, and ties
+      for (int e = 0; e < router.cols; ++e) router.set(0, e, static_cast<float>(20 + e % 5)), router.set(1, e, 0.5F);
+    }
+    if (trial % 5 != 0) {
+      layer.shared = Matrix::random(random, ops.precision(weight).gemm_out, rows, layer.hidden, 2,
+                                    uniform(random, 0, 1) * 3);
+    }
+    if (trial % 5 > 2) layer.shared_gate = Matrix::random(random, DType::f32, rows, 1, 3, uniform(random, 0, 3));
+  }
+
+ private:
+  static RouterParams choice(Random& random, int trial) {
+    RouterParams out{.top_k = uniform(random, 1, 4),
+                     .renormalize = trial % 3 != 0,
+                     .score = trial % 4 < 2 ? RouterScore::sigmoid : RouterScore::softmax,
+                     .scale = trial % 2 == 0 ? 2.5F : 1.0F};
+    const std::array sizes = {0, 2, 3, 4, 6};
+    out.groups = sizes[static_cast<std::size_t>(uniform(random, 0, 4))];
+    if (out.groups > 0) {
+      const int size = 12 / out.groups;
+      out.top_groups = uniform(random, (out.top_k + size - 1) / size, out.groups);
+    }
+    if (trial % 4 == 2) out.norm_min = 0.08F;  // more than what a bias may choose
+    return out;
   }
 };
 
@@ -200,6 +293,48 @@ TEST_P(ExpertsTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
   }
 }
 
+TEST_P(ExpertsTest, routers_by_scores_and_shared_experts_equal_the_sum_in_double) {
+  Random random(65);
+  const auto ops = make_ops(GetParam(), 2);
+  for (int trial = 0; trial < trials(GetParam(), 24); ++trial) {
+    for (const auto weight : kWeightTypes) {
+      const int rows = uniform(random, 1, 30);
+      const ScoredLayer of(random, *ops, weight, trial, rows);
+      const auto& how = of.layer.how;
+      const auto experts = of.layer.make(*ops);
+      const auto out = of.layer.run(*ops, *experts, of.in, of.router, 0, rows);
+      for (int r = 0; r < rows; ++r) {
+        const auto expected = of.layer.reference(of.in, of.router, r, ops->precision(weight));
+        for (std::int64_t c = 0; c < of.layer.hidden; ++c) {
+          const auto at = static_cast<std::size_t>(c);
+          ASSERT_NEAR(out.at(r, c), expected.value[at], expected.bound[at])
+              << "trial " << trial << ", row " << r << " of " << rows << ", top " << how.top_k << ", "
+              << how.top_groups << " of " << how.groups << " groups, " << to_string(weight);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExpertsTest, with_any_router_a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
+  if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
+  Random random(66);
+  const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
+  for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
+    for (const auto weight : kWeightTypes) {
+      const int rows = trial == 0 ? 150 : uniform(random, 2, 40);
+      const ScoredLayer of(random, *one, weight, trial, rows);
+      const auto experts_one = of.layer.make(*one), experts_many = of.layer.make(*many);
+      const auto batch = of.layer.run(*many, *experts_many, of.in, of.router, 0, rows);
+      for (int probe = 0; probe < 4; ++probe) {
+        const int r = uniform(random, 0, rows - 1);
+        ASSERT_TRUE(of.layer.run(*one, *experts_one, of.in, of.router, r, r + 1).same_bits(r, batch, r))
+            << "trial " << trial << ", row " << r << " of " << rows << " alone, " << to_string(weight);
+      }
+    }
+  }
+}
+
 // Few rows of an expert, many, and more than are worked on at a time go through different kernels.
 TEST_P(ExpertsTest, a_row_has_the_same_bits_however_many_rows_its_experts_have) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
@@ -246,11 +381,15 @@ TEST_P(ExpertsTest, what_does_not_fit_together_is_refused) {
   const auto experts = layer.make(*ops);
   const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 2, 16);
   const auto router = Matrix::random(random, DType::f32, 2, 3);
-  const auto refused = [&](const Matrix& rows, const Matrix& logits, int top_k) {
+  const auto refused = [&](const Matrix& rows, const Matrix& logits, int top_k, int groups = 0, int top_groups = 0,
+                           int shared = 0) {
     const auto scratch = ops->allocate(ops->experts_scratch_bytes(layer.shape(), 2));
     const DeviceMatrix a(*ops, rows), b(*ops, logits), out(*ops, ops->precision(DType::f32).gemm_out, 2, 16);
     try {
-      ops->experts(out.tensor(), a.tensor(), b.tensor(), *experts, {.top_k = top_k}, Activation::silu, scratch->data());
+      const RouterParams how{.top_k = top_k, .groups = groups, .top_groups = top_groups};
+      const DeviceMatrix more(*ops, ops->precision(DType::f32).gemm_out, 2, std::max(1, shared));
+      ops->experts(out.tensor(), a.tensor(), b.tensor(), *experts, how, Activation::silu, scratch->data(),
+                   shared > 0 ? SharedExpert{.out = more.tensor()} : SharedExpert{});
     } catch (const Error& error) {
       if (error.code() == ErrorCode::unsupported) throw;
       return true;
@@ -260,6 +399,12 @@ TEST_P(ExpertsTest, what_does_not_fit_together_is_refused) {
   EXPECT_FALSE(refused(in, router, 2));
   EXPECT_TRUE(refused(in, router, 0));
   EXPECT_TRUE(refused(in, router, 4));
+  EXPECT_TRUE(refused(in, router, 2, 2, 1)) << "3 experts make no 2 groups";
+  EXPECT_TRUE(refused(in, router, 2, 3, 2)) << "a group of one expert";
+  EXPECT_TRUE(refused(in, router, 2, 1, 0));
+  EXPECT_FALSE(refused(in, router, 2, 1, 1));
+  EXPECT_TRUE(refused(in, router, 2, 0, 0, 15));
+  EXPECT_FALSE(refused(in, router, 2, 0, 0, 16));
   EXPECT_TRUE(refused(Matrix(in.dtype, 2, 15), router, 2));
   EXPECT_TRUE(refused(in, Matrix(DType::f32, 2, 4), 2));
 

@@ -25,7 +25,7 @@ TEST_P(RowsTest, rms_norm_adds_the_delta_and_normalises) {
       const DeviceMatrix residual(on, before), added(on, delta), factors(on, weight);
       const DeviceMatrix out(on, type.activation, rows, cols, before.stride % 5);
       on.rms_norm(out.slice(begin, end), residual.slice(begin, end), with_delta ? added.slice(begin, end) : Tensor{},
-                  factors.floats(), eps);
+                  {.weight = factors.floats(), .eps = eps});
       return std::pair(out.host(), residual.host());
     };
     const auto [out, residual] = norm(*ops, 0, rows);
@@ -65,8 +65,8 @@ TEST_P(RowsTest, rms_norm_normalises_the_delta_before_it_is_added) {
     const auto norm = [&](Ops& on, int begin, int end) {
       const DeviceMatrix residual(on, before), added(on, delta), factors(on, weight), delta_factors(on, delta_weight);
       const DeviceMatrix out(on, type.activation, rows, cols, before.stride % 5);
-      on.rms_norm(out.slice(begin, end), residual.slice(begin, end), added.slice(begin, end), factors.floats(), eps,
-                  delta_factors.floats());
+      on.rms_norm(out.slice(begin, end), residual.slice(begin, end), added.slice(begin, end),
+                  {.weight = factors.floats(), .eps = eps, .delta_weight = delta_factors.floats()});
       return std::pair(out.host(), residual.host());
     };
     const auto [out, residual] = norm(*ops, 0, rows);
@@ -104,6 +104,88 @@ TEST_P(RowsTest, rms_norm_normalises_the_delta_before_it_is_added) {
       ASSERT_TRUE(alone.same_bits(r, out, r)) << "row " << r << " alone";
       ASSERT_TRUE(alone_residual.same_bits(r, residual, r)) << "row " << r << " alone";
     }
+  }
+}
+
+TEST_P(RowsTest, rms_norm_scales_the_delta_and_has_variants_of_the_norm) {
+  Random random(22);
+  const auto ops = make_ops(GetParam(), 3), one = make_ops(GetParam(), 1);
+  for (int trial = 0; trial < trials(GetParam(), 60); ++trial) {
+    const int rows = uniform(random, 1, 40), cols = uniform(random, 1, trial % 4 == 0 ? 5000 : 300);
+    const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
+    auto before = Matrix::random(random, type.residual, rows, cols, 3, uniform(random, 0, 4));
+    const auto delta = Matrix::random(random, type.gemm_out, rows, cols, 5, uniform(random, 0, 4));
+    const auto weight = Matrix::random(random, DType::f32, 1, cols);
+    const float scale = trial % 3 == 0 ? 1.0F : 0.22F, eps = 1e-5F;
+    const bool weighted = trial % 4 != 1, subtract_mean = trial % 2 == 0, written = trial % 5 != 0;
+    if (subtract_mean) {  // so that the mean counts
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < cols; ++c) before.set(r, c, before.at(r, c) + 4);
+      }
+    }
+    const auto norm = [&](Ops& on, int begin, int end) {
+      const DeviceMatrix residual(on, before), added(on, delta), factors(on, weight);
+      const DeviceMatrix out(on, type.activation, rows, cols, before.stride % 5);
+      auto to = out.slice(begin, end);
+      if (!written) to.data = nullptr;
+      on.rms_norm(to, residual.slice(begin, end), added.slice(begin, end),
+                  {.weight = weighted ? factors.floats() : nullptr,
+                   .eps = eps,
+                   .delta_scale = scale,
+                   .subtract_mean = subtract_mean});
+      return std::pair(out.host(), residual.host());
+    };
+    const auto [out, residual] = norm(*ops, 0, rows);
+    for (int r = 0; r < rows; ++r) {
+      double mean = 0, squares = 0;
+      for (int c = 0; c < cols; ++c) {
+        const double added = static_cast<double>(scale) * static_cast<double>(delta.at(r, c));
+        const double sum = before.at(r, c) + added;
+        ASSERT_NEAR(residual.at(r, c), sum,
+                    2e-7 * (std::abs(before.at(r, c)) + std::abs(added)) + rounding(type.residual) * std::abs(sum));
+        if (subtract_mean) mean += residual.at(r, c) / static_cast<double>(cols);
+      }
+      for (int c = 0; c < cols; ++c) squares += std::pow(residual.at(r, c) - mean, 2.0);
+      const double factor = 1 / std::sqrt(squares / cols + static_cast<double>(eps));
+      const double relative = 1e-5 + rounding(type.activation) + rounding(type.residual);
+      for (int c = 0; c < cols; ++c) {
+        const double x = residual.at(r, c), w = weight.at(0, c);
+        const double expected = !written ? 0 : weighted ? (x - mean) * factor * w : x;
+        // The second term: the rounding of the mean.
+        ASSERT_NEAR(out.at(r, c), expected,
+                    std::abs(expected) * relative + (subtract_mean ? 2e-6 * std::abs(mean) * factor * std::abs(w) : 0) +
+                        (type.activation == DType::f16 ? 0x1p-25 : 1e-30))
+            << "column " << c << " of " << cols << ", mean " << mean;
+      }
+    }
+    for (const int r : {0, rows / 2, rows - 1}) {
+      const auto [alone, alone_residual] = norm(*one, r, r + 1);
+      ASSERT_TRUE(alone.same_bits(r, out, r)) << "row " << r << " alone";
+      ASSERT_TRUE(alone_residual.same_bits(r, residual, r)) << "row " << r << " alone";
+    }
+  }
+}
+
+TEST_P(RowsTest, qk_squares_are_those_of_q_and_of_k_alone) {
+  Random random(23);
+  const auto ops = make_ops(GetParam(), 3), one = make_ops(GetParam(), 1);
+  for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
+    const int rows = uniform(random, 1, 40), q = uniform(random, 1, trial % 4 == 0 ? 5000 : 300),
+              k = uniform(random, 1, 200);
+    const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]).gemm_out;
+    const auto qkv = Matrix::random(random, type, rows, q + 2 * k, 1, uniform(random, 0, 4));
+    const DeviceMatrix sums(*ops, DType::f32, rows, 2), alone(*one, DType::f32, rows, 2), again(*one, qkv);
+    ops->qk_squares(sums.tensor(), DeviceMatrix(*ops, qkv).tensor(), q, k);
+    const auto found = sums.host();
+    for (int r = 0; r < rows; ++r) {
+      double of_q = 0, of_k = 0;
+      for (int i = 0; i < q + k; ++i) (i < q ? of_q : of_k) += std::pow(qkv.at(r, i), 2.0);
+      ASSERT_NEAR(found.at(r, 0), of_q, 1e-5 * of_q);
+      ASSERT_NEAR(found.at(r, 1), of_k, 1e-5 * of_k);
+    }
+    const int r = rows / 2;
+    one->qk_squares(alone.slice(r, r + 1), again.slice(r, r + 1), q, k);
+    ASSERT_TRUE(alone.host().same_bits(r, found, r)) << "row " << r << " alone";
   }
 }
 
@@ -163,27 +245,29 @@ TEST_P(RowsTest, gelu_tanh_gates_also_far_from_zero) {
   }
 }
 
-TEST_P(RowsTest, soft_cap_bends_logits_and_keeps_small_ones) {
+TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
   Random random(20);
   const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
     const int rows = uniform(random, 1, 20), cols = uniform(random, 1, trial % 5 == 0 ? 20000 : 400);
-    const float cap = std::array{30.0F, 50.0F, 1.5F}[static_cast<std::size_t>(trial % 3)];
+    const float cap = std::array{30.0F, 0.0F, 1.5F}[static_cast<std::size_t>(trial % 3)];
+    const float scale = trial % 5 < 3 ? 1.0F : 0.0625F;
     auto in = Matrix::random(random, DType::f32, rows, cols,
                              std::array{20.0F, 300.0F, 0.01F, 1e-20F}[static_cast<std::size_t>(trial % 4)],
                              uniform(random, 0, 4));
     in.set(0, 0, std::array{0.0F, 1e30F, -1e30F}[static_cast<std::size_t>(trial % 3)]);
     const DeviceMatrix logits(*ops, in), alone(*one, in);
-    ops->soft_cap(logits.tensor(), cap);
+    ops->scale_logits(logits.tensor(), scale, cap);
     const auto out = logits.host();
     for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < cols; ++c) {
-        const double expected = static_cast<double>(cap) * std::tanh(in.at(r, c) / static_cast<double>(cap));
+        const double x = static_cast<double>(scale) * in.at(r, c), most = cap;
+        const double expected = cap > 0 ? most * std::tanh(x / most) : x;
         ASSERT_NEAR(out.at(r, c), expected, 1e-6 * std::abs(expected)) << in.at(r, c) << " under " << cap;
       }
     }
     const int r = rows / 2;
-    one->soft_cap(alone.slice(r, r + 1), cap);
+    one->scale_logits(alone.slice(r, r + 1), scale, cap);
     const auto single = alone.host();
     ASSERT_TRUE(single.same_bits(r, out, r)) << "row " << r << " alone";
     ASSERT_TRUE(rows == 1 || single.same_bits(0, in, 0)) << "only the rows of the tensor change";

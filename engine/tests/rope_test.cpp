@@ -286,10 +286,29 @@ TEST(RotaryTables, QwenHasAPartForEachBase) {
 }
 
 TEST(Logn, BeginsBeyondItsLength) {
-  const auto table = logn_table(4, 8);
+  ModelConfig model;
+  EXPECT_FALSE(has_q_scales(model));
+  model.logn_length = 4;
+  EXPECT_TRUE(has_q_scales(model));
+  const auto table = q_scales(model, 8);
   ASSERT_EQ(table.size(), 8U);
   for (int p = 0; p < 4; ++p) EXPECT_EQ(table[static_cast<std::size_t>(p)], 1.0F);
   for (int p = 4; p < 8; ++p) EXPECT_NEAR(table[static_cast<std::size_t>(p)], std::log(p + 1) / std::log(4), 1e-6);
+}
+
+TEST(QScales, GrowWithTheLogarithmOfTheLengthsThatArePassed) {
+  ModelConfig model;
+  model.q_scale_beta = 0.1F;
+  model.q_scale_length = 4;
+  EXPECT_TRUE(has_q_scales(model));
+  const auto table = q_scales(model, 13);
+  ASSERT_EQ(table.size(), 13U);
+  for (int p = 0; p < 13; ++p) {
+    const double expected = 1 + 0.1 * std::log(1 + std::floor(p / 4.0));
+    EXPECT_NEAR(table[static_cast<std::size_t>(p)], expected, 1e-7) << p;
+  }
+  model.logn_length = 8;
+  EXPECT_NEAR(q_scales(model, 13)[12], (1 + 0.1 * std::log(4)) * std::log(13) / std::log(8), 1e-6) << "both factors";
 }
 
 TEST(Alibi, SlopesAreThoseOfThePaperForAnyNumberOfHeads) {

@@ -181,27 +181,28 @@ class TinyWeights {
     add_norms(at);
     weight(at + "attention.w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
     weight(at + "attention.wo.0.weight", model_.hidden, q_, 0.3F);
-    if (sparse) {
-      add_experts(at);
-    } else {
-      weight(at + "feed_forward.w1.0.weight", model_.inter, model_.hidden, 0.3F);
-      weight(at + "feed_forward.w3.0.weight", model_.inter, model_.hidden, 0.3F);
-      weight(at + "feed_forward.w2.0.weight", model_.hidden, model_.inter, 0.3F);
+    const std::string mlp = at + (sparse ? "feed_forward.shared." : "feed_forward.");
+    const int inter = sparse ? model_.shared_inter : model_.inter;  // 0: no such
+    if (sparse) add_experts(at);
+    if (inter > 0) {
+      weight(mlp + "w1.0.weight", inter, model_.hidden, 0.3F);
+      weight(mlp + "w3.0.weight", inter, model_.hidden, 0.3F);
+      weight(mlp + "w2.0.weight", model_.hidden, inter, 0.3F);
     }
-    if (model_.biases) add_biases(at, sparse);
-    for (int rank = 0; rank < model_.ranks; ++rank) name_shards(at, sparse, rank);
+    if (model_.biases) add_biases(at, mlp, inter);
+    for (int rank = 0; rank < model_.ranks; ++rank) name_shards(at, mlp, inter, rank);
   }
 
   void add_norms(const std::string& at) {
-    once(at + "attention_norm.weight", model_.hidden, 1, 1, 0.1F);
-    once(at + "ffn_norm.weight", model_.hidden, 1, 1, 0.1F);
+    if (model_.pre_norms) once(at + "attention_norm.weight", model_.hidden, 1, 1, 0.1F);
+    if (model_.pre_norms && !model_.parallel_block) once(at + "ffn_norm.weight", model_.hidden, 1, 1, 0.1F);
     if (model_.post_norms) {
       once(at + "attention_post_norm.weight", model_.hidden, 1, 1, 0.1F);
       once(at + "ffn_post_norm.weight", model_.hidden, 1, 1, 0.1F);
     }
     if (model_.qk_norm) {
-      once(at + "attention.q_norm.weight", model_.head_dim, 1, 1, 0.1F);
-      once(at + "attention.k_norm.weight", model_.head_dim, 1, 1, 0.1F);
+      once(at + "attention.q_norm.weight", model_.qk_norm_rows ? q_ : model_.head_dim, 1, 1, 0.1F);
+      once(at + "attention.k_norm.weight", model_.qk_norm_rows ? kv_ : model_.head_dim, 1, 1, 0.1F);
     }
   }
 
@@ -209,6 +210,11 @@ class TinyWeights {
   // mxfp4 rows of gate and up lie in turn, as GPT-OSS has them.
   void add_experts(const std::string& at) {
     once(at + "feed_forward.gate.weight", model_.experts, model_.hidden, 0, 0.5F);
+    if (model_.router_bias) once(at + "feed_forward.gate.bias", model_.experts, 1, 0, 0.2F);
+    if (model_.shared_gate) {
+      tensor(at + "feed_forward.shared_gate.weight", 1, model_.hidden, 0, 0.5F);
+      stack(at + "feed_forward.shared_gate.weight", kEvery, {whole(at + "feed_forward.shared_gate.weight")});
+    }
     const int size = model_.expert_inter, share = size / model_.ranks;
     const std::string gate_up = at + "experts.gate_up", downs = at + "experts.down";
     const bool paired = model_.quantised && model_.quantised->layout == "mxfp4" && !model_.quantised->as_floats;
@@ -231,19 +237,20 @@ class TinyWeights {
     }
   }
 
-  void add_biases(const std::string& at, bool sparse) {
+  void add_biases(const std::string& at, const std::string& mlp, int inter) {
     tensor(at + "attention.w_qkv.0.bias", q_ + 2 * kv_, 1, 0, 0.3F);
     once(at + "attention.wo.0.bias", model_.hidden, 1, 0, 0.3F, 0);
-    if (sparse) return;
-    tensor(at + "feed_forward.w1.0.bias", model_.inter, 1, 0, 0.3F);
-    tensor(at + "feed_forward.w3.0.bias", model_.inter, 1, 0, 0.3F);
-    once(at + "feed_forward.w2.0.bias", model_.hidden, 1, 0, 0.3F, 0);
+    if (inter == 0) return;
+    tensor(mlp + "w1.0.bias", inter, 1, 0, 0.3F);
+    tensor(mlp + "w3.0.bias", inter, 1, 0, 0.3F);
+    once(mlp + "w2.0.bias", model_.hidden, 1, 0, 0.3F, 0);
   }
 
-  // Of attention and of a dense feed-forward. With more ranks than KV heads several ranks have the same one.
-  void name_shards(const std::string& at, bool sparse, int rank) {
+  // Names the shares of attention and of a gated feed-forward: its names begin with `mlp`, and its width is
+  // `whole_inter`. With more ranks than KV heads several ranks have the same one.
+  void name_shards(const std::string& at, const std::string& mlp, int whole_inter, int rank) {
     const std::string number = cat(".", rank);
-    const int groups = std::min(model_.ranks, model_.kv_heads), inter = model_.inter / model_.ranks;
+    const int groups = std::min(model_.ranks, model_.kv_heads), inter = whole_inter / model_.ranks;
     const int q_rows = q_ / model_.ranks, kv_rows = kv_ / groups, k_first = q_ + rank * groups / model_.ranks * kv_rows;
     for (const std::string kind : {".weight", ".bias"}) {
       if (kind == ".bias" && !model_.biases) continue;
@@ -251,16 +258,15 @@ class TinyWeights {
       stack(at + "attention.w_qkv" + number + kind, rank,
             {range(qkv, "rows", rank * q_rows, q_rows), range(qkv, "rows", k_first, kv_rows),
              range(qkv, "rows", k_first + kv_, kv_rows)});
-      if (sparse) continue;
-      for (const auto* name : {"feed_forward.w1", "feed_forward.w3"}) {
-        stack(at + name + number + kind, rank, {range(at + name + ".0" + kind, "rows", rank * inter, inter)});
+      if (inter == 0) continue;
+      for (const auto* name : {"w1", "w3"}) {
+        stack(mlp + name + number + kind, rank, {range(mlp + name + ".0" + kind, "rows", rank * inter, inter)});
       }
     }
     stack(at + "attention.wo" + number + ".weight", rank,
           {range(at + "attention.wo.0.weight", "cols", rank * q_rows, q_rows)});
-    if (sparse) return;
-    stack(at + "feed_forward.w2" + number + ".weight", rank,
-          {range(at + "feed_forward.w2.0.weight", "cols", rank * inter, inter)});
+    if (inter == 0) return;
+    stack(mlp + "w2" + number + ".weight", rank, {range(mlp + "w2.0.weight", "cols", rank * inter, inter)});
   }
 
   const TinyModel& model_;
@@ -309,11 +315,15 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nattn_output_bias = " << model.biases << "\nmlp_bias = " << model.biases
                       << "\ntie_word_embeddings = " << model.tied << "\ntensor_para_size = " << model.ranks
                       << "\nweight_type = " << weight_type(model) << "\n"
-                      << "qk_norm = " << model.qk_norm << "\npost_norms = " << model.post_norms
-                      << "\nnum_experts = " << model.experts
+                      << "qk_norm = " << model.qk_norm << "\nqk_norm_rows = " << model.qk_norm_rows
+                      << "\npre_norms = " << model.pre_norms << "\npost_norms = " << model.post_norms
+                      << "\nparallel_block = " << model.parallel_block << "\nnum_experts = " << model.experts
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
-                      << "\nlayer_experts = " << model.layer_experts << "\n"
+                      << "\nlayer_experts = " << model.layer_experts
+                      << "\nrouter_bias = " << model.router_bias
+                      << "\nshared_expert_inter_size = " << model.shared_inter
+                      << "\nshared_expert_gate = " << model.shared_gate << "\n"
                       << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
                       << "max_queue_time_s = 0\n"  // however long a busy machine takes
                       << model.more;

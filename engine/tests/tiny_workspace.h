@@ -25,9 +25,12 @@ struct TinyModel {
   int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = kVocab, positions = 256;
   int end_id = 0;
   int ranks = 1;  // the weights of each are ranges of the whole model's, so that all ranks make the same model
-  bool biases = false, tied = false, qk_norm = false, post_norms = false;
+  bool biases = false, tied = false, qk_norm = false, qk_norm_rows = false, pre_norms = true, post_norms = false,
+       parallel_block = false;
   int experts = 0, experts_per_token = 2, expert_inter = 24;  // 0 experts: all layers are dense
   std::string layer_experts;                                  // as in config.ini; empty: all layers have experts
+  int shared_inter = 0;                                       // of the shared expert; 0: none
+  bool router_bias = false, shared_gate = false;
   std::string more;                                           // lines of config.ini
   std::optional<TinyQuant> quantised;
   // Changes a value on its way into a tensor, by canonical name.

@@ -133,7 +133,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
   call->traced = std::move(traced);
   try {
     call->id = request_id(request);
-    auto asked = read_call(request);
+    auto asked = read_call(request, engine_.info().default_sampling);
     call->outputs = asked.outputs;
     if (asked.action != Action::generate) {
       act(asked, *call);

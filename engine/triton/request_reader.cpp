@@ -83,8 +83,7 @@ int read_logprobs(const Inputs& inputs) {
   return inputs.scalar<bool>("return_log_probs").value_or(false) || top > 0 ? top : -1;
 }
 
-SamplingParams read_sampling(const Inputs& inputs) {
-  SamplingParams sampling;
+SamplingParams read_sampling(const Inputs& inputs, SamplingParams sampling) {
   visit_sampling([&](std::string_view, std::string_view tensor, auto member) {
     if (!tensor.empty()) read_value(sampling.*member, inputs, tensor);
   });
@@ -188,7 +187,7 @@ std::string request_id(TRITONBACKEND_Request* request) {
   return id == nullptr ? std::string() : std::string(id);
 }
 
-EngineCall read_call(TRITONBACKEND_Request* request) {
+EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defaults) {
   const Inputs inputs(request);
   EngineCall call;
   call.outputs = requested_outputs(request);
@@ -205,7 +204,7 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
         "session_id, or the name of a `subscription` to open");
   }
   call.request.input_ids = std::move(ids->values);
-  call.request.sampling = read_sampling(inputs);
+  call.request.sampling = read_sampling(inputs, defaults);
   check_carried(call);
   call.request.guide = read_guide(inputs);
   if (auto more = inputs.tensor<std::int32_t>("continuation_ids")) {

@@ -38,7 +38,7 @@ struct EngineCall {
 std::string request_id(TRITONBACKEND_Request* request);
 
 // Copies everything out of `request`. Throws Error(invalid_argument) naming the field, its value and what would be
-// right. Ranges of sampling parameters are the engine's to check.
-EngineCall read_call(TRITONBACKEND_Request* request);
+// right. Ranges of sampling parameters are the engine's to check. defaults: sampling parameters that are not set.
+EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defaults);
 
 }  // namespace charonia::triton

@@ -13,18 +13,57 @@ import torch
 import transformers
 from numpy_models import NumpyFamily, NumpyModel, baichuan, internlm2, qwen
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Cohere2Config,
+    CwmConfig,
+    Dots1Config,
     DynamicCache,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    Glm4vConfig,
+    Glm4vMoeConfig,
+    GlmConfig,
+    GraniteConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
+    HYV3Config,
+    Idefics3Config,
+    InternVLConfig,
     LlamaConfig,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaOnevisionConfig,
+    MellumConfig,
+    MiniMaxM2Config,
+    Ministral3Config,
+    MinistralConfig,
+    Mistral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen2VLConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    SmolVLMConfig,
+    SolarOpenConfig,
+    VaultGemmaConfig,
 )
 
 from charonia.bench.random_model import write_byte_tokenizer
@@ -62,6 +101,10 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+_CLIP = {"model_type": "clip_vision_model", **_TOWER}
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -89,6 +132,11 @@ def _variant(
     **changes: Any,
 ) -> Variant:
     return Variant(config_class(**{**_BASE, **changes}), rewrite or {}, dropped)
+
+
+def _with_images(config_class: type[Any], text: dict[str, Any], **vision: Any) -> Variant:
+    """A model that reads images as well, with a small vision tower."""
+    return Variant(config_class(text_config={**_BASE, **text}, vision_config=vision))
 
 
 def _beyond(variant: Variant, **settings: float) -> Variant:
@@ -120,7 +168,108 @@ VARIANTS = {
         rope_parameters=_YARN
         | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
     ),
+    # Saved by transformers 5, with YaRN added by hand as READMEs say.
+    "llama-yarn-added": _variant(
+        rewrite={
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "rope_scaling": {key: value for key, value in _YARN.items() if key != "rope_theta"},
+        },
+        rope_parameters=_YARN | {"rope_theta": 5000.0},
+    ),
     "mistral": _variant(MistralConfig, sliding_window=None, head_dim=16),
+    "mistral-layer-types": _variant(
+        MinistralConfig, rewrite={"model_type": "mistral"}, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED
+    ),
+    "ministral": _variant(MinistralConfig, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED),
+    "cwm": _variant(CwmConfig, sliding_window=WINDOW, head_dim=16, rope_parameters=_LLAMA3_ROPE),
+    # Prompts on both sides of the length from which the queries grow.
+    "ministral3": _variant(
+        Ministral3Config,
+        head_dim=16,
+        rope_parameters={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4},
+    ),
+    "glm": _variant(GlmConfig, head_dim=16),
+    "glm4": _variant(Glm4Config, head_dim=16),
+    "ernie4.5": _variant(Ernie4_5Config, head_dim=16),
+    "granite": _variant(
+        GraniteConfig,
+        attention_multiplier=0.2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.6,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": _variant(SmolLM3Config, no_rope_layer_interval=2, tie_word_embeddings=True),
+    "smollm3-window": _variant(
+        SmolLM3Config,
+        no_rope_layers=[0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        tie_word_embeddings=True,
+    ),
+    "olmo2": _variant(Olmo2Config),
+    "olmo3": _variant(
+        Olmo3Config,
+        sliding_window=WINDOW,
+        layer_types=_MIXED,
+        rope_parameters={"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
+    "exaone4": _variant(Exaone4Config, sliding_window=None, layer_types=["full_attention"] * 3),
+    "exaone4-window": _variant(Exaone4Config, sliding_window=WINDOW, sliding_window_pattern=2),
+    "hunyuan": _variant(HunYuanDenseV1Config, head_dim=16, rope_parameters={**_DYNAMIC, "factor": 1.0, "alpha": 50.0}),
+    "cohere2": _variant(
+        Cohere2Config, sliding_window=WINDOW, layer_types=_MIXED, logit_scale=0.5, tie_word_embeddings=True
+    ),
+    "seed-oss": _variant(SeedOssConfig, head_dim=20, attention_bias=True),
+    "gemma": _variant(GemmaConfig, head_dim=32, tie_word_embeddings=True),
+    "vaultgemma": _variant(
+        VaultGemmaConfig, head_dim=32, sliding_window=WINDOW, query_pre_attn_scalar=24, tie_word_embeddings=True
+    ),
+    "qwen2-vl": _with_images(
+        Qwen2VLConfig, {"rope_parameters": _MROPE}, depth=1, embed_dim=16, hidden_size=96, num_heads=1
+    ),
+    "qwen2.5-vl": _with_images(
+        Qwen2_5_VLConfig,
+        {"rope_parameters": _MROPE, "tie_word_embeddings": True},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+    ),
+    "qwen3-vl": _with_images(
+        Qwen3VLConfig,
+        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+        deepstack_visual_indexes=[0],
+    ),
+    # All experts of a layer are in two tensors.
+    "qwen3-vl-moe": _with_images(
+        Qwen3VLMoeConfig,
+        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}
+        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+        deepstack_visual_indexes=[0],
+    ),
+    "mistral3": _with_images(
+        Mistral3Config,
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        **{"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16},
+        **{"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16},
+    ),
+    "llava-next": _with_images(LlavaNextConfig, {"model_type": "mistral", "sliding_window": None}, **_CLIP),
+    "llava-onevision": _with_images(
+        LlavaOnevisionConfig, {"model_type": "qwen2"}, **{**_CLIP, "model_type": "siglip_vision_model"}
+    ),
+    "idefics3": _with_images(Idefics3Config, {"model_type": "llama"}, **_TOWER),
+    "smolvlm": _with_images(SmolVLMConfig, {"model_type": "llama"}, **_TOWER),
+    "glm4v": _with_images(
+        Glm4vConfig,
+        {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+    ),
+    "internvl": _with_images(
+        InternVLConfig,
+        {"model_type": "qwen2"},
+        **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1},
+    ),
+    "llava": _with_images(LlavaConfig, {"model_type": "llama"}, **_CLIP),
     "mistral-window": Variant(MistralConfig(**_BASE, sliding_window=WINDOW, head_dim=16), stepwise=True),
     "qwen1": Variant(qwen(trained=40)),
     "qwen2": _variant(Qwen2Config, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
@@ -132,7 +281,7 @@ VARIANTS = {
         head_dim=32,
         use_sliding_window=True,
         sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=_MIXED,
     ),
     "yi": _variant(rewrite={"model_type": "Yi"}, rope_parameters={"rope_type": "default", "rope_theta": 5000000.0}),
     # transformers has no class for InternLM 1: it is Llama with biases on q, k, v and o.
@@ -182,7 +331,7 @@ VARIANTS = {
         head_dim=32,
         sliding_window=WINDOW,
         query_pre_attn_scalar=24,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=_MIXED,
         rope_parameters={
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -191,6 +340,97 @@ VARIANTS = {
     ),
     "mixtral": _variant(MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
     "mixtral-window": _variant(MixtralConfig, num_local_experts=4, num_experts_per_tok=3, sliding_window=WINDOW),
+    "qwen2-moe": _variant(
+        Qwen2MoeConfig,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=44,
+        shared_expert_intermediate_size=72,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+    ),
+    "glm4-moe": _variant(
+        Glm4MoeConfig,
+        head_dim=16,
+        attention_bias=True,
+        use_qk_norm=True,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        n_shared_experts=2,
+        routed_scaling_factor=1.8,
+    ),
+    "glm4v-moe": _with_images(
+        Glm4vMoeConfig,
+        {
+            **{"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44, "head_dim": 16},
+            "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+        },
+        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
+    ),
+    "solar-open": _variant(
+        SolarOpenConfig,
+        dropped=("intermediate_size",),
+        head_dim=16,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=44,
+        attention_bias=True,
+    ),
+    "dots1": _variant(
+        Dots1Config,
+        head_dim=16,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=44,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.7,
+        n_group=2,
+        topk_group=1,
+        norm_topk_prob=True,
+    ),
+    "mellum": _variant(
+        MellumConfig,
+        head_dim=16,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=44,
+        sliding_window=WINDOW,
+        layer_types=_MIXED,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        rope_parameters={"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}},
+    ),
+    "minimax-m2": _variant(
+        MiniMaxM2Config,
+        rewrite={"rotary_dim": 8},
+        dropped=("rope_parameters",),
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    ),
+    "hunyuan-moe": _variant(
+        HunYuanMoEV1Config,
+        head_dim=16,
+        num_experts=5,
+        moe_topk=2,
+        rope_parameters={**_DYNAMIC, "factor": 1.0, "alpha": 50.0},
+    ),
+    "hy-v3": _variant(
+        HYV3Config, head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=44, num_shared_experts=2
+    ),
+    "glm4-moe-groups": _variant(
+        Glm4MoeConfig,
+        head_dim=16,
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=44,
+        norm_topk_prob=False,
+    ),
     "qwen3-moe": _variant(
         Qwen3MoeConfig,
         head_dim=20,
@@ -221,6 +461,13 @@ if InternLM3Config is not None:
     )
 
 
+def _model(config: Any, **options: Any) -> PreTrainedModel:
+    """A random model of a config; of one that reads images as well, the whole."""
+    causal = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    model: PreTrainedModel = causal.from_config(config, attn_implementation="eager", **options)
+    return model.eval()
+
+
 def write_model(
     folder: Path, variant: Variant, seed: int, dtype: torch.dtype = torch.float32, *, scale: float = 0.2
 ) -> PreTrainedModel:
@@ -230,7 +477,7 @@ def write_model(
     standard deviation, which a wider model needs less of.
     """
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(variant.config, attn_implementation="eager").eval()
+    model = _model(variant.config)
     gemma = "gemma" in variant.config.model_type
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -244,9 +491,13 @@ def write_model(
                 weight.copy_(0.3 * noise)
             else:
                 weight.copy_(scale * noise)
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(0.3 * torch.randn(bias.shape, generator=generator))
     # Not model.to(dtype): that would round the rotary frequencies too, which no checkpoint holds.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    for name, parameter in model.named_parameters():
+        if not _stays_fp32(model, name):
+            parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
     model.save_pretrained(folder)
     file = folder / "config.json"
@@ -258,6 +509,11 @@ def write_model(
     if scaling is not None:
         scaling.copy_(scaling.to(dtype))
     return model.to(torch.float32)
+
+
+def _stays_fp32(model: PreTrainedModel, name: str) -> bool:
+    """Whether a weight is kept in fp32 by its family, as routers are."""
+    return any(kept in name for kept in model._keep_in_fp32_modules_strict or ())
 
 
 def load_model(folder: Path, variant: Variant, dtype: torch.dtype) -> PreTrainedModel:

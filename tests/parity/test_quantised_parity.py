@@ -36,8 +36,8 @@ def sized(name: str, **other: int) -> Variant:
     config = VARIANTS[name].config
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
     sizes |= other
-    if "moe_intermediate_size" in config.to_dict():
-        sizes["moe_intermediate_size"] = 64
+    widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}
+    sizes |= {key: width for key, width in widths.items() if key in config.to_dict()}
     return replace(VARIANTS[name], config=type(config)(**{**config.to_dict(), **sizes}))
 
 
@@ -82,6 +82,8 @@ def test_every_format_answers_as_the_weights_that_it_stands_for(form: str, tmp_p
         *((name, "w4a16 zeros") for name in ("qwen2", "qwen3", "phi3", "gemma2", "gemma3", "mixtral")),
         *((name, form) for name in ("phi3", "qwen3-moe-dense-layers") for form in ("awq", "gptq", "fp8 of DeepSeek")),
         *((name, GPT_OSS) for name in ("mixtral", "qwen3-moe-dense-layers")),
+        *(("qwen2-moe", form) for form in ("w4a16 zeros", "gptq")),
+        *(("glm4-moe", form) for form in ("awq", "fp8 of DeepSeek")),
         ("qwen3", "fp8 in blocks of 128"),
     ],
 )

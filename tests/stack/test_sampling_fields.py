@@ -5,13 +5,16 @@ The Python API says what an answer is; it reads its parameters by itself.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 import tritonclient.grpc.aio as triton
-from stack import HANG_S, Stack
+from stack import HANG_S, Stack, running
+from tiny_models import TokenizerKind, write_model
 from triton_stream import collect
 
 from charonia import Engine, Output, SamplingParams
@@ -59,6 +62,47 @@ async def test_penalties_and_filters_go_through_triton_and_the_gateway(
     async with httpx.AsyncClient(base_url=babbler.gateway, timeout=HANG_S) as http:
         through_gateway = (await http.post("/v1/completions", json=body)).json()
     assert through_gateway["choices"][0]["text"].encode() == through_triton.text
+
+
+@pytest.fixture(scope="module")
+def recommended(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A babbler whose generation_config.json has one token to draw from."""
+    folder = tmp_path_factory.mktemp("recommended")
+    write_model(folder / "babbler", kind, "babbler")
+    (folder / "babbler" / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 1}')
+    with running(Stack(folder / "babbler", folder / "run")) as served:
+        yield served
+
+
+async def test_generation_config_has_the_defaults_of_all_interfaces(recommended: Stack, answer: Answer) -> None:
+    limits: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
+    greedy, seeded = answer(**limits, temperature=0), answer(**limits, seed=5)
+    assert seeded.text != greedy.text
+    async with triton.InferenceServerClient(recommended.grpc) as client:
+        (unset,) = await collect(client, {"text_input": PROMPT, **limits})
+        (given,) = await collect(client, {"text_input": PROMPT, **limits, "top_k": 0, "temperature": 1.0, "seed": 5})
+    assert (unset.ids, given.ids) == (greedy.token_ids, seeded.token_ids)
+    async with httpx.AsyncClient(base_url=recommended.gateway, timeout=HANG_S) as http:
+
+        async def post(route: str, **body: Any) -> dict[str, Any]:
+            found = await http.post(route, json={"model": "babbler", **body})
+            assert found.status_code == 200, found.text
+            response: dict[str, Any] = found.json()
+            return response
+
+        completion = await post("/v1/completions", prompt=PROMPT, **limits)
+        messages = [{"role": "user", "content": PROMPT}]
+        chat = await post("/v1/chat/completions", messages=messages, **limits)
+        response = await post("/v1/responses", input=PROMPT, max_output_tokens=30)
+        (listed,) = (await http.get("/v1/models")).json()["data"]
+    assert completion["choices"][0]["text"] == chat["choices"][0]["message"]["content"] == greedy.text
+    assert (response["temperature"], response["top_p"]) == (0.5, 1.0)
+    defaults = {"temperature": 0.5, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert listed["default_sampling_parameters"] == defaults
+    deadline = time.monotonic() + HANG_S
+    while "generation_config.json: temperature = 0.5, top_k = 1." not in recommended.log_file.read_text():
+        assert time.monotonic() < deadline, recommended.log()
+        await asyncio.sleep(0.05)
 
 
 async def test_end_ids_go_through_triton(babbler_client: triton.InferenceServerClient, answer: Answer) -> None:

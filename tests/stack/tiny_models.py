@@ -188,7 +188,7 @@ def write_model(
         json.dumps(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": EOS,
+                "eos_token": EOS if ends else None,
                 "chat_template": chat_template,
                 "clean_up_tokenization_spaces": False,
             },

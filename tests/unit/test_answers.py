@@ -22,7 +22,7 @@ from charonia_answers.formats import (
     is_open,
 )
 from charonia_answers.parser import MAX_HELD, AnswerParser, special_marks
-from charonia_answers.scanners import MAX_DEPTH, GemmaScanner, JsonScanner
+from charonia_answers.scanners import MAX_DEPTH, GemmaScanner, JsonScanner, PythonScanner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -413,6 +413,204 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "Hm.",
         [("search", {"q": 'a "b"\n<|', "deep": {"list": [1, -2.5e3, True, None, "x"], "none": []}, "empty": {}})],
     ),
+    (
+        "deepseek_v3",
+        "think",
+        "<think>\nHm.\n</think>\n\nLook:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        '```json\n{"city": "Paris", "days": 3}\n```<｜tool▁call▁end｜>\n'
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+        '{"a": 1, "b": -2.5e3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "Look:",
+        "Hm.",
+        [WEATHER, ("add", SUM)],
+    ),
+    (  # a fence and markup in a text, no type before the name, no mark at the beginning of all, none at the end
+        "deepseek_v3",
+        None,
+        '<｜tool▁call▁begin｜>search\n```json\n{"q": "```\\n<｜tool▁call▁end｜>"}',
+        "",
+        "",
+        [("search", {"q": "```\n<｜tool▁call▁end｜>"})],
+    ),
+    (
+        "deepseek_v31",
+        None,
+        'One moment.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris", "days": 3}'
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜> Done.",
+        "One moment. Done.",
+        "",
+        [WEATHER, ("search", {})],
+    ),
+    ("deepseek_v31", None, "<｜tool▁calls▁begin｜> is markup", "<｜tool▁calls▁begin｜> is markup", "", []),
+    (  # ends that come too late
+        "deepseek_v31",
+        None,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{} indeed<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "indeed",
+        "",
+        [("add", {})],
+    ),
+    (
+        "kimi_k2",
+        None,
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris", "days": 3}<|tool_call_end|><|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>'
+        '{"a": 1, "b": -2.5e3}<|tool_call_end|><|tool_calls_section_end|>',
+        "I look.",
+        "",
+        [WEATHER, ("add", SUM)],
+    ),
+    (  # white space, and a name alone
+        "kimi_k2",
+        None,
+        "<|tool_calls_section_begin|>\n<|tool_call_begin|> search <|tool_call_argument_begin|> {} <|tool_call_end|>\n"
+        "<|tool_calls_section_end|>\n",
+        "",
+        "",
+        [("search", {})],
+    ),
+    (
+        "llama4_json",
+        None,
+        '<|python_start|>{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}<|python_end|>',
+        "",
+        "",
+        [WEATHER],
+    ),
+    ("llama4_json", None, '{"name": "search", "parameters": {}}<|python_end|> So.', "So.", "", [("search", {})]),
+    (
+        "llama4_json",
+        None,
+        '<|python_start|><|python_end|>{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
+        '{"name": "search", "parameters": {}}',
+        "",
+        "",
+        [WEATHER, ("search", {})],
+    ),
+    ("pythonic", None, '[get_weather(city="Paris", days=3), add(a=1, b=-2.5e3)]', "", "", [WEATHER, ("add", SUM)]),
+    (
+        "pythonic",
+        None,
+        "<|python_start|>[get_weather(city='Paris', days=3)]<|python_end|> Done.",
+        "Done.",
+        "",
+        [WEATHER],
+    ),
+    ("pythonic", None, "[search()]", "", "", [("search", {})]),
+    ("pythonic", None, "[1] is a source", "[1] is a source", "", []),
+    ("pythonic", None, "[other(a=1)]", "[other(a=1)]", "", []),  # no function that was offered
+    ("pythonic", None, "[add(1, 2)]", "[add(1, 2)]", "", []),  # without names it is unknown which arguments they are
+    ("pythonic", None, "Use [add(a=1)].", "Use [add(a=1)].", "", []),
+    ("pythonic", None, "[add(a=1), and so on", ", and so on", "", [("add", {"a": 1})]),
+    (
+        "lfm2",
+        None,
+        "I look.\n<|tool_call_start|>[search(q='it\\'s \"so\" [, ] ) <|tool_call_end|>\\n', "
+        "n=[1, {'a': None}, (True, .5)], x={}), add(a=1,b=-2.5e3,)]<|tool_call_end|>Done.",
+        "I look.\nDone.",
+        "",
+        [
+            ("search", {"q": 'it\'s "so" [, ] ) <|tool_call_end|>\n', "n": [1, {"a": None}, [True, 0.5]], "x": {}}),
+            ("add", SUM),
+        ],
+    ),
+    (  # quotes that are a part of a text, three quotes, escapes
+        "lfm2",
+        None,
+        "<|tool_call_start|>[search(q='it's \U0001f40c', r='''a 'b' ''c''', "
+        's="\\u00e9\\ud83d\\udc0c\\x41\\U0001f40c\\d\\/", '
+        "t='', n=1_000, o=+007)]<|tool_call_end|>",
+        "",
+        "",
+        [
+            (
+                "search",
+                {
+                    **{"q": "it's \U0001f40c", "r": "a 'b' ''c", "s": "é\U0001f40cA\U0001f40c\\d/", "t": ""},
+                    **{"n": 1000, "o": 7},
+                },
+            )
+        ],
+    ),
+    (
+        "olmo3",
+        None,
+        'So: <function_calls>get_weather(city="Paris", days=3)\nadd(a=1, b=-2.5e3)\n'
+        "search(q=null, r=true)</function_calls>",
+        "So:",
+        "",
+        [WEATHER, ("add", SUM), ("search", {"q": None, "r": True})],
+    ),
+    ("olmo3", None, "<function_calls>\nsearch()\n</function_calls>\n", "", "", [("search", {})]),
+    ("olmo3", None, "<function_calls> is markup", "<function_calls> is markup", "", []),
+    (
+        "nemotron",
+        "think",
+        '<think>\nHm.\n</think>\n\n<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}, '
+        '{"name": "add", "arguments": {"a": 1, "b": -2.5e3}}]</TOOLCALL>',
+        "",
+        "Hm.",
+        [WEATHER, ("add", SUM)],
+    ),
+    (
+        "seed_oss",
+        "seed",
+        "<seed:think>Hm.</seed:think>\nLook:\n\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        "Look:",
+        "Hm.",
+        [WEATHER],
+    ),
+    (
+        "granite3",
+        "think_response",
+        '<think>Hm.</think><|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]',
+        "",
+        "Hm.",
+        [WEATHER],
+    ),
+    ("granite3", None, '<tool_call>[{"name": "search", "arguments": {}}]', "", "", [("search", {})]),
+    (
+        "hunyuan_a13b",
+        "think_answer",
+        "<think>\nHm.\n</think>\n<answer>\nI look.\n"
+        '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</tool_calls>\n</answer>',
+        "I look.",
+        "Hm.",
+        [WEATHER],
+    ),
+    (
+        "hunyuan",
+        None,
+        '<tool_calls>\n<tool_call>get_weather\n```json\n{"city": "Paris", "days": 3}\n```</tool_call>\n'
+        '<tool_call>add\n```json\n{"a": 1, "b": -2.5e3}\n```</tool_call>\n</tool_calls>',
+        "",
+        "",
+        [WEATHER, ("add", SUM)],
+    ),
+    (  # a fence without a word, none, and no line end before it
+        "hunyuan",
+        None,
+        '<tool_calls><tool_call>search\n```\n{"q": "x"}\n```</tool_call><tool_call>add\n{"a": 1}</tool_call>'
+        "<tool_call>search```json\n{}```</tool_call></tool_calls>",
+        "",
+        "",
+        [("search", {"q": "x"}), ("add", {"a": 1}), ("search", {})],
+    ),
+    (
+        "hunyuan_v3",
+        "think",
+        "<think>Hm.</think><tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris"
+        "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>search<tool_sep>\n"
+        "</tool_call>\n</tool_calls>",
+        "",
+        "Hm.",
+        [WEATHER, ("search", {})],
+    ),
+    (None, "think_response", "<think>\na\n</think>\n\n\n<response>\nb\n</response>\n", "b", "a", []),
+    (None, "think_response", "<think>a</think>b <response>", "b <response>", "a", []),
+    (None, "think_answer", "<answer>b</answer> c", "b c", "", []),
+    (None, "granite32", "Here is my thought process: a\n\nHere is my response: b", "b", "a", []),
     (None, "think", "<think>a</think> b", "b", "a", []),
     (None, None, " \n <think>a</think>\n", " \n <think>a</think>\n", "", []),
 ]
@@ -450,7 +648,7 @@ def test_an_answer_that_ends_within_the_end_of_a_call_has_no_markup_in_its_conte
 def test_a_recorded_answer_that_ends_earlier_has_no_markup_after_its_calls(
     format: str | None, reasoning: str | None, answer: str
 ) -> None:
-    end = CALL_FORMATS[format].end if format else ""
+    end = (CALL_FORMATS[format].each[1] or CALL_FORMATS[format].end) if format else ""
     begins = CALL_FORMATS[format].begin if format else ()
     # A call that has not begun is text, whole; an end that comes after text is text until it is there.
     marks = [end[:size] for size in range(1, len(end)) if not any(begin.startswith(end[:size]) for begin in begins)]
@@ -463,7 +661,8 @@ def test_a_recorded_answer_that_ends_earlier_has_no_markup_after_its_calls(
     for match in re.finditer(rf"(?<=[}}\]>\n]){re.escape(end)}", answer) if end else ():
         before = read([answer[: match.start()]], format, reasoning)
         for at in range(match.start(), match.end()):
-            assert not before.calls or read([answer[:at]], format, reasoning).content == before.content
+            same = read([answer[:at]], format, reasoning).content == before.content
+            assert same or not before.calls or any(text in before.content for text in begins)
 
 
 def test_arguments_that_are_complete_in_a_call_that_is_not() -> None:
@@ -484,7 +683,8 @@ def test_every_format_reads_what_it_writes(format: str) -> None:
 def test_no_mark_of_a_format_begins_another_one() -> None:
     """Else what is found would depend on how much of the text is there."""
     for one in CALL_FORMATS.values():
-        for first, second in itertools.permutations([*one.begin, *([one.end] if one.end else [])], 2):
+        ends = {mark for mark in (one.end, one.each[1]) if mark}
+        for first, second in itertools.permutations([*one.begin, *ends], 2):
             assert not second.startswith(first)
 
 
@@ -656,6 +856,34 @@ def test_special_tokens_within_longer_markup() -> None:
     assert calls_of(read([f"a{text}"], "internlm2", marks=marks)) == [("add", SUM)]
 
 
+def test_the_ids_that_a_model_writes_are_those_of_its_calls() -> None:
+    call = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    calls = "".join(call.format(id) for id in ("add:0", "search:1", "add:0", "a:b:2", "search"))
+    parser = AnswerParser(CALL_FORMATS["kimi_k2"], new_id=lambda: "new")
+    events = parser.feed(f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>")
+    found = [(event.name, event.id) for event in events if isinstance(event, CallBegin)]
+    ids = ["functions.add:0", "functions.search:1", "new", "functions.a:b:2", "new"]
+    assert found == list(zip(("add", "search", "add", "a:b", "search"), ids, strict=True))
+
+
+@pytest.mark.parametrize("format", [one.name for one in CALL_FORMATS.values() if one.each[0]])
+def test_a_broken_call_takes_no_call_after_it_away(format: str) -> None:
+    one = CALL_FORMATS[format]
+    first, second = (one.write([("add", {"a": number})]) for number in (1, 2))
+    frame = one.frame("add")
+    good = second.removeprefix(frame.opening)
+    first = first.removesuffix(frame.closing).removesuffix(frame.after)
+    broken = f"{first}{{oops{frame.after}\n" if not one.xml else f"{first}<oops{frame.after}\n"
+    broken = broken if one.xml else broken.replace('"a": 1}', '"a": 1,')
+    text = f"{broken}{good} Done."
+    found = read([text], format)
+    assert (found.content, [(name, complete) for name, _, complete in found.calls]) == (
+        "Done.",
+        [("add", False), ("add", True)],
+    )
+    assert found.calls[1][1] == '{"a": 2}' and read(list(text), format) == found
+
+
 TEMPLATES = {
     '{% if tools %}<tools>{% endif %}<tool_call>\n{"name": <function-name>': ("hermes", None),
     "<tool_call>\n</tool_call>{{ '<think>' }}</think>": ("hermes", "think"),
@@ -669,6 +897,18 @@ TEMPLATES = {
     "<start_function_call>call:": ("functiongemma", None),
     "<|tool_call>call:<tool_call|><|channel>thought": ("gemma4", "gemma4"),
     "{% set content = content.split('</think>')[-1] %}": (None, "think"),
+    # No package that test_chat_templates.py fetches has the templates of these models.
+    "<functions></functions> <function_calls>": ("olmo3", None),
+    "<tools></tools> <tool_calls>For each: <tool_call>f\n```json\nargs\n```</tool_call></tool_calls><think><answer>": (
+        "hunyuan",
+        "think_answer",
+    ),
+    "<tool_calls>[{...},...]</tool_calls><think>": ("hunyuan_a13b", "think"),
+    "<tool_calls><tool_call>f<tool_sep><arg_key>k</arg_key></tool_calls>": ("hunyuan_v3", None),
+    "Use exact format: [func_name1(param1=value1), func_name2(...)]": ("pythonic", None),
+    "<|start_of_role|>Write your thoughts after 'Here is my thought process:' <|tool_call|>": ("granite3", "granite32"),
+    "<|start_header_id|><AVAILABLE_TOOLS>[]<TOOLCALL>[]</TOOLCALL><think>": ("nemotron", "think"),
+    "<tool_call>{}</tool_call><think>\n<response>\\n</response>": ("hermes", "think_response"),
     "<|im_start|>{{ message.content }}<|im_end|>": (None, None),
 }
 
@@ -698,6 +938,7 @@ PIECES = st.sampled_from(
     [
         *sorted({mark for one in (*CALL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in one.markup}),
         *("{", "}", "[", "]", '"', ",", ":", "\\", " ", "\n", ";", "call:", "add", "1", "true", '{"name": "add", '),
+        *("(", ")", "=", "'", "'''", "a=", "add(", "[add(a=", "\\u", ", add(b="),
         *('"arguments": {', '"parameters": {', '"name": "add"', "}}", '{"a": "', "\ud800", "\u00e9", "<", "|"),
     ]
 )
@@ -712,6 +953,8 @@ def test_calls_survive_any_cut(data: st.DataObject, format: str, calls: list[tup
     if one.syntax == "gemma":  # whose keys and strings have no escapes
         calls = json.loads(json.dumps(calls, ensure_ascii=False).replace("<", "("))
         calls = [(name, _with_plain_keys(arguments)) for name, arguments in calls]
+    if one.syntax == "pythonic":
+        calls = [(name, {f"k{at}": entry for at, entry in enumerate(values.values())}) for name, values in calls]
     if one.xml:  # whose texts have no quotes
         calls = json.loads(json.dumps(calls, ensure_ascii=False).replace("<", "("))
         calls = [(name, _by_kind(arguments)) for name, arguments in calls]
@@ -781,13 +1024,51 @@ def test_the_scanner_takes_what_json_is_and_nothing_else(
         assert json.loads(out) == expected
 
 
+@settings(max_examples=3 * CASES // 10, deadline=None)
+@given(st.data(), JSON, st.lists(st.sampled_from(["'", '"', "\\", ",", "[", "(", "}", "x", "\ud800"]), max_size=4))
+def test_the_scanner_takes_what_python_is(data: st.DataObject, value: Any, pieces: list[str]) -> None:
+    text = repr(value)
+    for shown in (text, text.replace("True", "true").replace("None", "null")):
+        scanner = PythonScanner()
+        out = feed_in_pieces(scanner, cut(data, shown + ","))
+        same = shown == text or "True" in str(value) or "None" in str(value)
+        assert scanner.done and (not same or json.loads(out) == value or shown != text)
+    at = data.draw(st.integers(0, len(text)))
+    hostile = text[:at] + "".join(pieces) + text[at:] + ", "
+    whole, cut_up = PythonScanner(), PythonScanner()
+    out = feed_in_pieces(whole, [hostile])
+    assert feed_in_pieces(cut_up, list(hostile)) == out or whole.broken
+    assert (whole.done, whole.broken) == (cut_up.done, cut_up.broken)
+    if whole.done:
+        json.loads(out)
+
+
+def feed_in_pieces(scanner: Any, pieces: Sequence[str]) -> str:
+    out, left = "", ""
+    for piece in pieces:
+        left += piece
+        end, shown = scanner.feed(left, 0)
+        out, left = out + shown, left[end:]
+        if scanner.done or scanner.broken:
+            break
+    return out
+
+
+@pytest.mark.parametrize("value", ["x", "1 + 2", "f(1)", "0x10", "1e", "nan", "{1, 2}", "[1", "{1: 2", "(1"])
+def test_what_is_no_literal_in_python_is_no_argument(value: str) -> None:
+    found = read([f"<|tool_call_start|>[add(a={value})]<|tool_call_end|> So."], "lfm2")
+    assert [complete for _, _, complete in found.calls] == [False] and found.content == "So."
+
+
+KIMI_CALL = "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+SYNTAXES = {"XML": "qwen3_coder", "Python": "lfm2", "mark": "kimi_k2"}
 HOSTILE = {
     "nested lists": '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 200_000,
     "nested in what is no call": '<tool_call>{"x": ' + '{"x": ' * 40_000,
     "an unclosed text": '<tool_call>{"name": "add", "arguments": {"a": "' + "x" * 200_000,
     "many beginnings": "<tool_call>" * 20_000,
     "many ends": '<tool_call>{"name": "add", "arguments": {}}' + "</tool_call>" * 20_000,
-    "beginnings of markup": "<tool_" * 40_000,
+    "beginnings of tags": "<tool_" * 40_000,
     "white space": " \n" * 100_000,
     "white space in a call": "<tool_call>" + " " * 200_000,
     "a long name": '<tool_call>{"name": "' + "a" * 200_000,
@@ -799,6 +1080,18 @@ HOSTILE = {
     "values in XML": "<tool_call><function=add><parameter=a>" + "<parameter </param" * 10_000,
     "parameters in XML": "<tool_call>\n<function=add>\n" + "<parameter=a>\n1\n</parameter>\n" * 6_000,
     "a name in XML": "<tool_call>\n<function=" + "a" * 200_000,
+    "nested lists in Python": "<|tool_call_start|>[add(a=" + "[" * 200_000,
+    "an unclosed text in Python": "<|tool_call_start|>[add(a='" + "x" * 200_000,
+    "quotes in Python": "<|tool_call_start|>[add(a='" + "it's " * 40_000,
+    "quotes and white space in Python": "<|tool_call_start|>[add(a='" + "'   \n" * 40_000,
+    "escapes in Python": "<|tool_call_start|>[add(a='" + "\\u00e9\\" * 25_000,
+    "a number in Python": "<|tool_call_start|>[add(a=" + "1" * 200_000,
+    "many calls in Python": "<|tool_call_start|>[" + "add(a=1), " * 20_000,
+    "white space in Python": "<|tool_call_start|>[add(a=1" + " " * 200_000,
+    "a long name in Python": "<|tool_call_start|>[" + "a" * 200_000,
+    "many marked calls": "<|tool_calls_section_begin|>" + KIMI_CALL * 2_500,
+    "many broken marked calls": "<|tool_calls_section_begin|>" + KIMI_CALL.replace("{}", "{]") * 2_500,
+    "marks without calls": "<|tool_calls_section_begin|><|tool_call_begin|>" * 4_000,
     "unclosed reasoning": "<think>" + "hm </thin " * 20_000,
 }
 
@@ -808,7 +1101,7 @@ HOSTILE = {
 def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: int) -> None:
     """Some 200,000 characters: in quadratic time minutes, here less than a second."""
     text = HOSTILE[name]
-    format = CALL_FORMATS["qwen3_coder" if "XML" in name else "hermes"]
+    format = next((CALL_FORMATS[one] for word, one in SYNTAXES.items() if word in name), CALL_FORMATS["hermes"])
     parser = AnswerParser(format, REASONING_FORMATS["think"], names=NAMES)
     began = time.process_time()
     tracemalloc.start()
@@ -822,7 +1115,7 @@ def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: i
 
 
 def test_scanners_bound_the_depth() -> None:
-    for scanner, opening in ((JsonScanner(), "["), (GemmaScanner("<escape>"), "[")):
+    for scanner, opening in ((JsonScanner(), "["), (GemmaScanner("<escape>"), "["), (PythonScanner(), "[")):
         assert scanner.feed("[" * MAX_DEPTH, 0)[0] == MAX_DEPTH and not scanner.broken
         scanner.feed(opening, 0)
         assert scanner.broken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -102,6 +103,34 @@ async def test_an_error_without_words_names_what_is_behind_it() -> None:
 
         [trace] = await closed_loop(Asks(), [Job("x", 1)], 1, lambda: None)
     assert trace.error.startswith("ReadError, of ConnectionResetError: ") and "reset by peer" in trace.error
+
+
+async def test_requests_are_greedy_whatever_the_model_recommends() -> None:
+    """A repetition penalty of generation_config.json would change the tokens, and the time that a step takes."""
+    found: list[Any] = []
+
+    class Asked:
+        """An engine of this process, or Triton's client."""
+
+        async def generate(self, request: Any) -> AsyncIterator[Any]:
+            found.append({name: getattr(request, name) for name in ("temperature", "repetition_penalty")})
+            for nothing in ():
+                yield nothing
+
+        async def astream(self, _: str, sampling: Any) -> AsyncIterator[Any]:
+            async for part in self.generate(sampling):
+                yield part
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found.append(json.loads(request.content))
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+        return httpx.Response(200, json={"usage": usage})
+
+    server: Any = Asked()
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://gateway") as client:
+        for target in (targets.InProcess(server), targets.Triton(server), targets.Gateway(client, "m", stream=False)):
+            await target.run(Job("x", 1), Trace(0.0))
+    assert [(one["temperature"], one["repetition_penalty"]) for one in found] == [(0.0, 1.0)] * 3
 
 
 async def opened(target: targets.OpenTarget) -> None:

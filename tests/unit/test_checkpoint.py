@@ -95,6 +95,22 @@ def test_an_index_does_not_lead_out_of_the_folder_and_a_link_may(tmp_path: Path,
     assert open_checkpoint(model).read("w").tolist() == [[0.0] * 4] * 4
 
 
+def test_of_a_tensor_in_two_files_the_one_that_the_index_names_is_read_and_both_are_named(tmp_path: Path) -> None:
+    for number, data in ((1, bytes(64)), (2, np.ones(16, np.float32).tobytes())):
+        header = json.dumps({"w": entry(), f"v{number}": entry()}).encode()
+        write_safetensors_file(tmp_path / f"{number}.safetensors", header, data)
+    for number, expected in ((1, 0.0), (2, 1.0)):
+        index(tmp_path, {"w": f"{number}.safetensors", "v1": "1.safetensors", "v2": "2.safetensors"})
+        checkpoint = open_checkpoint(tmp_path)
+        assert checkpoint.read("w").tolist() == [[expected] * 4] * 4
+        first, second = tmp_path / "1.safetensors", tmp_path / "2.safetensors"
+        said = f"tensor w is in {first} and in {second}: {number}.safetensors is used, as the index says"
+        assert checkpoint.notes == (said,)
+    index(tmp_path, {"v1": "1.safetensors", "v2": "2.safetensors"})
+    with pytest.raises(ModelError, match=r"tensor w is in .*1\.safetensors and in .*2\.safetensors, and no index says"):
+        open_checkpoint(tmp_path)
+
+
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 

@@ -23,6 +23,7 @@ from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import InternalError, InvalidRequestError
 from charonia.families import TensorPart, describe
 from charonia.serve.model import prepare
+from charonia.text.tokenizer import load_tokenizer
 from charonia.triton_models import answers_dir
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
@@ -40,7 +41,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def answers(path: Path, **settings: int) -> tuple[list[int], list[float]]:
+def answers(path: Path, **settings: int | str) -> tuple[list[int], list[float]]:
     with Engine.from_pretrained(path, threads=1, cache_max_entry_count=20, **settings) as engine:
         output = engine.generate([[5, 6, 7]], GREEDY)[0]
         return output.token_ids, output.logprobs
@@ -242,19 +243,115 @@ def test_a_truncated_file_is_refused(model: Path, tmp_path: Path) -> None:
         convert(model, tmp_path / "w")
 
 
-def test_end_ids_of_generation_config_win(model: Path, tmp_path: Path) -> None:
+def end_ids(weights: Path) -> str:
+    return _engine.read_config_ini(weights / "config.ini")["end_id"]
+
+
+def name_end(model: Path, token: str | None) -> None:
+    """Sets eos_token, or removes it."""
+    file = model / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token}
+    file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+
+
+def test_end_ids_are_those_of_both_configs_and_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+    token = load_tokenizer(model).convert_ids_to_tokens(9)
+    edit_config(model, eos_token_id=[5, 2])
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
-    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
-    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "2,7"
+    name_end(model, token)
+    assert end_ids(convert(model, tmp_path / "copied") / workspace.WEIGHTS) == "2,7,5,9"
+    assert end_ids(link_workspace(model, tmp_path / "linked") / workspace.WEIGHTS) == "2,7,5,9"
 
 
-@pytest.mark.parametrize(("value", "end_ids"), [(0, "0"), ([0, 7], "0,7"), (None, "2"), ([], "2")])
+def test_an_end_token_that_the_model_cannot_generate_is_left_out(model: Path, tmp_path: Path) -> None:
+    edit_config(model, eos_token_id=2)
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    name_end(model, "<|an end that tokenizer.json lacks|>")
+    assert load_tokenizer(model).eos_token_id >= size
+    assert end_ids(convert(model, tmp_path / "w") / workspace.WEIGHTS) == "2"
+
+
+def test_a_model_without_end_ids_is_named(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit_config(model, eos_token_id=None)
+    (model / "generation_config.json").unlink(missing_ok=True)
+    name_end(model, None)
+    assert end_ids(convert(model, tmp_path / "w") / workspace.WEIGHTS) in ("", "-1")
+    assert "names no token that ends a response" in caplog.text
+    caplog.clear()
+    with Engine.from_pretrained(model, cache_max_entry_count=20, threads=1):
+        assert "names no token that ends a response" in caplog.text
+
+
+def test_a_tokenizer_whose_class_gives_other_ids_is_named(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(model, tmp_path / "agrees")
+    assert "differs" not in caplog.text
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "CohereTokenizer"}))
+    for make, name in ((convert, "converted"), (link_workspace, "linked")):
+        caplog.clear()
+        make(model, tmp_path / name)
+        assert "uses tokenizer.json, and transformers' CohereTokenizer differs from it" in caplog.text
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, "0,2"), ([0, 7], "0,7,2"), (None, "2"), ([], "2")])
 def test_an_end_id_of_generation_config_may_be_0_or_unsaid(
-    model: Path, tmp_path: Path, value: Any, end_ids: str
+    model: Path, tmp_path: Path, value: Any, expected: str
 ) -> None:
     edit_config(model, eos_token_id=2)
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    assert ",".join(map(str, read_source(model).spec.config.end_id)) == end_ids
+    assert ",".join(map(str, read_source(model).spec.config.end_id)) == expected
+
+
+RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1.05}
+
+
+def test_generation_config_sampling_values_are_attributes(model: Path, tmp_path: Path) -> None:
+    others = {"do_sample": False, "max_new_tokens": 20, "typical_p": 0.5}
+    (model / "generation_config.json").write_text(json.dumps({**RECOMMENDED, **others}))
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    written = _engine.read_config_ini(weights / "config.ini")
+    found = {name: float(written[f"default_{name}"]) for name in RECOMMENDED}
+    assert found == {**RECOMMENDED, "min_p": 0.0}
+
+
+def test_generation_config_top_k_of_minus_1_is_all_tokens(model: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"top_k": -1}))
+    assert read_source(model).spec.config.default_top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"temperature": -1}', "temperature is -1 and must be a number >= 0"),
+        ('{"temperature": NaN}', "temperature is nan"),
+        ('{"temperature": Infinity}', "temperature is inf"),
+        ('{"temperature": "abc"}', "temperature is 'abc'"),
+        ('{"temperature": true}', "temperature is True"),
+        ('{"top_p": 2}', r"top_p is 2 and must be a number in \(0, 1\]"),
+        ('{"top_p": 0}', "top_p is 0 "),
+        ('{"top_k": 0.5}', "top_k is 0.5 and must be a whole number >= 0"),
+        ('{"top_k": -2}', "top_k is -2"),
+        ('{"top_k": 10000000000}', "top_k is 10000000000"),
+        ('{"min_p": 1.5}', "min_p is 1.5"),
+        ('{"repetition_penalty": 0}', r"repetition_penalty is 0 and must be a number in \[0.01, 100\]"),
+    ],
+)
+def test_generation_config_value_out_of_range_is_refused(model: Path, content: str, says: str) -> None:
+    (model / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {says}.*correct it, or remove it"):
+        read_source(model)
+
+
+def test_a_workspace_without_sampling_defaults_has_the_engines(model: Path, tmp_path: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps(RECOMMENDED))
+    ini = convert(model, tmp_path / "w") / workspace.WEIGHTS / "config.ini"
+    lines = ini.read_text().splitlines(keepends=True)
+    ini.write_text("".join(line for line in lines if not line.startswith(("default_", "generation_config"))))
+    with Engine.from_pretrained(tmp_path / "w", cache_max_entry_count=20, threads=1) as engine:
+        own = _engine.SamplingParams()
+        assert all(getattr(engine.info.default_sampling, name) == getattr(own, name) for name in RECOMMENDED)
 
 
 def test_config_ini_has_every_key_once_and_takes_settings(model: Path, tmp_path: Path) -> None:
@@ -600,6 +697,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         **{**TINY, "model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 32},
         **{"num_experts": 3, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
     },
+    "a gated shared expert": {
+        **{**TINY, "model_type": "qwen2_moe", "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+        **{"num_experts": 3, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
+    },
+    "a shared expert and a router with biases": {
+        **{**TINY, "model_type": "glm4_moe", "moe_intermediate_size": 32, "n_shared_experts": 2, "n_routed_experts": 4},
+        **{"num_experts_per_tok": 2, "head_dim": 16},
+    },
 }
 
 
@@ -649,6 +754,73 @@ def rows_of(part: TensorPart, dimension: int) -> list[tuple[str, int]]:
     return [(part.name, index) for index in range(begin, end)]
 
 
+def fuse_experts(tensors: dict[str, Array], transposed: bool) -> None:
+    """Layer 1's three experts become two tensors."""
+    module = "model.layers.1.mlp.experts"
+
+    def popped(kind: str) -> list[Array]:
+        return [tensors.pop(f"{module}.{expert}.{kind}_proj.weight") for expert in range(3)]
+
+    gate_up = np.stack([np.concatenate(pair) for pair in zip(popped("gate"), popped("up"), strict=True)])
+    for name, values in (("gate_up_proj", gate_up), ("down_proj", np.stack(popped("down")))):
+        tensors[f"{module}.{name}"] = np.ascontiguousarray(values.swapaxes(1, 2)) if transposed else values
+
+
+# With 32, gate and up have one shape both ways; with 64 down does.
+@pytest.mark.parametrize("inter", [24, 32, 64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_that_are_one_tensor_are_read_as_if_each_had_its_own(
+    transposed: bool, inter: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    layout = {**LAYOUTS["experts and dense layers"], "moe_intermediate_size": inter}
+    write_random_model(folder, layout, weight_type="fp32", scale=0.2)
+    expected, two = answers(folder), answers(folder, tensor_para_size=2)
+    converted = convert(folder, tmp_path / "v", tp=2)
+    rewrite(folder, lambda tensors: fuse_experts(tensors, transposed))
+    assert answers(folder) == expected
+    assert answers(folder, tensor_para_size=2) == two
+    again = convert(folder, tmp_path / "w", tp=2)
+    for rank in range(2):
+        file = Path(workspace.WEIGHTS, f"rank-{rank}.safetensors")
+        assert (again / file).read_bytes() == (converted / file).read_bytes()
+    linked = link_workspace(folder, tmp_path / "l")
+    assert (linked / workspace.WEIGHTS / "rank-0.safetensors").exists() == transposed
+    assert answers(linked) == expected
+
+
+def test_experts_that_are_one_tensor_have_the_shape_that_config_json_says(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_random_model(folder, LAYOUTS["experts and dense layers"], weight_type="fp32")
+    rewrite(folder, lambda tensors: fuse_experts(tensors, False))
+    edit_config(folder, moe_intermediate_size=40)
+    said = r"experts\.gate_up_proj has shape \[3, 64, 64\] where config.json says \[3, 80, 64\]"
+    with pytest.raises(ModelError, match=said):
+        read_source(folder)
+    edit_config(folder, moe_intermediate_size=32)
+
+    def lose(tensors: dict[str, Array]) -> None:
+        del tensors["model.layers.1.mlp.experts.down_proj"]
+
+    rewrite(folder, lose)
+    with pytest.raises(ModelError, match=r"9 tensors are missing: .*experts\.0\.gate_proj\.weight"):
+        read_source(folder)
+
+
+def test_what_a_router_needs_stays_fp32_in_a_16_bit_workspace(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_random_model(folder, LAYOUTS["a shared expert and a router with biases"], weight_type="fp32", scale=0.2)
+    biases = np.linspace(8, 8.01, 4, dtype=np.float32)  # one in bf16
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.1.mlp.gate.e_score_correction_bias": biases}))
+    root = convert(folder, tmp_path / "w", dtype="bf16")
+    source, made = open_checkpoint(folder), SafetensorsCheckpoint([root / workspace.WEIGHTS / "rank-0.safetensors"])
+    ours, theirs = "layers.1.feed_forward.", "model.layers.1.mlp."
+    for name, of in (("gate.weight", "gate.weight"), ("gate.bias", "gate.e_score_correction_bias")):
+        assert np.array_equal(made.read(ours + name), source.read(theirs + of)), name
+    assert made.tensors[f"{ours}shared.w1.0.weight"].dtype == "BF16"
+    assert answers(root) == answers(folder, dtype="bf16")
+
+
 def test_a_rank_of_an_interleaved_tensor_holds_its_own_groups() -> None:
     spec = describe(LAYOUTS["interleaved"], "m")
     tensors = split(spec.tensors, spec.config, 2)
@@ -688,6 +860,28 @@ def outputs(ranks: int, vocab: int) -> list[tuple[int, int]]:
     return [one.rows or (0, vocab) for (one,) in parts]
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: bool, tmp_path: Path) -> None:
+    """transformers 5 does the same. An output layer that equals the embedding is no other one."""
+    untied, tied = tmp_path / "untied", tmp_path / "tied"
+    write_random_model(untied, SHAPES["tiny"], weight_type="fp32", scale=0.2)
+    shutil.copytree(untied, tied)
+    edit_config(tied, tie_word_embeddings=True)
+    spec = read_source(tied).spec
+    assert not spec.config.tie_word_embeddings
+    assert len(spec.notes) == 1 and "lm_head.weight differs from model.embed_tokens.weight" in spec.notes[0]
+    made = (link_workspace if linked else convert)(tied, tmp_path / "w")
+    assert answers(made) == answers(tied) == answers(untied)
+
+    rewrite(tied, lambda tensors: tensors.__setitem__("lm_head.weight", tensors["model.embed_tokens.weight"]))
+    spec = read_source(tied).spec
+    assert spec.config.tie_word_embeddings and spec.notes == ()
+    rewrite(tied, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 3))
+    assert not read_source(tied).spec.config.tie_word_embeddings
+    rewrite(tied, lambda tensors: tensors.pop("lm_head.weight"))
+    assert read_source(tied).spec.config.tie_word_embeddings
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
@@ -702,12 +896,12 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
         place = "model." if prefix.startswith("model.") else ""
         tensors[f"{place}vision_tower.embeddings.weight"] = np.ones((3, 3), np.float32)
         tensors[f"{place}multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(3, np.float32)
-        tensors["language_model.lm_head.weight"] = np.ones((320, 64), np.float32)
+        tensors["language_model.lm_head.weight"] = tensors[f"{prefix}embed_tokens.weight"]
 
     rewrite(both, rename)
     assert answers(both) == answers(text_only)
     weights = convert(both, tmp_path / "w") / workspace.WEIGHTS
-    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "1,7"
+    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "1,7,2"  # the last one is the tokenizer's
     rewrite(both, lambda tensors: tensors.__setitem__(f"{prefix}layers.0.mystery.weight", np.ones(3, np.float32)))
     with pytest.raises(UnsupportedError, match=r"unknown to family gemma3.*mystery"):
         convert(both, tmp_path / "v")

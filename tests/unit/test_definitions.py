@@ -102,6 +102,7 @@ def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> Non
         ({"type": "strings"}, "needs python and expected"),
         ({"type": "bool", "default": True, "row": True}, "it is no number"),
         ({"type": "float", "default": 1.0, "counts": True}, "needs row, the type float and a default"),
+        ({"type": "float", "default": 1.0, "model": True}, "cannot have a model's default"),
     ],
 )
 def test_a_sampling_parameter_that_is_not_consistent_is_refused(given: dict[str, object], message: str) -> None:

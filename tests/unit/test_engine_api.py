@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import platform
 import re
@@ -87,6 +88,46 @@ def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
     assert [output.num_output_tokens for output in outputs] == [3, 5]
     with pytest.raises(InvalidRequestError, match="1 sampling parameters for 2 prompts"):
         engine.generate(["a", "b"], [GREEDY])
+
+
+@pytest.fixture(scope="module")
+def recommended(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with a generation_config.json that samples from one token, so that a request is greedy."""
+    folder = tmp_path_factory.mktemp("recommended")
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    values = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "min_p": 0.1}
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_unset_parameters_have_the_models_defaults(engine: Engine, recommended: Path) -> None:
+    plain = SamplingParams(max_tokens=24, ignore_eos=True, seed=3)
+    settings = {"threads": 1, "cache_max_entry_count": 2000}
+    with Engine.from_pretrained(recommended, **settings) as other:
+        found = other.info.default_sampling
+        assert (found.top_k, found.repetition_penalty) == (1, 1.0)
+        assert (found.temperature, found.top_p, found.min_p) == pytest.approx((0.6, 0.95, 0.1))
+        assert any("temperature = 0.6, top_k = 1, top_p = 0.95, min_p = 0.1" in text for text in other.info.warnings)
+        greedy = other.generate("a", GREEDY)[0].token_ids
+        assert other.generate("a", plain)[0].token_ids == greedy
+        assert [part for chunk in other.stream("a", plain) for part in chunk.token_ids] == greedy
+        free = replace(plain, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+        sampled = other.generate("a", free)[0].token_ids
+    assert sampled != greedy
+    # A request that sets every field is unchanged. The setting turns the model's defaults off.
+    assert engine.generate("a", free)[0].token_ids == sampled
+    with Engine.from_pretrained(recommended, generation_config="none", **settings) as other:
+        assert other.generate("a", plain)[0].token_ids == sampled
+        assert not any("generation_config" in text for text in other.info.warnings)
+
+
+def test_model_defaults_cannot_be_set_as_settings(recommended: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="default_top_k is the model's own"):
+        Engine.from_pretrained(recommended, default_top_k=3)
+    with pytest.raises(InvalidRequestError, match=r"generation_config = 'vllm' is not valid: it takes auto \| none"):
+        Engine.from_pretrained(recommended, generation_config="vllm")
 
 
 def test_a_stream_joined_is_the_whole_output(engine: Engine) -> None:

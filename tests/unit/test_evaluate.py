@@ -211,6 +211,26 @@ def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
     assert [question.prompt for question in read_questions(file)] == ["one\u2028two\x85"]
 
 
+def test_evaluate_ignores_the_sampling_defaults_of_a_model(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(models[0], tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"repetition_penalty": 2, "top_k": 1}')
+    (tmp_path / "text.txt").write_text("One two three four. " * 20, encoding="utf-8")
+    defaults = []
+    load = Engine.from_pretrained
+
+    def noted(*given: Any, **settings: Any) -> Engine:
+        engine = load(*given, **settings)
+        defaults.append(engine.info.default_sampling)
+        return engine
+
+    monkeypatch.setattr(Engine, "from_pretrained", noted)
+    evaluate(tmp_path / "model", text=tmp_path / "text.txt", ask=False, window=64, stride=32, save=False)
+    noted(tmp_path / "model", **SETTINGS).close()
+    assert [(one.repetition_penalty, one.top_k) for one in defaults] == [(1, 0), (2, 1)]
+
+
 def test_a_file_without_text_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n\n", encoding="utf-8")
     with pytest.raises(InvalidRequestError, match=r"empty\.txt has no text"):

@@ -39,7 +39,7 @@ def test_every_model_key_is_one_of_the_engines_and_none_is_left_out() -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_engine_accepts_what_every_family_writes(family: Any) -> None:
     for model_type in family.model_types:
-        spec = describe({**LLAMA, "model_type": model_type, "text_config": LLAMA}, "m")
+        spec = describe({**LLAMA, "model_type": model_type, "num_key_value_heads": 2}, "m")
         assert spec.config.model_family == family.name
         assert _engine.check_settings(spec.config.settings()) == []
 
@@ -162,6 +162,7 @@ def test_windows_are_those_of_the_family() -> None:
         config = describe({**LLAMA, **changes}, "m").config
         return config.sliding_window, config.layer_windows
 
+    mixed = ["sliding_attention", "full_attention"]
     assert windows(model_type="mistral", sliding_window=32) == (32, "")
     assert windows(model_type="mistral", sliding_window=None) == (0, "")
     assert windows(model_type="qwen2", sliding_window=32) == (0, "")
@@ -169,12 +170,18 @@ def test_windows_are_those_of_the_family() -> None:
     assert windows(**qwen, max_window_layers=1) == (32, "fs")
     assert windows(**qwen, max_window_layers=0) == (32, "")
     assert windows(**qwen, max_window_layers=28) == (0, "")
-    assert windows(**qwen, layer_types=["sliding_attention", "full_attention"]) == (32, "sf")
+    assert windows(**qwen, layer_types=mixed) == (32, "sf")
     assert windows(model_type="phi3", sliding_window=32) == (32, "")
     assert windows(model_type="gemma2", num_hidden_layers=3) == (4096, "sfs")
     assert windows(model_type="gemma3_text", num_hidden_layers=7, sliding_window=16) == (16, "sssssfs")
     assert windows(model_type="gemma3_text", num_hidden_layers=4, sliding_window_pattern=2) == (4096, "sfsf")
-    assert windows(model_type="llama", sliding_window=32) == (0, "")
+    # A file that says nothing has the usual window, and one that says null has none.
+    assert windows(model_type="mistral") == (4096, "")
+    assert windows(model_type="mistral", sliding_window=32, layer_types=mixed) == (32, "sf")
+    assert windows(model_type="ministral", sliding_window=32, layer_types=mixed) == (32, "sf")
+    # Layers that are listed with a window have none where the window is switched off.
+    assert windows(model_type="qwen2", sliding_window=32, layer_types=mixed) == (0, "")
+    assert windows(model_type="llama", sliding_window=None) == (0, "")
 
 
 def test_internlms_own_rotary_spelling() -> None:
@@ -316,6 +323,52 @@ def test_gemma3_with_images_is_its_text_part() -> None:
         describe({"model_type": "gemma3"}, "m")
 
 
+def test_qwen2_moe_has_a_gated_shared_expert_beside_its_experts() -> None:
+    given = {**LLAMA, "model_type": "qwen2_moe", "num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 2}
+    given |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]}
+    spec = describe(given, "m")
+    config = spec.config
+    assert (config.attn_bias, config.attn_output_bias, config.layer_experts) == (True, False, "dmm")
+    assert (config.shared_expert_inter_size, config.shared_expert_gate, config.router_bias) == (96, True, False)
+    at = "layers.1.feed_forward."
+    assert spec.tensors[f"{at}shared.w2.0.weight"] == (
+        TensorPart("model.layers.1.mlp.shared_expert.down_proj.weight", (64, 96)),
+    )
+    assert spec.tensors[f"{at}shared_gate.weight"] == (
+        TensorPart("model.layers.1.mlp.shared_expert_gate.weight", (1, 64)),
+    )
+    assert "layers.0.feed_forward.shared.w1.0.weight" not in spec.tensors
+    assert describe({**given, "qkv_bias": False}, "m").config.attn_bias is False
+    windows = describe({**given, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}, "m").config
+    assert (windows.sliding_window, windows.layer_windows) == (7, "sff")
+
+
+def test_glm4_moe_chooses_by_sigmoids_and_biases() -> None:
+    given = {**LLAMA, "model_type": "glm4_moe", "num_hidden_layers": 3, "n_routed_experts": 8, "head_dim": 16}
+    given |= {"num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "use_qk_norm": True}
+    given |= {"routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 2}
+    spec = describe(given, "m")
+    config = spec.config
+    assert (config.rotary_embedding, config.qk_norm, config.layer_experts) == (8, True, "ddm")
+    assert (config.router_score, config.router_bias, config.router_scale) == ("sigmoid", True, 2.5)
+    assert (config.router_groups, config.router_top_groups, config.router_fp32) == (4, 2, True)
+    assert (config.shared_expert_inter_size, config.shared_expert_gate, config.renormalize_experts) == (64, False, True)
+    assert spec.tensors["layers.2.feed_forward.gate.bias"] == (
+        TensorPart("model.layers.2.mlp.gate.e_score_correction_bias", (8,)),
+    )
+    assert spec.tensors["layers.2.feed_forward.shared.w1.0.weight"][0].name.startswith("model.layers.2.mlp.shared_exp")
+    assert "model.layers.3." in spec.ignored
+    plain = describe({**given, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}, "m").config
+    assert (plain.router_groups, plain.router_top_groups, plain.layer_experts) == (0, 0, "")
+    for changes, message in (
+        ({"n_group": 3}, "n_group is 3; it must be 1 to 32 and divide the 8 experts into groups of 2 or more"),
+        ({"n_group": 8}, "n_group is 8"),
+        ({"topk_group": 1}, "topk_group is 1; it must be 1 to 4, the groups, and have the 3 experts"),
+    ):
+        with pytest.raises(ModelError, match=re.escape(message)):
+            describe({**given, **changes}, "m")
+
+
 def test_experts_of_both_families() -> None:
     spec = describe({**LLAMA, "model_type": "mixtral", "num_local_experts": 3, "sliding_window": None}, "m")
     config = spec.config
@@ -342,11 +395,14 @@ def test_experts_of_both_families() -> None:
     assert describe({**qwen, "norm_topk_prob": True}, "m").config.renormalize_experts
     with pytest.raises(ModelError, match="num_experts_per_tok is 5; it must be 1 to 4"):
         describe({**qwen, "num_experts_per_tok": 5}, "m")
+    text = {**qwen, "model_type": "qwen3_vl_moe_text"}
+    composite = describe({"model_type": "qwen3_vl_moe", "text_config": text, "vision_config": {}}, "m").config
+    assert (composite.model_family, composite.renormalize_experts, composite.rope_theta) == ("qwen3_moe", True, 5e5)
 
 
 def test_every_layers_tensors_are_made_and_none_is_used_twice() -> None:
     for family in FAMILIES:
-        spec = describe({**LLAMA, "model_type": family.model_types[0], "text_config": LLAMA}, "m")
+        spec = describe({**LLAMA, "model_type": family.model_types[0], "num_key_value_heads": 2}, "m")
         taken = [(part.name, part.rows) for parts in spec.tensors.values() for part in parts]
         assert len(taken) == len(set(taken)), family.name
         rows = {}
@@ -360,7 +416,10 @@ def test_every_layers_tensors_are_made_and_none_is_used_twice() -> None:
     ("changes", "named"),
     [
         ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: Llama 1 to 3.x"),
-        ({"model_type": "gemma"}, "'gemma' is not supported; supported: Llama 1 to 3.x"),
+        (
+            {"model_type": "video_llava", "text_config": {"model_type": "llama"}},
+            "'video_llava' (its text part is 'llama') is not supported; supported: Llama 1 to 3.x",
+        ),
         ({"rope_scaling": {"type": "xpos", "factor": 4.0}}, "'xpos' is not supported; supported: default, linear"),
         ({"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported for Phi-3"),
         ({"rope_parameters": {"chunked_attention": {"rope_type": "default"}}}, "'chunked_attention'"),
@@ -410,10 +469,13 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 8}},
             "short_factor must be 8 positive numbers",
         ),
-        ({"norm_eps": 1, "rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
         ({"model_type": "qwen", "intermediate_size": 161}, "intermediate_size 161 is odd"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "num_hidden_layers = 2 types"),
-        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "there is no sliding_window"),
+        (
+            {"model_type": "mistral", "sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+            "there is no sliding_window",
+        ),
         ({"rope_scaling": {"rope_type": ["linear"], "factor": 2.0}}, "the rope scaling's type is ['linear']"),
         ({"rope_scaling": {"type": {"a": 1}}}, "the rope scaling's type is {'a': 1}"),
         (

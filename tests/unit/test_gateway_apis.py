@@ -31,6 +31,30 @@ def events(text: str) -> list[dict[str, Any]]:
     return found
 
 
+async def test_unset_sampling_fields_are_the_models_to_choose() -> None:
+    """The gateway sends none of its own, and a response of /v1/responses shows the model's."""
+    chosen = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    routes = {
+        "/v1/chat/completions": {"messages": "hi"},
+        "/v1/completions": {"prompt": "hi"},
+        "/v1/messages": {"messages": MESSAGES["messages"], "max_tokens": 5},
+        "/v1/responses": {"input": "hi"},
+    }
+    async with gateway() as (web, server):
+        server.info = {"default_sampling_parameters": {"temperature": 0.6, "top_k": 20, "top_p": 0.95}}
+        for route, body in routes.items():
+            assert (await web.post(route, json={"model": MODEL, **body})).status_code == 200
+        sent = [{tensor.name for tensor in request.inputs} & chosen for request in server.requests]
+        assert sent == [set()] * len(routes)
+        shown = (await web.post("/v1/responses", json=RESPONSES)).json()
+        assert (shown["temperature"], shown["top_p"]) == (0.6, 0.95)
+        shown = (await web.post("/v1/responses", json={**RESPONSES, "temperature": 0, "top_p": 0.5})).json()
+        assert (shown["temperature"], shown["top_p"]) == (0, 0.5)
+    async with gateway() as (web, _):
+        shown = (await web.post("/v1/responses", json=RESPONSES)).json()
+        assert (shown["temperature"], shown["top_p"]) == (1, 1)
+
+
 async def breaks_off(request: pb.ModelInferRequest) -> Responses:
     yield part("x")
     yield error("[503] the engine ends")

@@ -177,7 +177,9 @@ async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_othe
     settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
     async with gateway(**settings) as (web, server):
         server.unloaded = {"ensemble.b"}
+        sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
         server.info = {"context_length": 10, "weight_type": "int4", "data_type": "bf16", "group_size": 128}
+        server.info["default_sampling_parameters"] = sampling
 
         async def ask(model: str, **more: Any) -> dict[str, Any]:
             answer = await web.post("/v1/chat/completions", json={**CHAT, "model": model, **more})
@@ -202,7 +204,9 @@ async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_othe
             "data_type": "bf16",
             "group_size": 128,
         }
+        assert listed["third"]["default_sampling_parameters"] == sampling
         assert listed["other/one"]["max_model_len"] is None
+        assert listed["other/one"]["default_sampling_parameters"] is None
         server.unloaded = {"ensemble", "ensemble.b", "ensemble.third"}
         assert (await web.get("/health/ready")).status_code == 503
         server.unloaded = set()

@@ -191,6 +191,11 @@ def test_stop_words_are_for_content() -> None:
     llama = parsing_options.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "llama3_json"})
     assert llama.stops("p", add, words, forced=False)[1] == ("<|python_tag|>", '{"name"', '{"type"')
     assert parsing_options.AnswerFormats("", {}).stops("p", add, words, forced=False) == (words, ())
+    python = parsing_options.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "pythonic"})
+    marks = ("<|python_start|>", "<|python_tag|>")
+    assert python.stops("p", add, words, forced=False)[1] == (*marks, "[add(")
+    many = [{"name": f"f{number}"} for number in range(1000)]  # more than the engine takes
+    assert python.stops("p", many, words, forced=False)[1] == (*marks, "[")
     # A begun answer is a text, so no call without a mark follows. One of white space is none.
     assert llama.stops("p So", add, words, forced=False, num_begun=3)[1] == ("<|python_tag|>",)
     assert llama.stops("p \n", add, words, forced=False, num_begun=2) == llama.stops("p", add, words, forced=False)

@@ -130,6 +130,14 @@ def test_a_quantised_cache_takes_the_bits_and_four_bytes_of_each_head(model: Pat
         make_plan(model, {"device": device, "quant_policy": 3}, memory="1GiB")
 
 
+def test_plan_names_the_sampling_defaults_of_the_model(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"], scale=0.2)
+    (tmp_path / "m" / "generation_config.json").write_text('{"temperature": 0.6}')
+    line = "requests use the sampling defaults of generation_config.json: temperature = 0.6. "
+    assert [text.startswith(line) for text in make_plan(tmp_path / "m").warnings] == [True]
+    assert make_plan(tmp_path / "m", {"generation_config": "none"}).warnings == []
+
+
 def test_a_gpu_that_is_elsewhere_is_planned_from_its_memory(model: Path) -> None:
     made = make_plan(model, {"device": "cuda", "tensor_para_size": 2}, memory="80GiB")
     assert (made.device, made.ranks, made.free_bytes) == ("cuda", 2, 160 << 30)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
-from context_length import GUIDE_MAX_BYTES, context_length, guide_max_bytes  # noqa: E402
+from context_length import DEFAULT_SAMPLING, GUIDE_MAX_BYTES, context_length, guide_max_bytes, model_info  # noqa: E402
 from prepare import Fields, Preparation  # noqa: E402
 from prompt_ids import PromptError, check_messages, encode_bad_words, load_tokenizer  # noqa: E402
 
@@ -419,6 +419,26 @@ def test_the_context_is_as_long_as_the_engine_takes_it_to_be(tmp_path: Path) -> 
     config.write_text(parameter.format(7).replace("session_len", "guide_max_bytes"))
     assert (guide_max_bytes(tmp_path, config, {}), length()) == (7, 1024)
     assert guide_max_bytes(tmp_path, config, {"CHARONIA_GUIDE_MAX_BYTES": "9"}) == 9
+
+
+def test_model_info_has_the_sampling_defaults_of_the_engine(tmp_path: Path) -> None:
+    ini, config = tmp_path / "config.ini", tmp_path / "config.pbtxt"
+
+    def defaults(environment: str = "") -> dict[str, float]:
+        info = model_info(tmp_path, config, {"CHARONIA_GENERATION_CONFIG": environment}, 10)
+        found: dict[str, float] = info["default_sampling_parameters"]
+        return found
+
+    own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert own == DEFAULT_SAMPLING
+    ini.write_text("[llama]\ngroup_size = 0\n")
+    assert defaults() == own
+    ini.write_text("[llama]\ngeneration_config = auto\ndefault_temperature = 0.6\ndefault_top_k = 20\n")
+    assert defaults() == {**own, "temperature": 0.6, "top_k": 20}
+    assert defaults("none") == own
+    config.write_text('parameters { key: "generation_config" value: { string_value: "none" } }\n')
+    assert defaults() == own
+    assert defaults("auto")["top_k"] == 20
 
 
 def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:

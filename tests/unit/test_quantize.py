@@ -749,7 +749,12 @@ SIZES: dict[str, Any] = {
         "pad_token_id": None,
     },
 }
-EXPERTS = {"mixtral": {"num_local_experts": 3}, "qwen3_moe": {"num_experts": 3, "mlp_only_layers": [1]}}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 3},
+    "qwen2_moe": {"num_experts": 3, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
+    "qwen3_moe": {"num_experts": 3, "mlp_only_layers": [1]},
+    "glm4_moe": {"n_routed_experts": 3},
+}
 
 
 def weights_by_name(model: Any) -> dict[str, Any]:
@@ -765,7 +770,7 @@ def weights_by_name(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["smoothquant", "awq"])
-@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gemma3_text", *EXPERTS])
 def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType, family: str, method: str) -> None:
     """In llm-compressor's place, everything is divided by random numbers: the model says what it said."""
     torch = needed_module("torch")
@@ -805,6 +810,9 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
     assert len(divided) == len(set(divided))
     kinds = {re.sub(r"[.]\d+", "", name).removeprefix("model.layers.") for name in divided}
     feeding = "pre_feedforward_layernorm" if offset else "post_attention_layernorm"
+    assert ("mlp.up_proj" in kinds) == (method == "awq" and family not in ("phi3", "mixtral"))
+    shared = [kind for kind in kinds if "shared_expert" in kind]
+    assert len(shared) == (method == "awq" and family in ("qwen2_moe", "glm4_moe")), kinds
     assert (feeding in kinds) == (family != "mixtral" or method == "awq"), kinds
     assert ("input_layernorm" in kinds) == (family != "gemma3_text" or method == "smoothquant"), kinds
 

@@ -35,7 +35,7 @@ say(
 
 
 def run(prompts: list[list[int]], new: int) -> tuple[float, float]:
-    sampling = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=new, temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
     outputs = engine.generate(prompts, sampling)
     first = max(output.timings.first_token_ms for output in outputs) / 1e3
     return first, max(output.timings.total_ms for output in outputs) / 1e3 - first

@@ -20,6 +20,7 @@ namespace charonia {
 struct EngineInfo {
   ModelConfig model;
   EngineConfig config;          // resolved: session_len, threads, device, device_ids, token_budget, max_batch_size
+  SamplingParams default_sampling;  // for callers: submit() takes every parameter as it is in the request
   std::string device;           // "cpu" | "cuda" | "null"
   std::string device_note;      // why device = auto is the CPU; empty otherwise
   std::string instruction_set;  // "amx", "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...

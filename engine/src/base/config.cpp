@@ -137,7 +137,10 @@ auto at_least(int minimum) {
 auto above(int bound) {
   return [bound](auto value) { return value > bound; };
 }
-auto between(int minimum, int maximum) {
+auto above_to(int bound, int maximum) {
+  return [bound, maximum](auto value) { return value > bound && value <= maximum; };
+}
+auto between(double minimum, double maximum) {
   return [minimum, maximum](auto value) { return value >= minimum && value <= maximum; };
 }
 auto one_of(std::vector<int> choices) {

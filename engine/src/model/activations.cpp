@@ -1,5 +1,9 @@
 #include "model/activations.h"
 
+#include <algorithm>
+
+#include "model/layers.h"
+
 namespace charonia::model {
 
 Activations::Activations(const ModelConfig& config, const Shard& shard, const ops::Precision& precision,
@@ -19,14 +23,20 @@ Activations::Activations(const ModelConfig& config, const Shard& shard, const op
   delta = place(limits.max_rows, hidden, gemm_out);
   normed = place(limits.max_rows, hidden, act);
   qkv = place(limits.max_rows, shard.qkv_size, gemm_out);
+  if (config.qk_norm_rows) squares = place(limits.max_rows, 2, DType::f32);
   attended = place(limits.max_rows, shard.q_size, act);
-  if (shard.inter > 0) {
-    gate_up = place(limits.max_rows, 2 * shard.inter, gemm_out);
-    gated = place(limits.max_rows, shard.inter, act);
+  if (const auto widest = std::max(shard.inter, shard.shared_inter); widest > 0) {
+    gate_up = place(limits.max_rows, 2 * widest, gemm_out);
+    gated = place(limits.max_rows, widest, act);
+    shared_gate_up = {gate_up.offset, gemm_out, 2 * shard.shared_inter};
+    shared_gated = {gated.offset, act, shard.shared_inter};
+    gate_up.cols = 2 * shard.inter;
+    gated.cols = shard.inter;
   }
   if (shard.expert_inter > 0) {
-    router = place(limits.max_rows, config.num_experts, DType::f32);
+    router = place(limits.max_rows, router_columns(config), DType::f32);
     experts_scratch = take(experts_scratch_bytes);
+    if (shard.shared_inter > 0) shared = place(limits.max_rows, hidden, gemm_out);
   }
   last_residual = place(limits.max_sequences, hidden, res);
   last_delta = place(limits.max_sequences, hidden, gemm_out);

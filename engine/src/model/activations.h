@@ -22,7 +22,8 @@ struct Activations {
     std::int64_t cols = 0;
   };
   // Names are those of Decoder::issue().
-  Part residual, delta, normed, qkv, attended, gate_up, gated, router;
+  Part residual, delta, normed, qkv, squares, attended, gate_up, gated, router;
+  Part shared_gate_up, shared_gated, shared;  // the first two lie where gate_up and gated do
   Part last_residual, last_delta, last_normed, logits_share, logits;
   std::size_t experts_scratch = 0;  // offset
   std::size_t bytes = 0;

@@ -37,19 +37,26 @@ class Decoder {
   using Vector = std::unique_ptr<ops::Buffer>;  // f32
 
   struct Layer {
-    Vector attention_norm, ffn_norm;            // [hidden]
+    Vector attention_norm, ffn_norm;            // [hidden]; null: none
     Vector attention_post_norm, ffn_post_norm;  // [hidden]; null: none
-    Vector q_norm, k_norm;                      // [size_per_head]; null: none
+    Vector q_norm, k_norm;                      // [size_per_head], or of all heads of the rank; null: none
     std::unique_ptr<ops::Linear> qkv, attention_out;
-    std::unique_ptr<ops::Linear> gate_up, down;  // dense
-    std::unique_ptr<ops::Linear> router;         // with experts
+    std::unique_ptr<ops::Linear> gate_up, down;  // dense, or of the shared expert; null: there is none
+    // With experts:
+    std::unique_ptr<ops::Linear> router;  // logits of the experts, in two halves where it stays fp32, and a shared gate
     std::unique_ptr<ops::Experts> experts;
+    Vector router_bias;  // [experts]; null: none
+    ops::RouterParams choice;
     ops::RotaryParams rotary;
     ops::AttentionParams attention;
   };
 
   void load_attention(const WeightFiles& files, int index, Layer& layer);
+  void load_qk_norm(const WeightFiles& files, const std::string& at, Layer& layer) const;
   void load_feed_forward(const WeightFiles& files, int index, Layer& layer);
+  void load_mlp(const WeightFiles& files, const std::string& at, std::int64_t inter, Layer& layer);
+  void load_router(const WeightFiles& files, const std::string& at, Layer& layer);
+  void load_experts(const WeightFiles& files, const std::string& at, Layer& layer);
   void load_output(const WeightFiles& files);
   void make_tables();
   void set_params(int index, Layer& layer) const;
@@ -66,13 +73,22 @@ class Decoder {
   std::unique_ptr<ops::Experts> dense_experts(const WeightFiles& files, std::span<const std::array<Wanted, 3>> experts);
   std::unique_ptr<ops::Experts> quantised_experts(const WeightFiles& files,
                                                   std::span<const std::array<Wanted, 3>> experts);
-  Vector norm(const WeightFiles& files, const std::string& name, std::int64_t n);
-  Vector device_vector(std::span<const float> values);
+  std::vector<float> norm_values(const WeightFiles& files, const std::string& name, std::int64_t n) const;
+  Vector norm(const WeightFiles& files, const std::string& name, std::int64_t n) const;
+  Vector device_vector(std::span<const float> values) const;
 
+  static const float* data(const Vector& vector) { return vector ? vector->as<float>() : nullptr; }
+  ops::NormParams norm_params(const Vector& weight, const float* delta_weight) const;
+  ops::RotaryParams rotary_params(const Layer& layer, const ops::Tensor& qkv);
   std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
   void issue(const ops::StepShape& shape);
   void issue_feed_forward(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
                           const ops::StepShape& shape);
+  void issue_experts(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
+                     const ops::StepShape& shape);
+  // out [rows, hidden] = the layer's gate, up and down of `normed`.
+  void issue_mlp(const Layer& layer, const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& gated,
+                 const ops::Tensor& normed);
   ops::Tensor view(const Activations::Part& part, std::int64_t rows) const;
 
   ModelConfig config_;
@@ -90,7 +106,7 @@ class Decoder {
 
   RotaryTables tables_;
   Vector rotary_, local_rotary_;  // [tables_.rows(), rotary_embedding]; null: none
-  Vector logn_;                   // [max_positions]; null: none
+  Vector q_scales_;               // [max_positions]; null: none
   Vector slopes_;                 // [heads of this rank]; null: none
 
   Activations activations_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -92,6 +93,45 @@ float rounded(float value, DType type) {
   return value;
 }
 
+void append(std::vector<std::byte>& to, float value, DType type) {
+  const std::uint16_t half = type == DType::bf16 ? float_to_bf16(value) : float_to_f16(value);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
+  const auto* const half_bytes = reinterpret_cast<const std::byte*>(&half);
+  if (type == DType::f32) {
+    to.insert(to.end(), bytes, bytes + sizeof value);
+  } else {
+    to.insert(to.end(), half_bytes, half_bytes + sizeof half);
+  }
+}
+
+// A matrix as the sum of two in a 16-bit type: its values rounded, and what the rounding took, rounded. That is 16 bits
+// of a value, or 22.
+class Halves {
+ public:
+  Halves(const std::vector<ops::HostMatrix>& parts, DType type) : type_(type) {
+    std::vector<float> values;
+    for (const auto& part : parts) {
+      cols_ = part.cols;
+      rows_ += part.rows;
+      for (std::int64_t row = 0; row < part.rows; ++row) {
+        read_row(part, row, values);
+        for (const float value : values) {
+          append(high_, value, type);
+          append(low_, value - rounded(value, type), type);
+        }
+      }
+    }
+  }
+  std::vector<ops::HostMatrix> matrices() const {
+    return {{high_.data(), type_, rows_, cols_, 0}, {low_.data(), type_, rows_, cols_, 0}};
+  }
+
+ private:
+  DType type_;
+  std::int64_t rows_ = 0, cols_ = 0;
+  std::vector<std::byte> high_, low_;
+};
+
 // Rows divided by their lengths, in the weight type.
 class UnitRows {
  public:
@@ -113,19 +153,7 @@ class UnitRows {
     for (const float value : values_) sum += double{value} * value;
     constexpr float kMin = 1e-12F;  // a row of zeros stays one
     const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type_), kMin);
-    const std::size_t at = data_.size();
-    data_.resize(at + values_.size() * size_of(type_));
-    auto* to = data_.data() + at;
-    for (const float value : values_) {
-      const float quotient = value / length;
-      const std::uint16_t half = type_ == DType::bf16 ? float_to_bf16(quotient) : float_to_f16(quotient);
-      if (type_ == DType::f32) {
-        std::memcpy(to, &quotient, sizeof quotient);
-      } else {
-        std::memcpy(to, &half, sizeof half);
-      }
-      to += size_of(type_);
-    }
+    for (const float value : values_) append(data_, value / length, type_);
     ++rows_;
   }
 
@@ -198,30 +226,31 @@ std::unique_ptr<ops::Linear> Decoder::linear(const WeightFiles& files, std::span
   return count(ops_.make_quantised_linear(sources, bias, precision_.weight));
 }
 
-Decoder::Vector Decoder::norm(const WeightFiles& files, const std::string& name, std::int64_t n) {
+std::vector<float> Decoder::norm_values(const WeightFiles& files, const std::string& name, std::int64_t n) const {
   auto weight = files.get_vector(name, n);
   if (config_.norm_unit_offset) {
     for (auto& value : weight) value += 1;
   }
-  return device_vector(weight);
+  return weight;
 }
 
-Decoder::Vector Decoder::device_vector(std::span<const float> values) {
+Decoder::Vector Decoder::norm(const WeightFiles& files, const std::string& name, std::int64_t n) const {
+  return device_vector(norm_values(files, name, n));
+}
+
+Decoder::Vector Decoder::device_vector(std::span<const float> values) const {
   auto buffer = ops_.allocate(values.size_bytes());
   ops_.upload(buffer->data(), values.data(), values.size_bytes());
   return buffer;
 }
 
 void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) {
-  const std::int64_t hidden = config_.hidden_units, dim = config_.size_per_head;
+  const std::int64_t hidden = config_.hidden_units;
   const std::string at = cat("layers.", index, "."), qkv = at + "attention.w_qkv", out = at + "attention.wo";
   const std::string number = cat(".", shard_.rank);
-  layer.attention_norm = norm(files, at + "attention_norm.weight", hidden);
+  if (config_.pre_norms) layer.attention_norm = norm(files, at + "attention_norm.weight", hidden);
   if (config_.post_norms) layer.attention_post_norm = norm(files, at + "attention_post_norm.weight", hidden);
-  if (config_.qk_norm) {
-    layer.q_norm = norm(files, at + "attention.q_norm.weight", dim);
-    layer.k_norm = norm(files, at + "attention.k_norm.weight", dim);
-  }
+  if (config_.qk_norm) load_qk_norm(files, at + "attention.", layer);
   std::vector<ops::HostMatrix> qkv_bias, out_bias;
   if (config_.attn_bias) qkv_bias = files.get(qkv + number + ".bias", shard_.qkv_size, 1);
   // The biases of GEMMs that are summed over the ranks are rank 0's to add.
@@ -230,32 +259,76 @@ void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) 
   layer.attention_out = linear(files, {{{out + number + ".weight", hidden, shard_.q_size}}}, out_bias);
 }
 
+void Decoder::load_qk_norm(const WeightFiles& files, const std::string& at, Layer& layer) const {
+  const std::int64_t dim = config_.size_per_head;
+  const auto load = [&](const char* name, int heads, int first, int count) {
+    auto weight = norm_values(files, at + name, config_.qk_norm_rows ? heads * dim : dim);
+    if (!config_.qk_norm_rows) return device_vector(weight);
+    return device_vector(
+        std::span(weight).subspan(static_cast<std::size_t>(first * dim), static_cast<std::size_t>(count * dim)));
+  };
+  layer.q_norm = load("q_norm.weight", config_.head_num, shard_.rank * shard_.heads, shard_.heads);
+  layer.k_norm =
+      load("k_norm.weight", config_.kv_head_num, shard_.rank * config_.kv_head_num / shard_.ranks, shard_.kv_heads);
+}
+
 void Decoder::load_feed_forward(const WeightFiles& files, int index, Layer& layer) {
-  const std::int64_t hidden = config_.hidden_units, inter = shard_.inter;
+  const std::int64_t hidden = config_.hidden_units;
   const std::string at = cat("layers.", index, "."), forward = at + "feed_forward.";
-  const std::string number = cat(".", shard_.rank);
-  layer.ffn_norm = norm(files, at + "ffn_norm.weight", hidden);
+  if (config_.pre_norms && !config_.parallel_block) layer.ffn_norm = norm(files, at + "ffn_norm.weight", hidden);
   if (config_.post_norms) layer.ffn_post_norm = norm(files, at + "ffn_post_norm.weight", hidden);
-  if (!has_experts(config_, index)) {
-    const auto weight = [&](const char* name, std::int64_t n, std::int64_t k) {
-      return Wanted{forward + name + number + ".weight", n, k};
-    };
-    std::vector<ops::HostMatrix> gate_up_bias, down_bias;
-    if (config_.mlp_bias) {
-      gate_up_bias = stacked(files.get(forward + "w1" + number + ".bias", inter, 1),
-                             files.get(forward + "w3" + number + ".bias", inter, 1));
-      if (shard_.rank == 0) down_bias = files.get(forward + "w2.0.bias", hidden, 1);
-    }
-    layer.gate_up = linear(files, {{weight("w1", inter, hidden), weight("w3", inter, hidden)}}, gate_up_bias);
-    layer.down = linear(files, {{weight("w2", hidden, inter)}}, down_bias);
-    return;
+  if (!has_experts(config_, index)) return load_mlp(files, forward, shard_.inter, layer);
+  if (shard_.shared_inter > 0) load_mlp(files, forward + "shared.", shard_.shared_inter, layer);
+  load_router(files, forward, layer);
+  load_experts(files, forward, layer);
+}
+
+void Decoder::load_mlp(const WeightFiles& files, const std::string& at, std::int64_t inter, Layer& layer) {
+  const std::int64_t hidden = config_.hidden_units;
+  const std::string number = cat(".", shard_.rank);
+  const auto weight = [&](const char* name, std::int64_t n, std::int64_t k) {
+    return Wanted{at + name + number + ".weight", n, k};
+  };
+  std::vector<ops::HostMatrix> gate_up_bias, down_bias;
+  if (config_.mlp_bias) {
+    gate_up_bias = stacked(files.get(at + "w1" + number + ".bias", inter, 1),
+                           files.get(at + "w3" + number + ".bias", inter, 1));
+    if (shard_.rank == 0) down_bias = files.get(at + "w2.0.bias", hidden, 1);
   }
-  layer.router =
-      count(ops_.make_linear(files.get(forward + "gate.weight", config_.num_experts, hidden), {}, precision_.weight));
+  layer.gate_up = linear(files, {{weight("w1", inter, hidden), weight("w3", inter, hidden)}}, gate_up_bias);
+  layer.down = linear(files, {{weight("w2", hidden, inter)}}, down_bias);
+}
+
+void Decoder::load_router(const WeightFiles& files, const std::string& at, Layer& layer) {
+  const std::int64_t hidden = config_.hidden_units, experts = config_.num_experts;
+  auto parts = files.get(at + "gate.weight", experts, hidden);
+  const bool wider = precision_.weight != DType::f32 &&
+                     std::ranges::any_of(parts, [](const auto& part) { return part.dtype == DType::f32; });
+  std::optional<Halves> halves;
+  if (config_.router_fp32 && wider) {
+    halves.emplace(parts, precision_.weight);
+    parts = halves->matrices();
+  }
+  if (config_.shared_expert_gate) parts = stacked(std::move(parts), files.get(at + "shared_gate.weight", 1, hidden));
+  layer.router = count(ops_.make_linear(parts, {}, precision_.weight));
+  if (config_.router_bias) layer.router_bias = device_vector(files.get_vector(at + "gate.bias", experts));
+  layer.choice = {.top_k = config_.experts_per_token,
+                  .renormalize = config_.renormalize_experts,
+                  .score = config_.router_score == "sigmoid" ? ops::RouterScore::sigmoid : ops::RouterScore::softmax,
+                  .bias = layer.router_bias ? layer.router_bias->as<float>() : nullptr,
+                  .groups = config_.router_groups,
+                  .top_groups = config_.router_top_groups,
+                  .norm_min = config_.router_norm_min,
+                  .scale = config_.router_scale};
+}
+
+void Decoder::load_experts(const WeightFiles& files, const std::string& at, Layer& layer) {
+  const std::int64_t hidden = config_.hidden_units;
+  const std::string number = cat(".", shard_.rank);
   std::vector<std::array<Wanted, 3>> experts;
   for (int e = 0; e < config_.num_experts; ++e) {
     const auto weight = [&](const char* name, std::int64_t n, std::int64_t k) {
-      return Wanted{cat(forward, "experts.", e, ".", name, number, ".weight"), n, k};
+      return Wanted{cat(at, "experts.", e, ".", name, number, ".weight"), n, k};
     };
     const auto size = shard_.expert_inter;
     experts.push_back({weight("w1", size, hidden), weight("w3", size, hidden), weight("w2", hidden, size)});
@@ -324,7 +397,7 @@ void Decoder::make_tables() {
     rotary_ = device_vector(tables_.global_table());
     if (tables_.has_local()) local_rotary_ = device_vector(tables_.local_table());
   }
-  if (config_.logn_length > 0) logn_ = device_vector(logn_table(config_.logn_length, limits_.max_positions));
+  if (has_q_scales(config_)) q_scales_ = device_vector(q_scales(config_, limits_.max_positions));
   if (config_.alibi) {
     const auto all = alibi_slopes(config_.head_num);
     slopes_ = device_vector(std::span(all).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
@@ -333,14 +406,16 @@ void Decoder::make_tables() {
 }
 
 void Decoder::set_params(int index, Layer& layer) const {
-  const auto data = [](const Vector& vector) { return vector ? vector->as<float>() : nullptr; };
   const int window = window_of(config_, index);
-  layer.rotary = {.cos_sin = data(window > 0 && local_rotary_ ? local_rotary_ : rotary_),
+  const float* const table = data(window > 0 && local_rotary_ ? local_rotary_ : rotary_);
+  layer.rotary = {.cos_sin = has_rotation(config_, index) ? table : nullptr,
                   .rotary_dim = config_.rotary_embedding,
+                  .interleaved = config_.rotary_interleaved,
                   .q_norm = data(layer.q_norm),
                   .k_norm = data(layer.k_norm),
                   .norm_eps = config_.norm_eps,
-                  .q_scale = data(logn_)};
+                  .norm_after = config_.qk_norm_after_rotary,
+                  .q_scale = data(q_scales_)};
   const float scale = config_.attention_scale > 0 ? config_.attention_scale
                                                   : 1.0F / std::sqrt(static_cast<float>(config_.size_per_head));
   layer.attention = {.scale = scale, .window = window, .soft_cap = config_.attention_soft_cap, .alibi = data(slopes_)};

@@ -1,9 +1,11 @@
 #include "model/layers.h"
 
 #include <string>
+#include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/operations.h"
 
 namespace charonia::model {
 namespace {
@@ -29,6 +31,9 @@ void check_rotation(const ModelConfig& config) {
   if (config.alibi && dim != 0) {
     refuse_config(ErrorCode::invalid_argument, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
   }
+  if (config.rotary_interleaved && dim == 0) {
+    refuse_config(ErrorCode::invalid_argument, "rotary_interleaved = 1 with rotary_embedding = 0");
+  }
   const auto& kind = config.rope_scaling_type;
   if (dim == 0 || kind == "default" || kind == "linear") return;
   if ((kind == "dynamic" || kind == "qwen") && dim < 4) {
@@ -50,6 +55,55 @@ void check_rotation(const ModelConfig& config) {
   }
 }
 
+void check_norms(const ModelConfig& config) {
+  const auto refuse = [](ErrorCode code, const auto&... what) { refuse_config(code, what...); };
+  constexpr auto kInvalid = ErrorCode::invalid_argument, kUnsupported = ErrorCode::unsupported;
+  if (config.qk_norm_rows && !config.qk_norm) refuse(kInvalid, "qk_norm_rows = 1 needs qk_norm = 1");
+  if (config.qk_norm_after_rotary && !config.qk_norm) refuse(kInvalid, "qk_norm_after_rotary = 1 needs qk_norm = 1");
+  if (config.qk_norm_rows && config.qk_norm_after_rotary) {
+    refuse(kUnsupported, "qk_norm_rows = 1 with qk_norm_after_rotary = 1");
+  }
+  if (!config.pre_norms && !config.post_norms) refuse(kInvalid, "pre_norms = 0 needs post_norms = 1");
+  if (config.layer_norm && config.post_norms) refuse(kUnsupported, "layer_norm = 1 with post_norms = 1");
+  if (config.layer_norm && config.qk_norm) refuse(kUnsupported, "layer_norm = 1 with qk_norm = 1");
+  if (config.parallel_block && config.post_norms) refuse(kUnsupported, "parallel_block = 1 with post_norms = 1");
+}
+
+void check_experts(const ModelConfig& config) {
+  const int count = config.num_experts, groups = config.router_groups;
+  if (count == 0) {
+    const std::pair<const char*, bool> without[] = {
+        {"layer_experts has layers with experts", config.layer_experts.find('m') != std::string::npos},
+        {"router_bias = 1", config.router_bias},
+        {"router_groups is not 0", groups != 0},
+        {"shared_expert_inter_size is not 0", config.shared_expert_inter_size != 0}};
+    for (const auto& [what, holds] : without) {
+      if (holds) refuse_config(ErrorCode::invalid_argument, what, ", and num_experts is 0");
+    }
+    return;
+  }
+  if (config.experts_per_token < 1 || config.experts_per_token > count || config.expert_inter_size < 1) {
+    refuse_config(ErrorCode::invalid_argument, "num_experts = ", count,
+                  " with experts_per_token = ", config.experts_per_token,
+                  " (1 to num_experts) and expert_inter_size = ", config.expert_inter_size, " (>= 1)");
+  }
+  const ops::RouterParams how{
+      .top_k = config.experts_per_token, .groups = groups, .top_groups = config.router_top_groups};
+  if (!how.fits(count) || (groups == 0 && config.router_top_groups != 0)) {
+    refuse_config(ErrorCode::invalid_argument, "router_groups = ", groups,
+                  " with router_top_groups = ", config.router_top_groups, " and experts_per_token = ", how.top_k,
+                  ": num_experts = ", count, " experts must be in up to ", ops::RouterParams::kMaxGroups,
+                  " groups of one size, 2 or more, and the top groups must have enough of them");
+  }
+  if (config.router_norm_min * static_cast<float>(count) >= 1) {
+    refuse_config(ErrorCode::invalid_argument, "router_norm_min = ", config.router_norm_min,
+                  " must be less than 1 / num_experts, and num_experts is ", count);
+  }
+  if (config.shared_expert_gate && config.shared_expert_inter_size == 0) {
+    refuse_config(ErrorCode::invalid_argument, "shared_expert_gate = 1, and shared_expert_inter_size is 0");
+  }
+}
+
 }  // namespace
 
 void check_model(const ModelConfig& config) {
@@ -58,19 +112,19 @@ void check_model(const ModelConfig& config) {
                   " is no multiple of kv_head_num = ", config.kv_head_num);
   }
   check_rotation(config);
+  check_norms(config);
+  if (config.q_scale_beta > 0 && config.q_scale_length == 0) {
+    refuse_config(ErrorCode::invalid_argument, "q_scale_beta = ", config.q_scale_beta,
+                  " needs q_scale_length above 0, and it is 0");
+  }
   check_letters(config, "layer_windows", config.layer_windows);
   check_letters(config, "layer_experts", config.layer_experts);
-  if (config.num_experts == 0) {
-    if (config.layer_experts.find('m') != std::string::npos) {
-      refuse_config(ErrorCode::invalid_argument, "layer_experts has layers with experts, and num_experts is 0");
-    }
-    return;
+  check_letters(config, "layer_rotary", config.layer_rotary);
+  if (config.rotary_embedding == 0 && config.layer_rotary.find('r') != std::string::npos) {
+    refuse_config(ErrorCode::invalid_argument, "layer_rotary = ", config.layer_rotary,
+                  " has layers with rotation, and rotary_embedding is 0");
   }
-  if (config.experts_per_token < 1 || config.experts_per_token > config.num_experts || config.expert_inter_size < 1) {
-    refuse_config(ErrorCode::invalid_argument, "num_experts = ", config.num_experts,
-                  " with experts_per_token = ", config.experts_per_token,
-                  " (1 to num_experts) and expert_inter_size = ", config.expert_inter_size, " (>= 1)");
-  }
+  check_experts(config);
 }
 
 DType data_type(const ModelConfig& config) {
@@ -86,6 +140,15 @@ DType data_type(const ModelConfig& config) {
 bool has_experts(const ModelConfig& config, int layer) {
   if (config.num_experts == 0) return false;
   return config.layer_experts.empty() || config.layer_experts[static_cast<std::size_t>(layer)] == 'm';
+}
+
+bool has_rotation(const ModelConfig& config, int layer) {
+  if (config.rotary_embedding == 0) return false;
+  return config.layer_rotary.empty() || config.layer_rotary[static_cast<std::size_t>(layer)] == 'r';
+}
+
+std::int64_t router_columns(const ModelConfig& config) {
+  return std::int64_t{config.num_experts} * (config.router_fp32 ? 2 : 1) + (config.shared_expert_gate ? 1 : 0);
 }
 
 int window_of(const ModelConfig& config, int layer) {

@@ -252,7 +252,7 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
       place = cat("tensor ", name);
       auto& tensor = tensors_[name];
       read_shape(entry.at("shape"), tensor);
-      DType dtype = DType::f32;
+      auto& dtype = tensor.dtype;
       if (const auto quantization = entry.find("quantization"); quantization != entry.end()) {
         tensor.quantization = quantization_of(*quantization, entry.at("dtype"));
         dtype = tensor.quantization->codes_dtype();

@@ -43,8 +43,9 @@ class Manifest {
   // A tensor as the model has it: its parts, stacked along dimension 0.
   struct Tensor {
     std::int64_t rows = 0, cols = 1;
-    bool vector = false;      // of one dimension; then cols = 1
-    std::optional<int> rank;  // the only one that reads it; none: all do
+    bool vector = false;       // of one dimension; then cols = 1
+    DType dtype = DType::f32;  // a quantised tensor: the type of its codes
+    std::optional<int> rank;   // the only one that reads it; none: all do
     std::vector<Part> parts;  // none in a manifest without files
     std::optional<Quantization> quantization;
 

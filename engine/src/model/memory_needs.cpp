@@ -1,5 +1,6 @@
 #include "model/memory_needs.h"
 
+#include "base/text.h"
 #include "model/activations.h"
 #include "model/layers.h"
 #include "model/rope.h"
@@ -16,9 +17,15 @@ DeviceSizes sizes_of(const ops::Device& device) {
 MemoryNeeds memory_needs(const ModelConfig& config, const Manifest& manifest, const Shard& shard,
                          const DeviceSizes& sizes, const ops::StepLimits& limits) {
   const auto precision = sizes.precision(data_type(config));
-  const auto elements = manifest.elements(shard.rank);
+  auto elements = manifest.elements(shard.rank);
+  // A router that stays fp32 is held in two halves.
+  for (int i = 0; config.router_fp32 && precision.weight != DType::f32 && i < config.num_layer; ++i) {
+    if (!has_experts(config, i)) continue;
+    const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));
+    if (router.dtype == DType::f32) elements.matrices += router.rows * router.cols;
+  }
   auto floats = static_cast<std::size_t>(elements.vectors);
-  if (config.logn_length > 0) floats += static_cast<std::size_t>(limits.max_positions);
+  if (has_q_scales(config)) floats += static_cast<std::size_t>(limits.max_positions);
   if (config.alibi) floats += static_cast<std::size_t>(shard.heads);
   const auto scratch = shard.expert_inter > 0 ? sizes.experts_scratch_bytes(
                                                     experts_shape(config, shard, precision.weight), limits.max_rows)

@@ -253,11 +253,20 @@ void RotaryTables::place(const ops::AttentionBatch& batch, std::span<const std::
   }
 }
 
-std::vector<float> logn_table(int logn_length, int positions) {
-  std::vector<float> out(static_cast<std::size_t>(positions), 1.0F);
-  for (int p = logn_length; p < positions; ++p) {
-    out[static_cast<std::size_t>(p)] =
-        static_cast<float>(std::log(p + 1.0) / std::log(static_cast<double>(logn_length)));
+bool has_q_scales(const ModelConfig& config) { return config.logn_length > 0 || config.q_scale_beta > 0; }
+
+std::vector<float> q_scales(const ModelConfig& config, int positions) {
+  std::vector<float> out;
+  for (int p = 0; p < positions; ++p) {
+    double scale = 1;
+    if (config.logn_length > 0 && p >= config.logn_length) {
+      scale = std::log(p + 1.0) / std::log(static_cast<double>(config.logn_length));
+    }
+    if (config.q_scale_beta > 0) {
+      const int lengths = p / config.q_scale_length;
+      scale *= 1 + double{config.q_scale_beta} * std::log1p(lengths);
+    }
+    out.push_back(static_cast<float>(scale));
   }
   return out;
 }

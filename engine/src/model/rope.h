@@ -77,8 +77,12 @@ class RotaryTables {
   std::vector<std::uint64_t> classes_;  // of the parts behind the first
 };
 
-// Log-n attention scaling, [positions]: 1 up to logn_length, then log_{logn_length}(p + 1).
-std::vector<float> logn_table(int logn_length, int positions);
+// Whether q is multiplied by a factor that depends on its position.
+bool has_q_scales(const ModelConfig& config);
+// The factors of q, [positions]: the product of
+//   log-n attention scaling (logn_length): 1 up to logn_length, then log_{logn_length}(p + 1)
+//   q_scale_beta: 1 + q_scale_beta * ln(1 + floor(p / q_scale_length))
+std::vector<float> q_scales(const ModelConfig& config, int positions);
 
 // The slopes of ALiBi (https://arxiv.org/abs/2108.12409) for any number of heads: with the largest power of two m <=
 // heads, 2^(-8 i / m) for i = 1 .. m, then every other one of those for 2 m heads.

@@ -42,6 +42,11 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
     const int all = experts ? config.expert_inter_size : config.inter_size;
     size = manifest.tensor(gate).rows;
     expect(size * ranks == all, gate, "a share of ", experts ? "expert_inter_size" : "inter_size", " = ", all, " rows");
+    if (!experts || config.shared_expert_inter_size == 0) continue;
+    const auto shared = name(layer, "feed_forward.shared.w1");
+    shared_inter = manifest.tensor(shared).rows;
+    expect(shared_inter * ranks == config.shared_expert_inter_size, shared,
+           "a share of shared_expert_inter_size = ", config.shared_expert_inter_size, " rows");
   }
 
   const auto output = [](int one) { return cat("output.", one, ".weight"); };

@@ -16,6 +16,7 @@ struct Shard {
   std::int64_t qkv_size = 0;      // and with its k and v heads
   std::int64_t inter = 0;         // of a dense feed-forward layer; 0: the model has none
   std::int64_t expert_inter = 0;  // of an expert; 0: the model has none
+  std::int64_t shared_inter = 0;  // of the shared expert; 0: the model has none
   std::int64_t logits = 0;        // rows of the output layer, from token rank * logits_share on
   std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last one may fill fewer
 

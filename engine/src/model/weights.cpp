@@ -214,19 +214,22 @@ void WeightFiles::drop_pages() const {
 }
 
 std::vector<float> WeightFiles::get_vector(std::string_view name, std::int64_t n) const {
+  const auto& tensor = manifest_.tensor(name);
+  const bool row = !tensor.vector && tensor.rows == 1;
   std::vector<float> out;
   out.reserve(static_cast<std::size_t>(n));
-  for (const auto& part : get(name, n, 1)) {
-    for (std::int64_t i = 0; i < part.rows; ++i) {
+  for (const auto& part : get(name, row ? 1 : n, row ? n : 1)) {
+    for (std::int64_t i = 0; i < part.rows * part.cols; ++i) {
+      const auto* const at = part.row(i / part.cols) + static_cast<std::size_t>(i % part.cols) * size_of(part.dtype);
       switch (part.dtype) {
         case DType::f32:
-          out.push_back(read<float>(part.row(i)));
+          out.push_back(read<float>(at));
           break;
         case DType::bf16:
-          out.push_back(bf16_to_float(read<std::uint16_t>(part.row(i))));
+          out.push_back(bf16_to_float(read<std::uint16_t>(at)));
           break;
         default:  // the manifest has no other type
-          out.push_back(f16_to_float(read<std::uint16_t>(part.row(i))));
+          out.push_back(f16_to_float(read<std::uint16_t>(at)));
       }
     }
   }

@@ -37,7 +37,7 @@ class WeightFiles {
   // The same of a quantised tensor. Throws what QuantPart::open() does as well.
   std::vector<std::unique_ptr<QuantPart>> get_quantised(std::string_view name, std::int64_t rows,
                                                         std::int64_t cols) const;
-  // A vector [n] as float.
+  // A vector [n], or a matrix [1, n], as float.
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
   // Gives back the memory that what was read so far takes in this process; what was returned stays valid.
   void drop_pages() const;

@@ -48,6 +48,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   auto settings = runtime::read_settings(weights_dir, overrides);
   info.model = std::move(settings.model);
   info.config = std::move(settings.config);
+  info.default_sampling = std::move(settings.default_sampling);
   info.warnings = std::move(settings.warnings);
   auto& config = info.config;
   // Small and soon read: a workspace without it is refused before its weights are loaded.

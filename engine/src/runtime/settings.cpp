@@ -1,5 +1,7 @@
 #include "runtime/settings.h"
 
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "base/text.h"
@@ -7,6 +9,28 @@
 #include "model/rope.h"
 
 namespace charonia::runtime {
+namespace {
+
+// Defaults of requests as the model's generation_config.json has them.
+SamplingParams default_sampling(const ModelConfig& model) {
+  SamplingParams sampling;
+#include "runtime/generated/sampling_defaults.inc"
+  return sampling;
+}
+
+// "temperature = 0.6, top_k = 20": what differs from the engine's own defaults.
+std::string differences(const SamplingParams& sampling) {
+  const SamplingParams own;
+  std::string out;
+  visit_sampling([&](std::string_view name, std::string_view, auto member) {
+    if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(own.*member)>>) {
+      if (sampling.*member != own.*member) out += cat(out.empty() ? "" : ", ", name, " = ", sampling.*member);
+    }
+  });
+  return out;
+}
+
+}  // namespace
 
 ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const Settings& overrides) {
   ResolvedSettings out;
@@ -23,6 +47,13 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
 
   auto& config = out.config;
   model::apply_engine_settings(out.model, config);
+  if (config.generation_config == "auto") {
+    out.default_sampling = default_sampling(out.model);
+    if (const auto found = differences(out.default_sampling); !found.empty()) {
+      out.warnings.push_back(cat("requests use the sampling defaults of generation_config.json: ", found,
+                                 ". The setting generation_config = none turns them off"));
+    }
+  }
   const int trained = out.model.max_position_embeddings;
   if (config.session_len == 0) config.session_len = trained;
   const auto& kind = out.model.rope_scaling_type;

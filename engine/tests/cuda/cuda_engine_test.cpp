@@ -148,6 +148,32 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& expect
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4) << i;
 }
 
+// Models with the attributes for other norms, rotations, residual streams and logits.
+std::vector<TinyModel> variants() {
+  TinyModel olmo, granite, hunyuan, cohere;
+  olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;
+  olmo.pre_norms = false;
+  olmo.more = "layer_rotary = rn\n";
+  granite.more = "residual_multiplier = 0.22\nlogits_scale = 0.125\nlogit_soft_cap = 9\nrotary_interleaved = 1\n";
+  hunyuan.qk_norm = true;
+  hunyuan.more = "qk_norm_after_rotary = 1\nq_scale_beta = 0.1\nq_scale_length = 4\n";
+  cohere.parallel_block = true;
+  cohere.more = "layer_norm = 1\nrotary_interleaved = 1\nlogits_scale = 0.25\n";
+  return {olmo, granite, hunyuan, cohere};
+}
+
+TEST_F(CudaEngineTest, tokens_of_all_variants_are_those_of_the_cpu) {
+  for (const auto& model : variants()) {
+    SCOPED_TRACE(model.more);
+    const auto folder = write(model);
+    const auto all = greedy_requests(16);
+    const auto expected = completions(folder, kCpu, all);
+    for (const auto* graphs : {"True", "False"}) {
+      EXPECT_EQ(completions(folder, with(kCuda, "cuda_graphs", graphs), all), expected);
+    }
+  }
+}
+
 TEST_F(CudaEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
   TinyModel biased, tied, wide;
   biased.biases = true;
@@ -363,18 +389,22 @@ TEST_P(CudaReproducibleTest, completions_of_experts_depend_on_the_request_alone)
 }
 
 TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
-  TinyModel model, split;
-  model.biases = split.biases = true;
-  model.experts = split.experts = 5;
-  model.layer_experts = split.layer_experts = "dm";
-  split.ranks = 2;
-  const auto one = write(model), two = write(split);
+  TinyModel model;
+  model.biases = true;
+  model.experts = 5;
+  model.layer_experts = "dm";
   const auto all = masked_requests(10);
-  const auto expected = completions(one, kCuda, all);
-  for (const auto* reproducible : {"False", "True"}) {
-    auto settings = with(with(kCuda, "device_ids", "0,0"), "reproducible", reproducible);
-    const auto got = completions(two, settings, all);
-    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
+  // And a model whose norms of q and k are over the heads of both ranks.
+  for (auto one : {model, variants().front()}) {
+    auto split = one;
+    split.ranks = 2;
+    const auto expected = completions(write(one), kCuda, all);
+    const auto two = write(split);
+    for (const auto* reproducible : {"False", "True"}) {
+      auto settings = with(with(kCuda, "device_ids", "0,0"), "reproducible", reproducible);
+      const auto got = completions(two, settings, all);
+      for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
+    }
   }
 }
 

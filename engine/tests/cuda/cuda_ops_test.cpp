@@ -526,8 +526,8 @@ class TwoLayers {
     ops_->embed(rows(residual_), *table_, 1.5F);
     for (int layer = 0; layer < 2; ++layer) {
       const auto at = static_cast<std::size_t>(layer);
-      ops_->rms_norm(rows(normed_), rows(residual_), layer == 0 ? ops::Tensor{} : rows(delta_), norm_->floats(), kEps,
-                     layer == 0 ? nullptr : norm_->floats());
+      ops_->rms_norm(rows(normed_), rows(residual_), layer == 0 ? ops::Tensor{} : rows(delta_),
+                     {.weight = norm_->floats(), .eps = kEps, .delta_weight = layer == 0 ? nullptr : norm_->floats()});
       ops_->linear(rows(qkv_), rows(normed_), *qkv_weight_[at]);
       ops_->rotary_store(rows(qkv_),
                          {.cos_sin = turns_->floats(),
@@ -547,10 +547,11 @@ class TwoLayers {
       ops_->attention(rows(attended_), rows(qkv_), *cache_, layer, kHeads, how);
       ops_->linear(rows(delta_), rows(attended_), *out_weight_[at]);
     }
-    ops_->rms_norm(rows(normed_), rows(residual_), rows(delta_), norm_->floats(), kEps, norm_->floats());
+    ops_->rms_norm(rows(normed_), rows(residual_), rows(delta_),
+                   {.weight = norm_->floats(), .eps = kEps, .delta_weight = norm_->floats()});
     ops_->gather_rows(last(last_), rows(normed_));
     ops_->linear(last(logits_), last(last_), *logits_weight_);
-    ops_->soft_cap(last(logits_), 2);
+    ops_->scale_logits(last(logits_), 1, 2);
     ops_->sample(last(logits_));
   }
 

@@ -30,6 +30,9 @@ struct Case {
   int dim, rotary_dim;  // 0: nothing is rotated
   bool normed, scaled;
   int heads, kv_heads, block_len, blocks, rows, gap;
+  bool interleaved = false, norm_after = false, norm_rows = false;
+
+  int weights(int of_heads) const { return norm_rows ? of_heads * dim : dim; }
 };
 
 constexpr int kPositions = 50;
@@ -55,8 +58,8 @@ struct Inputs {
   Inputs(Random& random, const Case& c)
       : qkv(Matrix::random(random, c.type, c.rows, (c.heads + 2 * c.kv_heads) * c.dim, 1, c.gap)),
         cos_sin(Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim))),
-        q_norm(Matrix::random(random, DType::f32, 1, c.dim)),
-        k_norm(Matrix::random(random, DType::f32, 1, c.dim)),
+        q_norm(Matrix::random(random, DType::f32, 1, c.weights(c.heads))),
+        k_norm(Matrix::random(random, DType::f32, 1, c.weights(c.kv_heads))),
         q_scale(Matrix::random(random, DType::f32, 1, kPositions)),
         slots(random_slots(random, c)) {
     for (int r = 0; r < c.rows; ++r) {
@@ -68,30 +71,42 @@ struct Inputs {
   // A head as it must become, and for each element the sum of what was added up in it, without signs.
   std::pair<std::vector<double>, std::vector<double>> expected(const Case& c, int row, int head) const {
     const int dim = c.dim, half = c.rotary_dim / 2;
-    std::vector<double> x(static_cast<std::size_t>(dim)), magnitude;
-    double squares = 0;
-    for (int d = 0; d < dim; ++d) {
-      x[static_cast<std::size_t>(d)] = qkv.at(row, head * dim + d);
-      squares += x[static_cast<std::size_t>(d)] * x[static_cast<std::size_t>(d)];
-    }
+    std::vector<double> x, magnitude;
+    for (int d = 0; d < dim; ++d) x.push_back(static_cast<double>(qkv.at(row, head * dim + d)));
     const bool is_q = head < c.heads, is_v = head >= c.heads + c.kv_heads;
-    if (!is_v && c.normed) {
-      const double factor = 1 / std::sqrt(squares / dim + static_cast<double>(kEps));
-      for (int d = 0; d < dim; ++d) {
-        x[static_cast<std::size_t>(d)] *= factor * static_cast<double>((is_q ? q_norm : k_norm).at(0, d));
+    const auto normalise = [&] {
+      double squares = 0;
+      for (const double one : x) squares += one * one;
+      int count = dim;
+      if (c.norm_rows) {
+        const int first = is_q ? 0 : c.heads * dim;
+        count = (is_q ? c.heads : c.kv_heads) * dim;
+        squares = 0;
+        for (int i = first; i < first + count; ++i) squares += std::pow(static_cast<double>(qkv.at(row, i)), 2);
       }
-    }
+      const double factor = 1 / std::sqrt(squares / count + static_cast<double>(kEps));
+      const int first = c.norm_rows ? (is_q ? head : head - c.heads) * dim : 0;
+      for (int d = 0; d < dim; ++d) {
+        const double weight = factor * static_cast<double>((is_q ? q_norm : k_norm).at(0, first + d));
+        x[static_cast<std::size_t>(d)] *= weight;
+        if (!magnitude.empty()) magnitude[static_cast<std::size_t>(d)] *= std::abs(weight);
+      }
+    };
+    if (!is_v && c.normed && !c.norm_after) normalise();
     for (const double one : x) magnitude.push_back(std::abs(one));
     for (int d = 0; !is_v && d < half; ++d) {
       const auto turn = turns[static_cast<std::size_t>(row)];
       const double cosine = cos_sin.at(turn, d), sine = cos_sin.at(turn, half + d);
-      auto &a = x[static_cast<std::size_t>(d)], &b = x[static_cast<std::size_t>(half + d)];
+      const auto first = static_cast<std::size_t>(c.interleaved ? 2 * d : d),
+                 second = static_cast<std::size_t>(c.interleaved ? 2 * d + 1 : half + d);
+      auto &a = x[first], &b = x[second];
       const double before = a;
-      magnitude[static_cast<std::size_t>(d)] = std::abs(a * cosine) + std::abs(b * sine);
-      magnitude[static_cast<std::size_t>(half + d)] = std::abs(b * cosine) + std::abs(a * sine);
+      magnitude[first] = std::abs(a * cosine) + std::abs(b * sine);
+      magnitude[second] = std::abs(b * cosine) + std::abs(a * sine);
       a = a * cosine - b * sine;
       b = b * cosine + before * sine;
     }
+    if (!is_v && c.normed && c.norm_after) normalise();
     for (std::size_t d = 0; is_q && c.scaled && d < x.size(); ++d) {
       const double scale = q_scale.at(0, at[static_cast<std::size_t>(row)]);
       x[d] *= scale;
@@ -107,7 +122,8 @@ struct Inputs {
       const auto i = static_cast<std::size_t>(d);
       ASSERT_NEAR(got.at(r, first + d), want[i],
                   1e-6 * magnitude[i] + 1.001 * ops::rounding(c.type) * std::abs(want[i]) + 0x1p-24)
-          << "head size " << c.dim << ", of which " << c.rotary_dim << " turn, norm " << c.normed << ", element " << d
+          << "head size " << c.dim << ", of which " << c.rotary_dim << " turn, interleaved " << c.interleaved
+          << ", norm " << c.normed << ", after " << c.norm_after << ", of rows " << c.norm_rows << ", element " << d
           << " of head " << head;
     }
   }
@@ -115,6 +131,22 @@ struct Inputs {
   Matrix qkv, cos_sin, q_norm, k_norm, q_scale;
   std::vector<std::int32_t> slots, at, turns;
 };
+
+ops::RotaryParams params(const Case& c, const float* cos_sin, const float* q_scale, const float* squares) {
+  return {.cos_sin = cos_sin,
+          .rotary_dim = c.rotary_dim,
+          .interleaved = c.interleaved,
+          .norm_eps = kEps,
+          .norm_after = c.norm_after,
+          .squares = squares,
+          .q_count = std::int64_t{c.heads} * c.dim,
+          .k_count = std::int64_t{c.kv_heads} * c.dim,
+          .q_scale = q_scale};
+}
+
+void square(Stream& stream, const MatrixOnDevice& squares, const MatrixOnDevice& qkv, const Case& c) {
+  qk_squares(stream, static_cast<float*>(squares.tensor().data), qkv.tensor(), c.heads * c.dim, c.kv_heads * c.dim);
+}
 
 void check(Random& random, const Case& c) {
   const Inputs in(random, c);
@@ -129,12 +161,11 @@ void check(Random& random, const Case& c) {
         q_norm(stream, in.q_norm), k_norm(stream, in.k_norm), q_scale(stream, in.q_scale);
     const DeviceArray<std::int32_t> slots(stream, in.slots), at(stream, in.at), turns(stream, in.turns);
     const CacheLayer layer{cache_there.tensor().data, c.type, c.kv_heads, c.dim, c.block_len};
-    const ops::RotaryParams how{.cos_sin = floats(cos_sin, c.rotary_dim > 0),
-                                .rotary_dim = c.rotary_dim,
-                                .q_norm = floats(q_norm, c.normed),
-                                .k_norm = floats(k_norm, c.normed),
-                                .norm_eps = kEps,
-                                .q_scale = floats(q_scale, c.scaled)};
+    const MatrixOnDevice squares(stream, Matrix(DType::f32, c.rows, 2));
+    auto how = params(c, floats(cos_sin, c.rotary_dim > 0), floats(q_scale, c.scaled), floats(squares, c.norm_rows));
+    how.q_norm = floats(q_norm, c.normed);
+    how.k_norm = floats(k_norm, c.normed);
+    if (c.norm_rows) square(stream, squares, qkv, c);
     rotary_store(stream, qkv.tensor(), how, layer, c.heads, at.data(), turns.data(), slots.data());
     const auto rotated = qkv.host(), stored = cache_there.host();
     std::set<std::int64_t> written;
@@ -205,6 +236,37 @@ TEST(RotaryStoreTest, heads_are_normalised_before_they_turn_and_q_is_scaled_last
   }
 }
 
+TEST(RotaryStoreTest, pairs_may_be_neighbours) {
+  Random random(6);
+  constexpr std::array<std::pair<int, int>, 9> kParts = {
+      {{64, 16}, {128, 128}, {80, 32}, {96, 48}, {256, 64}, {6, 2}, {16, 6}, {128, 64}, {20, 20}}};
+  for (int trial = 0; trial < 27; ++trial) {
+    const auto [dim, part] = kParts[static_cast<std::size_t>(trial % 9)];
+    auto c = random_case(random, trial, dim);
+    c.rotary_dim = part;
+    c.interleaved = true;
+    c.normed = trial % 2 == 0;
+    c.scaled = trial % 4 == 0;
+    check(random, c);
+  }
+}
+
+TEST(RotaryStoreTest, a_norm_may_come_after_the_rotation_or_be_of_all_heads) {
+  Random random(7);
+  constexpr std::array kDims = {2, 6, 16, 64, 80, 96, 128, 256, 250};
+  for (int trial = 0; trial < 36; ++trial) {
+    const int dim = kDims[static_cast<std::size_t>(trial % 9)];
+    auto c = random_case(random, trial, dim);
+    c.normed = true;
+    c.scaled = trial % 2 == 0;
+    c.norm_after = trial % 3 != 0;
+    c.norm_rows = !c.norm_after;
+    c.interleaved = trial % 4 == 3;
+    if (trial % 5 == 0) c.rotary_dim = dim / 4 * 2;
+    check(random, c);
+  }
+}
+
 // What is stored as it is computed, in float, says what its integers must be; without a norm the sums are the same, and
 // so must the bits be. Nothing else is written, and q becomes what it becomes without quantisation.
 void check_quantised(Random& random, const Case& c, int bits) {
@@ -215,7 +277,7 @@ void check_quantised(Random& random, const Case& c, int bits) {
     for (int i = 0; i < columns; ++i) floats_of_qkv.set(row, i, qkv.at(row, i));
   }
   const auto cos_sin = Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim));
-  const auto norm = Matrix::random(random, DType::f32, 1, dim),
+  const auto norm = Matrix::random(random, DType::f32, 1, c.weights(c.heads)),
              q_scale = Matrix::random(random, DType::f32, 1, kPositions);
   const auto slots = random_slots(random, c);
   std::vector<std::int32_t> at;
@@ -237,12 +299,11 @@ void check_quantised(Random& random, const Case& c, int bits) {
     const CacheLayer as_is{as_is_there.data(), c.type, c.kv_heads, dim, c.block_len};
     as_floats.data = floats_there.data();
     integers.data = integers_there.data();
-    const ops::RotaryParams how{.cos_sin = floats(turns, c.rotary_dim > 0),
-                                .rotary_dim = c.rotary_dim,
-                                .q_norm = floats(norm_there, c.normed),
-                                .k_norm = floats(norm_there, c.normed),
-                                .norm_eps = kEps,
-                                .q_scale = floats(q_scale_there, c.scaled)};
+    const MatrixOnDevice squares(stream, Matrix(DType::f32, c.rows, 2));
+    auto how =
+        params(c, floats(turns, c.rotary_dim > 0), floats(q_scale_there, c.scaled), floats(squares, c.norm_rows));
+    how.q_norm = how.k_norm = floats(norm_there, c.normed);
+    if (c.norm_rows) square(stream, squares, plain, c);
     rotary_store(stream, in_float.tensor(), how, as_floats, c.heads, at_there.data(), at_there.data(),
                  slots_there.data());
     rotary_store(stream, plain.tensor(), how, as_is, c.heads, at_there.data(), at_there.data(), slots_there.data());
@@ -304,7 +365,10 @@ TEST(RotaryStoreQuantTest, into_a_quantised_cache_go_the_integers_of_what_is_com
     auto c = random_case(random, trial, dim);
     c.rotary_dim = part;
     c.scaled = trial % 4 == 0;
-    c.normed = trial % 5 == 4;
+    c.normed = trial % 5 >= 3;
+    c.interleaved = trial % 4 == 1;
+    c.norm_after = c.normed && trial % 3 == 1;
+    c.norm_rows = c.normed && trial % 3 == 2;
     check_quantised(random, c, trial / 12 % 2 == 0 ? 8 : 4);
   }
 }

@@ -58,6 +58,8 @@ struct NormCase {
   DType type;  // of delta and out
   int hidden;
   bool wide, with_delta, normed_delta = false;
+  float scale = 1;  // of delta
+  bool weighted = true, written = true, subtract_mean = false;
 };
 
 void check_norm(Random& random, const NormCase& c) {
@@ -75,9 +77,14 @@ void check_norm(Random& random, const NormCase& c) {
     delta_rows.data = static_cast<std::byte*>(delta_rows.data) +
                       static_cast<std::size_t>(first * delta_rows.stride) * size_of(delta_rows.dtype);
     delta_rows.rows = n;
-    rms_norm(stream, to.tensor(), in.tensor(), c.with_delta ? delta_rows : Tensor{},
-             static_cast<const float*>(weights.tensor().data), eps,
-             c.normed_delta ? static_cast<const float*>(delta_weights.tensor().data) : nullptr);
+    auto written = to.tensor();
+    if (!c.written) written.data = nullptr;
+    rms_norm(stream, written, in.tensor(), c.with_delta ? delta_rows : Tensor{},
+             {.weight = c.weighted ? static_cast<const float*>(weights.tensor().data) : nullptr,
+              .eps = eps,
+              .delta_weight = c.normed_delta ? static_cast<const float*>(delta_weights.tensor().data) : nullptr,
+              .delta_scale = c.scale,
+              .subtract_mean = c.subtract_mean});
   };
   norm(0, rows, out, residual);
   const auto after = residual.host(), result = out.host();
@@ -89,21 +96,26 @@ void check_norm(Random& random, const NormCase& c) {
     const double delta_factor = 1 / std::sqrt(delta_squares / c.hidden + static_cast<double>(eps));
     for (int i = 0; i < c.hidden; ++i) {
       if (c.normed_delta) {
-        const double norm =
-            static_cast<double>(delta.at(r, i)) * delta_factor * static_cast<double>(delta_weight.at(0, i));
+        const double norm = static_cast<double>(c.scale) * static_cast<double>(delta.at(r, i)) * delta_factor *
+                            static_cast<double>(delta_weight.at(0, i));
         const double sum = static_cast<double>(before.at(r, i)) + norm;
         ASSERT_NEAR(after.at(r, i), sum, std::abs(sum) * ops::rounding(DType::f32) + std::abs(norm) * 1e-5 + 0x1p-24);
       } else {
-        ASSERT_EQ(after.at(r, i), c.with_delta ? before.at(r, i) + delta.at(r, i) : before.at(r, i));
+        const float sum = std::fma(delta.at(r, i), c.scale, before.at(r, i));
+        ASSERT_EQ(after.at(r, i), c.with_delta ? sum : before.at(r, i));
       }
-      squares += static_cast<double>(after.at(r, i)) * static_cast<double>(after.at(r, i));
     }
+    double mean = 0;
+    for (int i = 0; c.subtract_mean && i < c.hidden; ++i) mean += static_cast<double>(after.at(r, i)) / c.hidden;
+    for (int i = 0; i < c.hidden; ++i) squares += std::pow(static_cast<double>(after.at(r, i)) - mean, 2);
     const double factor = 1 / std::sqrt(squares / c.hidden + static_cast<double>(eps));
     for (int i = 0; i < c.hidden; ++i) {
-      const double expected = static_cast<double>(after.at(r, i)) * factor * static_cast<double>(weight.at(0, i));
-      // The second term: fp16 has steps of 2^-24 near zero.
+      const double x = after.at(r, i), w = weight.at(0, i);
+      const double expected = !c.written ? 0 : c.weighted ? (x - mean) * factor * w : x;
+      // The third term: fp16 has steps of 2^-24 near zero. The last one: the rounding of the mean.
       ASSERT_NEAR(result.at(r, i), expected,
-                  std::abs(expected) * (1e-5 + ops::rounding(c.type)) + (c.type == DType::f16 ? 0x1p-24 : 1e-30));
+                  std::abs(expected) * (1e-5 + ops::rounding(c.type)) + (c.type == DType::f16 ? 0x1p-24 : 1e-30) +
+                      (c.subtract_mean ? 1e-5 * std::abs(w) : 0));
     }
   }
   // The same row alone, at another stride that forbids or allows wide accesses: the same bits.
@@ -133,6 +145,60 @@ TEST(CudaRowsTest, rms_norm_takes_any_width) {
     Random random(3);
     for (const int hidden : {1, 7, 8, 255, 256, 257, 4096, 8191, 8192, 8193, 14336, 16384, 16385, 20000}) {
       check_norm(random, {any_type(random), hidden, hidden % 8 == 0, true});
+    }
+  });
+}
+
+TEST(CudaRowsTest, rms_norm_scales_the_delta_and_has_variants_of_the_norm) {
+  in_both_orders([] {
+    Random random(10);
+    for (int trial = 0; trial < 36; ++trial) {
+      const bool wide = uniform(random, 0, 1) == 1;
+      const int hidden = trial % 6 == 5 ? std::array{8192, 8193, 16384, 16385, 20000, 20001}[std::size_t(trial / 6)]
+                                        : any_width(random, 700, wide);
+      check_norm(random, {.type = kTypes[static_cast<std::size_t>(trial % 3)],
+                          .hidden = hidden,
+                          .wide = wide && hidden % 8 == 0,
+                          .with_delta = true,
+                          .normed_delta = trial % 4 == 3,
+                          .scale = trial % 2 == 0 ? 0.22F : 1.0F,
+                          .weighted = uniform(random, 0, 2) != 0,
+                          .written = uniform(random, 0, 3) != 0,
+                          .subtract_mean = false});
+      check_norm(random, {.type = kTypes[static_cast<std::size_t>(trial % 3)],
+                          .hidden = hidden,
+                          .wide = wide && hidden % 8 == 0,
+                          .with_delta = trial % 3 != 0,
+                          .subtract_mean = true});
+    }
+  });
+}
+
+TEST(CudaRowsTest, qk_squares_are_those_of_q_and_of_k_alone) {
+  in_both_orders([] {
+    Random random(11);
+    Stream stream;
+    for (int trial = 0; trial < 24; ++trial) {
+      const bool wide = trial % 2 == 0;
+      const int rows = uniform(random, 1, 4), q = any_width(random, trial % 5 == 0 ? 20000 : 600, wide),
+                k = any_width(random, 300, wide);
+      const auto qkv = Matrix::random(random, any_type(random), rows, q + 2 * k, 1, any_gap(random, wide));
+      const MatrixOnDevice there(stream, qkv), sums(stream, Matrix(DType::f32, rows, 2)),
+          alone(stream, Matrix(DType::f32, 1, 2));
+      qk_squares(stream, static_cast<float*>(sums.tensor().data), there.tensor(), q, k);
+      const auto found = sums.host();
+      for (int r = 0; r < rows; ++r) {
+        double of_q = 0, of_k = 0;
+        for (int i = 0; i < q + k; ++i) (i < q ? of_q : of_k) += std::pow(static_cast<double>(qkv.at(r, i)), 2);
+        ASSERT_NEAR(found.at(r, 0), of_q, 1e-5 * of_q);
+        ASSERT_NEAR(found.at(r, 1), of_k, 1e-5 * of_k);
+      }
+      auto last = there.tensor();
+      last.data =
+          static_cast<std::byte*>(last.data) + static_cast<std::size_t>((rows - 1) * last.stride) * size_of(last.dtype);
+      last.rows = 1;
+      qk_squares(stream, static_cast<float*>(alone.tensor().data), last, q, k);
+      ASSERT_TRUE(alone.host().same_bits(0, found, rows - 1));
     }
   });
 }
@@ -168,31 +234,32 @@ TEST(CudaRowsTest, combinations_of_types_without_a_kernel_are_refused) {
   const auto* const weight = static_cast<const float*>(floats.tensor().data);
   refused([&] { embed(stream, brains.tensor(), halves.tensor().data, DType::f16, ids.data(), ids.data()); },
           "embed: out is bf16 and must be fp32");
-  refused([&] { rms_norm(stream, brains.tensor(), brains.tensor(), Tensor{}, weight, 1e-5F); },
+  refused([&] { rms_norm(stream, brains.tensor(), brains.tensor(), Tensor{}, {.weight = weight}); },
           "rms_norm: residual is bf16 and must be fp32");
-  refused([&] { rms_norm(stream, brains.tensor(), floats.tensor(), halves.tensor(), weight, 1e-5F); },
+  refused([&] { rms_norm(stream, brains.tensor(), floats.tensor(), halves.tensor(), {.weight = weight}); },
           "rms_norm: delta is fp16 and must be bf16");
   refused([&] { gated_activation(stream, halves.tensor(), wide.tensor(), ops::Activation::silu); },
           "gated_activation: out is fp16 and must be bf16");
 }
 
-TEST(CudaRowsTest, soft_cap_bends_logits_of_any_size) {
+TEST(CudaRowsTest, logits_of_any_size_are_scaled_and_capped) {
   in_both_orders([] {
     Random random(8);
     Stream stream;
     for (int trial = 0; trial < 12; ++trial) {
       const bool wide = trial % 2 == 0;
       const int rows = uniform(random, 1, 4), cols = any_width(random, 3000, wide);
-      const float cap = trial % 3 == 0 ? 30.0F : 0.7F;
+      const float cap = std::array{30.0F, 0.7F, 0.0F}[static_cast<std::size_t>(trial % 3)];
+      const float scale = trial % 4 < 2 ? 1.0F : 0.0625F;
       auto in = Matrix::random(random, DType::f32, rows, cols, trial % 4 == 0 ? 500.0F : 3.0F, any_gap(random, wide));
       in.set(0, 0, 0);
       const MatrixOnDevice logits(stream, in);
-      soft_cap(stream, logits.tensor(), cap);
+      scale_logits(stream, logits.tensor(), scale, cap);
       const auto out = logits.host();
       for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < cols; ++c) {
-          const double expected =
-              static_cast<double>(cap) * std::tanh(static_cast<double>(in.at(r, c)) / static_cast<double>(cap));
+          const double x = static_cast<double>(scale) * static_cast<double>(in.at(r, c)), most = cap;
+          const double expected = cap > 0 ? most * std::tanh(x / most) : x;
           ASSERT_NEAR(out.at(r, c), expected, std::abs(expected) * 1e-6) << in.at(r, c);
         }
       }

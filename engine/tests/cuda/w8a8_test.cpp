@@ -409,14 +409,20 @@ TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
     DType type;
     ops::QuantFormat format;
     bool delta;
+    float scale = 1;
+    bool weighted = true, subtract_mean = false;
   };
   using enum Activations;
-  const Case cases[] = {{64, DType::bf16, int8(64), false},
-                        {272, DType::f16, int8(272, i8_tensor), true},
-                        {8208, DType::bf16, int8(8208), true},  // two vectors of a thread
-                        {16400, DType::bf16, int8(16400), false},  // more than a gate keeps, and than a norm has codes of
-                        {528, DType::bf16, fp8(528), true},
-                        {64, DType::f16, fp8(64, f8_tensor), false}};
+  const Case cases[] = {
+      {64, DType::bf16, int8(64), false},
+      {272, DType::f16, int8(272, i8_tensor), true},
+      {8208, DType::bf16, int8(8208), true},     // two vectors of a thread
+      {16400, DType::bf16, int8(16400), false},  // more than a gate keeps, and than a norm has codes of
+      {528, DType::bf16, fp8(528), true},
+      {64, DType::f16, fp8(64, f8_tensor), false},
+      {272, DType::bf16, int8(272), true, 0.22F},
+      {8208, DType::bf16, int8(8208), true, 1, false},
+      {528, DType::f16, int8(528), true, 1, true, true}};
   for (const auto& c : cases) {
     constexpr std::int64_t kN = 24, kRows = 5;
     const auto source = MemoryQuantSource::random(random, kN, c.k, c.format);
@@ -435,8 +441,11 @@ TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
       if (gate) {
         device->gated_activation(middle.tensor(), both.tensor(), ops::Activation::silu);
       } else {
-        device->rms_norm(middle.tensor(), in.tensor(), c.delta ? added.tensor() : ops::Tensor{}, norm_weight.floats(),
-                         1e-5F, nullptr);
+        device->rms_norm(middle.tensor(), in.tensor(), c.delta ? added.tensor() : ops::Tensor{},
+                         {.weight = c.weighted ? norm_weight.floats() : nullptr,
+                          .eps = 1e-5F,
+                          .delta_scale = c.scale,
+                          .subtract_mean = c.subtract_mean});
       }
       device->linear(out.tensor(), middle.tensor(), *linear);
       residual = in.host();

@@ -245,7 +245,7 @@ const CHINESE = {
   // Translations of the gateway's own descriptions.
   help: {
     max_completion_tokens: "回答的最大词元数；默认为上下文所能容纳的长度",
-    temperature: "随机程度；0 表示总是选择最可能的词元，默认 1",
+    temperature: "随机程度；0 表示总是选择最可能的词元，默认为模型的设定",
     top_p: "只从概率之和达到此值的最少词元中采样；1 表示全部词元",
     top_k: "只从最可能的 k 个词元中采样；0 或 -1 表示全部词元",
     min_p: "相对于最可能词元的最小概率",

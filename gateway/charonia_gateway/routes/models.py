@@ -27,6 +27,7 @@ async def _model(gateway: Gateway, name: str) -> dict[str, Any]:
         "weight_type": info.get("weight_type"),
         "data_type": info.get("data_type"),
         "group_size": info.get("group_size"),
+        "default_sampling_parameters": info.get("default_sampling_parameters"),
         # Without the command: it names files of the machine that measured.
         "quality": [{key: value for key, value in record.items() if key != "command"} for record in records],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -58,7 +58,10 @@ async def create_response(request: Request, gateway: GatewayState) -> Response:
     (docs/tools.md). An answer is stored only with `store` = true."""
     body = await gateway.read(request, ResponsesRequest)
     head = Head(gateway, request, body, "resp_")
-    answer = _Answer(gateway, body, head, reasons=await head.engine.pool.reasons())
+    pool = head.engine.pool
+    info = await pool.model_info() if body.temperature is None or body.top_p is None else {}
+    defaults = info.get("default_sampling_parameters") or {}
+    answer = _Answer(gateway, body, head, defaults, reasons=await pool.reasons())
     if body.stream:
         return EventStream(
             answer.stream(), answer.head.headers, answer.format(), heartbeat_s=gateway.settings.heartbeat_s
@@ -111,12 +114,17 @@ def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
 class _Answer:
     """One answer: the request to the engine, and what the client sees of it."""
 
-    def __init__(self, gateway: Gateway, body: ResponsesRequest, head: Head, *, reasons: bool) -> None:
-        """Raises ApiError 400 for a previous answer that is not stored or of another model, for the output of a call
+    def __init__(
+        self, gateway: Gateway, body: ResponsesRequest, head: Head, defaults: Mapping[str, float], *, reasons: bool
+    ) -> None:
+        """defaults: the model's sampling defaults, which the response names.
+
+        Raises ApiError 400 for a previous answer that is not stored or of another model, for the output of a call
         that is not there, and for `store` where nothing is stored."""
         self.head = head
         self._gateway = gateway
         self._body = body
+        self._defaults = defaults
         self._number = 0  # of the next event
         self._stored = False
         self._usage = head.usage(1, 1)
@@ -247,11 +255,11 @@ class _Answer:
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
             "store": bool(body.store),
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": self._defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
             "text": {"format": _shown_format(body)},
             "tool_choice": body.tool_choice or "auto",
             "tools": [_shown_tool(tool) for tool in body.tools or ()],
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": self._defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
         }

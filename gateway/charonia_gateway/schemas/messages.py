@@ -360,7 +360,7 @@ class MessagesRequest(CountTokensRequest):
         WithJsonSchema({"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_SEQUENCES}),
     ] = Field(None, description="texts that end the answer, which does not contain them")
     stream: bool | None = Field(None, description="server-sent events")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=INT32, description="the top k tokens; 0: all")
     metadata: Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)] = Field(

@@ -162,7 +162,7 @@ class ResponsesRequest(BaseModel):
     )
     store: bool | None = Field(None, description="keep the answer and its conversation for a while; default: not")
     max_output_tokens: int | None = Field(None, ge=1, le=INT32, description="longest answer in tokens")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
     top_p: float | None = Field(None, ge=0, le=1)
     stream: bool | None = Field(None, description="server-sent events")
     metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = Field(

@@ -70,7 +70,7 @@ class Sampling(BaseModel):
     n: int | None = Field(
         None, ge=1, le=128, description="answers to each prompt; with a seed, answer i is that of `seed + i`"
     )
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
     top_p: float | None = Field(
         None, ge=0, le=1, description="the fewest tokens whose probabilities add up to it; 1 is all of them"
     )

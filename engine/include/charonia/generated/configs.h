@@ -40,6 +40,9 @@ struct EngineConfig {
   double rope_scaling_factor = 0.0;
   // 1 scales attention by the logarithm of the position beyond max_position_embeddings (log-n); 0 | 1
   int use_logn_attn = 0;
+  // auto: temperature, top_k, top_p, min_p and repetition_penalty of the model's generation_config.json are the
+  // defaults of requests; none: they are not; auto | none
+  std::string generation_config = "auto";
   // where the model runs; null computes nothing and answers with words without meaning, to measure gateways and clients
   // (docs/scaling.md); auto | cpu | cuda | null
   std::string device = "auto";
@@ -171,9 +174,18 @@ struct ModelConfig {
   std::vector<float> rope_long_factors;
   // base of the layers with a window; 0: the same as of all layers; >= 0; these layers have no rotary scaling (Gemma 3)
   float rope_local_theta = 0.0F;
+  // layers with rotation (r) and without (n); empty: all r; letters r and n
+  std::string layer_rotary;
+  // the rotation pairs elements 2i and 2i + 1, not i and i + rotary_embedding / 2; GLM, ERNIE, Cohere
+  bool rotary_interleaved = false;
   // log-n attention scaling begins at this position; 0: none; >= 0; q at position p >= logn_length is scaled by
   // log_{logn_length}(p + 1)
   int logn_length = 0;
+  // q at position p is multiplied by 1 + q_scale_beta ln(1 + floor(p / q_scale_length)); 0: none; >= 0; after the
+  // rotation (Ministral 3)
+  float q_scale_beta = 0.0F;
+  // positions until q_scale_beta's next factor; >= 0; needed with q_scale_beta
+  int q_scale_length = 0;
   // attention has slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
   bool alibi = false;
   // how many tokens attention looks back; 0: all; >= 0
@@ -188,14 +200,30 @@ struct ModelConfig {
   float logit_soft_cap = 0.0F;
   // heads of q and k are normalised; RMS norms, before the rotation
   bool qk_norm = false;
+  // with qk_norm: one norm for all q heads of a token, and one for all its k heads; OLMo 2; the weights are [head_num *
+  // size_per_head] and [kv_head_num * size_per_head]
+  bool qk_norm_rows = false;
+  // with qk_norm: the norms come after the rotation; Hunyuan
+  bool qk_norm_after_rotary = false;
+  // inputs of attention and feed-forward are normalised; 0: they read the residual stream itself; 0 needs post_norms =
+  // 1 (OLMo 2, EXAONE 4)
+  bool pre_norms = true;
   // norms multiply by 1 + weight; Gemma
   bool norm_unit_offset = false;
   // outputs of attention and feed-forward are normalised too; Gemma
   bool post_norms = false;
+  // norms subtract the mean first; LayerNorm without bias (Cohere)
+  bool layer_norm = false;
+  // attention and feed-forward of a layer have the same normalised input; Cohere
+  bool parallel_block = false;
   // activation of the feed-forward layer; silu | gelu_tanh
   std::string activation = "silu";
   // factor of the embedding; > 0
   float embedding_scale = 1.0F;
+  // factor of what attention and feed-forward add to the residual stream; > 0; Granite
+  float residual_multiplier = 1.0F;
+  // factor of the logits, before the soft cap; > 0; Granite: 1 / logits_scaling; Cohere: logit_scale
+  float logits_scale = 1.0F;
   // rows of the output layer are scaled to length 1; Baichuan 2
   bool normalize_output = false;
   // experts of a feed-forward layer; 0: dense; >= 0
@@ -206,6 +234,25 @@ struct ModelConfig {
   int expert_inter_size = 0;
   // weights of the chosen experts add up to 1
   bool renormalize_experts = true;
+  // function of the router's logits; softmax | sigmoid
+  std::string router_score = "softmax";
+  // the router has a bias for each expert; it is added to the scores to choose experts, and not to their weights
+  bool router_bias = false;
+  // groups of experts: the best groups are chosen first, then experts in them; 0: no groups; >= 0; a group's score is
+  // the sum of its two best
+  int router_groups = 0;
+  // groups whose experts can be chosen for a token; >= 0
+  int router_top_groups = 0;
+  // factor of the weights of the chosen experts; > 0
+  float router_scale = 1.0F;
+  // with renormalize_experts: the least divisor of the weights; >= 0
+  float router_norm_min = 0.0F;
+  // the router's weight stays fp32 where the files have it so
+  bool router_fp32 = false;
+  // width of the shared expert, which every token goes to; 0: none; >= 0
+  int shared_expert_inter_size = 0;
+  // the shared expert's output is multiplied by a sigmoid
+  bool shared_expert_gate = false;
   // layers with experts (m) and dense ones (d); empty: all m; letters m and d
   std::string layer_experts;
   // type of most of the weights; bf16 | fp16 | fp32 | int4 | int8 | fp8 | mxfp4
@@ -214,6 +261,16 @@ struct ModelConfig {
   std::string data_type;
   // input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
   int group_size = 0;
+  // default temperature of requests, from generation_config.json; >= 0
+  float default_temperature = 1.0F;
+  // default top_k of requests, from generation_config.json; >= 0 (0: all tokens)
+  int default_top_k = 0;
+  // default top_p of requests, from generation_config.json; in (0, 1]
+  float default_top_p = 1.0F;
+  // default min_p of requests, from generation_config.json; in [0, 1]
+  float default_min_p = 0.0F;
+  // default repetition_penalty of requests, from generation_config.json; in [0.01, 100]
+  float default_repetition_penalty = 1.0F;
 };
 
 }  // namespace charonia

@@ -1,5 +1,6 @@
 // Rotation, the KV store, attention and copies of blocks: how a step's rows are spread over threads.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -145,22 +146,35 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
           "rotary_store", cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"));
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store", "q_norm needs k_norm");
+  require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
+          "a norm over all heads needs q_norm, and comes before the rotation");
   require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "rotary_store", "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim]");
 
+  const bool norm_heads = how.q_norm != nullptr && how.squares == nullptr;
+  const auto rotate = how.interleaved ? kernels_.rotate_interleaved : kernels_.rotate;
   const auto store_row = [&](std::int64_t row) {
     auto* const q = static_cast<float*>(qkv.data) + row * qkv.stride;
     const int position = batch.positions[static_cast<std::size_t>(row)];
+    if (how.squares != nullptr) {
+      const auto normalise = [&](float* x, const float* weight, float squares, std::int64_t count, std::int64_t n) {
+        const float mean = squares / static_cast<float>(count);
+        kernels_.normalise(x, 1.0F / std::sqrt(mean + how.norm_eps), weight, n);
+      };
+      const float* const squares = how.squares + 2 * row;
+      normalise(q, how.q_norm, squares[0], how.q_count, std::int64_t{heads} * dim);
+      normalise(q + std::int64_t{heads} * dim, how.k_norm, squares[1], how.k_count, std::int64_t{kv_heads} * dim);
+    }
     for (int h = 0; h < heads + kv_heads; ++h) {
       auto* const head = q + static_cast<std::int64_t>(h) * dim;
-      if (how.q_norm != nullptr) {
-        kernels_.rms_norm_f32(head, head, nullptr, nullptr, h < heads ? how.q_norm : how.k_norm, how.norm_eps, dim);
-      }
+      const NormParams norm{.weight = h < heads ? how.q_norm : how.k_norm, .eps = how.norm_eps};
+      if (norm_heads && !how.norm_after) kernels_.rms_norm_f32(head, head, nullptr, norm, dim);
       if (how.cos_sin != nullptr) {
         const auto table_row = batch.rotary_rows.empty() ? position : batch.rotary_rows[static_cast<std::size_t>(row)];
-        kernels_.rotate(head, how.cos_sin + std::int64_t{table_row} * how.rotary_dim, how.rotary_dim);
+        rotate(head, how.cos_sin + std::int64_t{table_row} * how.rotary_dim, how.rotary_dim);
       }
+      if (norm_heads && how.norm_after) kernels_.rms_norm_f32(head, head, nullptr, norm, dim);
     }
     if (how.q_scale != nullptr) kernels_.scale(q, how.q_scale[position], std::int64_t{heads} * dim);
     const auto sequence = sequence_of_row_[static_cast<std::size_t>(row)];

@@ -24,6 +24,19 @@ Tensor matrix_at(void* scratch, std::size_t offset, DType type, std::int64_t row
   return {static_cast<std::byte*>(scratch) + offset, type, rows, cols, cols};
 }
 
+// out = the k numbers of 0 .. n - 1 that are allowed and have the largest values, largest first. The lowest of
+// equal ones comes first.
+template <class Value, class Allowed>
+void pick(int n, int k, Value value, Allowed allowed, std::int32_t* out) {
+  int found = 0;
+  for (int i = 0; i < n; ++i) {
+    if (!allowed(i) || (found == k && !(value(i) > value(out[found - 1])))) continue;
+    int at = found < k ? found++ : found - 1;
+    for (; at > 0 && value(i) > value(out[at - 1]); --at) out[at] = out[at - 1];
+    out[at] = i;
+  }
+}
+
 }  // namespace
 
 CpuExperts::CpuExperts(std::span<const ExpertSource> experts, DType weight, ThreadPool& pool, HugeArena& arena)
@@ -65,16 +78,10 @@ void CpuExperts::add(Shape gate, Shape up, Shape down, Pack pack) {
   ++count_;
 }
 
-void Routing::choose(const float* logits, std::int64_t row, bool renormalize, const Kernels& kernels) {
-  // The largest so far, largest first; a later one that is equal stays behind.
+void Routing::choose(const float* logits, std::int64_t row, const RouterParams& how, const Kernels& kernels) {
+  if (!how.by_logits()) return choose_by_scores(logits, row, how, kernels);
   auto* const chosen = expert_.data() + row * top_k_;
-  int n = 0;
-  for (int e = 0; e < count_; ++e) {
-    if (n == top_k_ && !(logits[e] > logits[chosen[n - 1]])) continue;
-    int at = n < top_k_ ? n++ : n - 1;
-    for (; at > 0 && logits[e] > logits[chosen[at - 1]]; --at) chosen[at] = chosen[at - 1];
-    chosen[at] = e;
-  }
+  pick(count_, top_k_, [&](int e) { return logits[e]; }, [](int) { return true; }, chosen);
   std::sort(chosen, chosen + top_k_);
 
   thread_local std::vector<float> exponentials;
@@ -83,16 +90,67 @@ void Routing::choose(const float* logits, std::int64_t row, bool renormalize, co
   const auto exponential = [&](int i) {
     return static_cast<double>(exponentials[static_cast<std::size_t>(chosen[i])]);
   };
-  if (renormalize) {
+  if (how.renormalize) {
     sum = 0;
     for (int i = 0; i < top_k_; ++i) sum += exponential(i);
   }
   auto* const weights = weight_.data() + row * top_k_;
-  for (int i = 0; i < top_k_; ++i) weights[i] = static_cast<float>(exponential(i) / sum);
+  for (int i = 0; i < top_k_; ++i) weights[i] = static_cast<float>(exponential(i) / sum) * how.scale;
 }
 
-void Routing::route(const Tensor& router, const RouterParams& how, const Kernels& kernels, ThreadPool& pool) {
-  count_ = static_cast<int>(router.cols);
+void Routing::choose_by_scores(const float* logits, std::int64_t row, const RouterParams& how, const Kernels& kernels) {
+  thread_local std::vector<float> scores, ranks;
+  scores.resize(static_cast<std::size_t>(count_));
+  if (how.score == RouterScore::sigmoid) {
+    kernels.exp_sum(scores.data(), logits, 0, -1, count_);
+    for (auto& score : scores) score = 1 / (1 + score);
+  } else {
+    const double sum = kernels.exp_sum(scores.data(), logits, kernels.maximum(logits, count_), 1, count_);
+    for (auto& score : scores) score = static_cast<float>(static_cast<double>(score) / sum);
+  }
+  ranks = scores;
+  for (std::size_t e = 0; how.bias != nullptr && e < ranks.size(); ++e) ranks[e] += how.bias[e];
+
+  // With no groups all experts are one.
+  std::array<bool, RouterParams::kMaxGroups> allowed{true};
+  const int size = how.groups > 0 ? count_ / how.groups : count_;
+  if (how.groups > 0) {
+    std::array<float, RouterParams::kMaxGroups> values{};
+    std::array<std::int32_t, RouterParams::kMaxGroups> best{};
+    for (int g = 0; g < how.groups; ++g) {
+      std::array<std::int32_t, 2> two{};
+      pick(size, 2, [&](int i) { return ranks[static_cast<std::size_t>(g * size + i)]; }, [](int) { return true; },
+           two.data());
+      const auto* const own = ranks.data() + g * size;
+      values[static_cast<std::size_t>(g)] = own[two[0]] + own[two[1]];
+    }
+    pick(how.groups, how.top_groups, [&](int g) { return values[static_cast<std::size_t>(g)]; },
+         [](int) { return true; }, best.data());
+    allowed[0] = false;
+    for (const auto g : std::span(best).first(static_cast<std::size_t>(how.top_groups))) {
+      allowed[static_cast<std::size_t>(g)] = true;
+    }
+  }
+  auto* const chosen = expert_.data() + row * top_k_;
+  pick(count_, top_k_, [&](int e) { return ranks[static_cast<std::size_t>(e)]; },
+       [&](int e) { return allowed[static_cast<std::size_t>(e / size)]; }, chosen);
+  std::sort(chosen, chosen + top_k_);
+
+  double sum = 1;
+  if (how.renormalize) {
+    sum = 0;
+    for (int i = 0; i < top_k_; ++i) sum += static_cast<double>(scores[static_cast<std::size_t>(chosen[i])]);
+    sum = std::max(sum, static_cast<double>(how.norm_min));
+  }
+  auto* const weights = weight_.data() + row * top_k_;
+  for (int i = 0; i < top_k_; ++i) {
+    weights[i] = static_cast<float>(static_cast<double>(scores[static_cast<std::size_t>(chosen[i])]) / sum) * how.scale;
+  }
+}
+
+void Routing::route(const Tensor& router, int experts, const RouterParams& how, const Kernels& kernels,
+                    ThreadPool& pool) {
+  count_ = experts;
   top_k_ = how.top_k;
   const auto all = static_cast<std::size_t>(router.rows * top_k_);
   expert_.resize(all);
@@ -102,8 +160,15 @@ void Routing::route(const Tensor& router, const RouterParams& how, const Kernels
   first_.assign(static_cast<std::size_t>(count_) + 1, 0);
   constexpr std::int64_t kFewRows = 64;
   pool.parallel_for(router.rows, kFewRows, [&](std::int64_t begin, std::int64_t end) {
+    thread_local std::vector<float> sums;
     for (auto row = begin; row < end; ++row) {
-      choose(static_cast<const float*>(router.data) + row * router.stride, row, how.renormalize, kernels);
+      const auto* logits = static_cast<const float*>(router.data) + row * router.stride;
+      if (router.cols > count_) {
+        sums.assign(logits, logits + count_);
+        for (int e = 0; e < count_; ++e) sums[static_cast<std::size_t>(e)] += logits[count_ + e];
+        logits = sums.data();
+      }
+      choose(logits, row, how, kernels);
     }
   });
   for (const auto e : expert_) ++first_[static_cast<std::size_t>(e) + 1];
@@ -146,26 +211,42 @@ std::size_t CpuOps::experts_scratch_bytes(const ExpertsShape& shape, std::int64_
 }
 
 void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
-                     const RouterParams& how, Activation activation, void* scratch) {
+                     const RouterParams& how, Activation activation, void* scratch, const SharedExpert& shared) {
   const auto& w = static_cast<const CpuExperts&>(weights);
   const DType act = precision(w.type()).activation;
-  require(in.dtype == act && out.dtype == DType::f32 && router.dtype == DType::f32, "experts",
-          "in must be of the weight's activation type, out and router f32");
-  require(in.cols == w.hidden() && out.cols == w.hidden() && router.cols == w.count() && in.rows == out.rows &&
+  require(in.dtype == act && out.dtype == DType::f32 && router.dtype == DType::f32 &&
+              (shared.out.data == nullptr || shared.out.dtype == DType::f32),
+          "experts", "in must be of the weight's activation type, out, router and the shared expert's output f32");
+  require(in.cols == w.hidden() && out.cols == w.hidden() &&
+              (router.cols == w.count() || router.cols == 2 * w.count()) && in.rows == out.rows &&
               router.rows == in.rows,
           "experts",
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "], router [", router.rows, ", ",
               router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
-  require(how.top_k >= 1 && how.top_k <= w.count(), "experts",
-          cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
+  require(shared.out.data == nullptr || (shared.out.rows == out.rows && shared.out.cols == out.cols), "experts",
+          cat("the shared expert's output is [", shared.out.rows, ", ", shared.out.cols, "], and out [", out.rows, ", ",
+              out.cols, "]"));
+  require(how.fits(w.count()), "experts",
+          cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups, " groups does not fit ", w.count(),
+              " experts"));
   if (in.rows == 0) return;
   plain_gemms_.clear();
   prepared_gemms_.clear();
-  routing_.route(router, how, kernels_, pool_);
+  routing_.route(router, w.count(), how, kernels_, pool_);
   const ExpertsWorkspace workspace({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, act, in.rows);
-  for (std::int64_t row = 0; row < out.rows; ++row) {
-    std::memset(row_at(out, row), 0, static_cast<std::size_t>(out.cols) * sizeof(float));
-  }
+  for_rows(out.rows, out.cols, [&](std::int64_t row) {
+    auto* const to = reinterpret_cast<float*>(row_at(out, row));
+    const auto bytes = static_cast<std::size_t>(out.cols) * sizeof(float);
+    if (shared.out.data == nullptr) {
+      std::memset(to, 0, bytes);
+      return;
+    }
+    std::memcpy(to, row_at(shared.out, row), bytes);
+    if (shared.gate == nullptr) return;
+    float factor = 0;  // e^-gate, then the sigmoid
+    kernels_.exp_sum(&factor, shared.gate + row * shared.gate_stride, 0, -1, 1);
+    kernels_.scale(to, 1 / (1 + factor), out.cols);
+  });
   for (int first = 0; first < w.count();) {
     const auto begin = routing_.first_of(first);
     int last = first + 1;

@@ -39,8 +39,8 @@ class CpuExperts : public Experts {
 // Which rows go to which expert. An assignment is a row with one of its experts.
 class Routing {
  public:
-  // router [rows, experts] f32.
-  void route(const Tensor& router, const RouterParams& how, const Kernels& kernels, ThreadPool& pool);
+  // router: as Operations::experts() has it.
+  void route(const Tensor& router, int experts, const RouterParams& how, const Kernels& kernels, ThreadPool& pool);
 
   int top_k() const { return top_k_; }
   // Assignments are numbered by expert, within an expert by row. Those of expert e: [first_of(e), first_of(e + 1)).
@@ -55,7 +55,8 @@ class Routing {
   std::span<const T> slice(const std::vector<T>& all, std::int64_t row) const {
     return std::span(all).subspan(static_cast<std::size_t>(row * top_k_), static_cast<std::size_t>(top_k_));
   }
-  void choose(const float* logits, std::int64_t row, bool renormalize, const Kernels& kernels);
+  void choose(const float* logits, std::int64_t row, const RouterParams& how, const Kernels& kernels);
+  void choose_by_scores(const float* logits, std::int64_t row, const RouterParams& how, const Kernels& kernels);
 
   int count_ = 0, top_k_ = 0;
   std::vector<std::int32_t> expert_;      // [rows, top_k], ascending in a row

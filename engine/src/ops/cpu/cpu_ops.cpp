@@ -141,11 +141,14 @@ void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
                   " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
-void CpuOps::soft_cap(const Tensor& logits, float cap) {
-  require(logits.dtype == DType::f32, "soft_cap", "logits must be f32");
-  require(cap > 0, "soft_cap", cat("a cap of ", cap, " must be greater than 0"));
-  for_rows(logits.rows, logits.cols,
-           [&](std::int64_t row) { kernels_.soft_cap(row_of<float>(logits, row), cap, logits.cols); });
+void CpuOps::scale_logits(const Tensor& logits, float scale, float cap) {
+  require(logits.dtype == DType::f32, "scale_logits", "logits must be f32");
+  require(scale > 0 && cap >= 0, "scale_logits",
+          cat("scale ", scale, " must be above 0, and cap ", cap, " at least 0"));
+  for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
+    if (scale != 1) kernels_.scale(row_of<float>(logits, row), scale, logits.cols);
+    if (cap > 0) kernels_.soft_cap(row_of<float>(logits, row), cap, logits.cols);
+  });
 }
 
 void CpuOps::embed(const Tensor& out, const Embedding& table, float scale) {
@@ -170,8 +173,7 @@ void CpuOps::embed(const Tensor& out, const Embedding& table, float scale) {
   });
 }
 
-void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
-                      const float* delta_weight) {
+void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) {
   require(residual.dtype == DType::f32 && out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
           "residual must be f32 and of the shape of out");
   require(delta.data == nullptr ||
@@ -180,11 +182,26 @@ void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& d
   for_rows(out.rows, out.cols, [&](std::int64_t row) {
     auto* const r = row_of<float>(residual, row);
     const float* const d = delta.data == nullptr ? nullptr : row_of<float>(delta, row);
-    if (out.dtype == DType::bf16) {
-      kernels_.rms_norm_bf16(row_of<Bf16>(out, row), r, d, delta_weight, weight, eps, out.cols);
+    if (out.data == nullptr) {
+      kernels_.rms_norm_f32(nullptr, r, d, how, out.cols);
+    } else if (out.dtype == DType::bf16) {
+      kernels_.rms_norm_bf16(row_of<Bf16>(out, row), r, d, how, out.cols);
     } else {
-      kernels_.rms_norm_f32(row_of<float>(out, row), r, d, delta_weight, weight, eps, out.cols);
+      kernels_.rms_norm_f32(row_of<float>(out, row), r, d, how, out.cols);
     }
+  });
+}
+
+void CpuOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) {
+  require(sums.dtype == DType::f32 && sums.cols == 2 && sums.rows == qkv.rows && qkv.dtype == DType::f32 &&
+              q_size >= 1 && k_size >= 1 && q_size + k_size <= qkv.cols,
+          "qk_squares",
+          cat("sums must be f32 [rows, 2], and q and k ", q_size, " and ", k_size, " of the f32 columns"));
+  for_rows(qkv.rows, q_size + k_size, [&](std::int64_t row) {
+    const float* const q = row_of<float>(qkv, row);
+    float* const to = row_of<float>(sums, row);
+    to[0] = kernels_.sum_of_squares(q, q_size);
+    to[1] = kernels_.sum_of_squares(q + q_size, k_size);
   });
 }
 

@@ -69,16 +69,16 @@ class CpuOps : public Ops {
 
   void copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override;
   void embed(const Tensor& out, const Embedding& table, float scale) override;
-  void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
-                const float* delta_weight) override;
+  void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) override;
   void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;
+  void qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
   void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) override;
   void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                  const AttentionParams& how) override;
   void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) override;
   void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
-               const RouterParams& how, Activation activation, void* scratch) override;
-  void soft_cap(const Tensor& logits, float cap) override;
+               const RouterParams& how, Activation activation, void* scratch, const SharedExpert& shared) override;
+  void scale_logits(const Tensor& logits, float scale, float cap) override;
   void gather_rows(const Tensor& out, const Tensor& in) override;
   void sample(const Tensor& logits) override;
 

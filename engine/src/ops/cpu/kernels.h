@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "ops/norm_params.h"
 #include "ops/quant_weight.h"
 
 namespace charonia::ops::cpu {
@@ -298,12 +299,11 @@ struct Kernels {
   // The output of a tile from the states of its `splits` splits, which lie one behind the other. Changes the first.
   void (*attention_merge)(const AttentionArgs&, float* states, int splits);
 
-  // One row: residual += delta (when there is one), or its norm by delta_weight (when there is one); out = residual /
-  // sqrt(mean(residual^2) + eps) * weight. out may be residual.
-  void (*rms_norm_bf16)(Bf16* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
-                        float eps, std::int64_t n);
-  void (*rms_norm_f32)(float* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
-                       float eps, std::int64_t n);
+  // One row of Operations::rms_norm(). delta and out may be null; out may be residual.
+  void (*rms_norm_bf16)(Bf16* out, float* residual, const float* delta, const NormParams& how, std::int64_t n);
+  void (*rms_norm_f32)(float* out, float* residual, const float* delta, const NormParams& how, std::int64_t n);
+  float (*sum_of_squares)(const float* x, std::int64_t n);
+  void (*normalise)(float* x, float factor, const float* weight, std::int64_t n);  // x = x * factor * weight
 
   // out = silu(gate) * up.
   void (*silu_mul_bf16)(Bf16* out, const float* gate, const float* up, std::int64_t n);
@@ -318,6 +318,7 @@ struct Kernels {
 
   // One head in place: pairs (d, d + rotary_dim / 2); cos_sin [rotary_dim] cosines, then sines.
   void (*rotate)(float* head, const float* cos_sin, int rotary_dim);
+  void (*rotate_interleaved)(float* head, const float* cos_sin, int rotary_dim);  // pairs (2 d, 2 d + 1)
 
   void (*bf16_from_f32)(Bf16* out, const float* in, std::int64_t n);
   void (*f16_from_f32)(F16* out, const float* in, std::int64_t n);

@@ -183,18 +183,23 @@ std::size_t CudaOps::experts_scratch_bytes(const ops::ExpertsShape& shape, std::
 namespace {
 
 void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const CudaExperts& w,
-                   int top_k) {
+                   const ops::RouterParams& how, const ops::Tensor& shared) {
   require(in.dtype == w.type() && out.dtype == w.type() && router.dtype == DType::f32,
           cat("in ", shape_of(in), " and out ", shape_of(out), " must be of the weights' type ", to_string(w.type()),
               ", router ", shape_of(router), " fp32"));
-  require(in.cols == w.hidden() && out.cols == w.hidden() && router.cols == w.count() && in.rows == out.rows &&
+  require(shared.data == nullptr ||
+              (shared.dtype == out.dtype && shared.rows == out.rows && shared.cols == out.cols),
+          cat("the shared expert's output ", shape_of(shared), " must be as out ", shape_of(out)));
+  require(in.cols == w.hidden() && out.cols == w.hidden() &&
+              (router.cols == w.count() || router.cols == 2 * w.count()) && in.rows == out.rows &&
               router.rows == in.rows,
           cat("in ", shape_of(in), ", out ", shape_of(out), ", router ", shape_of(router), " and ", w.count(),
               " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
-  require(top_k >= 1 && top_k <= w.count(), cat("top_k ", top_k, " must be in [1, ", w.count(), "]"));
-  if (top_k > kMaxExpertsOfRow) {
+  require(how.fits(w.count()), cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups,
+                                   " groups does not fit ", w.count(), " experts"));
+  if (how.top_k > kMaxExpertsOfRow) {
     throw Error(ErrorCode::unsupported,
-                cat("num_experts_per_tok = ", top_k, "; on CUDA it may be up to ", kMaxExpertsOfRow));
+                cat("num_experts_per_tok = ", how.top_k, "; on CUDA it may be up to ", kMaxExpertsOfRow));
   }
 }
 
@@ -202,12 +207,12 @@ void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Ten
 // ExpertsWorkspace says.
 class ExpertsRun {
  public:
-  ExpertsRun(Stream& stream, const DeviceInfo& device, const CudaExperts& weights, std::int64_t rows, int top_k,
-             void* scratch)
+  ExpertsRun(Stream& stream, const DeviceInfo& device, const CudaExperts& weights, std::int64_t rows,
+             const ops::RouterParams& how, void* scratch)
       : stream_(stream),
         device_(device),
         weights_(weights),
-        space_({weights.count(), top_k, weights.hidden(), weights.inter(), weights.type()}, rows),
+        space_({weights.count(), how.top_k, weights.hidden(), weights.inter(), weights.type()}, rows),
         memory_(static_cast<std::byte*>(scratch)),
         gate_up_(weights.gate_up_quant()),
         down_(weights.down_quant()) {
@@ -219,7 +224,7 @@ class ExpertsRun {
                               : expert_tile_rows(type, space_.assignments, weights.count());
     route_ = {.rows = static_cast<int>(rows),
               .experts = weights.count(),
-              .top_k = top_k,
+              .how = how,
               .tile_rows = tile_rows,
               .num_tiles = static_cast<int>(max_expert_tiles(space_.assignments, weights.count(), tile_rows)),
               .chosen = part<std::int32_t>(space_.chosen),
@@ -230,10 +235,10 @@ class ExpertsRun {
   }
 
   // real_rows: as RouteParams has it.
-  void route(const ops::Tensor& router, bool renormalize, const std::int32_t* real_rows) {
+  void route(const ops::Tensor& router, const std::int32_t* real_rows) {
     route_.logits = static_cast<const float*>(router.data);
     route_.stride = router.stride;
-    route_.renormalize = renormalize;
+    route_.in_halves = router.cols > weights_.count();
     route_.real_rows = real_rows;
     route_rows(stream_, route_);
   }
@@ -295,14 +300,15 @@ class ExpertsRun {
               .quant = quant});
   }
 
-  void add(const ops::Tensor& out) {
+  void add(const ops::Tensor& out, const ops::SharedExpert& shared) {
     add_experts(stream_, {.out = out,
                           .type = weights_.type(),
                           .down = memory_ + space_.down,
                           .padded = space_.hidden,
                           .places = route_.places,
                           .weights = route_.weights,
-                          .top_k = route_.top_k});
+                          .top_k = route_.how.top_k,
+                          .shared = shared});
   }
 
  private:
@@ -332,19 +338,19 @@ class ExpertsRun {
 
 void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router,
                       const ops::Experts& weights, const ops::RouterParams& how, ops::Activation activation,
-                      void* scratch) {
+                      void* scratch, const ops::SharedExpert& shared) {
   const auto& w = static_cast<const CudaExperts&>(weights);
-  check_experts(out, in, router, w, how.top_k);
+  check_experts(out, in, router, w, how, shared.out);
   if (tracing_ || in.rows == 0) return;
   // A step's padding must not bring experts of its own.
   const auto* const real_rows = begun_.any && in.rows == begun_.capacity.rows
                                     ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
                                     : nullptr;
-  ExpertsRun run(stream_, device_, w, in.rows, how.top_k, scratch);
-  run.route(router, how.renormalize, real_rows);
+  ExpertsRun run(stream_, device_, w, in.rows, how, scratch);
+  run.route(router, real_rows);
   run.gate_and_up(in, activation);
   run.down();
-  run.add(out);
+  run.add(out, shared);
 }
 
 }  // namespace charonia::cuda

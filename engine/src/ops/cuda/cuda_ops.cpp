@@ -166,17 +166,26 @@ bool CudaOps::leave_codes(const Tensor& out, Leave leave) {
   return true;
 }
 
-void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
-                       const float* delta_weight) {
+void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const ops::NormParams& how) {
   require(out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
           [&] { return cat("residual ", shape_of(residual), " must be of the shape of out ", shape_of(out)); });
   require(delta.data == nullptr || (delta.rows == residual.rows && delta.cols == residual.cols), "rms_norm",
           [&] { return cat("delta ", shape_of(delta), " must be of the shape of residual ", shape_of(residual)); });
   if (tracing_) return;
   const bool left = leave_codes(out, [&](const RowCodes& codes) {
-    return delta_weight == nullptr && rms_norm_codes(stream_, codes, out, residual, delta, weight, eps);
+    return how.delta_weight == nullptr && rms_norm_codes(stream_, codes, out, residual, delta, how);
   });
-  if (!left) cuda::rms_norm(stream_, out, residual, delta, weight, eps, delta_weight);
+  if (!left) cuda::rms_norm(stream_, out, residual, delta, how);
+}
+
+void CudaOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) {
+  require(sums.dtype == DType::f32 && sums.cols == 2 && sums.stride == 2 && sums.rows == qkv.rows && q_size >= 1 &&
+              k_size >= 1 && q_size + k_size <= qkv.cols,
+          "qk_squares", [&] {
+            return cat("sums ", shape_of(sums), " must be fp32 [rows, 2], and q and k ", q_size, " and ", k_size,
+                       " of the columns of qkv ", shape_of(qkv));
+          });
+  if (!tracing_) cuda::qk_squares(stream_, static_cast<float*>(sums.data), qkv, q_size, k_size);
 }
 
 // The GEMM of linear(), whose arguments it checks.
@@ -224,6 +233,8 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
       "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", layout.head_dim); });
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
           [&] { return "a norm of q or of k without the other"; });
+  require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
+          [&] { return "a norm over all heads needs q_norm, and comes before the rotation"; });
   need_cache(kv);
   if (tracing_) return;
   require_step("rotary_store", qkv.rows, begun_.capacity.rows);
@@ -298,10 +309,11 @@ void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Ac
   if (!left) cuda::gated_activation(stream_, out, gate_up, activation);
 }
 
-void CudaOps::soft_cap(const Tensor& logits, float cap) {
-  require(logits.dtype == DType::f32 && cap > 0, "soft_cap",
-          [&] { return cat("logits ", shape_of(logits), " must be fp32, and the cap ", cap, " above 0"); });
-  if (!tracing_) cuda::soft_cap(stream_, logits, cap);
+void CudaOps::scale_logits(const Tensor& logits, float scale, float cap) {
+  require(logits.dtype == DType::f32 && scale > 0 && cap >= 0, "scale_logits", [&] {
+    return cat("logits ", shape_of(logits), " must be fp32, scale ", scale, " above 0, and cap ", cap, " at least 0");
+  });
+  if (!tracing_) cuda::scale_logits(stream_, logits, scale, cap);
 }
 
 void CudaOps::gather_rows(const Tensor& out, const Tensor& in) {

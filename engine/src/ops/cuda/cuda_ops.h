@@ -70,12 +70,13 @@ class CudaOps final : public ops::Ops {
 
   void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override;
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override;
-  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
-                float eps, const float* delta_weight) override;
+  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta,
+                const ops::NormParams& how) override;
   void feeds(const ops::Linear& weight) override {
     if (!tracing_) fed_ = &weight;
   }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
+  void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
   void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
                     int heads) override;
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
@@ -84,8 +85,9 @@ class CudaOps final : public ops::Ops {
                     const ops::Linear& weight, ops::Activation activation) override;
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override;
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
-               const ops::RouterParams& how, ops::Activation activation, void* scratch) override;
-  void soft_cap(const ops::Tensor& logits, float cap) override;
+               const ops::RouterParams& how, ops::Activation activation, void* scratch,
+               const ops::SharedExpert& shared) override;
+  void scale_logits(const ops::Tensor& logits, float scale, float cap) override;
   void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override;
   void sample(const ops::Tensor& logits) override;
 

@@ -122,14 +122,15 @@ class NullOps : public Ops {
   std::vector<Sampled> collect() override;
 
   void embed(const Tensor&, const Embedding&, float) override {}
-  void rms_norm(const Tensor&, const Tensor&, const Tensor&, const float*, float, const float*) override {}
+  void rms_norm(const Tensor&, const Tensor&, const Tensor&, const NormParams&) override {}
   void linear(const Tensor&, const Tensor&, const Linear&) override {}
+  void qk_squares(const Tensor&, const Tensor&, std::int64_t, std::int64_t) override {}
   void rotary_store(const Tensor&, const RotaryParams&, KvCache&, int, int) override {}
   void attention(const Tensor&, const Tensor&, const KvCache&, int, int, const AttentionParams&) override {}
   void gated_activation(const Tensor&, const Tensor&, Activation) override {}
-  void experts(const Tensor&, const Tensor&, const Tensor&, const Experts&, const RouterParams&, Activation,
-               void*) override {}
-  void soft_cap(const Tensor&, float) override {}
+  void experts(const Tensor&, const Tensor&, const Tensor&, const Experts&, const RouterParams&, Activation, void*,
+               const SharedExpert&) override {}
+  void scale_logits(const Tensor&, float, float) override {}
   void gather_rows(const Tensor&, const Tensor&) override {}
   void sample(const Tensor&) override {}
 

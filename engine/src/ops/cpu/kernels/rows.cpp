@@ -13,46 +13,89 @@ inline __attribute__((always_inline)) void for_vectors(std::int64_t n, Whole who
   if (i < n) part(i, static_cast<int>(n - i));
 }
 
-// 1 / sqrt(mean(x^2) + eps).
-inline float rms_factor(const float* x, float eps, std::int64_t n) {
+template <class To, class From>
+void convert(To* out, const From* in, std::int64_t n) {
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, load(in + i)); },
+      [&](std::int64_t i, int m) { store_n(out + i, load_n(in + i, m), m); });
+}
+
+// The sum of term(v, lanes) over the vectors v of a row. lanes: those of v that hold elements; the others are zeros.
+template <class Term>
+inline __attribute__((always_inline)) float sum_over(const float* x, std::int64_t n, Term term) {
   // Four sums, so that additions need not wait for each other.
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   std::int64_t i = 0;
   for (; i + 4 * kWidth <= n; i += 4 * kWidth) {
 #pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      const Vec v = load(x + i + s * kWidth);
-      sums[s] = fma(v, v, sums[s]);
-    }
+    for (int s = 0; s < 4; ++s) sums[s] = term(sums[s], load(x + i + s * kWidth), kWidth);
   }
   for (; i < n; i += kWidth) {
-    const Vec v = n - i >= kWidth ? load(x + i) : load_n(x + i, static_cast<int>(n - i));
-    sums[0] = fma(v, v, sums[0]);
+    const int lanes = n - i >= kWidth ? kWidth : static_cast<int>(n - i);
+    sums[0] = term(sums[0], lanes == kWidth ? load(x + i) : load_n(x + i, lanes), lanes);
   }
-  const float sum = sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-  return 1.0F / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
+  return sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+inline float squares_of(const float* x, std::int64_t n) {
+  return sum_over(x, n, [](Vec sum, Vec v, int) { return fma(v, v, sum); });
+}
+
+inline float mean_of(const float* x, std::int64_t n) {
+  return sum_over(x, n, [](Vec sum, Vec v, int) { return add(sum, v); }) / static_cast<float>(n);
+}
+
+// The sum of (x - mean)^2.
+inline float squares_around(const float* x, float mean, std::int64_t n) {
+  float means[kWidth];
+  store(means, set1(mean));
+  return sum_over(x, n, [&](Vec sum, Vec v, int lanes) {
+    const Vec from_mean = sub(v, lanes == kWidth ? load(means) : load_n(means, lanes));
+    return fma(from_mean, from_mean, sum);
+  });
+}
+
+inline float rms_factor(float squares, float eps, std::int64_t n) {
+  return 1.0F / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
 }
 
 template <class Out>
-void rms_norm(Out* out, float* residual, const float* delta, const float* delta_weight, const float* weight, float eps,
-              std::int64_t n) {
-  if (delta != nullptr && delta_weight != nullptr) {
-    const Vec factor = set1(rms_factor(delta, eps, n));
+void rms_norm(Out* out, float* residual, const float* delta, const NormParams& how, std::int64_t n) {
+  const Vec scale = set1(how.delta_scale);
+  if (delta != nullptr && how.delta_weight != nullptr) {
+    const Vec factor = set1(rms_factor(squares_of(delta, n), how.eps, n));
+    const float* const weight = how.delta_weight;
     for_vectors(
         n,
         [&](std::int64_t i) {
-          store(residual + i, add(load(residual + i), mul(mul(load(delta + i), factor), load(delta_weight + i))));
+          const Vec normed = mul(mul(load(delta + i), factor), load(weight + i));
+          store(residual + i, fma(normed, scale, load(residual + i)));
         },
         [&](std::int64_t i, int m) {
-          const Vec normed = mul(mul(load_n(delta + i, m), factor), load_n(delta_weight + i, m));
-          store_n(residual + i, add(load_n(residual + i, m), normed), m);
+          const Vec normed = mul(mul(load_n(delta + i, m), factor), load_n(weight + i, m));
+          store_n(residual + i, fma(normed, scale, load_n(residual + i, m)), m);
         });
   } else if (delta != nullptr) {
     for_vectors(
-        n, [&](std::int64_t i) { store(residual + i, add(load(residual + i), load(delta + i))); },
-        [&](std::int64_t i, int m) { store_n(residual + i, add(load_n(residual + i, m), load_n(delta + i, m)), m); });
+        n, [&](std::int64_t i) { store(residual + i, fma(load(delta + i), scale, load(residual + i))); },
+        [&](std::int64_t i, int m) {
+          store_n(residual + i, fma(load_n(delta + i, m), scale, load_n(residual + i, m)), m);
+        });
   }
-  const Vec factor = set1(rms_factor(residual, eps, n));
+  if (out == nullptr) return;
+  if (how.weight == nullptr) return convert(out, residual, n);
+  const float* const weight = how.weight;
+  if (how.subtract_mean) {
+    const float mean = mean_of(residual, n);
+    const Vec means = set1(mean), factor = set1(rms_factor(squares_around(residual, mean, n), how.eps, n));
+    for_vectors(
+        n, [&](std::int64_t j) { store(out + j, mul(mul(sub(load(residual + j), means), factor), load(weight + j))); },
+        [&](std::int64_t j, int m) {
+          store_n(out + j, mul(mul(sub(load_n(residual + j, m), means), factor), load_n(weight + j, m)), m);
+        });
+    return;
+  }
+  const Vec factor = set1(rms_factor(squares_of(residual, n), how.eps, n));
   for_vectors(
       n, [&](std::int64_t j) { store(out + j, mul(mul(load(residual + j), factor), load(weight + j))); },
       [&](std::int64_t j, int m) {
@@ -87,23 +130,24 @@ void gelu_tanh_mul(Out* out, const float* gate, const float* up, std::int64_t n)
   gated(out, gate, up, n, [](Vec x) { return gelu_tanh(x); });
 }
 
-template <class To, class From>
-void convert(To* out, const From* in, std::int64_t n) {
-  for_vectors(
-      n, [&](std::int64_t i) { store(out + i, load(in + i)); },
-      [&](std::int64_t i, int m) { store_n(out + i, load_n(in + i, m), m); });
-}
-
 }  // namespace
 
-void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
-                   float eps, std::int64_t n) {
-  rms_norm(out, residual, delta, delta_weight, weight, eps, n);
+void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const NormParams& how, std::int64_t n) {
+  rms_norm(out, residual, delta, how, n);
 }
-void rms_norm_f32(float* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
-                  float eps, std::int64_t n) {
-  rms_norm(out, residual, delta, delta_weight, weight, eps, n);
+void rms_norm_f32(float* out, float* residual, const float* delta, const NormParams& how, std::int64_t n) {
+  rms_norm(out, residual, delta, how, n);
 }
+
+float sum_of_squares(const float* x, std::int64_t n) { return squares_of(x, n); }
+
+void normalise(float* x, float factor, const float* weight, std::int64_t n) {
+  const Vec factors = set1(factor);
+  for_vectors(
+      n, [&](std::int64_t i) { store(x + i, mul(mul(load(x + i), factors), load(weight + i))); },
+      [&](std::int64_t i, int m) { store_n(x + i, mul(mul(load_n(x + i, m), factors), load_n(weight + i, m)), m); });
+}
+
 void silu_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n) { silu_mul(out, gate, up, n); }
 void silu_mul_f32(float* out, const float* gate, const float* up, std::int64_t n) { silu_mul(out, gate, up, n); }
 void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n) {
@@ -158,6 +202,16 @@ void rotate(float* head, const float* cos_sin, int rotary_dim) {
         store_n(first + i, x, m);
         store_n(second + i, y, m);
       });
+}
+
+// The bits are those of rotate() of the same pairs.
+void rotate_interleaved(float* head, const float* cos_sin, int rotary_dim) {
+  const int half = rotary_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = head[2 * i], b = head[2 * i + 1], cosine = cos_sin[i], sine = cos_sin[half + i];
+    head[2 * i] = a * cosine - b * sine;
+    head[2 * i + 1] = b * cosine + a * sine;
+  }
 }
 
 void bf16_from_f32(Bf16* out, const float* in, std::int64_t n) { convert(out, in, n); }

@@ -36,10 +36,10 @@ void attention_split_f32(const AttentionArgs& args, int split, float* state);
 void attention_split_q8(const AttentionArgs& args, int split, float* state);
 void attention_split_q4(const AttentionArgs& args, int split, float* state);
 void attention_merge(const AttentionArgs& args, float* states, int splits);
-void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
-                   float eps, std::int64_t n);
-void rms_norm_f32(float* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
-                  float eps, std::int64_t n);
+void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const NormParams& how, std::int64_t n);
+void rms_norm_f32(float* out, float* residual, const float* delta, const NormParams& how, std::int64_t n);
+float sum_of_squares(const float* x, std::int64_t n);
+void normalise(float* x, float factor, const float* weight, std::int64_t n);
 void silu_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n);
 void silu_mul_f32(float* out, const float* gate, const float* up, std::int64_t n);
 void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n);
@@ -48,6 +48,7 @@ void soft_cap(float* x, float cap, std::int64_t n);
 void scale(float* x, float factor, std::int64_t n);
 void add_scaled(float* out, const float* x, float factor, std::int64_t n);
 void rotate(float* head, const float* cos_sin, int rotary_dim);
+void rotate_interleaved(float* head, const float* cos_sin, int rotary_dim);
 void bf16_from_f32(Bf16* out, const float* in, std::int64_t n);
 void f16_from_f32(F16* out, const float* in, std::int64_t n);
 void f32_from_bf16(float* out, const Bf16* in, std::int64_t n);
@@ -123,6 +124,8 @@ const Kernels& kernels() {
       .attention_merge = attention_merge,
       .rms_norm_bf16 = rms_norm_bf16,
       .rms_norm_f32 = rms_norm_f32,
+      .sum_of_squares = sum_of_squares,
+      .normalise = normalise,
       .silu_mul_bf16 = silu_mul_bf16,
       .silu_mul_f32 = silu_mul_f32,
       .gelu_tanh_mul_bf16 = gelu_tanh_mul_bf16,
@@ -131,6 +134,7 @@ const Kernels& kernels() {
       .scale = scale,
       .add_scaled = add_scaled,
       .rotate = rotate,
+      .rotate_interleaved = rotate_interleaved,
       .bf16_from_f32 = bf16_from_f32,
       .f16_from_f32 = f16_from_f32,
       .f32_from_bf16 = f32_from_bf16,

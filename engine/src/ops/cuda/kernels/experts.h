@@ -20,10 +20,10 @@ inline constexpr int kMaxExperts = 1024, kMaxExpertsOfRow = 32;
 struct RouteParams {
   const float* logits = nullptr;  // [rows, experts]
   std::int64_t stride = 0;
-  int rows = 0, experts = 0;         // experts <= kMaxExperts
-  int top_k = 0;                     // <= kMaxExpertsOfRow
+  bool in_halves = false;     // [rows, 2 * experts]: logit e is the sum of columns e and experts + e
+  int rows = 0, experts = 0;  // experts <= kMaxExperts
+  ops::RouterParams how{};    // top_k <= kMaxExpertsOfRow
   int tile_rows = 0, num_tiles = 0;  // of the tiles that are written
-  bool renormalize = true;
   const std::int32_t* real_rows = nullptr;  // on the device: rows from there on are padding and get no expert; or null
   // Parts of ExpertsWorkspace:
   std::int32_t* chosen = nullptr;
@@ -59,7 +59,8 @@ void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm
 // shapes a launch.
 int expert_tile_rows(DType type, std::int64_t assignments, int experts);
 
-// out [rows, cols] = the sums of the rows' places of `down` [places, padded], times their weights.
+// out [rows, cols] = what `shared` says, and to it the sums of the rows' places of `down` [places, padded], times their
+// weights.
 struct ExpertSums {
   ops::Tensor out;
   DType type = DType::bf16;  // of down and out
@@ -68,6 +69,7 @@ struct ExpertSums {
   const std::int32_t* places = nullptr;
   const float* weights = nullptr;
   int top_k = 0;
+  ops::SharedExpert shared{};  // out: of `type`
 };
 void add_experts(Stream& stream, const ExpertSums& sums);
 

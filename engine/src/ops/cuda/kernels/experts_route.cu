@@ -4,10 +4,13 @@
 //            found one after the other, each as the largest behind the one before; then they are put in the order of
 //            their indices. Sums of exponentials run over lanes and then over the warp: in an order given by the number
 //            of experts.
+//            Where experts are chosen by something else than their logits, a warp first writes what it is to shared
+//            memory, and finds the best groups with a lane per group.
 //   group    a block per expert counts the assignments of all experts, so it knows where its own begin, and writes them
 //            one behind the other by ascending row, and cut into tiles. Nothing depends on which block is first.
 //   pad      rows of an input that cannot be read 16 bytes at a time.
-//   add      a thread per 8 elements of a row: one fused multiply-add for each of the row's experts, in their order.
+//   add      a thread per 8 elements of a row: the shared expert's output, and one fused multiply-add for each of the
+//            row's experts, in their order.
 //
 // Bound: latency. For 1 row the four launches read and write some KB; for 8192 rows of 8 out of 128 experts, group
 // reads the 256 KB of assignments twice in each of 128 blocks, 64 MB out of the L2 cache, some 15 us beside
@@ -28,13 +31,13 @@ constexpr int kVector = static_cast<int>(kExpertVector);
 
 // ---- route ----
 
-// Greater for the greater logit, then for the lower index; never 0. What is no number has a place too.
-CHARONIA_DEVICE u64 order_of(float logit, int expert) {
-  const unsigned bits = __float_as_uint(logit + 0.0F);  // -0 is 0
+// Greater for the greater value, then for the lower index; neither 0 nor ~0. What is no number has a place too.
+CHARONIA_DEVICE u64 order_of(float value, int index) {
+  const unsigned bits = __float_as_uint(value + 0.0F);  // -0 is 0
   const unsigned rising = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-  return static_cast<u64>(rising) << 32 | (0xffffffffU - static_cast<unsigned>(expert));
+  return static_cast<u64>(rising) << 32 | (0xfffffffeU - static_cast<unsigned>(index));
 }
-CHARONIA_DEVICE int expert_of(u64 order) { return static_cast<int>(0xffffffffU - static_cast<unsigned>(order)); }
+CHARONIA_DEVICE int index_of(u64 order) { return static_cast<int>(0xfffffffeU - static_cast<unsigned>(order)); }
 
 CHARONIA_DEVICE u64 warp_greatest(u64 x) {
   CHARONIA_UNROLL
@@ -42,44 +45,118 @@ CHARONIA_DEVICE u64 warp_greatest(u64 x) {
   return x;
 }
 
-CHARONIA_KERNEL(kRouteThreads, 4) void route_kernel(const RouteParams p) {
-  dependency_trigger();
-  dependency_wait();
-  const int row = static_cast<int>(blockIdx.x) * (kRouteThreads / kWarp) + warp_id(), lane = lane_id();
-  if (row >= p.rows) return;
-  const auto first = static_cast<std::int64_t>(row) * p.top_k;
-  if (p.real_rows != nullptr && row >= *p.real_rows) {
-    if (lane < p.top_k) p.chosen[first + lane] = p.experts;
-    if (lane < p.top_k) p.weights[first + lane] = 0;
-    return;
-  }
-  const float* const logits = p.logits + row * p.stride;
+// The expert with the i-th greatest order in lane i < top_k, the last of them in the lanes behind. order(e): 0 where e
+// cannot be chosen; top_k experts can.
+template <class Order>
+CHARONIA_DEVICE int best_expert(const RouteParams& p, Order order) {
+  const int lane = lane_id();
   u64 before = ~0ULL, mine = 0;
-  for (int i = 0; i < p.top_k; ++i) {
+  for (int i = 0; i < p.how.top_k; ++i) {
     u64 best = 0;
     for (int e = lane; e < p.experts; e += kWarp) {
-      const u64 order = order_of(logits[e], e);
-      if (order < before) best = max(best, order);
+      const u64 own = order(e);
+      if (own < before) best = max(best, own);
     }
     before = warp_greatest(best);
     if (lane == i) mine = before;
   }
-  const int expert = expert_of(lane < p.top_k ? mine : before);
+  return index_of(lane < p.how.top_k ? mine : before);
+}
+
+// Whether the row is padding, which gets no expert.
+CHARONIA_DEVICE bool is_padding(const RouteParams& p, int row) {
+  if (p.real_rows == nullptr || row < *p.real_rows) return false;
+  const int lane = lane_id();
+  const auto first = static_cast<std::int64_t>(row) * p.how.top_k;
+  if (lane < p.how.top_k) p.chosen[first + lane] = p.experts;
+  if (lane < p.how.top_k) p.weights[first + lane] = 0;
+  return true;
+}
+
+// The lanes' experts and their weights, in the order of the indices.
+CHARONIA_DEVICE void write_chosen(const RouteParams& p, int row, int expert, float weight) {
+  int at = 0;
+  for (int i = 0; i < p.how.top_k; ++i) at += shuffle_from(expert, i) < expert ? 1 : 0;
+  if (lane_id() >= p.how.top_k) return;
+  const auto first = static_cast<std::int64_t>(row) * p.how.top_k;
+  p.chosen[first + at] = expert;
+  p.weights[first + at] = weight;
+}
+
+CHARONIA_KERNEL(kRouteThreads, 4) void route_kernel(const RouteParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const int row = static_cast<int>(blockIdx.x) * (kRouteThreads / kWarp) + warp_id(), lane = lane_id();
+  if (row >= p.rows || is_padding(p, row)) return;
+  const float* const logits = p.logits + row * p.stride;
+  const int expert = best_expert(p, [&](int e) { return order_of(logits[e], e); });
   const float maximum = logits[shuffle_from(expert, 0)];
   const float exponential = expf(logits[expert] - maximum);
   float sum = 0;
-  if (p.renormalize) {
-    sum = lane < p.top_k ? exponential : 0;
+  if (p.how.renormalize) {
+    sum = lane < p.how.top_k ? exponential : 0;
   } else {
     for (int e = lane; e < p.experts; e += kWarp) sum += expf(logits[e] - maximum);
   }
-  sum = warp_sum(sum);
-  int at = 0;
-  for (int i = 0; i < p.top_k; ++i) at += shuffle_from(expert, i) < expert ? 1 : 0;
-  if (lane < p.top_k) {
-    p.chosen[first + at] = expert;
-    p.weights[first + at] = exponential / sum;
+  write_chosen(p, row, expert, exponential / warp_sum(sum) * p.how.scale);
+}
+
+// Chooses the largest scores, or sums of score and bias, in the best groups.
+CHARONIA_KERNEL(kRouteThreads, 4) void route_by_scores_kernel(const RouteParams p) {
+  CHARONIA_SHARED(float, all_ranks, [kRouteThreads / kWarp][kMaxExperts]);
+  dependency_trigger();
+  dependency_wait();
+  const int row = static_cast<int>(blockIdx.x) * (kRouteThreads / kWarp) + warp_id(), lane = lane_id();
+  if (row >= p.rows || is_padding(p, row)) return;
+  const float* const logits = p.logits + row * p.stride;
+  const auto logit = [&](int e) { return p.in_halves ? logits[e] + logits[p.experts + e] : logits[e]; };
+  const bool sigmoid = p.how.score == ops::RouterScore::sigmoid;
+  float maximum = logit(0), sum = 0;
+  if (!sigmoid) {
+    for (int e = lane; e < p.experts; e += kWarp) maximum = fmaxf(maximum, logit(e));
+    maximum = warp_max(maximum);
+    for (int e = lane; e < p.experts; e += kWarp) sum += expf(logit(e) - maximum);
+    sum = warp_sum(sum);
   }
+  const auto score = [&](int e) { return sigmoid ? 1.0F / (1.0F + expf(-logit(e))) : expf(logit(e) - maximum) / sum; };
+  float* const ranks = all_ranks[warp_id()];
+  const bool by_logits = !sigmoid && p.how.bias == nullptr && p.how.groups == 0;  // which come in halves then
+  for (int e = lane; e < p.experts; e += kWarp) {
+    const float own = by_logits ? logit(e) : score(e);
+    ranks[e] = p.how.bias == nullptr ? own : own + p.how.bias[e];
+  }
+  __syncwarp();
+  // With no groups all experts are one.
+  unsigned groups = 1;
+  int size = p.experts;
+  if (p.how.groups > 0) {
+    size = p.experts / p.how.groups;
+    u64 mine = 0;
+    if (lane < p.how.groups) {
+      const float* const own = ranks + lane * size;
+      float first = own[0] < own[1] ? own[1] : own[0], second = own[0] < own[1] ? own[0] : own[1];
+      for (int e = 2; e < size; ++e) {
+        if (own[e] > first) {
+          second = first, first = own[e];
+        } else if (own[e] > second) {
+          second = own[e];
+        }
+      }
+      mine = order_of(first + second, lane);
+    }
+    groups = 0;
+    u64 before = ~0ULL;
+    for (int i = 0; i < p.how.top_groups; ++i) {
+      before = warp_greatest(mine < before ? mine : 0);
+      groups |= 1U << index_of(before);
+    }
+  }
+  const auto allowed = [&](int e) { return (groups >> (e / size) & 1U) != 0; };
+  const int expert = best_expert(p, [&](int e) { return allowed(e) ? order_of(ranks[e], e) : 0; });
+  const float own = score(expert);
+  float divisor = 1;
+  if (p.how.renormalize) divisor = fmaxf(warp_sum(lane < p.how.top_k ? own : 0), p.how.norm_min);
+  write_chosen(p, row, expert, own / divisor * p.how.scale);
 }
 
 // ---- group ----
@@ -105,7 +182,7 @@ CHARONIA_KERNEL(kGroupThreads, 2) void group_kernel(const RouteParams p) {
   dependency_trigger();
   dependency_wait();
   const int tid = static_cast<int>(threadIdx.x), expert = static_cast<int>(blockIdx.x);
-  const int assignments = p.rows * p.top_k;
+  const int assignments = p.rows * p.how.top_k;
   for (int e = tid; e < p.experts; e += kGroupThreads) counts[e] = 0;
   if (tid < 2) before[tid] = 0;
   __syncthreads();
@@ -133,7 +210,7 @@ CHARONIA_KERNEL(kGroupThreads, 2) void group_kernel(const RouteParams p) {
   for (int i = begin; i < end; ++i) {
     const int e = p.chosen[i];
     if (e == expert) {
-      p.rows_of[place] = i / p.top_k;
+      p.rows_of[place] = i / p.how.top_k;
       p.places[i] = place++;
     }
     if (e >= p.experts && expert == 0) p.places[i] = -1;
@@ -177,6 +254,11 @@ struct AddParams {
   const float* weights = nullptr;
   int cols = 0, padded = 0, top_k = 0;
   bool aligned = false;
+  const void* shared = nullptr;  // null: none
+  std::int64_t shared_stride = 0;
+  bool shared_aligned = false;
+  const float* gate = nullptr;  // null: 1
+  std::int64_t gate_stride = 0;
 };
 
 CHARONIA_DEVICE void to_floats(const float* from, float (&x)[kVector]) {
@@ -205,6 +287,20 @@ void add_kernel(const AddParams p) {
   const int at = static_cast<int>(blockIdx.y * kRowThreads + threadIdx.x) * kVector;
   if (at >= p.padded) return;
   float sum[kVector] = {};
+  if (p.shared != nullptr) {
+    const float factor = p.gate == nullptr ? 1.0F : 1.0F / (1.0F + expf(-p.gate[row * p.gate_stride]));
+    const T* const shared = static_cast<const T*>(p.shared) + row * p.shared_stride + at;
+    if (p.shared_aligned && at + kVector <= p.cols) {
+      to_floats(shared, sum);
+    } else {
+      CHARONIA_UNROLL
+      for (int j = 0; j < kVector; ++j) {
+        if (at + j < p.cols) sum[j] = to_float(shared[j]);
+      }
+    }
+    CHARONIA_UNROLL
+    for (int j = 0; j < kVector; ++j) sum[j] *= factor;
+  }
   for (int i = 0; i < p.top_k; ++i) {
     const int place = p.places[row * p.top_k + i];
     if (place < 0) continue;
@@ -255,9 +351,10 @@ void with_type(DType type, F f) {
 }  // namespace
 
 void route_rows(Stream& stream, const RouteParams& params) {
-  launch(stream, "experts: route",
+  const bool by_logits = params.how.by_logits() && !params.in_halves;
+  launch(stream, by_logits ? "experts: route" : "experts: route by scores",
          {.grid_x = static_cast<unsigned>(divide_up(params.rows, kRouteThreads / kWarp)), .threads = kRouteThreads},
-         route_kernel, params);
+         by_logits ? route_kernel : route_by_scores_kernel, params);
   launch(stream, "experts: group", {.grid_x = static_cast<unsigned>(params.experts), .threads = kGroupThreads},
          group_kernel, params);
 }
@@ -272,7 +369,11 @@ void pad_rows(Stream& stream, const ops::Tensor& in, void* out, std::int64_t pad
 
 void add_experts(Stream& stream, const ExpertSums& sums) {
   const auto& out = sums.out;
-  const auto bytes = static_cast<std::int64_t>(size_of(sums.type));
+  const auto aligned = [&](const ops::Tensor& tensor) {
+    constexpr std::int64_t kBytes = sizeof(uint4);
+    return reinterpret_cast<std::uintptr_t>(tensor.data) % kBytes == 0 &&
+           tensor.stride * static_cast<std::int64_t>(size_of(sums.type)) % kBytes == 0;
+  };
   const AddParams params{
       .out = out.data,
       .out_stride = out.stride,
@@ -282,7 +383,12 @@ void add_experts(Stream& stream, const ExpertSums& sums) {
       .cols = static_cast<int>(out.cols),
       .padded = static_cast<int>(sums.padded),
       .top_k = sums.top_k,
-      .aligned = reinterpret_cast<std::uintptr_t>(out.data) % sizeof(uint4) == 0 && out.stride * bytes % 16 == 0};
+      .aligned = aligned(out),
+      .shared = sums.shared.out.data,
+      .shared_stride = sums.shared.out.stride,
+      .shared_aligned = aligned(sums.shared.out),
+      .gate = sums.shared.gate,
+      .gate_stride = sums.shared.gate_stride};
   with_type(sums.type, [&]<class T>(T) {
     launch(stream, "experts: add",
            {.grid_x = static_cast<unsigned>(out.rows),

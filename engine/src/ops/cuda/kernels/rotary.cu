@@ -5,6 +5,8 @@
 //   cache    [block][k, v][kv head][slot][head_dim], or quantised (CacheLayer)
 // A head of q or k: x = x / sqrt(mean(x^2) + eps) * weight, where there are weights; the pairs (d, d + rotary_dim / 2)
 // are turned, the elements from rotary_dim on stay; q is multiplied by its position's scale, where there are scales.
+// Variants (RotaryParams): the pairs are (2 d, 2 d + 1); the norm comes after the rotation; the mean of the squares is
+// over all heads of the row (its sums come from qk_squares()), and every head has weights of its own.
 //
 // Bound by memory: qkv is read once, q written back, k and v written to the cache (k and v in qkv keep what they are);
 // cosines and sines are 4 * rotary_dim bytes a row and stay in L1, as do weights and what a norm reads again. A thread
@@ -36,9 +38,13 @@ struct RotaryStore {
   std::int64_t stride = 0;
   const float* cos_sin = nullptr;
   int rotary_dim = 0;  // 0: nothing is turned
+  bool interleaved = false;
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   float norm_eps = 0;
+  bool norm_after = false;
+  const float* squares = nullptr;  // null: the mean of the squares is over a head
+  float q_count = 0, k_count = 0;
   const float* q_scale = nullptr;
   CacheLayer cache;
   int heads = 0;
@@ -77,17 +83,18 @@ CHARONIA_DEVICE void store(To* to, const float (&x)[kVector]) {
   *reinterpret_cast<Vector<To, kVector>*>(to) = out;
 }
 
-// Where the two vectors of a head that belong together begin.
+// Where the two vectors of a head that belong together begin, and the first of their cosines.
 struct Halves {
-  int first, second;
+  int first, second, angle;
   bool turned;
 };
 template <int kVector>
 CHARONIA_DEVICE Halves halves_of(const RotaryStore& p, int vector) {
   const int turned = p.rotary_dim / 2, kept = (p.cache.head_dim - p.rotary_dim) / 2;
   const int d = vector * kVector;
-  if (d < turned) return {d, d + turned, true};
-  return {d + turned, d + turned + kept, false};
+  if (d >= turned) return {d + turned, d + turned + kept, 0, false};
+  if (p.interleaved) return {2 * d, 2 * d + kVector, d, true};
+  return {d, d + turned, d, true};
 }
 
 template <class T, int kVector>
@@ -106,6 +113,55 @@ CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const float* w
   for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
 }
 
+template <int kVector>
+CHARONIA_DEVICE void turn_pairs(float (&a)[kVector], float (&b)[kVector], const float (&cosines)[kVector],
+                                const float (&sines)[kVector]) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    const float x = a[i], y = b[i];
+    a[i] = fmaf(x, cosines[i], -(y * sines[i]));
+    b[i] = fmaf(y, cosines[i], x * sines[i]);
+  }
+}
+
+// Turns the two vectors of a head.
+template <int kVector>
+CHARONIA_DEVICE void turn_vectors(const RotaryStore& p, std::int64_t row, const Halves& at, float (&a)[kVector],
+                                  float (&b)[kVector]) {
+  const float* const turn =
+      p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim + at.angle;
+  float cosines[kVector], sines[kVector];
+  load_floats(cosines, turn);
+  load_floats(sines, turn + p.rotary_dim / 2);
+  if (!p.interleaved) return turn_pairs(a, b, cosines, sines);
+  float x[kVector], y[kVector];
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    x[i] = 2 * i < kVector ? a[2 * i % kVector] : b[2 * i % kVector];
+    y[i] = 2 * i + 1 < kVector ? a[(2 * i + 1) % kVector] : b[(2 * i + 1) % kVector];
+  }
+  turn_pairs(x, y, cosines, sines);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    (2 * i < kVector ? a : b)[2 * i % kVector] = x[i];
+    (2 * i + 1 < kVector ? a : b)[(2 * i + 1) % kVector] = y[i];
+  }
+}
+
+// The factor of the elements of q or of k of a row, from the squares of all heads.
+CHARONIA_DEVICE float factor_of_row(const RotaryStore& p, std::int64_t row, bool is_q) {
+  const float mean = p.squares[2 * row + (is_q ? 0 : 1)] / (is_q ? p.q_count : p.k_count);
+  return reciprocal_sqrt(mean + p.norm_eps);
+}
+
+// The weights of a head of q or k.
+CHARONIA_DEVICE const float* norm_of(const RotaryStore& p, int head) {
+  const bool is_q = head < p.heads;
+  const float* const weight = is_q ? p.q_norm : p.k_norm;
+  return p.squares == nullptr ? weight
+                              : weight + static_cast<std::int64_t>(is_q ? head : head - p.heads) * p.cache.head_dim;
+}
+
 // stores: k and v as well as q; else only q is of this thread's concern.
 template <class T, int kVector, bool normed, bool stores>
 CHARONIA_DEVICE void turn(const RotaryStore& p) {
@@ -120,11 +176,12 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
   float factor = 1;
   if constexpr (normed) {  // all lanes of a warp meet here
     float sum = 0;
-    for (int v = lane; mine && !is_v && v < vectors; v += p.lanes) {
+    for (int v = lane; p.squares == nullptr && mine && !is_v && v < vectors; v += p.lanes) {
       const auto at = halves_of<kVector>(p, v);
       float a[kVector], b[kVector];
       load(a, from + at.first);
       load(b, from + at.second);
+      if (p.norm_after && at.turned) turn_vectors(p, row, at, a, b);
       CHARONIA_UNROLL
       for (int i = 0; i < kVector; ++i) sum = fmaf(b[i], b[i], fmaf(a[i], a[i], sum));
     }
@@ -132,7 +189,8 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
       const float other = shuffle_xor(sum, mask);
       if (mask < p.lanes) sum += other;
     }
-    factor = reciprocal_sqrt(sum / static_cast<float>(dim) + p.norm_eps);
+    factor = p.squares != nullptr ? factor_of_row(p, row, is_q)
+                                  : reciprocal_sqrt(sum / static_cast<float>(dim) + p.norm_eps);
   }
   if (!mine) return;
 
@@ -141,26 +199,17 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
     float a[kVector], b[kVector];
     load(a, from + at.first);
     load(b, from + at.second);
-    if constexpr (normed) {
-      if (!is_v) {
-        const float* const weight = is_q ? p.q_norm : p.k_norm;
+    const auto normalise_both = [&](bool now) {
+      if constexpr (normed) {
+        if (is_v || !now) return;
+        const float* const weight = norm_of(p, head);
         normalise(a, factor, weight + at.first);
         normalise(b, factor, weight + at.second);
       }
-    }
-    if (!is_v && at.turned) {
-      const float* const turn =
-          p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim + at.first;
-      float cosines[kVector], sines[kVector];
-      load_floats(cosines, turn);
-      load_floats(sines, turn + p.rotary_dim / 2);
-      CHARONIA_UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        const float x = a[i], y = b[i];
-        a[i] = fmaf(x, cosines[i], -(y * sines[i]));
-        b[i] = fmaf(y, cosines[i], x * sines[i]);
-      }
-    }
+    };
+    normalise_both(!p.norm_after);
+    if (!is_v && at.turned) turn_vectors(p, row, at, a, b);
+    normalise_both(p.norm_after);
     if (is_q) {
       if (p.q_scale != nullptr) {
         const float scale = load_readonly(p.q_scale + load_readonly(p.positions + row));
@@ -199,26 +248,36 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
   const bool is_k = kv_head < p.cache.kv_heads;
   const T* const from =
       static_cast<const T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(p.heads + kv_head) * dim;
-  const float* const weight = is_k ? p.k_norm : nullptr;
-  float factor = 1;
-  if (weight != nullptr) {
-    float sum = 0;
-    for (int d = lane_id(); d < dim; d += kWarp) sum = fmaf(to_float(from[d]), to_float(from[d]), sum);
-    factor = reciprocal_sqrt(warp_sum(sum) / static_cast<float>(dim) + p.norm_eps);
-  }
+  const float* const weight = is_k && p.k_norm != nullptr ? norm_of(p, p.heads + kv_head) : nullptr;
   const float* const cosines =
       is_k && turned > 0 ? p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim
                          : nullptr;
+  float factor = 1;
   const auto element = [&](int d) {
     const float x = to_float(from[d]);
-    return weight == nullptr ? x : x * factor * load_readonly(weight + d);
+    return weight == nullptr || p.norm_after ? x : x * factor * load_readonly(weight + d);
   };
-  const auto value = [&](int d) {
+  const auto rotated = [&](int d) {
     if (cosines == nullptr || d >= 2 * turned) return element(d);
-    const int i = d < turned ? d : d - turned;
-    const float x = element(i), y = element(i + turned);
+    const int i = p.interleaved ? d / 2 : d < turned ? d : d - turned;
+    const bool first = p.interleaved ? d % 2 == 0 : d < turned;
+    const float x = element(p.interleaved ? 2 * i : i), y = element(p.interleaved ? 2 * i + 1 : i + turned);
     const float cosine = load_readonly(cosines + i), sine = load_readonly(cosines + turned + i);
-    return d < turned ? fmaf(x, cosine, -(y * sine)) : fmaf(y, cosine, x * sine);
+    return first ? fmaf(x, cosine, -(y * sine)) : fmaf(y, cosine, x * sine);
+  };
+  if (weight != nullptr && p.squares != nullptr) {
+    factor = factor_of_row(p, row, false);
+  } else if (weight != nullptr) {
+    float sum = 0;
+    for (int d = lane_id(); d < dim; d += kWarp) {
+      const float x = p.norm_after ? rotated(d) : to_float(from[d]);
+      sum = fmaf(x, x, sum);
+    }
+    factor = reciprocal_sqrt(warp_sum(sum) / static_cast<float>(dim) + p.norm_eps);
+  }
+  const auto value = [&](int d) {
+    const float x = rotated(d);
+    return weight == nullptr || !p.norm_after ? x : x * factor * load_readonly(weight + d);
   };
 
   float minimum = __builtin_inff(), maximum = -__builtin_inff();
@@ -346,9 +405,14 @@ void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& ho
                            .stride = qkv.stride,
                            .cos_sin = how.cos_sin,
                            .rotary_dim = how.cos_sin == nullptr ? 0 : how.rotary_dim,
+                           .interleaved = how.interleaved,
                            .q_norm = how.q_norm,
                            .k_norm = how.k_norm,
                            .norm_eps = how.norm_eps,
+                           .norm_after = how.norm_after,
+                           .squares = how.squares,
+                           .q_count = static_cast<float>(how.q_count),
+                           .k_count = static_cast<float>(how.k_count),
                            .q_scale = how.q_scale,
                            .cache = cache,
                            .heads = heads,

@@ -4,7 +4,7 @@
 // time: 16 bytes in either 16-bit type, twice 16 in float. Where a row's address, stride or width does not allow such
 // accesses, the same thread takes the same elements one by one, so results do not depend on it.
 //
-//   embed, gated_activation, soft_cap, copies   grid (rows, vectors of a row / threads), one vector per thread, nothing
+//   embed, gated_activation, logits, copies   grid (rows, vectors of a row / threads), one vector per thread, nothing
 //                             shared
 //   rms_norm                  grid (rows); a row's vectors stay in registers between the sum and the scaling, so that
 //                             residual and delta are read once: bytes per element (read and written) of residual,
@@ -156,9 +156,7 @@ struct NormParams {
   std::int64_t residual_stride = 0;
   const void* delta = nullptr;  // null: none
   std::int64_t delta_stride = 0;
-  const float* weight = nullptr;
-  const float* delta_weight = nullptr;  // null: delta is added as it is
-  float eps = 0;
+  ops::NormParams how;
   int hidden = 0;
   bool aligned = false;
 };
@@ -178,9 +176,9 @@ int norm_threads(std::int64_t hidden) {
   return static_cast<int>(std::min<std::int64_t>(round_up(divide_up(hidden, kVector), kWarp), kMaxNormThreads));
 }
 
-CHARONIA_DEVICE void add(float (&x)[kVector], const float (&delta)[kVector]) {
+CHARONIA_DEVICE void add(float (&x)[kVector], const float (&delta)[kVector], float scale) {
   CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) x[i] += delta[i];
+  for (int i = 0; i < kVector; ++i) x[i] = fmaf(delta[i], scale, x[i]);
 }
 
 CHARONIA_DEVICE float sum_of_squares(const float (&x)[kVector], float sum) {
@@ -200,6 +198,20 @@ CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const Raw<floa
   to_floats(weight, w);
   CHARONIA_UNROLL
   for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
+}
+
+// x -= mean, except beyond the end of a row of n, where x stays zero. `at`: the row's element that x begins with.
+// Returns `sum` plus the squares of x.
+CHARONIA_DEVICE float subtract(float (&x)[kVector], float mean, int at, int n, float sum) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = at + i < n ? x[i] - mean : 0;
+  return sum_of_squares(x, sum);
+}
+
+CHARONIA_DEVICE float sum_of(const float (&x)[kVector], float sum) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) sum += x[i];
+  return sum;
 }
 
 // The numbers of a vector as T holds them; the greatest of their magnitudes and `greatest`.
@@ -235,14 +247,17 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x) * kVector;
   auto* const residual = static_cast<float*>(p.residual) + row * p.residual_stride;
-  auto* const out = static_cast<T*>(p.out) + row * p.out_stride;
+  auto* const out = static_cast<T*>(p.out) + (p.out == nullptr ? 0 : row * p.out_stride);
   const auto* const delta = static_cast<const T*>(p.delta) + (p.delta == nullptr ? 0 : row * p.delta_stride);
   dependency_trigger();
   float sum = 0, delta_factor = 0;
   if constexpr (held > 0) {
     Raw<float> weights[held];
     CHARONIA_UNROLL
-    for (int v = 0; v < held; ++v) weights[v] = load_raw(p.weight, tid * kVector + v * step, p.hidden, p.aligned);
+    for (int v = 0; v < held; ++v) {
+      // Without a weight there is no norm, and these numbers are not used.
+      weights[v] = load_raw(p.how.weight, tid * kVector + v * step, p.how.weight != nullptr ? p.hidden : 0, p.aligned);
+    }
     dependency_wait();
     Raw<float> before[held];
     Raw<T> added[held];
@@ -260,7 +275,7 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
         to_floats(added[v], d);
         squares = sum_of_squares(d, squares);
       }
-      delta_factor = norm_factor(squares, p.hidden, p.eps, scratch);
+      delta_factor = norm_factor(squares, p.hidden, p.how.eps, scratch);
     }
     float x[held][kVector];
     CHARONIA_UNROLL
@@ -270,18 +285,30 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
       if (p.delta != nullptr) {
         float d[kVector];
         to_floats(added[v], d);
-        if constexpr (normed) normalise(d, delta_factor, load_raw(p.delta_weight, at, p.hidden, p.aligned));
-        add(x[v], d);
+        if constexpr (normed) normalise(d, delta_factor, load_raw(p.how.delta_weight, at, p.hidden, p.aligned));
+        add(x[v], d, p.how.delta_scale);
         store_floats(residual, at, p.hidden, p.aligned, x[v]);
       }
       sum = sum_of_squares(x[v], sum);
     }
-    const float factor = norm_factor(sum, p.hidden, p.eps, scratch);
+    if (p.how.subtract_mean) {
+      float total = 0;
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) total = sum_of(x[v], total);
+      const float mean = block_sum(total, scratch) / static_cast<float>(p.hidden);
+      sum = 0;
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) sum = subtract(x[v], mean, tid * kVector + v * step, p.hidden, sum);
+    }
+    if (p.how.weight != nullptr) {
+      const float factor = norm_factor(sum, p.hidden, p.how.eps, scratch);
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) normalise(x[v], factor, weights[v]);
+    }
     if constexpr (codes) {
       float greatest = 0;
       CHARONIA_UNROLL
       for (int v = 0; v < held; ++v) {
-        normalise(x[v], factor, weights[v]);
         if (tid * kVector + v * step < p.hidden) greatest = round_vector<T>(x[v], greatest);
       }
       const float scale = store_scale(p.codes, row, greatest, scratch);
@@ -290,12 +317,9 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
         const int at = tid * kVector + v * step;
         if (at < p.hidden) store_codes(p.codes, row * p.hidden + at, x[v], scale);
       }
-    } else {
+    } else if (p.out != nullptr) {
       CHARONIA_UNROLL
-      for (int v = 0; v < held; ++v) {
-        normalise(x[v], factor, weights[v]);
-        store_floats(out, tid * kVector + v * step, p.hidden, p.aligned, x[v]);
-      }
+      for (int v = 0; v < held; ++v) store_floats(out, tid * kVector + v * step, p.hidden, p.aligned, x[v]);
     }
   } else {
     dependency_wait();
@@ -306,7 +330,7 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
         to_floats(load_raw(delta, at, p.hidden, p.aligned), d);
         squares = sum_of_squares(d, squares);
       }
-      delta_factor = norm_factor(squares, p.hidden, p.eps, scratch);
+      delta_factor = norm_factor(squares, p.hidden, p.how.eps, scratch);
     }
     for (int at = tid * kVector; at < p.hidden; at += step) {
       float x[kVector];
@@ -314,20 +338,69 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
       if (p.delta != nullptr) {
         float d[kVector];
         to_floats(load_raw(delta, at, p.hidden, p.aligned), d);
-        if constexpr (normed) normalise(d, delta_factor, load_raw(p.delta_weight, at, p.hidden, p.aligned));
-        add(x, d);
+        if constexpr (normed) normalise(d, delta_factor, load_raw(p.how.delta_weight, at, p.hidden, p.aligned));
+        add(x, d, p.how.delta_scale);
         store_floats(residual, at, p.hidden, p.aligned, x);
       }
       sum = sum_of_squares(x, sum);
     }
-    const float factor = norm_factor(sum, p.hidden, p.eps, scratch);
+    if (p.out == nullptr) return;
+    float mean = 0;
+    if (p.how.subtract_mean) {
+      float total = 0;
+      for (int at = tid * kVector; at < p.hidden; at += step) {
+        float x[kVector];
+        to_floats(load_raw(residual, at, p.hidden, p.aligned), x);
+        total = sum_of(x, total);
+      }
+      mean = block_sum(total, scratch) / static_cast<float>(p.hidden);
+      sum = 0;
+      for (int at = tid * kVector; at < p.hidden; at += step) {
+        float x[kVector];
+        to_floats(load_raw(residual, at, p.hidden, p.aligned), x);
+        sum = subtract(x, mean, at, p.hidden, sum);
+      }
+    }
+    const float factor = p.how.weight == nullptr ? 1.0F : norm_factor(sum, p.hidden, p.how.eps, scratch);
     for (int at = tid * kVector; at < p.hidden; at += step) {
       float x[kVector];
       to_floats(load_raw(residual, at, p.hidden, p.aligned), x);
-      normalise(x, factor, load_raw(p.weight, at, p.hidden, p.aligned));
+      if (p.how.subtract_mean) subtract(x, mean, at, p.hidden, 0);
+      if (p.how.weight != nullptr) normalise(x, factor, load_raw(p.how.weight, at, p.hidden, p.aligned));
       store_floats(out, at, p.hidden, p.aligned, x);
     }
   }
+}
+
+// ---- qk_squares ----
+
+struct SquaresParams {
+  float* sums = nullptr;  // [rows, 2]
+  const void* qkv = nullptr;
+  std::int64_t stride = 0;
+  int q_size = 0, k_size = 0;
+  bool aligned = false;
+};
+
+// A block sums up q of a row, another one k.
+template <class T>
+CHARONIA_KERNEL(kMaxNormThreads, 1)
+void squares_kernel(const SquaresParams p) {
+  CHARONIA_SHARED(float, scratch, [32]);
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const bool is_q = blockIdx.y == 0;
+  const int n = is_q ? p.q_size : p.k_size, step = static_cast<int>(blockDim.x) * kVector;
+  const auto* const from = static_cast<const T*>(p.qkv) + row * p.stride + (is_q ? 0 : p.q_size);
+  float sum = 0;
+  for (int at = static_cast<int>(threadIdx.x) * kVector; at < n; at += step) {
+    float x[kVector];
+    to_floats(load_raw(from, at, n, p.aligned), x);
+    sum = sum_of_squares(x, sum);
+  }
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) p.sums[2 * row + (is_q ? 0 : 1)] = sum;
 }
 
 // ---- gated_activation ----
@@ -411,18 +484,18 @@ void gate_codes_kernel(const GateCodesParams p) {
   }
 }
 
-// ---- soft_cap ----
+// ---- scale_logits ----
 
-struct CapParams {
+struct LogitsParams {
   float* logits = nullptr;
   std::int64_t stride = 0;
   int cols = 0;
   bool aligned = false;
-  float cap = 0;
+  float scale = 1, cap = 0;
 };
 
 CHARONIA_KERNEL(kThreads, 1)
-void soft_cap_kernel(const CapParams p) {
+void scale_logits_kernel(const LogitsParams p) {
   dependency_trigger();
   dependency_wait();
   float* const row = p.logits + static_cast<std::int64_t>(blockIdx.x) * p.stride;
@@ -430,7 +503,11 @@ void soft_cap_kernel(const CapParams p) {
   float x[kVector];
   to_floats(load_raw(row, at, p.cols, p.aligned), x);
   CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) x[i] = p.cap * tanhf(x[i] / p.cap);
+  for (int i = 0; i < kVector; ++i) x[i] *= p.scale;
+  if (p.cap > 0) {
+    CHARONIA_UNROLL
+    for (int i = 0; i < kVector; ++i) x[i] = p.cap * tanhf(x[i] / p.cap);
+  }
   store_floats(row, at, p.cols, p.aligned, x);
 }
 
@@ -537,21 +614,18 @@ void embed(Stream& stream, const Tensor& out, const void* table, DType table_typ
 
 namespace {
 
-NormParams norm_params(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
-                       const float* delta_weight) {
-  const bool adds = delta.data != nullptr, normed = adds && delta_weight != nullptr;
+NormParams norm_params(const Tensor& out, const Tensor& residual, const Tensor& delta, const ops::NormParams& how) {
+  const bool adds = delta.data != nullptr, normed = adds && how.delta_weight != nullptr;
   return {.out = out.data,
           .out_stride = out.stride,
           .residual = residual.data,
           .residual_stride = residual.stride,
           .delta = delta.data,
           .delta_stride = delta.stride,
-          .weight = weight,
-          .delta_weight = delta_weight,
-          .eps = eps,
+          .how = how,
           .hidden = static_cast<int>(residual.cols),
           .aligned = residual.cols % kVector == 0 && aligned(out) && aligned(residual) && (!adds || aligned(delta)) &&
-                     aligned(weight, 0, DType::f32) && (!normed || aligned(delta_weight, 0, DType::f32))};
+                     aligned(how.weight, 0, DType::f32) && (!normed || aligned(how.delta_weight, 0, DType::f32))};
 }
 
 // Calls f with an element of a 16-bit type.
@@ -567,8 +641,8 @@ void with_half(DType type, F f) {
 }  // namespace
 
 bool rms_norm_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& residual,
-                    const Tensor& delta, const float* weight, float eps) {
-  const NormCodesParams p{norm_params(out, residual, delta, weight, eps, nullptr), codes};
+                    const Tensor& delta, const ops::NormParams& how) {
+  const NormCodesParams p{norm_params(out, residual, delta, how), codes};
   const int threads = norm_threads(residual.cols);
   const auto vectors = divide_up(residual.cols, static_cast<std::int64_t>(threads) * kVector);
   if (!p.aligned || vectors > kMaxHeld || size_of(out.dtype) != 2) return false;
@@ -582,10 +656,10 @@ bool rms_norm_codes(Stream& stream, const RowCodes& codes, const Tensor& out, co
   return true;
 }
 
-void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
-              float eps, const float* delta_weight) {
-  const bool adds = delta.data != nullptr, normed = adds && delta_weight != nullptr;
-  const auto p = norm_params(out, residual, delta, weight, eps, delta_weight);
+void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta,
+              const ops::NormParams& how) {
+  const bool adds = delta.data != nullptr, normed = adds && how.delta_weight != nullptr;
+  const auto p = norm_params(out, residual, delta, how);
   const int threads = norm_threads(residual.cols);
   const auto vectors = divide_up(residual.cols, static_cast<std::int64_t>(threads) * kVector);
   const Launch shape{.grid_x = static_cast<unsigned>(residual.rows), .threads = static_cast<unsigned>(threads)};
@@ -637,13 +711,27 @@ bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor&
   return true;
 }
 
-void soft_cap(Stream& stream, const Tensor& logits, float cap) {
-  const CapParams p{.logits = static_cast<float*>(logits.data),
-                    .stride = logits.stride,
-                    .cols = static_cast<int>(logits.cols),
-                    .aligned = logits.cols % kVector == 0 && aligned(logits),
-                    .cap = cap};
-  launch(stream, "soft_cap", over_vectors(logits.rows, divide_up(logits.cols, kVector)), soft_cap_kernel, p);
+void qk_squares(Stream& stream, float* sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) {
+  const SquaresParams p{.sums = sums,
+                        .qkv = qkv.data,
+                        .stride = qkv.stride,
+                        .q_size = static_cast<int>(q_size),
+                        .k_size = static_cast<int>(k_size),
+                        .aligned = q_size % kVector == 0 && k_size % kVector == 0 && aligned(qkv)};
+  const Launch shape{.grid_x = static_cast<unsigned>(qkv.rows),
+                     .grid_y = 2,
+                     .threads = static_cast<unsigned>(norm_threads(std::max(q_size, k_size)))};
+  with_type(qkv.dtype, [&]<class T>(T) { launch(stream, "qk_squares", shape, squares_kernel<T>, p); });
+}
+
+void scale_logits(Stream& stream, const Tensor& logits, float scale, float cap) {
+  const LogitsParams p{.logits = static_cast<float*>(logits.data),
+                       .stride = logits.stride,
+                       .cols = static_cast<int>(logits.cols),
+                       .aligned = logits.cols % kVector == 0 && aligned(logits),
+                       .scale = scale,
+                       .cap = cap};
+  launch(stream, "scale_logits", over_vectors(logits.rows, divide_up(logits.cols, kVector)), scale_logits_kernel, p);
 }
 
 void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows) {

@@ -27,15 +27,17 @@ struct RowCodes {
 void embed(Stream& stream, const Tensor& out, const void* table, DType table_type, const std::int32_t* ids,
            const std::int32_t* sampled, float scale = 1);
 
-// norm(x, w) = x / sqrt(mean(x^2) + eps) * w. residual += delta (when it has data), or norm(delta, delta_weight) where
-// that is not null; out = norm(residual, weight). residual f32; out f32|bf16|f16, delta of the same type; weight
-// and delta_weight [hidden] f32. Sums in float, in an order given by hidden alone.
-void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
-              float eps, const float* delta_weight = nullptr);
+// As Operations::rms_norm(). residual f32; out f32|bf16|f16, delta of the same type. Sums in float, in an order given
+// by hidden alone.
+void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta,
+              const ops::NormParams& how);
 // The same with codes of the 16-bit numbers that out would have, which stays as it is; residual too where the answer is
 // false: there is no such kernel. Those are for rows of 16 elements or a multiple, aligned, to 16384, delta as it is.
 bool rms_norm_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& residual,
-                    const Tensor& delta, const float* weight, float eps);
+                    const Tensor& delta, const ops::NormParams& how);
+
+// As Operations::qk_squares(). sums [rows, 2]; qkv f32|bf16|f16. Sums in float, in an order given by the sizes alone.
+void qk_squares(Stream& stream, float* sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size);
 
 // out [rows, inter] = activation(gate_up[:, :inter]) * gate_up[:, inter:], both of one type, f32|bf16|f16.
 void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation kind);
@@ -43,8 +45,8 @@ void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, 
 bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& gate_up,
                             ops::Activation kind);
 
-// logits [rows, cols] f32 = cap * tanh(logits / cap).
-void soft_cap(Stream& stream, const Tensor& logits, float cap);
+// logits [rows, cols] f32 *= scale; then, where cap > 0, logits = cap * tanh(logits / cap).
+void scale_logits(Stream& stream, const Tensor& logits, float scale, float cap);
 
 // out [out.rows, cols] = in[rows[i], :], same type.
 void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows);

@@ -1,0 +1,62 @@
+"""Command R7B and Command A (Cohere 2): attention and feed-forward read the same normalised input.
+
+Norms subtract the mean. Three of four layers have a window and rotate by pairs of neighbours; the others do neither.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import ModelError
+from charonia.families.config_keys import words
+from charonia.families.hf_config import number, optional, required
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.windows import window_settings
+
+
+def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    defaults = {"sliding_window": 4096, "tie_word_embeddings": True}
+    config = {**defaults, **config, "rms_norm_eps": config.get("layer_norm_eps", 1e-5)}
+    period = optional(config, "sliding_window_pattern", 4)
+    scale = number(config, "logit_scale", 0.0625)
+    if period <= 0 or scale == 0:
+        raise ModelError(
+            f"config.json: sliding_window_pattern is {period} and logit_scale {scale}; both must be positive"
+        )
+    windows = window_settings(config, has_window=lambda layer: (layer + 1) % period != 0)
+    # Only layers with a window are rotated.
+    letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
+    bias = optional(config, "attention_bias", False)
+    model = llama_config(
+        config,
+        model_name,
+        "cohere2",
+        attn_bias=bias,
+        attn_output_bias=bias,
+        layer_norm=True,
+        parallel_block=True,
+        rotary_interleaved=True,
+        layer_rotary=letters.replace("f", "n").replace("s", "r"),
+        logits_scale=scale,
+        **windows,
+    )
+    return llama_spec(model)
+
+
+_KEYS = "attention_bias layer_norm_eps layer_types logit_scale sliding_window sliding_window_pattern"
+
+COHERE2 = Family(
+    "cohere2",
+    ("cohere2",),
+    "Command R7B and Command A",
+    _describe,
+    keys=words(_KEYS),
+    harmless=words("layer_switch use_parallel_embedding"),
+    only={
+        "order_of_interleaved_layers": ("local_attn_first",),
+        "position_embedding_type": ("rope_gptj",),
+        "use_embedding_sharing": (True,),
+        "use_gated_activation": (True,),
+        "use_parallel_block": (True,),
+        "use_qk_norm": (False,),
+    },
+)

@@ -1,0 +1,156 @@
+"""Models that read images, video or sound beside text: their text part is a model of another family.
+
+config.json has the text part's config in `text_config`; the other parts of the files are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from charonia.errors import ModelError
+from charonia.families.config_keys import HARMLESS, check_keys, words
+from charonia.families.spec import HfConfig
+
+# Where names of the text part begin: in files of transformers 5, and in older ones.
+_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("language_model.", ""),
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+)
+_TOWERS = (
+    *("connector.", "image_newline", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual."),
+    *("audio_tower.", "embed_audio.", "embed_vision."),
+)
+# Keys beside text_config. What concerns the text stands there, or is one of _SHARED.
+_TIED = "tie_word_embeddings"
+_SHARED = ("bos_token_id", "eos_token_id", _TIED, "quantization_config", "dtype", "torch_dtype")
+
+_OUTER = frozenset({"model_type", "text_config", *_SHARED})
+
+# Older files omit keys of text_config that have the default of the class in transformers: LLaVA-NeXT with Mistral omits
+# most sizes, and LLaVA-OneVision the context of Qwen2.
+_CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 32768,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A model with a text part.
+
+    text_type: the text part's model_type where text_config does not name it. defaults: values of a text part of that
+    type, where text_config does not name them.
+    """
+
+    model_type: str
+    title: str
+    text_type: str
+    tied: bool | None = None  # the default of tie_word_embeddings; None: the text part's
+    harmless: frozenset[str] = frozenset()  # keys of the other parts, besides those with "image" and the like
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    flat: bool = False  # older files have the text part's keys beside vision_config, and no text_config
+    prefixes: tuple[tuple[str, str], ...] = _PREFIXES
+    ignored: tuple[str, ...] = tuple(f"{place}{tower}" for place in ("", "model.") for tower in _TOWERS)
+
+
+def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
+    """The config of the text part, with the shared keys beside it. Raises ModelError where there is none."""
+    text = config.get("text_config")
+    if text is None and composite.flat and "hidden_size" in config:
+        text = {key: value for key, value in config.items() if not _is_other(key)}
+        text["model_type"] = composite.text_type
+    if not isinstance(text, dict):
+        raise ModelError(
+            f"config.json: text_config is missing, the part of a {composite.model_type} model that writes text"
+        )
+    default: dict[str, Any] = {"model_type": composite.text_type}
+    kind = text.get("model_type", composite.text_type)
+    default |= _CLASS_DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
+    if kind == composite.text_type:
+        default |= composite.defaults
+    if composite.tied is not None:
+        default[_TIED] = composite.tied
+    shared = {key: config[key] for key in _SHARED if config.get(key) is not None}
+    # Older files say it in the text part alone. Where it is wrong, the files have an output layer, which is used.
+    if text.get(_TIED) is True:
+        shared[_TIED] = True
+    return {
+        **default,
+        **{key: value for key, value in text.items() if value is not None or key not in default},
+        **shared,
+    }
+
+
+def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
+    """The unknown keys beside `text_config` that can hardly change results. Raises UnsupportedError as check_keys."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return []
+    # Some files repeat keys of the text part, whose own are read.
+    outer = {key: value for key, value in config.items() if not _is_other(key) and text.get(key) != value}
+    # Fine-tunes of Qwen2.5-VL repeat a window that the switch beside it turns off.
+    if "use_sliding_window" in config:
+        outer["use_sliding_window"] = config["use_sliding_window"]
+    return check_keys(outer, _OUTER, composite.harmless, composite.title)
+
+
+def _is_other(key: str) -> bool:
+    """Whether a key beside those of the text part concerns images, video or sound."""
+    return key not in HARMLESS and any(word in key for word in ("audio", "image", "multimodal", "video", "vision"))
+
+
+# LLaVA 1.5 leaves out what is as in Llama's class of transformers.
+_LLAMA_7B = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+
+_LLAVA = words("ignore_index projector_hidden_act use_image_newline_parameter")
+_IDEFICS = words("scale_factor")  # of the image encoder
+
+COMPOSITES = (
+    Composite("gemma3", "Gemma 3", "gemma3_text", tied=True, harmless=words("boi_token_index eoi_token_index")),
+    Composite(
+        "mistral3",
+        "Mistral Small 3.1 and 3.2, Magistral, Devstral 2 and Ministral 3",
+        "mistral",
+        tied=True,
+        harmless=words("projector_hidden_act spatial_merge_size"),
+    ),
+    Composite("llava", "LLaVA", "llama", defaults=_LLAMA_7B, harmless=_LLAVA),
+    Composite("internvl", "InternVL", "qwen2", tied=True, harmless=words("downsample_ratio projector_hidden_act")),
+    Composite("llava_next", "LLaVA-NeXT", "llama", defaults=_LLAMA_7B, harmless=_LLAVA),
+    Composite("llava_onevision", "LLaVA-OneVision", "qwen2", harmless=_LLAVA),
+    Composite("idefics3", "Idefics 3", "llama", harmless=_IDEFICS),
+    Composite("smolvlm", "SmolVLM", "llama", harmless=_IDEFICS),
+    Composite("glm4v", "GLM-4.1V", "glm4v_text"),
+    Composite("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
+    Composite("glm4v_moe", "GLM-4.5V and GLM-4.6V", "glm4v_moe_text"),
+    Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
+    Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
+    Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),
+    Composite("qwen3_vl_moe", "Qwen3-VL-MoE", "qwen3_vl_moe_text"),
+)

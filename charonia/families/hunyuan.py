@@ -1,0 +1,179 @@
+"""Hunyuan V1, dense and with experts, and Hunyuan 3.
+
+V1 has norms on the heads of q and k behind the rotation, whose base grows by a fixed `alpha`. Hunyuan 3 has the
+attention of Qwen3, and its experts are chosen by sigmoids and a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families.config_keys import words
+from charonia.families.experts import expert_counts
+from charonia.families.hf_config import number, optional, required
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.names import Names
+from charonia.families.spec import Family, HfConfig, ModelSpec
+
+NAMES = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
+
+
+def _with_base(config: HfConfig) -> HfConfig:
+    """`dynamic` scaling with an `alpha` is a larger base: base * alpha^(d / (d - 2))."""
+    for key in ("rope_scaling", "rope_parameters"):
+        settings = config.get(key)
+        if not isinstance(settings, dict) or not settings.get("alpha"):
+            continue
+        kind = settings.get("rope_type") or settings.get("type")
+        if kind != "dynamic":
+            raise ModelError(f"config.json: {key} has an alpha and is of type {kind!r}; it must be of type 'dynamic'")
+        heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
+        size = optional(config, "head_dim", hidden // heads)
+        base = number(settings, "rope_theta", number(config, "rope_theta", 10000.0))
+        plain: dict[str, Any] = {
+            "rope_type": "default",
+            "rope_theta": base * number(settings, "alpha", 1.0) ** (size / (size - 2)),
+        }
+        return {**config, "rope_scaling": None, "rope_parameters": plain}
+    return config
+
+
+def hunyuan_settings(config: HfConfig) -> dict[str, Any]:
+    """ModelConfig's keys that the dense models and those with experts share."""
+    bias = optional(config, "attention_bias", False)
+    return {"attn_bias": bias, "attn_output_bias": bias, "qk_norm": True, "qk_norm_after_rotary": True}
+
+
+def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    config = _with_base(config)
+    model = llama_config(config, model_name, "hunyuan_v1_dense", norm_eps=1e-5, **hunyuan_settings(config))
+    return llama_spec(model, NAMES)
+
+
+# Keys of released files: of other tasks, of images, and of variants that Hunyuan V1 does not use.
+HARMLESS = words(
+    """
+    add_classification_head attention_head_dim cla_share_factor class_num dense_list im_end_id im_newline_id im_start_id
+    mask_init_id org_vocab_size pad_id pool_type text_end_id text_start_id
+    """
+)
+ONLY = {
+    "norm_type": ("rms", "hf_rms"),
+    "position_embedding_xdrope": (False,),
+    "use_cla": (False,),
+    "use_qk_norm": (True,),
+    "use_rotary_pos_emb": (True,),
+}
+
+
+def _one_value(config: HfConfig, key: str, default: int) -> int:
+    """A number, or a list with the same number for every layer."""
+    value = config.get(key, default)
+    values = value if isinstance(value, list) and value else [value]
+    if any(one != values[0] for one in values):
+        raise UnsupportedError(f"config.json: {key} differs between layers, which is not supported")
+    return required({key: values[0]}, key)
+
+
+def _moe(config: HfConfig, model_name: str) -> ModelSpec:
+    """Every layer has experts and a shared expert, all of one width."""
+    config = _with_base(config)
+    inter = required(config, "intermediate_size")
+    for key, right in (("moe_intermediate_size", inter), ("num_shared_expert", 1)):
+        if config.get(key) is not None and _one_value(config, key, right) != right:
+            raise UnsupportedError(
+                f"config.json: {key} {config[key]!r} is not supported for Hunyuan; supported: {right}"
+            )
+    model = llama_config(
+        config,
+        model_name,
+        "hunyuan_v1_moe",
+        norm_eps=1e-5,
+        expert_inter_size=inter,
+        router_fp32=True,
+        shared_expert_inter_size=inter,
+        **hunyuan_settings(config),
+        **expert_counts(config, _one_value(config, "num_experts", 1), _one_value(config, "moe_topk", 1)),
+    )
+    return llama_spec(model, replace(NAMES, router="mlp.gate.wg", shared="mlp.shared_mlp."))
+
+
+MOE = Family(
+    "hunyuan_v1_moe",
+    ("hunyuan_v1_moe",),
+    "Hunyuan A13B",
+    _moe,
+    keys=words("attention_bias moe_intermediate_size moe_topk num_experts num_shared_expert"),
+    harmless=HARMLESS | {"moe_random_routing_dropped_token"},
+    only={
+        **ONLY,
+        "group_limited_greedy": (False,),
+        "moe_drop_tokens": (False,),
+        "moe_layer_num_skipped": (0,),
+        "norm_topk_prob": (True,),
+        "routed_scaling_factor": (False, 1, 1.0),
+        "topk_group": (False, 1),
+        "use_mixed_mlp_moe": (True,),
+    },
+)
+
+
+def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
+    """Hunyuan 3: Qwen3's attention, experts chosen by sigmoids and a bias, a shared expert."""
+    layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types")
+    kinds = {"sparse": "m", "dense": "d"}
+    listed = ["dense"] + ["sparse"] * (layers - 1) if types is None else types
+    if not isinstance(listed, list) or len(listed) != layers or any(one not in kinds for one in listed):
+        raise ModelError(f"config.json: mlp_layer_types must list num_hidden_layers = {layers} times sparse or dense")
+    letters = "".join(kinds[one] for one in listed)
+    inter = optional(config, "moe_intermediate_size", 1536)
+    bias = optional(config, "attention_bias", False)
+    model = llama_config(
+        config,
+        model_name,
+        "hy_v3",
+        head_dim=128,
+        norm_eps=1e-5,
+        theta=11158840.0,
+        attn_bias=bias,
+        attn_output_bias=bias,
+        mlp_bias=optional(config, "mlp_bias", False),
+        qk_norm=True,
+        expert_inter_size=inter,
+        layer_experts=letters if "d" in letters else "",
+        router_score="sigmoid",
+        router_bias=True,
+        router_fp32=True,
+        router_norm_min=1e-20,
+        router_scale=number(config, "router_scaling_factor", 2.826),
+        shared_expert_inter_size=inter * optional(config, "num_shared_experts", 1),
+        **expert_counts(config, optional(config, "num_experts", 192), optional(config, "num_experts_per_tok", 8)),
+    )
+    return llama_spec(model, Names(router="mlp.router.gate", router_bias="mlp.expert_bias", shared="mlp.shared_mlp."))
+
+
+_HY_V3_KEYS = """
+    attention_bias mlp_bias mlp_layer_types moe_intermediate_size num_experts num_experts_per_tok num_shared_experts
+    router_scaling_factor
+"""
+
+HY_V3 = Family(
+    "hy_v3",
+    ("hy_v3",),
+    "Hunyuan 3",
+    _hy_v3,
+    keys=words(_HY_V3_KEYS),
+    harmless=words("enable_moe_fp32_combine"),  # sums of experts are always fp32 here
+)
+
+DENSE = Family(
+    "hunyuan_v1_dense",
+    ("hunyuan_v1_dense",),
+    "Hunyuan V1",
+    _describe,
+    keys=words("attention_bias"),
+    harmless=HARMLESS,
+    only={**ONLY, "num_experts": (1,)},
+)

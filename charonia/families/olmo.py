@@ -1,0 +1,77 @@
+"""OLMo 2, OLMo 3 and EXAONE 4: norms behind attention and feed-forward, and none before.
+
+OLMo normalises q and k over all their heads together, EXAONE each head. OLMo 3 and EXAONE 4 have windows. The layers
+without a window are the only ones with scaled rotation in OLMo 3, and are not rotated in EXAONE 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from charonia.errors import ModelError
+from charonia.families.config_keys import words
+from charonia.families.hf_config import optional, required
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.names import Names
+from charonia.families.rope import rope_settings
+from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
+from charonia.families.windows import window_settings
+
+NAMES = Names(ffn_post_norm="post_feedforward_layernorm")
+
+
+def _config(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelConfig:
+    return llama_config(
+        config, model_name, family, norm_eps=1e-5, pre_norms=False, post_norms=True, qk_norm=True, **own
+    )
+
+
+def _olmo(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelSpec:
+    bias = optional(config, "attention_bias", False)
+    model = _config(config, model_name, family, attn_bias=bias, attn_output_bias=bias, qk_norm_rows=True, **own)
+    return llama_spec(model, NAMES)
+
+
+def _olmo2(config: HfConfig, model_name: str) -> ModelSpec:
+    return _olmo(config, model_name, "olmo2")
+
+
+def _olmo3(config: HfConfig, model_name: str) -> ModelSpec:
+    config = {"sliding_window": 4096, **config}
+    windows = window_settings(config, has_window=lambda layer: (layer + 1) % 4 != 0)
+    heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
+    theta = optional(config, "rope_theta", 5e5)
+    # Layers with a window have the base without any scaling.
+    rope = rope_settings(config, optional(config, "head_dim", hidden // heads), theta=theta, local_theta=theta)
+    return _olmo(config, model_name, "olmo3", **windows, **rope)
+
+
+def _exaone4(config: HfConfig, model_name: str) -> ModelSpec:
+    config = {"sliding_window": 4096, **config}
+    period = config.get("sliding_window_pattern", 4)
+    if config.get("sliding_window") is None:
+        return llama_spec(_config({**config, "layer_types": None}, model_name, "exaone4"), NAMES)
+    windows = window_settings(config, has_window=_pattern(period, required(config, "num_hidden_layers")))
+    letters = windows.get("layer_windows", "")
+    rotated = letters.replace("f", "n").replace("s", "r")
+    return llama_spec(_config(config, model_name, "exaone4", layer_rotary=rotated, **windows), NAMES)
+
+
+def _pattern(period: Any, layers: int) -> Any:
+    """Which layers have the window: all but every period-th, or those with an L in a text of L and G, repeated."""
+    if isinstance(period, str) and period and set(period) <= {"L", "G"}:
+        return lambda layer: period[layer % len(period)] == "L" and layer != layers - 1
+    if isinstance(period, bool) or not isinstance(period, int) or period <= 0:
+        raise ModelError(
+            f"config.json: sliding_window_pattern is {period!r}; it must be a positive integer or a text of L and G"
+        )
+    return lambda layer: (layer + 1) % period != 0
+
+
+_OLMO = words("attention_bias")
+
+OLMO2 = Family("olmo2", ("olmo2",), "OLMo 2", _olmo2, keys=_OLMO)
+OLMO3 = Family("olmo3", ("olmo3",), "OLMo 3", _olmo3, keys=_OLMO | words("layer_types sliding_window"))
+EXAONE4 = Family(
+    "exaone4", ("exaone4",), "EXAONE 4", _exaone4, keys=words("layer_types sliding_window sliding_window_pattern")
+)

@@ -1,0 +1,50 @@
+"""SmolLM3: Llama's shape, without rotation in every fourth layer or in those that `no_rope_layers` lists."""
+
+from __future__ import annotations
+
+from charonia.errors import ModelError
+from charonia.families.config_keys import words
+from charonia.families.hf_config import optional, required
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.windows import switched_window, window_settings
+
+
+def _rotated(config: HfConfig) -> str:
+    """A letter for each layer: rotated (r) or not (n)."""
+    layers, listed = required(config, "num_hidden_layers"), config.get("no_rope_layers")
+    if listed is None:
+        interval = optional(config, "no_rope_layer_interval", 4)
+        if interval <= 0:
+            raise ModelError(f"config.json: no_rope_layer_interval is {interval}; it must be a positive integer")
+        return "".join("n" if (layer + 1) % interval == 0 else "r" for layer in range(layers))
+    if not isinstance(listed, list) or len(listed) < layers or any(one not in (0, 1) for one in listed):
+        raise ModelError(f"config.json: no_rope_layers must list num_hidden_layers = {layers} numbers, each 0 or 1")
+    return "".join("r" if one else "n" for one in listed[:layers])
+
+
+def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    config = {"tie_word_embeddings": True, **config}
+    rotated = _rotated(config)
+    bias = optional(config, "attention_bias", False)
+    model = llama_config(
+        config,
+        model_name,
+        "smollm3",
+        theta=2e6,
+        attn_bias=bias,
+        attn_output_bias=bias,
+        mlp_bias=optional(config, "mlp_bias", False),
+        layer_rotary=rotated if "n" in rotated else "",
+        **window_settings(switched_window(config, None), has_window=lambda layer: rotated[layer] == "n"),
+    )
+    return llama_spec(model)
+
+
+_KEYS = """
+    attention_bias layer_types mlp_bias no_rope_layer_interval no_rope_layers sliding_window use_sliding_window
+"""
+
+FAMILY = Family(
+    "smollm3", ("smollm3",), "SmolLM3", _describe, keys=words(_KEYS), harmless=frozenset({"max_window_layers"})
+)

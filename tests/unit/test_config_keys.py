@@ -1,0 +1,186 @@
+"""Keys of config.json: each one is read, has no effect by intention, or is named."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families import COMPOSITES, FAMILIES, Family, HfConfig, describe
+from charonia.families.config_keys import HARMLESS, ONLY, READ_BY_ALL
+
+BASE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+}
+# What transformers has no class for any more: their own code is the reference.
+NO_CLASS = {"internlm", "internlm2", "qwen", "baichuan", "yi", "Yi"}
+TYPES = [(family, model_type) for family in FAMILIES for model_type in family.model_types]
+# Configs in which a key counts that does not count in BASE.
+CONTEXTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"use_sliding_window": True, "sliding_window": 32},
+    {"layer_types": ["full_attention"] * 4, "sliding_window": 32},
+    {"max_position_embeddings": None, "model_max_length": 128},
+    {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}},
+)
+# Of each type: a key that is read takes none of them, or the model is another one with it.
+VALUES: tuple[Any, ...] = (
+    3,
+    8,
+    1,
+    0.5,
+    True,
+    False,
+    "gelu",
+    "chatml",
+    {"type": "dynamic"},
+    [1],
+    ["sliding_attention"] * 4,
+)
+
+
+@pytest.mark.parametrize(
+    "model_type", [one for _, one in TYPES if one not in NO_CLASS] + [c.model_type for c in COMPOSITES]
+)
+def test_every_field_of_transformers_class_is_known(model_type: str) -> None:
+    fields = {field.name for field in dataclasses.fields(CONFIG_MAPPING[model_type])}
+    family = next((family for family, one in TYPES if one == model_type), None)
+    if family is not None:
+        known = READ_BY_ALL | family.keys | family.harmless | HARMLESS | ONLY.keys()
+        assert fields - known == set()
+        return
+    text = {**BASE, "model_type": next(c.text_type for c in COMPOSITES if c.model_type == model_type)}
+    outer = {
+        field: "a value" for field in fields - {"dtype", "is_encoder_decoder", "text_config", "tie_word_embeddings"}
+    }
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    spec = describe({**outer, **ids, "model_type": model_type, "text_config": text}, "m")
+    assert spec.notes == ()
+
+
+def described(config: HfConfig) -> Any:
+    try:
+        spec = describe(config, "m")
+    except (ModelError, UnsupportedError) as error:
+        return str(error)
+    return spec.config, spec.tensors
+
+
+@pytest.mark.parametrize(("family", "model_type"), TYPES, ids=lambda one: one if isinstance(one, str) else "")
+def test_every_key_that_a_family_lists_is_read(family: Family, model_type: str) -> None:
+    """With another value the engine runs another model, or the value is rejected."""
+    for key in sorted(family.keys):
+        for context in CONTEXTS:
+            # A key of the context may not be known to the family.
+            known = {one: value for one, value in context.items() if one in READ_BY_ALL | family.keys}
+            config = {**BASE, "model_type": model_type, **known}
+            if any(described({**config, key: value}) != described(config) for value in VALUES):
+                break
+        else:
+            pytest.fail(f"{key} has no effect")
+
+
+def test_the_keys_of_all_families_are_read_by_llama() -> None:
+    config = {**BASE, "model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+    elsewhere = {"compression_config", "dtype", "quantization_config", "torch_dtype"}
+    for key in sorted(READ_BY_ALL - elsewhere):
+        assert any(described({**config, key: value}) != described(config) for value in VALUES), key
+
+
+@pytest.mark.parametrize(("family", "model_type"), TYPES, ids=lambda one: one if isinstance(one, str) else "")
+def test_unknown_keys_are_named_and_those_that_may_change_results_are_rejected(family: Family, model_type: str) -> None:
+    config = {**BASE, "model_type": model_type}
+    before = describe(config, "m")
+    spec = describe({**config, "favourite_colour": "red", "unsloth_version": "1", "attn_sink_size": None}, "m")
+    assert spec.notes == (*before.notes, "config.json has keys that are not known and have no effect: favourite_colour")
+    may_compute = "attn_sink_size mystery_norm expert_bias rope_boost Sliding logit_cap chunk_length rotary_dim moe_k"
+    for key in (*may_compute.split(), "scoring_func", "topk_group", "interleaved_parts"):
+        with pytest.raises(UnsupportedError, match=re.escape(f"the key {key} (4) is not known for {family.title}")):
+            describe({**config, key: 4}, "m")
+
+
+@pytest.mark.parametrize(
+    ("key", "harmless", "computed"),
+    [
+        ("is_causal", True, False),
+        ("layer_types", ["full_attention"] * 4, ["full_attention", "sliding_attention"]),
+        ("sliding_window", 0, 32),
+        ("residual_multiplier", 1.0, 0.22),
+        ("add_cross_attention", False, True),
+        ("pruned_heads", {}, {"0": [1]}),
+        # Python's True equals 1.
+        ("logits_scaling", 1, True),
+    ],
+)
+def test_a_known_key_is_accepted_only_with_a_value_that_changes_nothing(key: str, harmless: Any, computed: Any) -> None:
+    config = {**BASE, "model_type": "llama"}
+    assert described({**config, key: harmless}) == described(config)
+    assert described({**config, key: None}) == described(config)
+    with pytest.raises(UnsupportedError, match=re.escape(f"{key} {computed!r} is not supported for Llama 1 to 3.x")):
+        describe({**config, key: computed}, "m")
+
+
+def test_keys_beside_text_config_are_checked_too() -> None:
+    text = {**BASE, "model_type": "qwen3_vl_text"}
+    config = {"model_type": "qwen3_vl", "text_config": text, "vision_config": {"hidden_size": 1}, "image_token_id": 7}
+    assert describe(config, "m").notes == ()
+    # Some files repeat keys of the text part.
+    assert describe({**config, "hidden_size": 64, "num_attention_heads": 4}, "m").notes == ()
+    spec = describe({**config, "favourite_colour": "red"}, "m")
+    assert spec.notes == ("config.json has keys that are not known and have no effect: favourite_colour",)
+    with pytest.raises(UnsupportedError, match="the key rope_scaling"):
+        describe({**config, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "m")
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+PLAIN = {"rope_type": "default", "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "ministral"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_parameters": PLAIN, "rope_scaling": {**YARN, "rope_theta": 2e5}},
+        {"rope_parameters": PLAIN, "rope_scaling": YARN, "rope_theta": 2e5},
+        {"rope_parameters": {**PLAIN, **YARN}, "rope_scaling": None},
+        {"rope_parameters": {**PLAIN, **YARN}, "rope_scaling": {"rope_type": "default", "rope_theta": 2e5}},
+        {"rope_parameters": {**PLAIN, **YARN}, "rope_scaling": {**YARN, "factor": 2.0, "rope_theta": 2e5}},
+    ],
+)
+def test_rotary_settings_are_those_that_transformers_reads(model_type: str, spelling: dict[str, Any]) -> None:
+    theirs = CONFIG_MAPPING[model_type].from_dict(copy.deepcopy({**BASE, **spelling})).rope_parameters
+    ours = describe({**BASE, "model_type": model_type, **spelling}, "m").config
+    assert (ours.rope_scaling_type, ours.rope_theta) == (theirs["rope_type"], theirs["rope_theta"])
+    assert ours.rope_factor == theirs.get("factor", 1.0)
+
+
+def test_scaling_added_to_a_file_of_transformers_5_keeps_its_base() -> None:
+    """READMEs tell users to add rope_scaling without a base. transformers takes 10000 then, which no author means."""
+    config = describe({**BASE, "model_type": "qwen2", "rope_parameters": PLAIN, "rope_scaling": YARN}, "m").config
+    assert (config.rope_scaling_type, config.rope_theta) == ("yarn", 5e5)
+
+
+def test_two_kinds_of_rotary_scaling_are_rejected() -> None:
+    scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN}
+    with pytest.raises(UnsupportedError, match="rope_parameters is of type 'linear' and rope_scaling of type 'yarn'"):
+        describe({**BASE, "model_type": "llama", **scaled}, "m")
+
+
+def test_dual_chunk_attention_bounds_the_context_and_is_named() -> None:
+    chunks = {"chunk_size": 64, "original_max_position_embeddings": 96}
+    spec = describe({**BASE, "model_type": "qwen2", "dual_chunk_attention_config": chunks}, "m")
+    assert spec.config.max_position_embeddings == 96
+    assert spec.notes == (
+        "config.json: dual_chunk_attention_config is not computed, so the context is 96 tokens long and not 128",
+    )

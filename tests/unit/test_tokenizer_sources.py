@@ -1,0 +1,474 @@
+"""Token ids are those of tokenizer.json, or of SentencePiece's tokenizer.model, whatever else the folder says."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+from charonia.errors import ModelError
+from charonia.families import FAMILIES
+from charonia.text import prompt_ids
+from charonia.text.sentencepiece_model import convert, read_model
+from charonia.text.token_split import PATTERNS, build_token_split
+from charonia.text.token_table import build_token_table, byte_alphabet
+from charonia.text.tokenizer import PROBES, copy_tokenizer, load_tokenizer, source_notes
+
+TEXTS = [
+    *PROBES,
+    "",
+    " ",
+    "\n\n\n",
+    "▁a ▁▁b",
+    "Tab\tnewline\r\nend   ",
+    "x=[1,22,333,4444,55555];\n\tif (x) { return 'don''t'; }",
+    "ÅÇŠ ﬀ ① Ⅷ ㌔ ｆｕｌｌ",  # noqa: RUF001
+    "Ὀδυσσεύς שָׁלוֹם 日本語テキスト 조선말",
+    "<s>x</s> a<|im_start|>b <extra>",
+    "👍🏽👩‍👩‍👧‍👦🇪🇺",
+    "a" * 40,
+]
+TRAINING = [
+    *TEXTS,
+    "the quick brown fox jumps over the lazy dog",
+    "Hello world, HELLO World, helloWorld",
+    "don't we'll I'VE",
+]
+# The last ones are defaults of classes: transformers adds them to vocabularies that lack them.
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|endoftext|>", "<bos>", "<eos>", "<pad>", "<mask>"]
+QWEN, LLAMA = (pattern for pattern in PATTERNS if pattern.startswith("(?i"))
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_level(*stages: Any, normalizer: Any = None, use_regex: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizer
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*stages, last]) if stages else last
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=alphabet, show_progress=False, special_tokens=SPECIAL
+    )
+    tokenizer.train_from_iterator(TRAINING, trainer)
+    return tokenizer
+
+
+def split(pattern: str) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+
+def byte_fallback(normalizer: Any, pre_tokenizer: Any, *, strip: bool) -> Tokenizer:
+    """BPE with ▁ for the space and <0xNN> for bytes, as converted SentencePiece models are."""
+    learnt = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    learnt.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    special = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=700, limit_alphabet=150, show_progress=False, special_tokens=special)
+    learnt.train_from_iterator(TRAINING, trainer)
+    definition = json.loads(learnt.to_str())
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if "<0x" not in token["content"]]
+    tokenizer = Tokenizer.from_str(json.dumps(definition))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, show_progress=False, special_tokens=SPECIAL, unk_token="<unk>", max_piece_length=8
+    )
+    tokenizer.train_from_iterator(TRAINING, trainer)
+    return tokenizer
+
+
+PREPEND = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "gpt2": lambda: byte_level(use_regex=True),
+    "llama 3": lambda: byte_level(split(LLAMA)),
+    "qwen": lambda: byte_level(split(QWEN), normalizer=normalizers.NFC()),
+    "tekken": lambda: byte_level(split(TEKKEN)),
+    "deepseek": lambda: byte_level(split(r"\p{N}{1,3}"), split("[一-龥]+"), split(QWEN)),
+    "digits": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True), use_regex=True),
+    "lowercase": lambda: byte_level(
+        pre_tokenizers.Punctuation(), normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    ),
+    "stripped": lambda: byte_level(
+        pre_tokenizers.WhitespaceSplit(), normalizer=normalizers.Sequence([normalizers.Strip(), normalizers.NFD()])
+    ),
+    "llama 2": lambda: byte_fallback(PREPEND, None, strip=True),
+    "metaspace": lambda: byte_fallback(None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False), strip=True),
+    "gemma": lambda: byte_fallback(
+        normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), strip=False
+    ),
+    "unigram": unigram,
+}
+TYPES = [model_type for family in FAMILIES for model_type in family.model_types]
+
+
+def _rebuilds(name: str) -> bool:
+    found = getattr(transformers, name, None)
+    return isinstance(found, type) and issubclass(found, PreTrainedTokenizerFast) and "__init__" in vars(found)
+
+
+# Every class that builds a tokenizer of its own, and three that do not.
+CLASSES = sorted(
+    name
+    for name in {*TOKENIZER_MAPPING_NAMES.values(), "LlamaTokenizer", "LlamaTokenizerFast"}
+    if name and _rebuilds(name)
+)
+CLASSES += ["PreTrainedTokenizerFast", "TokenizersBackend", "OwnTokenizer"]
+
+
+def write(folder: Path, model_type: str | None, settings: dict[str, Any]) -> Path:
+    if model_type is not None:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
+    encoded: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return encoded
+
+
+def parts(tokenizer: Tokenizer) -> dict[str, Any]:
+    definition: dict[str, Any] = json.loads(tokenizer.to_str())
+    return {key: definition[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_tokenizer_json_for_every_family_and_class(kind: str, tmp_path: Path) -> None:
+    KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
+    file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    expected = [file.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    decoded = [file.decode(token_ids, skip_special_tokens=False) for token_ids in expected]
+    plain = PreTrainedTokenizerFast(tokenizer_object=file)
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    cases = [("llama", name) for name in CLASSES]
+    cases += [(model_type, None) for model_type in (*TYPES, None)]
+    cases += itertools.product(("llama", "qwen2", "gemma3_text", "mistral"), ("Qwen2Tokenizer", "GPT2Tokenizer"))
+    for model_type, name in cases:
+        (tmp_path / "config.json").unlink(missing_ok=True)
+        folder = write(tmp_path, model_type, named | ({"tokenizer_class": name} if name else {}))
+        tokenizer = load_tokenizer(folder)
+        where = (kind, model_type, name)
+        assert [ids(tokenizer, text) for text in TEXTS] == expected, where
+        assert parts(tokenizer.backend_tokenizer) == parts(file), where
+    assert [tokenizer.decode(token_ids) for token_ids in expected] == decoded
+    assert build_token_split(tokenizer) == build_token_split(plain)
+    if kind != "unigram":  # whose decoder may not be known to the table
+        table = build_token_table(tokenizer, len(tokenizer))
+        assert table == build_token_table(plain, len(plain))
+        for token_ids, text in zip(expected, decoded, strict=True):
+            ordinary = [token for token in token_ids if not table.special[token]]
+            joined = table.text(ordinary).decode(errors="replace")
+            assert (joined.removeprefix(" ") if table.strip_leading_space else joined) == file.decode(ordinary), text
+
+
+@pytest.mark.parametrize(("kind", "name"), [("gpt2", "Qwen2Tokenizer"), ("llama 2", "GemmaTokenizer")])
+def test_a_copied_tokenizer_gives_equal_ids(kind: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    KINDS[kind]().save(str(tmp_path / "source" / "tokenizer.json"))
+    source = write(tmp_path / "source", "qwen2", {"tokenizer_class": name, "eos_token": "</s>"})
+    tokenizer = load_tokenizer(source)
+    copy_tokenizer(source, tokenizer, tmp_path / "copy")
+    again = prompt_ids.load_tokenizer(tmp_path / "copy")
+    assert [ids(again, text) for text in TEXTS] == [ids(tokenizer, text) for text in TEXTS]
+    assert again.eos_token == "</s>"
+
+
+# Kinds whose file is what a class builds, so that AutoTokenizer keeps it.
+SAME = {
+    "qwen": ("qwen3", "Qwen2Tokenizer"),
+    "gemma": ("gemma2", "GemmaTokenizer"),
+    "llama 3": ("llama", "TokenizersBackend"),
+}
+ADDED = {"content": "<plain>", "lstrip": False, "rstrip": True, "normalized": False, "single_word": False}
+STYLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "strings": (
+        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>", "chat_template": "{{ bos_token }}!"},
+        {},
+    ),
+    "objects": ({"eos_token": {"__type": "AddedToken", **ADDED, "content": "</s>"}}, {}),
+    # All of the file's: the class forgets the others.
+    "decoder": (
+        {
+            "eos_token": "</s>",
+            "added_tokens_decoder": {
+                str(index): {**ADDED, "content": token, "rstrip": token == "<plain>", "special": token != "<plain>"}
+                for index, token in enumerate([*SPECIAL, "<plain>"])
+            },
+        },
+        {},
+    ),
+    "additional": ({"eos_token": "</s>", "additional_special_tokens": ["<|im_start|>", "<new>"]}, {}),
+    "extra list": ({"eos_token": "</s>", "extra_special_tokens": ["<|im_start|>"]}, {}),
+    "extra dict": ({"eos_token": "</s>", "extra_special_tokens": {"image_token": "<|im_start|>"}}, {}),
+    "map": (
+        {"clean_up_tokenization_spaces": True},
+        {"special_tokens_map.json": json.dumps({"eos_token": {**ADDED, "content": "</s>"}, "bos_token": "<s>"})},
+    ),
+    "legacy": ({"eos_token": "</s>"}, {"added_tokens.json": json.dumps({"<old>": 700})}),
+    "template file": ({"chat_template": "no"}, {"chat_template.jinja": "{{ messages[0].content }}"}),
+    "templates": ({"eos_token": "</s>"}, {"additional_chat_templates/tool_use.jinja": "t", "chat_template.jinja": "d"}),
+    "template list": ({"chat_template": [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]}, {}),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", SAME)
+def test_special_tokens_and_templates_are_those_of_transformers(kind: str, style: str, tmp_path: Path) -> None:
+    KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
+    model_type, name = SAME[kind]
+    settings, files = STYLES[style]
+    for file, content in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content)
+    write(tmp_path, model_type, {**settings, "tokenizer_class": name})
+    reference, tokenizer = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    for attribute in ("bos_token", "eos_token", "chat_template", "clean_up_tokenization_spaces"):
+        assert getattr(tokenizer, attribute) == getattr(reference, attribute), attribute
+    for attribute in ("eos_token_id", "bos_token_id"):
+        assert getattr(tokenizer, attribute) == getattr(reference, attribute), attribute
+    known = tokenizer.get_added_vocab()
+    assert known.items() <= reference.get_added_vocab().items()
+    texts = [*TEXTS, " ".join(f"a {token} b" for token in known)]
+    assert [ids(tokenizer, text, special=True) for text in texts] == [
+        ids(reference, text, special=True) for text in texts
+    ]
+
+
+def test_a_named_class_gives_its_default_tokens_if_the_vocabulary_has_them(tmp_path: Path) -> None:
+    KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(write(tmp_path, "llama", {"tokenizer_class": "LlamaTokenizer"}))
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
+    size = len(tokenizer)
+    tokenizer = load_tokenizer(write(tmp_path, "gemma2", {"tokenizer_class": "GemmaTokenizer", "eos_token": None}))
+    assert (tokenizer.bos_token, tokenizer.eos_token, len(tokenizer)) == ("<bos>", None, size)
+    tokenizer = load_tokenizer(write(tmp_path, "cohere", {"tokenizer_class": "CohereTokenizer"}))
+    assert (tokenizer.bos_token, tokenizer.eos_token, len(tokenizer)) == (None, None, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "template", "begins"),
+    [
+        ("LlamaTokenizerFast", True, None, True),  # DeepSeek's
+        ("LlamaTokenizer", False, "<s> $A", False),
+        ("LlamaTokenizer", None, "<s> $A", True),
+        ("LlamaTokenizer", None, None, False),
+        ("LlamaTokenizer", True, "<s> $A </s>", True),
+        ("Qwen2Tokenizer", True, None, False),
+        ("PreTrainedTokenizerFast", False, "<s> $A", True),
+    ],
+)
+def test_add_bos_token_decides_with_the_classes_that_follow_it(
+    name: str, flag: bool | None, template: str | None, begins: bool, tmp_path: Path
+) -> None:
+    made = KINDS["llama 3"]()
+    if template:
+        special = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
+        made.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    made.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ 'x' }}"}
+    folder = write(tmp_path, "llama", settings if flag is None else settings | {"add_bos_token": flag})
+    tokenizer = load_tokenizer(folder)
+    ends = bool(template and template.endswith("</s>"))
+    inner = made.encode("Hello", add_special_tokens=False).ids
+    assert ids(tokenizer, "Hello", special=True) == [1] * begins + inner + [2] * ends
+    assert ids(tokenizer, "Hello") == inner
+    chat = prompt_ids.encode_chat(tokenizer, [{"role": "user", "content": "Hi"}])
+    assert chat.token_ids == made.encode("x", add_special_tokens=False).ids
+    follows = any("follows add_bos_token" in note for note in source_notes(folder, tokenizer))
+    assert follows == (begins != bool(template))
+
+
+def test_a_tokenizer_loads_though_transformers_cannot_read_config_json(tmp_path: Path) -> None:
+    """Phi-3's first files name their scaling `su`."""
+    KINDS["llama 2"]().save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "phi3", {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"})
+    scaling = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 4, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Exception, match="rope"):
+        AutoTokenizer.from_pretrained(tmp_path)
+    assert ids(load_tokenizer(tmp_path), "Hello") == KINDS["llama 2"]().encode("Hello", add_special_tokens=False).ids
+
+
+@functools.cache
+def tekken(pattern: str, first_byte: int = 1000, size: int = 131_072) -> Tokenizer:
+    """A vocabulary laid out as Tekken's. Some of its tokens go across a change from small to capital letters."""
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
+    tokens = [f"<special {index}>" for index in range(first_byte)]
+    tokens += [letters[byte] for byte in range(256)]
+    merges = [("l", "o"), ("W", "o"), ("lo", "Wo"), ("2", "0"), ("20", "2")]
+    tokens += [left + right for left, right in merges]
+    tokens += [f"filler {index}" for index in range(size - len(tokens))]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split(pattern), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("config", "first_byte", "repaired"),
+    [
+        ({"model_type": "mistral", "transformers_version": "4.42.0"}, 1000, True),
+        ({"model_type": "mistral3", "text_config": {"vocab_size": 131_072}}, 1000, True),
+        ({"model_type": "mistral", "transformers_version": "5.2.0"}, 1000, False),
+        ({"model_type": "mistral", "transformers_version": "4.42.0"}, 3, False),  # not Tekken's vocabulary
+        ({"model_type": "llama", "transformers_version": "4.42.0"}, 1000, False),
+    ],
+)
+def test_tekkens_split_pattern_is_repaired_as_transformers_does(
+    config: dict[str, Any], first_byte: int, repaired: bool, tmp_path: Path
+) -> None:
+    tekken(LLAMA, first_byte).save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, None, {"tokenizer_class": "PreTrainedTokenizerFast"})
+    config = config if "text_config" in config else {**config, "vocab_size": 131_072}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = tekken(TEKKEN if repaired else LLAMA, first_byte)
+    tokenizer = load_tokenizer(tmp_path)
+    texts = ["HelloWorld", "2024", "a/b\n"]
+    assert [ids(tokenizer, text) for text in texts] == [expected.encode(text).ids for text in texts]
+    if repaired:
+        (note,) = source_notes(tmp_path, tokenizer)
+        assert "uses Tekken's own" in note
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """tokenizer.model of several kinds."""
+    root = tmp_path_factory.mktemp("sentencepiece")
+    identity = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "split_digits": True}
+    kinds: dict[str, dict[str, Any]] = {
+        "llama": {"model_type": "bpe", "byte_fallback": True, **identity},
+        "gemma": {
+            "model_type": "bpe",
+            "byte_fallback": True,
+            "add_dummy_prefix": False,
+            "user_defined_symbols": ["<extra>", "\n\n"],
+            **identity,
+        },
+        "normalized": {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "nmt_nfkc"},
+        "without bytes": {"model_type": "bpe", **identity},
+        "unigram": {"model_type": "unigram", "byte_fallback": True, "normalization_rule_name": "nmt_nfkc"},
+        "no end": {"model_type": "bpe", "byte_fallback": True, "bos_id": -1, "eos_id": 1, **identity},
+    }
+    (root / "text").write_text("\n".join(line for text in TRAINING for line in text.splitlines()))
+    for kind, options in kinds.items():
+        (root / kind).mkdir()
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(root / "text"),
+            model_prefix=str(root / kind / "tokenizer"),
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **{"vocab_size": 550, **options},
+        )
+    return {kind: root / kind / "tokenizer.model" for kind in kinds}
+
+
+SENTENCEPIECE_KINDS = ("llama", "gemma", "normalized", "without bytes", "unigram", "no end")
+
+
+@pytest.mark.parametrize("kind", SENTENCEPIECE_KINDS)
+def test_ids_of_tokenizer_model_alone_are_those_of_sentencepiece(
+    kind: str, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(trained[kind].read_bytes())
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(trained[kind]))
+    texts = [text for text in TEXTS if "</s>" not in text]  # special tokens are no text for SentencePiece
+    expected = [reference.encode(text) for text in texts]
+    for model_type, name in [
+        ("llama", "LlamaTokenizer"),
+        ("gemma2", "GemmaTokenizer"),
+        ("qwen2", None),
+        (None, "T5Tokenizer"),
+    ]:
+        for legacy in (True, False):
+            if not legacy and kind in ("normalized", "unigram"):
+                continue  # the prefix of a text whose first spaces are removed: as transformers has it
+            write(tmp_path, model_type, {"legacy": legacy} | ({"tokenizer_class": name} if name else {}))
+            tokenizer = load_tokenizer(tmp_path)
+            found = [ids(tokenizer, text) for text in texts]
+            if kind == "unigram":  # of segmentations with an equal probability, each may take another one
+                assert list(map(sorted, found)) == list(map(sorted, expected)), (model_type, name)
+            else:
+                assert found == expected, (kind, model_type, name, legacy)
+    assert tokenizer.eos_token_id == reference.eos_id() and tokenizer.bos_token_id == (
+        None if reference.bos_id() < 0 else reference.bos_id()
+    )
+    copy_tokenizer(tmp_path, tokenizer, tmp_path / "copy")
+    again = prompt_ids.load_tokenizer(tmp_path / "copy")
+    assert [ids(again, text, special=True) for text in texts] == [ids(tokenizer, text, special=True) for text in texts]
+    if kind != "without bytes":
+        assert [tokenizer.decode(token_ids) for token_ids in expected] == [reference.decode(one) for one in expected]
+    table = build_token_table(tokenizer, len(tokenizer))
+    assert all(table.tokens[token] for token in expected[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "begins"),
+    [
+        ({"tokenizer_class": "LlamaTokenizer"}, True),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, False),
+        ({"add_bos_token": True}, True),
+        ({}, False),
+    ],
+)
+def test_a_text_of_tokenizer_model_begins_as_its_class_says(
+    settings: dict[str, Any], begins: bool, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(trained["llama"].read_bytes())
+    tokenizer = load_tokenizer(write(tmp_path, "llama", settings))
+    assert ids(tokenizer, "Hello", special=True) == [1] * begins + ids(tokenizer, "Hello")
+
+
+def test_a_damaged_tokenizer_model_is_rejected(trained: dict[str, Path], tmp_path: Path) -> None:
+    content = trained["llama"].read_bytes()
+    for damaged in (content[:-3], content[:5000], b"\n\x05ab", b"\n\x05\x15\0\0\0\0"):
+        (tmp_path / "tokenizer.model").write_bytes(damaged)
+        with pytest.raises(ModelError, match="download it again"):
+            read_model(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
+    assert read_model(tmp_path / "tokenizer.model") is None
+
+
+def test_a_folder_whose_sources_disagree_is_named(
+    trained: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    KINDS["llama 3"]().save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "llama", {"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>"})
+    with caplog.at_level(logging.WARNING):
+        (note,) = source_notes(tmp_path, load_tokenizer(tmp_path))
+    assert "transformers' GPT2Tokenizer differs" in note and "uses tokenizer.json" in note
+    write(tmp_path, "llama", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
+    assert source_notes(tmp_path, load_tokenizer(tmp_path)) == []
+    (tmp_path / "tokenizer.model").write_bytes(trained["llama"].read_bytes())
+    (note,) = source_notes(tmp_path, load_tokenizer(tmp_path))
+    assert "tokenizer.model differs" in note
+    model = read_model(trained["llama"])
+    assert model is not None
+    convert(model, legacy=True).save(str(tmp_path / "tokenizer.json"))
+    assert source_notes(tmp_path, load_tokenizer(tmp_path)) == []
