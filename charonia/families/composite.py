@@ -24,7 +24,7 @@ _TOWERS = (
     *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual."),
     *("audio_tower.", "embed_audio.", "embed_vision."),
 )
-# Keys beside text_config. What concerns the text stands there, or is one of _SHARED.
+# Keys beside text_config that also concern the text part.
 _TIED = "tie_word_embeddings"
 _SHARED = ("bos_token_id", "eos_token_id", _TIED, "quantization_config", "dtype", "torch_dtype")
 
@@ -115,11 +115,11 @@ def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
 
 
 def _is_other(key: str) -> bool:
-    """Whether a key beside those of the text part concerns images, video or sound."""
+    """Whether a key concerns images, video or sound."""
     return key not in HARMLESS and any(word in key for word in ("audio", "image", "multimodal", "video", "vision"))
 
 
-# LLaVA 1.5 leaves out what is as in Llama's class of transformers.
+# LLaVA 1.5 omits keys with the default of the class for Llama in transformers.
 _LLAMA_7B = {
     "vocab_size": 32000,
     "hidden_size": 4096,

@@ -61,7 +61,7 @@ def _full_attention(value: Any) -> bool:
     return isinstance(value, list) and all(kind == "full_attention" for kind in value)
 
 
-# The values with which these keys change nothing. null is always one of them.
+# These keys change nothing if they have one of these values, or null.
 ONLY: dict[str, Any] = {
     "add_cross_attention": (False,),
     "alibi": (False,),

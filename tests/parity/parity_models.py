@@ -183,7 +183,7 @@ VARIANTS = {
     ),
     "ministral": _variant(MinistralConfig, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED),
     "cwm": _variant(CwmConfig, sliding_window=WINDOW, head_dim=16, rope_parameters=_LLAMA3_ROPE),
-    # Prompts on both sides of the length from which the queries grow.
+    # The queries grow beyond 64 positions; prompts are shorter and longer.
     "ministral3": _variant(
         Ministral3Config,
         head_dim=16,

@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
     "vocab_size": 300,
     "max_position_embeddings": 128,
 }
-# What transformers has no class for any more: their own code is the reference.
+# transformers has no class for these types. Their own code is the reference.
 NO_CLASS = {"internlm", "internlm2", "internvl_chat", "qwen", "baichuan", "yi", "Yi"}
 TYPES = [(family, model_type) for family in FAMILIES for model_type in family.model_types]
 # Configs in which a key counts that does not count in BASE.
