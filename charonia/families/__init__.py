@@ -85,6 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     glm.GLM4V_TEXT,
     ernie.ERNIE4_5,
     granite.FAMILY,
+    granite.HYPERCLOVAX,
     smollm3.FAMILY,
     olmo.OLMO2,
     olmo.OLMO3,

@@ -570,6 +570,8 @@ NO_DATA = {
     "glm4v_moe",
     "glm4v_moe_text",
     "hy_v3",
+    "hyperclovax",
+    "hyperclovax_vision_v2",
     "mellum",
     "solar_open",
     "glm46v",
