@@ -33,6 +33,7 @@ from transformers import (
     Glm4vMoeConfig,
     GlmConfig,
     GraniteConfig,
+    HeliumConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HyperCLOVAXConfig,
@@ -214,6 +215,8 @@ VARIANTS = {
     "hyperclovax-pre-norms": _variant(
         HyperCLOVAXConfig, use_post_norm=False, head_dim=20, dropped=("attention_multiplier",), attention_bias=True
     ),
+    # Its class has a square projection after attention, so the heads must be as wide as hidden_size.
+    "helium": _variant(HeliumConfig, head_dim=16, attention_bias=True, mlp_bias=True),
     "smollm3": _variant(SmolLM3Config, no_rope_layer_interval=2, tie_word_embeddings=True),
     "smollm3-window": _variant(
         SmolLM3Config,
