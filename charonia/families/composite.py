@@ -21,8 +21,8 @@ _PREFIXES = (
     ("model.text_model.", "model."),
 )
 _TOWERS = (
-    *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual."),
-    *("audio_tower.", "embed_audio.", "embed_vision."),
+    *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "projector.", "vision_model."),
+    *("vision_projector.", "vision_tower.", "visual.", "audio_tower.", "embed_audio.", "embed_vision."),
 )
 # Keys beside text_config that also concern the text part.
 _TIED = "tie_word_embeddings"
@@ -158,6 +158,8 @@ COMPOSITES = (
     Composite("glm4v_moe", "GLM-4.5V and GLM-4.6V", "glm4v_moe_text"),
     # InternVL's own files, which released models have beside those for transformers.
     Composite("internvl_chat", "InternVL", "qwen2", harmless=_INTERNVL_CHAT),
+    # The released files have the type vlm, which says no more than that a model reads images.
+    Composite("hyperclovax_vision_v2", "HyperCLOVA X", "hyperclovax", tied=True),
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
     Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),
