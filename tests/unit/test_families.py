@@ -547,6 +547,23 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         ({"model_type": "gemma3_text", "head_dim": [16]}, "head_dim is [16]"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        *(
+            (
+                {"model_type": model_type, "mlp_layer_types": [one] * 2},
+                "mlp_layer_types must list num_hidden_layers = 2",
+            )
+            for model_type in ("mellum", "hy_v3")
+            for one in ({}, "wide")
+        ),
+        ({"model_type": "minimax_m2", "head_dim": 0, "rotary_dim": 8}, "head_dim is 0"),
+        *(
+            ({"model_type": model_type, "rope_scaling": {"type": "dynamic", "alpha": 1e308}}, "has the alpha 1e+308")
+            for model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe")
+        ),
+        (
+            {"model_type": "hunyuan_v1_dense", "head_dim": 2, "rope_scaling": {"type": "dynamic", "alpha": 1000.0}},
+            "a head has 2 elements",
+        ),
     ],
 )
 def test_a_wrong_value_is_named(changes: dict[str, Any], named: str) -> None:
