@@ -73,6 +73,12 @@ class Composite:
     ignored: tuple[str, ...] = tuple(f"{place}{tower}" for place in ("", "model.") for tower in _TOWERS)
 
 
+def text_part(config: HfConfig) -> Mapping[str, Any]:
+    """What config.json says of the text part alone. It is empty if there is no such part."""
+    text = config.get("text_config") or config.get(_LLM)
+    return text if isinstance(text, dict) else {}
+
+
 def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
     """The config of the text part, with the shared keys beside it. Raises ModelError where there is none."""
     text = config.get("text_config") or config.get(_LLM)

@@ -56,6 +56,13 @@ def test_explicit_head_dim_wins_over_hidden_size_by_heads() -> None:
     assert spec.tensors["layers.0.attention.wo.0.weight"][0].shape == (64, 128)
 
 
+@pytest.mark.parametrize("model_type", ["ernie4_5", "seed_oss", "ministral3", "cwm", "iquestcoder", "internlm3"])
+def test_a_head_dim_of_null_is_hidden_size_by_heads(model_type: str) -> None:
+    config = {**LLAMA, "model_type": model_type}
+    assert describe(config, "m").config.size_per_head == 128
+    assert describe({**config, "head_dim": None}, "m").config.size_per_head == 16
+
+
 @pytest.mark.parametrize(
     "spelling",
     [
