@@ -132,13 +132,26 @@ def describe(config: HfConfig, model_name: str) -> ModelSpec:
     for family in FAMILIES:
         if model_type in family.model_types:
             unknown = check_keys(config, READ_BY_ALL | family.keys, family.harmless, family.title, family.only)
-            return _with_note(family.describe(config, model_name), unknown)
+            return _with_note(_with_context(family.describe(config, model_name)), unknown)
     raise UnsupportedError(_refusal(config))
 
 
 def _with_note(spec: ModelSpec, unknown: list[str]) -> ModelSpec:
     note = f"config.json has keys that are not known and have no effect: {', '.join(unknown)}"
     return replace(spec, notes=(*spec.notes, note)) if unknown else spec
+
+
+def _with_context(spec: ModelSpec) -> ModelSpec:
+    """With a note where YaRN was added and the context is still the one without it."""
+    model = spec.config
+    reach = int(model.rope_factor * model.rope_original_max_position_embeddings)
+    if model.rope_scaling_type != "yarn" or reach <= model.max_position_embeddings:
+        return spec
+    note = (
+        f"config.json: the rope scaling is for {reach} tokens, and the context is max_position_embeddings = "
+        f"{model.max_position_embeddings}. The setting session_len = {reach} makes it longer"
+    )
+    return replace(spec, notes=(*spec.notes, note))
 
 
 def _refusal(config: HfConfig) -> str:

@@ -11,6 +11,7 @@ from charonia.errors import ModelError
 from charonia.families.hf_config import required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
+from charonia.families.rope import refuse_scaling
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
 NAMES = Names(qkv=("self_attn.W_pack",))
@@ -25,6 +26,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
             "(with 13 billion)"
         )
     if alibi:
+        refuse_scaling(config, "this model has ALiBi instead of a rotation")
         config = {**config, "max_position_embeddings": required(config, "model_max_length")}
     second = "z_loss_weight" in config or config.get("vocab_size") == _BAICHUAN2_VOCABULARY
     return llama_spec(llama_config(config, model_name, "baichuan", alibi=alibi, normalize_output=second), NAMES)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import HARMLESS, check_keys, words
+from charonia.families.config_keys import HARMLESS, READ_BY_ALL, check_keys, words
 from charonia.families.spec import HfConfig
 
 # Where names of the text part begin: in files of transformers 5, and in older ones.
@@ -117,7 +117,7 @@ def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
     # Fine-tunes of Qwen2.5-VL repeat a window that the switch beside it turns off.
     if "use_sliding_window" in config:
         outer["use_sliding_window"] = config["use_sliding_window"]
-    return check_keys(outer, _OUTER, composite.harmless, composite.title)
+    return check_keys(outer, _OUTER, composite.harmless, composite.title, of_text=READ_BY_ALL | text.keys())
 
 
 def _is_other(key: str) -> bool:

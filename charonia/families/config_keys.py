@@ -8,7 +8,7 @@ values (ONLY and `Family.only`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -125,11 +125,13 @@ def check_keys(
     harmless: frozenset[str],
     family: str,
     only: Mapping[str, Any] = MappingProxyType({}),
+    of_text: Collection[str] = (),
 ) -> list[str]:
     """Returns the unknown keys that can hardly change results.
 
-    read, harmless, only: the lists of the family. Raises UnsupportedError, naming key and value, for a known key with a
-    value that the engine would ignore, and for an unknown key that may change results.
+    read, harmless, only: the lists of the family. of_text: keys that belong into text_config. Raises UnsupportedError,
+    naming key and value, for a known key with a value that the engine would ignore, and for an unknown key that may
+    change results.
     """
     unknown = []
     for key, value in config.items():
@@ -139,15 +141,23 @@ def check_keys(
             continue  # models with Qwen's config and Llama's model_type
         allowed = only.get(key, ONLY.get(key))
         if allowed is not None:
-            if not (allowed(value) if callable(allowed) else _among(value, allowed)):
-                raise UnsupportedError(f"config.json: {key} {_shown(value)} is not supported for {family}")
+            if allowed(value) if callable(allowed) else _among(value, allowed):
+                continue
+            error = f"config.json: {key} {_shown(value)} is not supported for {family}"
         elif _COMPUTES.search(key):
-            raise UnsupportedError(
+            error = (
                 f"config.json: the key {key} ({_shown(value)}) is not known for {family}, and results may be wrong "
                 "without it. If the model does not use the key, remove it from config.json"
             )
         else:
             unknown.append(key)
+            continue
+        if key in of_text:
+            error = (
+                f"config.json: {key} ({_shown(value)}) has no effect beside text_config: move it into text_config, or "
+                "remove it"
+            )
+        raise UnsupportedError(error)
     return unknown
 
 

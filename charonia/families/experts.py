@@ -62,7 +62,7 @@ def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model, MIXTRAL_NAMES)
 
 
-def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
+def _qwen3_moe(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
     count = optional(config, "num_experts", optional(config, "num_local_experts", 128))
     bias = optional(config, "attention_bias", False)
     model = llama_config(
@@ -77,13 +77,14 @@ def _qwen3_moe(config: HfConfig, model_name: str) -> ModelSpec:
         layer_experts=_qwen_layers(config),
         **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
         **window_settings(switched_window(config, 4096), layer_types=False),
+        **own,
     )
     return llama_spec(model, LLAMA_NAMES)
 
 
 def _qwen3_vl_moe(config: HfConfig, model_name: str) -> ModelSpec:
-    defaults = {"rope_theta": 5e5, "moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4}
-    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name)
+    defaults = {"moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4}
+    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name, theta=5e5)
 
 
 def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:

@@ -20,12 +20,16 @@ MOST_KV_HEADS = 100_000  # likewise
 _TOO_LARGE_ID = 1 << 31
 _MOST_OF_ANY = 1 << 53  # what a float holds exactly
 
+_NAMES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number"}
+
 T = TypeVar("T", bound="int | float | bool")
 
 
 def required(config: HfConfig, key: str) -> int:
     """A positive integer that a config.json must have."""
     value = config.get(key)
+    if value is None:
+        raise ModelError(f"config.json: {key} is missing; it must be a positive integer")
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ModelError(f"config.json: {key} is {value!r}; it must be a positive integer")
     most = _MOST.get(key, _MOST_OF_ANY)
@@ -46,7 +50,7 @@ def optional(config: HfConfig, key: str, default: T) -> T:
     wanted: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
     fits = isinstance(value, wanted) and isinstance(value, bool) == isinstance(default, bool)
     if not fits:
-        raise ModelError(f"config.json: {key} is {value!r}; it must be of type {type(default).__name__}")
+        raise ModelError(f"config.json: {key} is {value!r}; it must be {_NAMES[type(default)]}")
     if isinstance(value, int) and not isinstance(default, float) and abs(value) > _MOST_OF_ANY:
         raise ModelError(f"config.json: {key} is {_spelled(value)}; its magnitude must be at most {_MOST_OF_ANY}")
     if not isinstance(default, float):

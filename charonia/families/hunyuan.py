@@ -15,6 +15,7 @@ from charonia.families.experts import expert_counts, layers_with_experts
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
+from charonia.families.rope import rope_dictionary
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
 _MAX_ALPHA = 1e9  # released models have 1000
@@ -24,25 +25,25 @@ NAMES = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernor
 
 def _with_base(config: HfConfig) -> HfConfig:
     """`dynamic` scaling with an `alpha` is a larger base: base * alpha^(d / (d - 2))."""
-    for key in ("rope_scaling", "rope_parameters"):
-        settings = config.get(key)
-        if not isinstance(settings, dict) or not settings.get("alpha"):
-            continue
-        kind = settings.get("rope_type") or settings.get("type")
-        if kind != "dynamic":
-            raise ModelError(f"config.json: {key} has an alpha and is of type {kind!r}; it must be of type 'dynamic'")
-        heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
-        size = optional(config, "head_dim", hidden // heads)
-        base = number(settings, "rope_theta", number(config, "rope_theta", 10000.0))
-        alpha = number(settings, "alpha", 1.0)
-        if size <= 2 or alpha > _MAX_ALPHA:
-            raise ModelError(
-                f"config.json: {key} has the alpha {alpha:g} and a head has {size} elements; alpha must be at most "
-                f"{_MAX_ALPHA:g}, and a head larger than 2"
-            )
-        plain: dict[str, Any] = {"rope_type": "default", "rope_theta": base * alpha ** (size / (size - 2))}
-        return {**config, "rope_scaling": None, "rope_parameters": plain}
-    return config
+    settings = rope_dictionary(config)
+    if not settings.get("alpha"):
+        return config
+    kind = settings.get("rope_type") or settings.get("type")
+    if kind != "dynamic":
+        raise ModelError(
+            f"config.json: the rope scaling has an alpha and is of type {kind!r}; it must be of type 'dynamic'"
+        )
+    heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
+    size = optional(config, "head_dim", hidden // heads)
+    base = number(settings, "rope_theta", number(config, "rope_theta", 10000.0))
+    alpha = number(settings, "alpha", 1.0)
+    if size <= 2 or alpha > _MAX_ALPHA:
+        raise ModelError(
+            f"config.json: the rope scaling has the alpha {alpha:g} and a head has {size} elements; alpha must be at "
+            f"most {_MAX_ALPHA:g}, and a head larger than 2"
+        )
+    plain: dict[str, Any] = {"rope_type": "default", "rope_theta": base * alpha ** (size / (size - 2))}
+    return {**config, "rope_scaling": None, "rope_parameters": plain}
 
 
 def hunyuan_settings(config: HfConfig) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def _internlm(config: HfConfig, model_name: str) -> ModelSpec:
             raise UnsupportedError(f"config.json: rotary of type {kind!r} is not supported; supported: origin, dynamic")
         config = {**config, "rope_theta": number(rotary, "base", 10000.0)}
         if kind == "dynamic":
-            config["rope_scaling"] = {"type": "dynamic", "factor": number(rotary, "scaling_factor", 1.0)}
+            config["rope_parameters"] = {"type": "dynamic", "factor": number(rotary, "scaling_factor", 1.0)}
     bias = optional(config, "bias", True)
     return llama_spec(llama_config(config, model_name, "internlm", attn_bias=bias, attn_output_bias=bias))
 

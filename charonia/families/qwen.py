@@ -12,6 +12,7 @@ from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required, token_ids
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
+from charonia.families.rope import refuse_scaling
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
 NAMES = Names(
@@ -52,6 +53,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     if config.get("chat_format") == "chatml":
         ends = (*ends, *(end for end in _ENDS_OF_TURN if end not in ends))
     dynamic = optional(config, "use_dynamic_ntk", True)
+    refuse_scaling(config, "Qwen 1 has its own scaling (use_dynamic_ntk)")
     model = llama_config(
         {"max_position_embeddings": trained, **config, "rms_norm_eps": config.get("layer_norm_epsilon")},
         model_name,

@@ -37,12 +37,13 @@ def _without_chunks(config: HfConfig) -> tuple[HfConfig, tuple[str, ...]]:
     return {**config, "max_position_embeddings": trained}, (note,)
 
 
-def _qwen2(config: HfConfig, model_name: str) -> ModelSpec:
+def _qwen2(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
     config, notes = _without_chunks(config)
-    return llama_spec(llama_config(config, model_name, "qwen2", attn_bias=True, **_windows(config)), notes=notes)
+    model = llama_config(config, model_name, "qwen2", attn_bias=True, **_windows(config), **own)
+    return llama_spec(model, notes=notes)
 
 
-def _qwen3(config: HfConfig, model_name: str) -> ModelSpec:
+def _qwen3(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
     bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
@@ -53,6 +54,7 @@ def _qwen3(config: HfConfig, model_name: str) -> ModelSpec:
         attn_output_bias=bias,
         qk_norm=True,
         **_windows(config),
+        **own,
     )
     return llama_spec(model)
 
@@ -67,17 +69,15 @@ QWEN2 = Family(
     keys=WINDOW_KEYS | {_CHUNKS},
     only=_QWEN2_BIASES,
 )
-# Defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers, where they differ from Qwen2 and Qwen3.
-_VL = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
-_VL3 = {"rope_theta": 5e5}
+# The defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers, where they differ from Qwen2 and Qwen3.
 
 
 def _qwen2_vl(config: HfConfig, model_name: str) -> ModelSpec:
-    return _qwen2({**_VL, **config}, model_name)
+    return _qwen2({"max_window_layers": 80, **config}, model_name, norm_eps=1e-5, theta=1e6)
 
 
 def _qwen3_vl(config: HfConfig, model_name: str) -> ModelSpec:
-    return _qwen3({**_VL3, **config}, model_name)
+    return _qwen3(config, model_name, theta=5e5)
 
 
 QWEN2_VL_TEXT = Family(

@@ -27,6 +27,10 @@ _KNOWN = words(
     partial_rotary_factor rope_theta rope_type short_factor truncate type
     """
 )
+# Keys that scale. They have no effect without a kind.
+_SCALES = ("factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "attention_factor")
+# What belongs to the model and not to its scaling: rope_scaling does not replace it.
+_KEPT = ("partial_rotary_factor", "llama_4_scaling_beta")
 _MAX_FACTOR = 1e30  # a float of 32 bits holds it
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -86,14 +90,35 @@ def _dictionaries(config: HfConfig, per_layer: bool) -> tuple[dict[str, Any], di
     return full, new.get("sliding_attention") or {"rope_type": "default"}
 
 
+def rope_dictionary(config: HfConfig) -> dict[str, Any]:
+    """The settings of all layers, of rope_parameters and rope_scaling together. Raises as rope_settings does."""
+    return _dictionaries(config, per_layer=False)[0]
+
+
 def rope_value(config: HfConfig, key: str, default: float) -> float:
     """A number of the settings of all layers that only some families have."""
-    return number(_dictionaries(config, per_layer=False)[0], key, default)
+    return number(rope_dictionary(config), key, default)
+
+
+def refuse_scaling(config: HfConfig, reason: str) -> None:
+    """Raises UnsupportedError if config.json has a rotary scaling, which a model does not use. reason: why not."""
+    for key in ("rope_scaling", "rope_parameters"):
+        settings = config.get(key)
+        if isinstance(settings, dict) and _kind(settings) != "default":
+            raise UnsupportedError(f"config.json: {key} has no effect: {reason}. Remove it")
 
 
 def _merged(config: HfConfig, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """rope_parameters and rope_scaling together. Raises UnsupportedError where they name two kinds of scaling."""
-    if not (old.get("rope_type") or old.get("type")):
+    """rope_parameters and rope_scaling together. Raises UnsupportedError where they name two kinds of scaling, and
+    ModelError where they name none and would scale."""
+    for name, settings in (("rope_parameters", new), ("rope_scaling", old)):
+        without = [key for key in _SCALES if settings.get(key) not in (None, 1)]
+        if without and not _names_kind(settings):
+            raise ModelError(
+                f"config.json: {name} has {without[0]} and no rope_type, so it would have no effect: add rope_type "
+                f"({', '.join(KINDS[1:])}), or remove {without[0]}"
+            )
+    if not _names_kind(old):
         return {**old, **new}
     kinds = _kind(new), _kind(old)
     if "default" not in kinds and kinds[0] != kinds[1]:
@@ -101,9 +126,14 @@ def _merged(config: HfConfig, new: dict[str, Any], old: dict[str, Any]) -> dict[
             f"config.json: rope_parameters is of type {kinds[0]!r} and rope_scaling of type {kinds[1]!r}: remove "
             "the one that the model is not made for"
         )
-    # Only the base is taken from both: from rope_scaling, else from the top level, else from rope_parameters.
+    # The base is from rope_scaling, else from the top level, else from rope_parameters.
     bases = [place["rope_theta"] for place in (old, config, new) if place.get("rope_theta") is not None]
-    return {**old, "rope_theta": bases[0]} if bases else old
+    kept = {key: new[key] for key in _KEPT if new.get(key) is not None}
+    return {**kept, **old, **({"rope_theta": bases[0]} if bases else {})}
+
+
+def _names_kind(settings: dict[str, Any]) -> bool:
+    return bool(settings.get("rope_type") or settings.get("type"))
 
 
 def _kind(settings: dict[str, Any]) -> str:
@@ -154,12 +184,12 @@ def _scaling(settings: dict[str, Any], config: HfConfig, rotated: int) -> dict[s
     if original <= 0:
         raise ModelError(f"config.json: original_max_position_embeddings is {original}; it must be positive")
     if kind in ("linear", "dynamic"):
-        found["rope_factor"] = number(settings, "factor", 1.0)
+        found["rope_factor"] = _factor(settings, 1.0)
         if kind == "dynamic":
             found["rope_original_max_position_embeddings"] = longest
         return found
     found["rope_original_max_position_embeddings"] = original
-    found["rope_factor"] = number(settings, "factor", longest / original)
+    found["rope_factor"] = _factor(settings, longest / original)
     if kind == "llama3":
         found["rope_low_freq_factor"] = number(settings, "low_freq_factor", 1.0)
         found["rope_high_freq_factor"] = number(settings, "high_freq_factor", 4.0)
@@ -175,6 +205,13 @@ def _scaling(settings: dict[str, Any], config: HfConfig, rotated: int) -> dict[s
     found["rope_mscale"] = number(settings, "mscale", 0.0)
     found["rope_mscale_all_dim"] = number(settings, "mscale_all_dim", 0.0)
     return found
+
+
+def _factor(settings: dict[str, Any], default: float) -> float:
+    factor = number(settings, "factor", default)
+    if factor <= 0:
+        raise ModelError(f"config.json: the rope scaling's factor is {factor}; it must be positive")
+    return factor
 
 
 def _factors(settings: dict[str, Any], key: str, count: int) -> tuple[float, ...]:

@@ -104,6 +104,7 @@ class _Stack:
         self._ready = False
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
+        self._warnings: list[tuple[str, str]] = []  # of the settings: the model's name, and the text
         self._control = drain.ModelControl()
         self._models: Models  # set by _start()
         self._shared_memory = shared_memory.new_prefix()
@@ -129,6 +130,11 @@ class _Stack:
             if settings.gateway and not self._check_gateway():
                 return
             served = prepare_all(settings, root, self._inference, self._say, held)
+            self._warnings = [
+                (one.name, text)
+                for one in served
+                for text in _engine.setting_warnings(one.workspace / WEIGHTS, dict(self._inference))
+            ]
             try:
                 if not self._start(own, served):
                     return
@@ -294,6 +300,8 @@ class _Stack:
                     logs.show(shown)
                 return
             level, text = triton.worth_showing(line) or ("", "")
+            if any(text.endswith(known) for _, known in self._warnings):
+                return  # _announce() prints it
             # Errors of the start are shown together, if it fails.
             shows = level == "warning" or (level and self._ready)
             if shows and (passed := repeats.passed(text)) is not None:
@@ -489,9 +497,9 @@ class _Stack:
         name, names = served[0].name, " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
-        for one in served:
-            for text in _engine.setting_warnings(one.workspace / WEIGHTS, dict(self._inference)):
-                self._say(f"{one.name}: {text}" if len(served) > 1 else text, "warning")
+        if settings.logs == "files":  # else the engine's line is on stderr already
+            for model, text in self._warnings:
+                self._say(f"{model}: {text}" if len(served) > 1 else text, "warning")
         grpc = access.grpc_target(settings)
         ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
         if not settings.gateway:

@@ -390,7 +390,8 @@ def encode_chat(
                 "tools",
                 "the model's chat template does not show them, so the model would not know them",
                 "serve the model with a chat template that does, or describe them in a message and force calls: send "
-                "tool_choice = required or a function's name",
+                "tool_choice = required or a function's name. The server must know the model's format of calls for "
+                "that (CHARONIA_TOOL_CALL_PARSER)",
             )
         checked, shown = _with_tools(checked, shown, place)
     text = render_chat(tokenizer, checked, shown, variables) + begun

@@ -161,8 +161,19 @@ def test_keys_beside_text_config_are_checked_too() -> None:
     assert describe({**config, "hidden_size": 64, "num_attention_heads": 4}, "m").notes == ()
     spec = describe({**config, "favourite_colour": "red"}, "m")
     assert spec.notes == ("config.json has keys that are not known and have no effect: favourite_colour",)
-    with pytest.raises(UnsupportedError, match="the key rope_scaling"):
-        describe({**config, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "m")
+    with pytest.raises(UnsupportedError, match=r"the key attn_boost \(4\) is not known for Qwen3-VL"):
+        describe({**config, "attn_boost": 4}, "m")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rope_scaling", {"type": "yarn", "factor": 4.0}), ("rope_theta", 5.0), ("sliding_window", 32)],
+)
+def test_keys_of_the_text_part_belong_into_text_config(key: str, value: Any) -> None:
+    text = {**BASE, "model_type": "qwen3_vl_text", "sliding_window": None}
+    config = {"model_type": "qwen3_vl", "text_config": text, key: value}
+    with pytest.raises(UnsupportedError, match=rf"{key} .* has no effect beside text_config: move it into text_config"):
+        describe(config, "m")
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -191,6 +202,99 @@ def test_scaling_added_to_a_file_of_transformers_5_keeps_its_base() -> None:
     """READMEs tell users to add rope_scaling without a base. transformers takes 10000 then, which no author means."""
     config = describe({**BASE, "model_type": "qwen2", "rope_parameters": PLAIN, "rope_scaling": YARN}, "m").config
     assert (config.rope_scaling_type, config.rope_theta) == ("yarn", 5e5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"])
+def test_the_base_of_a_file_wins_over_the_default_of_its_class(model_type: str) -> None:
+    scaled = {"rope_parameters": {**PLAIN, "rope_theta": 3e6}, "rope_scaling": YARN}
+    config = describe({**BASE, "model_type": model_type, **scaled}, "m").config
+    assert (config.rope_scaling_type, config.rope_theta) == ("yarn", 3e6)
+
+
+@pytest.mark.parametrize("model_type", ["minimax_m2", "glm4v_text", "glm4v_moe_text", "glm4"])
+def test_added_scaling_leaves_the_rotated_part_of_a_head_as_it_is(model_type: str) -> None:
+    """transformers rotates whole heads then, or the part that is its class's default."""
+    settings = {**BASE, "model_type": model_type, "head_dim": 16}
+    plain = {**PLAIN, "partial_rotary_factor": 0.25}
+    config = describe({**settings, "rope_parameters": plain, "rope_scaling": YARN}, "m").config
+    assert (config.rope_scaling_type, config.rotary_embedding) == ("yarn", 4)
+
+
+def test_added_scaling_leaves_the_factor_of_ministral_3s_queries_as_it_is() -> None:
+    new = {**PLAIN, **YARN, "llama_4_scaling_beta": 0.1}
+    config = describe({**BASE, "model_type": "ministral3", "rope_parameters": new, "rope_scaling": YARN}, "m").config
+    assert config.q_scale_beta == 0.1
+
+
+@pytest.mark.parametrize(
+    ("model_type", "own"),
+    [
+        ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}}),
+        ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}}),
+        ("internlm", {"rotary": {"base": 10000, "type": "dynamic", "scaling_factor": 2.0}}),
+    ],
+)
+def test_scaling_is_not_added_to_a_familys_own(model_type: str, own: dict[str, Any]) -> None:
+    match = "rope_parameters is of type 'dynamic' and rope_scaling of type 'yarn'"
+    with pytest.raises(UnsupportedError, match=match):
+        describe({**BASE, "model_type": model_type, **own, "rope_scaling": YARN}, "m")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "own", "reason"),
+    [
+        ("qwen", {}, "Qwen 1 has its own scaling"),
+        ("baichuan", {"max_position_embeddings": None, "model_max_length": 128}, "ALiBi instead of a rotation"),
+    ],
+)
+def test_scaling_that_would_have_no_effect_is_rejected(model_type: str, own: dict[str, Any], reason: str) -> None:
+    config = {**BASE, "model_type": model_type, **own}
+    assert describe({**config, "rope_scaling": {"rope_type": "default"}}, "m").config == describe(config, "m").config
+    for key in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(UnsupportedError, match=f"{key} has no effect: .*{reason}"):
+            describe({**config, key: YARN}, "m")
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_scaling_without_a_kind_is_rejected(key: str) -> None:
+    config = {**BASE, "model_type": "llama"}
+    for same in ({"factor": 1.0}, {"factor": None}, {}):
+        assert described({**config, key: same}) == described(config)
+    match = f"{key} has factor and no rope_type, so it would have no effect: add rope_type .* or remove factor"
+    with pytest.raises(ModelError, match=match):
+        describe({**config, "rope_parameters": PLAIN, key: {"factor": 4.0}}, "m")
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_factor_of_zero_is_rejected_by_its_name_in_config_json(kind: str) -> None:
+    scaling = {"rope_type": kind, "factor": 0}
+    with pytest.raises(ModelError, match=r"config.json: the rope scaling's factor is 0.0; it must be positive"):
+        describe({**BASE, "model_type": "llama", "rope_scaling": scaling}, "m")
+
+
+def test_a_context_shorter_than_the_scaling_allows_is_named() -> None:
+    longest = BASE["max_position_embeddings"]
+    config = {**BASE, "model_type": "llama", "rope_scaling": YARN}
+    assert describe(config, "m").notes == ()
+    far = {**YARN, "original_max_position_embeddings": longest}
+    assert describe({**config, "rope_scaling": far}, "m").notes == (
+        f"config.json: the rope scaling is for {4 * longest} tokens, and the context is max_position_embeddings = "
+        f"{longest}. The setting session_len = {4 * longest} makes it longer",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("hidden_size", None, "hidden_size is missing; it must be a positive integer"),
+        ("rms_norm_eps", "1e-5", "rms_norm_eps is '1e-5'; it must be a number"),
+        ("num_key_value_heads", "2", "num_key_value_heads is '2'; it must be an integer"),
+        ("tie_word_embeddings", "yes", "tie_word_embeddings is 'yes'; it must be true or false"),
+    ],
+)
+def test_values_of_a_wrong_type_are_named_in_words(key: str, value: Any, text: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"config.json: {text}")):
+        describe({**BASE, "model_type": "llama", key: value}, "m")
 
 
 def test_two_kinds_of_rotary_scaling_are_rejected() -> None:

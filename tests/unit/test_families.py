@@ -505,7 +505,7 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
     ("changes", "named"),
     [
         ({"model_type": None}, "no model_type"),
-        ({"hidden_size": None}, "hidden_size is None"),
+        ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "300"}, "vocab_size is '300'"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot be grouped over 3"),
         ({"hidden_size": 66}, "66 is no multiple"),
@@ -543,7 +543,7 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
             {"num_attention_heads": 1024, "hidden_size": 1024, "num_hidden_layers": 1000},
             "1024 key/value heads in each of 1000 layers are more than 100000",
         ),
-        ({"model_type": "gemma2", "hidden_size": None}, "hidden_size is None"),
+        ({"model_type": "gemma2", "hidden_size": None}, "hidden_size is missing"),
         ({"model_type": "qwen", "rotary_pct": 1e308}, "rotary_pct is 1e+308; it must be from 0 to 1"),
         ({"head_dim": 10**400}, "head_dim is an integer of 1329 bits; its magnitude must be at most"),
         ({"max_position_embeddings": 10**400}, "max_position_embeddings is an integer of 1329 bits"),

@@ -205,6 +205,7 @@ async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_othe
             "group_size": 128,
         }
         assert listed["third"]["default_sampling_parameters"] == sampling
+        assert isinstance(listed["third"]["default_sampling_parameters"]["top_k"], int)
         assert listed["other/one"]["max_model_len"] is None
         assert listed["other/one"]["default_sampling_parameters"] is None
         server.unloaded = {"ensemble", "ensemble.b", "ensemble.third"}

@@ -142,6 +142,13 @@ def test_an_interactive_turn_has_lmdeploys_defaults() -> None:
     assert request.interactive and not request.end_session
 
 
+def test_an_interactive_turn_with_an_image_is_rejected() -> None:
+    """LMDeploy's field beside the prompt."""
+    assert interactive(image_url=None).engine_request().messages
+    with pytest.raises(ApiError, match="image_url: models take texts only"):
+        interactive(image_url="http://x/y.png")
+
+
 def test_an_interactive_turn_without_the_mode_ends_its_session() -> None:
     request = interactive(session_id=3).engine_request()
     assert request.interactive and request.end_session

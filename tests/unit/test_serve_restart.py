@@ -257,3 +257,22 @@ def test_a_run_folder_without_sockets_keeps_nobody_from_serving(stack: _Stack, t
         stack._take_orders(held, tmp_path)
     words = f"charonia models does not reach this server: a socket cannot be made in {tmp_path} (Is a directory)"
     assert (words in said.getvalue()) is (len(models) > 1)
+
+
+def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path) -> None:
+    """Triton's log has it too. Other warnings of Triton are printed as they come."""
+    known = "session_len = 9 is more than the 8 positions that the model was trained for"
+    lines = [f"W1128 06:51:38.000000 1 charonia:1] engine version 1: {text}" for text in (known, "it is late")]
+    console = Console(file=io.StringIO(), width=200)
+    stack = _Stack(ServeSettings(gateway=False), {}, console, Hurried())
+    stack._warnings = [("a", known)]
+    served = [Served("a", "", Path("nowhere"))]
+    code = f"print({chr(10).join(lines)!r})"
+    child = stack._spawn("Triton", [sys.executable, "-c", code], dict(os.environ), tmp_path / "triton.log")
+    assert child.wait(HANG_S) and len(child.tail()) == 2  # tail() waits for the last line
+    stack._announce(served, 1.0)
+    stack._control.close()
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert printed.count(known) == 1 and printed.count("it is late") == 1
+    assert (tmp_path / "triton.log").read_text().count(known) == 1

@@ -67,6 +67,8 @@ class InteractiveRequest(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> InteractiveRequest:
         refuse_guides(self.model_extra, "/v1/chat/completions and /v1/completions have it")
+        if (self.model_extra or {}).get("image_url") is not None:
+            raise wrong("image_url: models take texts only; send the prompt without it")
         if self.acts and self.session_id is None:
             raise wrong("session_id is missing: say whose answer is to end")
         if self.cancel and self.stop is True:

@@ -116,7 +116,7 @@ class Model(_Body):
     weight_type: str | None = Field(description="type of its weights; of a quantised model, of most of their codes")
     data_type: str | None = Field(description="type of activations, and of weights that are not quantised")
     group_size: int | None = Field(description="weights that share a scale; null where it is a whole row or none")
-    default_sampling_parameters: dict[str, float] | None = Field(
+    default_sampling_parameters: dict[str, int | float] | None = Field(
         description="what requests have that do not set it: the model's generation_config.json, or neutral values"
     )
     quality: list[dict[str, Any]] = Field(
