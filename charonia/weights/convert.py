@@ -200,7 +200,10 @@ def _untied(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], re
             "two differ, the output layer of the files is used, and this plan lacks the memory for it"
         )
         return replace(ignored, notes=(*spec.notes, note))
-    if embedding in tensors and name.endswith(".weight") and _are_equal(name, embedding, tensors, read):
+    # A bias beside the weight is no part of a tied layer.
+    if embedding in tensors and all(
+        one.endswith(".weight") and _are_equal(one, embedding, tensors, read) for one in found
+    ):
         return ignored
     note = (
         f"{folder}: config.json ties the output layer to the embedding, but {name} differs from {embedding}. The "

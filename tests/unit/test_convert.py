@@ -882,6 +882,18 @@ def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: 
     assert read_source(tied).spec.config.tie_word_embeddings
 
 
+def test_a_bias_beside_an_output_layer_that_equals_the_embedding_is_rejected(model: Path) -> None:
+    edit_config(model, tie_word_embeddings=True)
+
+    def add(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.bias"] = np.ones(len(tensors["lm_head.weight"]), np.float32)
+
+    rewrite(model, add)
+    with pytest.raises(UnsupportedError, match=r"lm_head\.bias"):
+        read_source(model)
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
