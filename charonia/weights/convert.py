@@ -125,7 +125,7 @@ def _end_ids(*configs: Mapping[str, Any]) -> list[Any]:
     """The values of eos_token_id in all of the files, each once."""
     named = (config.get("eos_token_id") for config in configs)
     ids = [end for value in named if value not in _UNSAID for end in (value if isinstance(value, list) else [value])]
-    return [end for index, end in enumerate(ids) if end not in ids[:index]]
+    return list({repr(end): end for end in ids}.values())
 
 
 def _with_end_of_tokenizer(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> ModelConfig:

@@ -263,6 +263,13 @@ def test_end_ids_are_those_of_both_configs_and_of_the_tokenizer(model: Path, tmp
     assert end_ids(link_workspace(model, tmp_path / "linked") / workspace.WEIGHTS) == "2,7,5,9"
 
 
+def test_many_end_ids_are_joined_in_linear_time(model: Path) -> None:
+    ids = list(range(200_000))
+    edit_config(model, eos_token_id=ids)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, *ids[::-1]]}))
+    assert read_config(model).config.end_id == (7, *(one for one in ids[::-1] if one != 7))
+
+
 def test_an_end_token_that_the_model_cannot_generate_is_left_out(model: Path, tmp_path: Path) -> None:
     edit_config(model, eos_token_id=2)
     size = json.loads((model / "config.json").read_text())["vocab_size"]
