@@ -252,7 +252,15 @@ def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
         canonical: tuple(replace(part, name=named.get(part.name, part.name)) for part in parts)
         for canonical, parts in spec.tensors.items()
     }
-    ignored = (*spec.ignored, *(theirs + name for theirs, _ in spec.prefixes for name in spec.ignored))
+    ignored = (
+        *spec.ignored,
+        *(
+            theirs + name.removeprefix(ours)
+            for theirs, ours in spec.prefixes
+            for name in spec.ignored
+            if name.startswith(ours)
+        ),
+    )
     return replace(spec, tensors=renamed, ignored=ignored)
 
 

@@ -926,6 +926,22 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
         convert(both, tmp_path / "v")
 
 
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
+def test_layers_that_predict_further_tokens_are_ignored_in_a_text_part_too(prefix: str, tmp_path: Path) -> None:
+    text = {**TINY, "model_type": "glm4v_moe_text", "head_dim": 16, "attention_bias": False, "n_routed_experts": 4}
+    text |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    write_random_model(tmp_path, {**text, "model_type": "glm4_moe"}, weight_type="fp32")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "glm4v_moe", "text_config": text}))
+
+    def rename(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        tensors[f"model.layers.{TINY['num_hidden_layers']}.eh_proj.weight"] = np.ones((3, 3), np.float32)
+        for name in list(tensors):
+            tensors[name.replace("model.", prefix, 1)] = tensors.pop(name)
+
+    rewrite(tmp_path, rename)
+    assert read_source(tmp_path).spec.config.num_experts == 4
+
+
 @pytest.mark.parametrize(("model_type", "part"), [("gemma3", "text_config"), ("internvl_chat", "llm_config")])
 @pytest.mark.parametrize(("generated", "expected"), [(None, (7, 5)), (3, (3, 7, 5))])
 def test_end_ids_of_the_text_part_and_beside_it_are_joined(
