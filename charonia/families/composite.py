@@ -74,7 +74,7 @@ class Composite:
 
 
 def text_part(config: HfConfig) -> Mapping[str, Any]:
-    """What config.json says of the text part alone. It is empty if there is no such part."""
+    """Returns the object in config.json that describes the text part, or an empty one."""
     text = config.get("text_config") or config.get(_LLM)
     return text if isinstance(text, dict) else {}
 

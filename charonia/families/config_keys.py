@@ -114,7 +114,7 @@ ONLY: dict[str, Any] = {
 # A key with one of these words may change what a model computes.
 _COMPUTES = re.compile(
     r"rope|rotary|attn|attention|sliding|window|interleav|scal|multiplier|norm|expert|moe|router|scoring|topk|bias|causal"
-    r"|chunk|mrope|sink|cap",
+    r"|chunk|mrope|sink|cap|window|group|residual|parallel_block|ntk|yarn|swiglu|clamp",
     re.I,
 )
 

@@ -161,10 +161,15 @@ def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> Mod
         **expert_counts(config, count, per_token),
         **own,
     )
-    # Files may have layers for multi-token prediction, which are not used. No model has more than a few.
-    predicting = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
-    more = range(layers, layers + min(max(1, predicting), MOST_PREDICTING))
-    return llama_spec(model, GLM_NAMES, ignored=tuple(f"model.layers.{layer}." for layer in more))
+    return llama_spec(model, GLM_NAMES, ignored=predicting_layers(config))
+
+
+def predicting_layers(config: HfConfig) -> tuple[str, ...]:
+    """How names of tensors begin that belong to layers for multi-token prediction, which are not used."""
+    layers = required(config, "num_hidden_layers")
+    count = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
+    more = range(layers, layers + min(max(1, count), MOST_PREDICTING))  # no model has more than a few
+    return tuple(f"model.layers.{layer}." for layer in more)
 
 
 def _mellum(config: HfConfig, model_name: str) -> ModelSpec:

@@ -11,7 +11,7 @@ from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families.config_keys import words
-from charonia.families.experts import expert_counts, layers_with_experts
+from charonia.families.experts import expert_counts, layers_with_experts, predicting_layers
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
@@ -153,12 +153,13 @@ def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
         shared_expert_inter_size=inter * optional(config, "num_shared_experts", 1),
         **expert_counts(config, optional(config, "num_experts", 192), optional(config, "num_experts_per_tok", 8)),
     )
-    return llama_spec(model, Names(router="mlp.router.gate", router_bias="mlp.expert_bias", shared="mlp.shared_mlp."))
+    names = Names(router="mlp.router.gate", router_bias="mlp.expert_bias", shared="mlp.shared_mlp.")
+    return llama_spec(model, names, ignored=predicting_layers(config))
 
 
 _HY_V3_KEYS = """
     attention_bias mlp_bias mlp_layer_types moe_intermediate_size num_experts num_experts_per_tok num_shared_experts
-    router_scaling_factor
+    num_nextn_predict_layers router_scaling_factor
 """
 
 HY_V3 = Family(

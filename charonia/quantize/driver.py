@@ -24,7 +24,13 @@ from typing import Any
 # Modules that stay in 16 bits: the output layer, the routers of experts, which are small and decide much, and what
 # reads images, which no text calibrates, and of which Gemma 3's has rows that groups do not divide.
 IGNORED = [
-    *("lm_head", "re:.*block_sparse_moe[.]gate$", "re:.*mlp[.]gate$", "re:.*router$", "re:.*shared_expert_gate$"),
+    *(
+        "lm_head",
+        "re:.*block_sparse_moe[.]gate$",
+        "re:.*mlp[.]gate([.]wg)?$",
+        "re:.*router$",
+        "re:.*shared_expert_gate$",
+    ),
     *("re:.*vision_tower[.]", "re:.*multi_modal_projector[.]"),
 ]
 SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
@@ -75,18 +81,28 @@ def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
     """What may be rescaled in each layer, and all that reads what it gives and makes up for it, as llm-compressor's
     patterns of names; names: of the model's modules.
 
+    Raises JobError if there is nothing for SmoothQuant.
+
     Its own tables are wrong in release 0.14: SmoothQuant's has the norm after attention before Gemma's feed-forward,
     AWQ's leaves the router of Mixtral as it is, and finds no groups where only some layers have experts.
     """
     before = "pre_feedforward_layernorm" if any("pre_feedforward_layernorm" in name for name in names) else ""
     norm = before or "post_attention_layernorm"
-    layers = {name.removesuffix(f".{norm}") for name in names if name.endswith(f".{norm}")}
-    sparse = {name.removesuffix(".mlp.experts") for name in names if name.endswith(".mlp.experts")}
 
-    shared = r"mlp[.]shared_experts?[.]"
+    def layers_with(part: str) -> set[str]:
+        return {name.removesuffix(f".{part}") for name in names if name.endswith(f".{part}")}
+
+    normed, sparse = layers_with("input_layernorm"), layers_with("mlp.experts")
+    layers = normed | layers_with("post_attention_layernorm")
+    # In OLMo 2 and EXAONE 4, which have no input_layernorm, the other norm comes behind attention.
+    fed = normed & layers_with(norm)
+    parallel = normed - fed  # Cohere 2: attention and feed-forward read one norm
+
+    shared = "mlp[.]shared_(mlp|experts?)[.]"
+    router = "mlp[.]gate[.]wg" if any(name.endswith(".mlp.gate.wg") for name in names) else "mlp[.]gate"
     beside = [
         reader
-        for reader in (rf"{shared}(gate|up)_proj", "mlp[.]shared_expert_gate")
+        for reader in (f"{shared}(gate|up)_proj", "mlp[.]shared_expert_gate")
         if any(re.search(f"[.]{reader}$", name) for name in names)
     ]
 
@@ -94,17 +110,23 @@ def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
         start = f"re:^({'|'.join(map(re.escape, sorted(where)))})[.]"
         return [(f"{start}{scaled}$", [f"{start}{reader}$" for reader in readers])] if where else []
 
+    attention, feed_forward = "self_attn[.](q|k|v|qkv)_proj", "mlp[.](gate|up|gate_up)_proj"
     found = [
-        *mapping(layers, "input_layernorm", "self_attn[.](q|k|v|qkv)_proj"),
-        *mapping(layers - sparse, norm, "mlp[.](gate|up|gate_up)_proj"),
+        *mapping(fed, "input_layernorm", attention),
+        *mapping(fed - sparse, norm, feed_forward),
+        *mapping(parallel, "input_layernorm", attention, feed_forward),
     ]
     if method == "smoothquant":  # one scale for all experts of a layer loses more than it gains
+        if not found:  # llm-compressor would use a table of its own
+            raise JobError(
+                "no norm of the model stands before a layer, so smoothquant changes nothing: use --method gptq"
+            )
         return found
     if before and any(name.endswith(".q_norm") for name in names):  # Gemma 3: AWQ loses more there than it gains
         found = found[1:]
     return [
         *found,
-        *mapping(sparse, norm, "mlp[.]gate", r"mlp[.]experts[.]\d+[.](gate|up)_proj", *beside),
+        *mapping(sparse, norm, router, r"mlp[.]experts[.]\d+[.](gate|up)_proj", *beside),
         *mapping(layers, "self_attn[.](v|qkv)_proj", "self_attn[.]o_proj"),
         *mapping(layers - sparse, "mlp[.](up|gate_up)_proj", "mlp[.]down_proj"),
         *mapping(sparse, r"mlp[.]experts[.]\d+[.]up_proj", r"mlp[.]experts[.]\d+[.]down_proj"),

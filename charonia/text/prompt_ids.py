@@ -125,6 +125,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             # AutoTokenizer picks a class, and most classes replace the file's normalizer, pre-tokenizer and decoder.
             repair: dict[str, Any] = {"fix_mistral_regex": True} if _is_tekken(folder) else {}
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **repair)
+            # The engine limits prompts, and transformers compares this with lengths whatever its type is.
+            if not isinstance(tokenizer.model_max_length, int | float):
+                raise TokenizerError(f"model_max_length is {show(tokenizer.model_max_length)}; it must be a number")
             _name_special_tokens(tokenizer, folder, settings)
             _set_beginning(tokenizer, settings)
         else:

@@ -125,7 +125,7 @@ def _end_ids(*configs: Mapping[str, Any]) -> list[Any]:
     """The values of eos_token_id in all of the files, each once."""
     named = (config.get("eos_token_id") for config in configs)
     ids = [end for value in named if value not in _UNSAID for end in (value if isinstance(value, list) else [value])]
-    return [end for index, end in enumerate(ids) if end not in ids[:index]]
+    return list({repr(end): end for end in ids}.values())
 
 
 def _with_end_of_tokenizer(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> ModelConfig:
@@ -200,7 +200,10 @@ def _untied(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], re
             "two differ, the output layer of the files is used, and this plan lacks the memory for it"
         )
         return replace(ignored, notes=(*spec.notes, note))
-    if embedding in tensors and name.endswith(".weight") and _are_equal(name, embedding, tensors, read):
+    # A bias beside the weight is no part of a tied layer.
+    if embedding in tensors and all(
+        one.endswith(".weight") and _are_equal(one, embedding, tensors, read) for one in found
+    ):
         return ignored
     note = (
         f"{folder}: config.json ties the output layer to the embedding, but {name} differs from {embedding}. The "
@@ -249,7 +252,15 @@ def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
         canonical: tuple(replace(part, name=named.get(part.name, part.name)) for part in parts)
         for canonical, parts in spec.tensors.items()
     }
-    ignored = (*spec.ignored, *(theirs + name for theirs, _ in spec.prefixes for name in spec.ignored))
+    ignored = (
+        *spec.ignored,
+        *(
+            theirs + name.removeprefix(ours)
+            for theirs, ours in spec.prefixes
+            for name in spec.ignored
+            if name.startswith(ours)
+        ),
+    )
     return replace(spec, tensors=renamed, ignored=ignored)
 
 

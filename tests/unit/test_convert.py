@@ -263,6 +263,13 @@ def test_end_ids_are_those_of_both_configs_and_of_the_tokenizer(model: Path, tmp
     assert end_ids(link_workspace(model, tmp_path / "linked") / workspace.WEIGHTS) == "2,7,5,9"
 
 
+def test_many_end_ids_are_joined_in_linear_time(model: Path) -> None:
+    ids = list(range(200_000))
+    edit_config(model, eos_token_id=ids)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, *ids[::-1]]}))
+    assert read_config(model).config.end_id == (7, *(one for one in ids[::-1] if one != 7))
+
+
 def test_an_end_token_that_the_model_cannot_generate_is_left_out(model: Path, tmp_path: Path) -> None:
     edit_config(model, eos_token_id=2)
     size = json.loads((model / "config.json").read_text())["vocab_size"]
@@ -882,6 +889,18 @@ def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: 
     assert read_source(tied).spec.config.tie_word_embeddings
 
 
+def test_a_bias_beside_an_output_layer_that_equals_the_embedding_is_rejected(model: Path) -> None:
+    edit_config(model, tie_word_embeddings=True)
+
+    def add(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.bias"] = np.ones(len(tensors["lm_head.weight"]), np.float32)
+
+    rewrite(model, add)
+    with pytest.raises(UnsupportedError, match=r"lm_head\.bias"):
+        read_source(model)
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
@@ -905,6 +924,22 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
     rewrite(both, lambda tensors: tensors.__setitem__(f"{prefix}layers.0.mystery.weight", np.ones(3, np.float32)))
     with pytest.raises(UnsupportedError, match=r"unknown to family gemma3.*mystery"):
         convert(both, tmp_path / "v")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
+def test_layers_that_predict_further_tokens_are_ignored_in_a_text_part_too(prefix: str, tmp_path: Path) -> None:
+    text = {**TINY, "model_type": "glm4v_moe_text", "head_dim": 16, "attention_bias": False, "n_routed_experts": 4}
+    text |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    write_random_model(tmp_path, {**text, "model_type": "glm4_moe"}, weight_type="fp32")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "glm4v_moe", "text_config": text}))
+
+    def rename(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        tensors[f"model.layers.{TINY['num_hidden_layers']}.eh_proj.weight"] = np.ones((3, 3), np.float32)
+        for name in list(tensors):
+            tensors[name.replace("model.", prefix, 1)] = tensors.pop(name)
+
+    rewrite(tmp_path, rename)
+    assert read_source(tmp_path).spec.config.num_experts == 4
 
 
 @pytest.mark.parametrize(("model_type", "part"), [("gemma3", "text_config"), ("internvl_chat", "llm_config")])

@@ -394,6 +394,12 @@ def test_glm4_moe_chooses_by_sigmoids_and_biases() -> None:
             describe({**given, **changes}, "m")
 
 
+def test_layers_of_hunyuan_3_that_predict_further_tokens_are_ignored() -> None:
+    hunyuan = {**LLAMA, "model_type": "hy_v3", "num_experts": 8}
+    assert describe(hunyuan, "m").ignored == ("model.layers.2.",)
+    assert describe({**hunyuan, "num_nextn_predict_layers": 2}, "m").ignored == ("model.layers.2.", "model.layers.3.")
+
+
 def test_ernie4_5_moe_has_experts_in_the_layers_that_config_json_names() -> None:
     given = {**LLAMA, "model_type": "ernie4_5_moe", "num_hidden_layers": 6, "moe_num_experts": 8, "moe_k": 3}
     given |= {"moe_intermediate_size": 32, "moe_num_shared_experts": 2, "moe_norm_min": 1e-3}

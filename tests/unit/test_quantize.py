@@ -746,6 +746,13 @@ def test_experts_are_written_by_the_names_of_their_family(driver: ModuleType, tm
     assert written == {f"{part}.weight_scale" for part in ("gate", "experts.0.w1", "experts.1.w3", "experts.1.w2")}
 
 
+def test_routers_stay_in_16_bits(driver: ModuleType) -> None:
+    patterns = [one.removeprefix("re:") for one in driver.IGNORED if one.startswith("re:")]
+    for router in ("mlp.gate", "mlp.gate.wg", "block_sparse_moe.gate", "mlp.shared_expert_gate"):
+        assert any(re.match(pattern, f"model.layers.0.{router}") for pattern in patterns), router
+    assert not any(re.match(pattern, "model.layers.0.mlp.gate_proj") for pattern in patterns)
+
+
 def test_what_reads_images_and_the_output_layer_stay_in_16_bits(driver: ModuleType) -> None:
     torch = needed_module("torch")
     matching = needed_module("compressed_tensors.utils.match")
@@ -780,7 +787,10 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 3, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
     "qwen3_moe": {"num_experts": 3, "mlp_only_layers": [1]},
     "glm4_moe": {"n_routed_experts": 3},
+    "hunyuan_v1_moe": {"num_experts": 3, "moe_topk": 2},
 }
+# Without norms before attention and feed-forward.
+NORMS_BEHIND = ("olmo2", "olmo3", "exaone4")
 
 
 def weights_by_name(model: Any) -> dict[str, Any]:
@@ -796,7 +806,9 @@ def weights_by_name(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["smoothquant", "awq"])
-@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gemma3_text", *EXPERTS])
+@pytest.mark.parametrize(
+    "family", ["llama", "phi3", "gemma2", "gemma3_text", "vaultgemma", "glm4", "cohere2", *NORMS_BEHIND, *EXPERTS]
+)
 def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType, family: str, method: str) -> None:
     """In llm-compressor's place, everything is divided by random numbers: the model says what it said."""
     torch = needed_module("torch")
@@ -814,8 +826,13 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
         for weight in weights.values():
             weight.normal_(std=0.3)
         expected = model(ids).logits
-        names = [name for name, _ in model.named_modules()]
-        for scaled, readers in driver.smoothed([*names, *weights.keys() - set(names)], method):
+        modules = [name for name, _ in model.named_modules()]
+        names = [*modules, *weights.keys() - set(modules)]
+        if family in NORMS_BEHIND and method == "smoothquant":
+            with pytest.raises(driver.JobError, match="use --method gptq"):
+                driver.smoothed(names, method)
+            return
+        for scaled, readers in driver.smoothed(names, method):
             for name, weight in weights.items():
                 if not re.match(scaled.removeprefix("re:"), name):
                     continue
@@ -836,11 +853,14 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
     assert len(divided) == len(set(divided))
     kinds = {re.sub(r"[.]\d+", "", name).removeprefix("model.layers.") for name in divided}
     feeding = "pre_feedforward_layernorm" if offset else "post_attention_layernorm"
-    assert ("mlp.up_proj" in kinds) == (method == "awq" and family not in ("phi3", "mixtral"))
-    shared = [kind for kind in kinds if "shared_expert" in kind]
-    assert len(shared) == (method == "awq" and family in ("qwen2_moe", "glm4_moe")), kinds
-    assert (feeding in kinds) == (family != "mixtral" or method == "awq"), kinds
-    assert ("input_layernorm" in kinds) == (family != "gemma3_text" or method == "smoothquant"), kinds
+    all_sparse = family in ("mixtral", "hunyuan_v1_moe")
+    assert ("mlp.up_proj" in kinds) == (method == "awq" and family not in ("phi3", "glm4") and not all_sparse)
+    shared = [kind for kind in kinds if "mlp.shared_" in kind]
+    assert len(shared) == (method == "awq" and family in ("qwen2_moe", "glm4_moe", "hunyuan_v1_moe")), kinds
+    feeds = family not in ("cohere2", *NORMS_BEHIND)
+    assert (feeding in kinds) == (feeds and (not all_sparse or method == "awq")), kinds
+    scaled = family not in NORMS_BEHIND and (family != "gemma3_text" or method == "smoothquant")
+    assert ("input_layernorm" in kinds) == scaled, kinds
 
 
 def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
+from charonia.bench.random_model import write_byte_tokenizer
 from charonia.errors import ModelError
 from charonia.families import FAMILIES
 from charonia.text import prompt_ids
@@ -454,6 +455,14 @@ def test_a_damaged_tokenizer_model_is_rejected(trained: dict[str, Path], tmp_pat
             read_model(tmp_path / "tokenizer.model")
     (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
     assert read_model(tmp_path / "tokenizer.model") is None
+
+
+def test_a_model_max_length_that_is_no_number_is_named(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path, 320)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": "long"}))
+    with pytest.raises(ModelError, match='model_max_length is "long"; it must be a number'):
+        load_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_model_with_spaces_behind_words_is_rejected(trained: dict[str, Path], tmp_path: Path) -> None:
