@@ -43,8 +43,8 @@ _WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qw
 
 # Families whose routers and shared experts have names that the driver does not know.
 _UNKNOWN_ROUTERS = ("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "mellum", "minimax_m2", "solar_open")
-# Families without a norm right before attention and right before feed-forward. AWQ and SmoothQuant rescale these norms.
-_NO_NORM_TO_RESCALE = ("cohere2", "exaone4", "olmo2", "olmo3")
+# Families without norms before attention and feed-forward, which SmoothQuant rescales.
+_NO_NORM_TO_RESCALE = ("exaone4", "olmo2", "olmo3")
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,7 @@ def quantize(
     if samples < 1 or max_length < 2:
         raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
     folder = check_source(model)
-    spec = read_source(folder).spec
-    _check_family(spec, scheme, method)
-    _check_group(spec, scheme, group)
+    spec = _quantisable(read_source(folder).spec, scheme, method, group)
     if method != "rtn" and calibration is None:
         calibration = default_text()
         say(
@@ -255,7 +253,14 @@ def check_source(model: str | os.PathLike[str]) -> Path:
     return location.path
 
 
-def _check_family(spec: ModelSpec, scheme: str, method: str) -> None:
+def _quantisable(spec: ModelSpec, scheme: str, method: str, group: int) -> ModelSpec:
+    """Returns the spec. Raises what is wrong with the scheme, the method or the group size for this model."""
+    _check_family(spec, method)
+    _check_group(spec, scheme, group)
+    return spec
+
+
+def _check_family(spec: ModelSpec, method: str) -> None:
     family = spec.config.model_family
     if family in _UNKNOWN_ROUTERS:
         raise UnsupportedError(
@@ -263,11 +268,10 @@ def _check_family(spec: ModelSpec, scheme: str, method: str) -> None:
             "routers and shared experts. Take a copy that is quantised already (AWQ, GPTQ, compressed-tensors), or "
             "quant_policy, which needs no other weights"
         )
-    if family in _NO_NORM_TO_RESCALE and method in ("awq", "smoothquant"):
-        others = [one for one in SCHEMES[scheme].methods if one not in ("awq", "smoothquant")]
+    if family in _NO_NORM_TO_RESCALE and method == "smoothquant":
         raise UnsupportedError(
-            f"{method} rescales the norms before attention and feed-forward, and family {family} has no such norms: "
-            f"use --method {' or '.join(others)}"
+            f"smoothquant rescales the norms before attention and feed-forward, and family {family} has no such norms: "
+            "use --method gptq or rtn"
         )
 
 
