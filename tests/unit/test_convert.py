@@ -100,6 +100,20 @@ def test_a_workspace_of_an_older_version_names_the_command_that_mends_it(model: 
         prepare(str(root), tmp_path, {})
 
 
+def test_a_workspace_of_an_older_version_is_served_and_named(tmp_path: Path) -> None:
+    source, root = tmp_path / "m", tmp_path / "w"
+    write_random_model(source, SHAPES["tiny"].config())
+    convert(source, root)
+    said: list[str] = []
+    assert prepare(str(root), tmp_path, {}, said.append) == root and said == []
+    ini = root / "triton_models" / "weights" / "config.ini"
+    lines = [line for line in ini.read_text().splitlines() if not line.startswith("default_")]
+    ini.write_text("\n".join(lines))
+    assert prepare(str(root), tmp_path, {}, said.append) == root
+    assert len(said) == 1 and said[0].startswith(f"{root} was converted by an older version")
+    assert said[0].endswith(f"run charonia convert {source} --dst-path {root} --force")
+
+
 def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
     weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
     ours, theirs = SafetensorsCheckpoint([weights / "rank-0.safetensors"]), open_checkpoint(model)
