@@ -138,7 +138,7 @@ KERNELS = {
         Kernel("copy_block", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel(
             "rotary_store",
-            ("rotary: rotary_kernel",),
+            ("rotary: rotary_kernel", "rows: squares_kernel"),
             2,
             0.8,
             1,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All checks and tests but the sanitizers and those of the containers. In continuous integration (CI=true) a tool that is
-# missing is a failure.
+# All checks and tests except the sanitizers and the tests of containers and of released models. In continuous integration
+# (CI=true) a missing tool is a failure.
 #
 # CHARONIA_TEST_CUDA_ARCHITECTURES   what nvcc compiles for; unset: one GPU architecture, two with CI=true
 set -uo pipefail
@@ -63,12 +63,12 @@ mypy_all() {
 # Workers wait for servers as much as they compute. A file's tests run in one process, which starts its servers once. In the
 # order of the folders: files of tests/unit, which are short, come last, so that all processes end at about the same time.
 python_tests() {
-  pytest tests --ignore tests/docker -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder --durations 15 -rfEs
+  pytest tests --ignore tests/docker --ignore tests/released -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder --durations 15 -rfEs
 }
 
 # Says early what cannot be imported. And the bytecode is there when the processes of the tests begin, each of which would
 # compile all of it at the same time as the others.
-tests_collected() { pytest tests --ignore tests/docker --collect-only -qqq | sed '/^tests.*: [0-9]*$/d'; }
+tests_collected() { pytest tests --ignore tests/docker --ignore tests/released --collect-only -qqq | sed '/^tests.*: [0-9]*$/d'; }
 
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .

@@ -13,6 +13,7 @@ from charonia.families import (
     gemma,
     glm,
     granite,
+    helium,
     hunyuan,
     internlm,
     llama,
@@ -25,7 +26,7 @@ from charonia.families import (
     smollm3,
     yi,
 )
-from charonia.families.composite import COMPOSITES, outer_keys, text_config
+from charonia.families.composite import COMPOSITES, outer_keys, text_config, text_part
 from charonia.families.config_keys import READ_BY_ALL, check_keys
 from charonia.families.spec import (
     Family,
@@ -56,6 +57,7 @@ __all__ = [
     "TensorPart",
     "describe",
     "stacked_shape",
+    "text_part",
 ]
 
 FAMILIES: tuple[Family, ...] = (
@@ -85,6 +87,8 @@ FAMILIES: tuple[Family, ...] = (
     glm.GLM4V_TEXT,
     ernie.ERNIE4_5,
     granite.FAMILY,
+    granite.HYPERCLOVAX,
+    helium.FAMILY,
     smollm3.FAMILY,
     olmo.OLMO2,
     olmo.OLMO3,
@@ -156,7 +160,6 @@ def _refusal(config: HfConfig) -> str:
         [f"{family.title} ({'/'.join(family.model_types)})" for family in FAMILIES]
         + [f"the text part of {composite.title} ({composite.model_type})" for composite in COMPOSITES]
     )
-    text = config.get("text_config")
-    inner = text.get("model_type") if isinstance(text, dict) else None
+    inner = text_part(config).get("model_type")
     part = f" (its text part is {inner!r})" if inner else ""
     return f"model family {config.get('model_type')!r}{part} is not supported; supported: {supported}"

@@ -21,10 +21,10 @@ _PREFIXES = (
     ("model.text_model.", "model."),
 )
 _TOWERS = (
-    *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual."),
-    *("audio_tower.", "embed_audio.", "embed_vision."),
+    *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "projector.", "vision_model."),
+    *("vision_projector.", "vision_tower.", "visual.", "audio_tower.", "embed_audio.", "embed_vision."),
 )
-# Keys beside text_config. What concerns the text stands there, or is one of _SHARED.
+# Keys beside text_config that also concern the text part.
 _TIED = "tie_word_embeddings"
 _SHARED = ("bos_token_id", "eos_token_id", _TIED, "quantization_config", "dtype", "torch_dtype")
 
@@ -73,6 +73,12 @@ class Composite:
     ignored: tuple[str, ...] = tuple(f"{place}{tower}" for place in ("", "model.") for tower in _TOWERS)
 
 
+def text_part(config: HfConfig) -> Mapping[str, Any]:
+    """What config.json says of the text part alone. It is empty if there is no such part."""
+    text = config.get("text_config") or config.get(_LLM)
+    return text if isinstance(text, dict) else {}
+
+
 def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
     """The config of the text part, with the shared keys beside it. Raises ModelError where there is none."""
     text = config.get("text_config") or config.get(_LLM)
@@ -115,11 +121,11 @@ def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
 
 
 def _is_other(key: str) -> bool:
-    """Whether a key beside those of the text part concerns images, video or sound."""
+    """Whether a key concerns images, video or sound."""
     return key not in HARMLESS and any(word in key for word in ("audio", "image", "multimodal", "video", "vision"))
 
 
-# LLaVA 1.5 leaves out what is as in Llama's class of transformers.
+# LLaVA 1.5 omits keys with the default of the class for Llama in transformers.
 _LLAMA_7B = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -158,6 +164,8 @@ COMPOSITES = (
     Composite("glm4v_moe", "GLM-4.5V and GLM-4.6V", "glm4v_moe_text"),
     # InternVL's own files, which released models have beside those for transformers.
     Composite("internvl_chat", "InternVL", "qwen2", harmless=_INTERNVL_CHAT),
+    # The released files have the type vlm, which says no more than that a model reads images.
+    Composite("hyperclovax_vision_v2", "HyperCLOVA X", "hyperclovax", tied=True),
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
     Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),

@@ -37,23 +37,23 @@ HARMLESS = words(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
     _flash_attn_2_enabled _from_model_config _model_name_or_path _name_or_path _output_attentions architectures
-    attention_dropout
-    attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens
-    bos_token cache_implementation chat_format chunk_size_feed_forward classifier_dropout custom_pipelines
-    decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop encoder_no_repeat_ngram_size
-    eod_token_id eos_token exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range internal_version is_decoder
-    is_llama_config label2id length_penalty license loss_type low_cpu_mem_usage max_length max_sequence_length
-    max_window_layers min_length mlp_dropout model_max_length model_name name_or_path neftune_noise_alpha
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_nextn_predict_layers num_return_sequences
-    output_attentions output_hidden_states output_router_logits output_scores pad_token pad_token_id
-    perceiver_config pixel_shuffle_factor prefix pretraining_tp problem_type reduce_loss remove_invalid_values
-    repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate router_aux_loss_coef
-    router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32 special_dataset_text_max_len suppress_tokens
-    task_specific_params temperature tf_legacy_loss tokenizer_class tokenizer_type top_k top_p torchscript training
-    transformers.js_config transformers_version type_vocab_size typical_p unk_token_id unsloth_fixed unsloth_version
-    use_bfloat16 use_cache use_cache_kernel use_cache_quantization use_dynamic_ntk_warmup use_flash_attention
-    use_flash_attention_2 use_flash_attn use_return_dict xla_device
+    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids
+    begin_suppress_tokens bos_token cache_implementation chat_format chunk_size_feed_forward classifier_dropout
+    custom_pipelines decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size eod_token_id eos_token exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
+    initializer_range internal_version is_decoder is_llama_config label2id length_penalty license loss_type
+    low_cpu_mem_usage max_length max_sequence_length max_window_layers min_length mlp_dropout model_max_length
+    model_name name_or_path neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_nextn_predict_layers num_return_sequences output_attentions output_hidden_states output_router_logits
+    output_scores pad_token pad_token_id perceiver_config pixel_shuffle_factor prefix pretraining_tp problem_type
+    reduce_loss remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32
+    special_dataset_text_max_len suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
+    tokenizer_type top_k top_p torchscript training transformers.js_config transformers_version type_vocab_size
+    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_cache_kernel
+    use_cache_quantization use_dynamic_ntk_warmup use_flash_attention use_flash_attention_2 use_flash_attn
+    use_return_dict xla_device
     """
 )
 
@@ -62,7 +62,7 @@ def _full_attention(value: Any) -> bool:
     return isinstance(value, list) and all(kind == "full_attention" for kind in value)
 
 
-# The values with which these keys change nothing. null is always one of them.
+# These keys change nothing if they have one of these values, or null.
 ONLY: dict[str, Any] = {
     "add_cross_attention": (False,),
     "alibi": (False,),

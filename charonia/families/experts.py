@@ -41,6 +41,13 @@ def expert_counts(config: HfConfig, count: int, per_token: int, key: str = "num_
     return {"num_experts": count, "experts_per_token": per_token}
 
 
+def layers_with_experts(types: Any, layers: int) -> str:
+    """ModelConfig's `layer_experts`. types: mlp_layer_types of config.json. Raises ModelError."""
+    if not isinstance(types, list) or len(types) != layers or any(one not in ("sparse", "dense") for one in types):
+        raise ModelError(f"config.json: mlp_layer_types must list num_hidden_layers = {layers} times sparse or dense")
+    return "".join("d" if one == "dense" else "m" for one in types) if "dense" in types else ""
+
+
 def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
     model = llama_config(
         config,
@@ -76,8 +83,8 @@ def _qwen3_moe(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
 
 
 def _qwen3_vl_moe(config: HfConfig, model_name: str) -> ModelSpec:
-    config = {"moe_intermediate_size": 1408, **config, "norm_topk_prob": True}
-    return _qwen3_moe(config, model_name, theta=5e5)
+    defaults = {"moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4}
+    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name, theta=5e5)
 
 
 def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
@@ -163,10 +170,6 @@ def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> Mod
 def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
     """Qwen3-MoE with windows in the layers that config.json lists, and a rotary base for each kind of layer."""
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types") or []
-    kinds = {"sparse": "m", "dense": "d"}
-    if not isinstance(types, list) or (types and len(types) != layers) or any(one not in kinds for one in types):
-        raise ModelError(f"config.json: mlp_layer_types must list num_hidden_layers = {layers} times sparse or dense")
-    letters = "".join(kinds[one] for one in types)
     config = {"sliding_window": 1024, "layer_types": ["full_attention"] * layers, **config}
     count = optional(config, "num_experts", optional(config, "num_local_experts", 64))
     bias = optional(config, "attention_bias", False)
@@ -183,7 +186,7 @@ def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 896),
         renormalize_experts=optional(config, "norm_topk_prob", True),
-        layer_experts=letters if "d" in letters else "",
+        layer_experts=layers_with_experts(types, layers) if types else "",
         **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
         **window_settings(config),
         **rope,

@@ -1,4 +1,5 @@
-"""Granite 3 and 4, dense: Llama's shape with factors of embedding, attention, residual stream and logits."""
+"""Granite 3 and 4, dense, and HyperCLOVA X: Llama's shape with factors of embedding, attention, residual stream and
+logits. HyperCLOVA X has norms after attention and feed-forward too."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional
 from charonia.families.llama import llama_config, llama_spec
+from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
 
@@ -38,3 +40,34 @@ _KEYS = """
 """
 
 FAMILY = Family("granite", ("granite",), "Granite 3", _describe, keys=words(_KEYS))
+
+# Its code calls the norms after attention and feed-forward post_norm1 and post_norm2.
+_HYPERCLOVAX_NAMES = Names(attention_post_norm="post_norm1", ffn_post_norm="post_norm2")
+
+
+def _hyperclovax(config: HfConfig, model_name: str) -> ModelSpec:
+    bias = optional(config, "attention_bias", False)
+    has_scale = config.get("attention_multiplier") is not None
+    model = llama_config(
+        config,
+        model_name,
+        "hyperclovax",
+        attn_bias=bias,
+        attn_output_bias=bias,
+        mlp_bias=optional(config, "mlp_bias", False),
+        post_norms=optional(config, "use_post_norm", True),
+        embedding_scale=_factor(config, "embedding_multiplier"),
+        attention_scale=_factor(config, "attention_multiplier") if has_scale else 0.0,
+        residual_multiplier=_factor(config, "residual_multiplier"),
+        logits_scale=_factor(config, "logits_scaling"),  # a factor here, where Granite has a divisor
+    )
+    return llama_spec(model, _HYPERCLOVAX_NAMES)
+
+
+HYPERCLOVAX = Family(
+    "hyperclovax",
+    ("hyperclovax",),
+    "HyperCLOVA X",
+    _hyperclovax,
+    keys=words(_KEYS) | {"use_post_norm"},
+)

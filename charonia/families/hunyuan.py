@@ -11,12 +11,14 @@ from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families.config_keys import words
-from charonia.families.experts import expert_counts
+from charonia.families.experts import expert_counts, layers_with_experts
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import rope_dictionary
 from charonia.families.spec import Family, HfConfig, ModelSpec
+
+_MAX_ALPHA = 1e9  # released models have 1000
 
 NAMES = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
 
@@ -34,10 +36,13 @@ def _with_base(config: HfConfig) -> HfConfig:
     heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
     size = optional(config, "head_dim", hidden // heads)
     base = number(settings, "rope_theta", number(config, "rope_theta", 10000.0))
-    plain: dict[str, Any] = {
-        "rope_type": "default",
-        "rope_theta": base * number(settings, "alpha", 1.0) ** (size / (size - 2)),
-    }
+    alpha = number(settings, "alpha", 1.0)
+    if size <= 2 or alpha > _MAX_ALPHA:
+        raise ModelError(
+            f"config.json: the rope scaling has the alpha {alpha:g} and a head has {size} elements; alpha must be at "
+            f"most {_MAX_ALPHA:g}, and a head larger than 2"
+        )
+    plain: dict[str, Any] = {"rope_type": "default", "rope_theta": base * alpha ** (size / (size - 2))}
     return {**config, "rope_scaling": None, "rope_parameters": plain}
 
 
@@ -124,11 +129,7 @@ MOE = Family(
 def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
     """Hunyuan 3: Qwen3's attention, experts chosen by sigmoids and a bias, a shared expert."""
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types")
-    kinds = {"sparse": "m", "dense": "d"}
-    listed = ["dense"] + ["sparse"] * (layers - 1) if types is None else types
-    if not isinstance(listed, list) or len(listed) != layers or any(one not in kinds for one in listed):
-        raise ModelError(f"config.json: mlp_layer_types must list num_hidden_layers = {layers} times sparse or dense")
-    letters = "".join(kinds[one] for one in listed)
+    letters = layers_with_experts(["dense"] + ["sparse"] * (layers - 1) if types is None else types, layers)
     inter = optional(config, "moe_intermediate_size", 1536)
     bias = optional(config, "attention_bias", False)
     model = llama_config(
@@ -143,7 +144,7 @@ def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
         mlp_bias=optional(config, "mlp_bias", False),
         qk_norm=True,
         expert_inter_size=inter,
-        layer_experts=letters if "d" in letters else "",
+        layer_experts=letters,
         router_score="sigmoid",
         router_bias=True,
         router_fp32=True,

@@ -37,7 +37,8 @@ def llama_config(
 ) -> ModelConfig:
     """The engine's configuration of a Llama-shaped model.
 
-    head_dim, norm_eps, theta, partial_rotary: where config.json does not say them; head_dim 0: hidden_size by heads;
+    head_dim, norm_eps, theta, partial_rotary: where config.json does not say them; head_dim 0: hidden_size by heads, as
+    where config.json says null;
     partial_rotary None: whole heads are rotated. per_layer_rope: the family reads rope_parameters per layer type.
     rope_keys: keys of rope_parameters that the family reads itself. own: the keys of ModelConfig that the family sets
     itself; they win.
@@ -53,7 +54,7 @@ def llama_config(
             f"config.json: {kv_heads} key/value heads in each of {layers} layers are more than {MOST_KV_HEADS}, the "
             "most that are supported"
         )
-    explicit = optional(config, "head_dim", head_dim)
+    explicit = optional(config, "head_dim", 0 if "head_dim" in config else head_dim)
     if not explicit and hidden % heads:
         raise ModelError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
     size_per_head = explicit or hidden // heads

@@ -17,7 +17,7 @@ _BIAS = "block_sparse_moe.e_score_correction_bias"
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    size = optional(config, "head_dim", 128)
+    size = 128 if config.get("head_dim") is None else required(config, "head_dim")
     if config.get("rotary_dim") is not None:
         # Released files give the rotated part of a head in elements.
         config = {"partial_rotary_factor": required(config, "rotary_dim") / size, **config}

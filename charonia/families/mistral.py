@@ -15,7 +15,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(llama_config(config, model_name, "mistral", per_layer_rope=True, **window_settings(config)))
 
 
-# What Ministral 3's class has where config.json has no rope_parameters.
+# The default of rope_parameters in the class for Ministral 3 in transformers.
 _MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e6,

@@ -52,7 +52,7 @@ def _exaone4(config: HfConfig, model_name: str) -> ModelSpec:
     if config.get("sliding_window") is None:
         return llama_spec(_config({**config, "layer_types": None}, model_name, "exaone4"), NAMES)
     windows = window_settings(config, has_window=_pattern(period, required(config, "num_hidden_layers")))
-    letters = windows.get("layer_windows", "")
+    letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
     rotated = letters.replace("f", "n").replace("s", "r")
     return llama_spec(_config(config, model_name, "exaone4", layer_rotary=rotated, **windows), NAMES)
 

@@ -12,6 +12,8 @@ NAMES = Names(qkv=("self_attn.qkv_proj",), gate="mlp.gate_up_proj", up="mlp.gate
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    # The class in transformers has this default, and prefers the key to the one in rope_scaling.
+    config = {"original_max_position_embeddings": 4096, **config}
     model = llama_config(
         config,
         model_name,

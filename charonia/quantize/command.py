@@ -43,6 +43,11 @@ _WITH_IMAGES = {one.model_type for one in COMPOSITES} - {"gemma3"}
 # Families that the release of transformers in requirements.txt has no class for.
 _WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qwen", "yi")
 
+# Families whose routers and shared experts have names that the driver does not know.
+_UNKNOWN_ROUTERS = ("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "mellum", "minimax_m2", "solar_open")
+# Families without a norm right before attention and right before feed-forward. AWQ and SmoothQuant rescale these norms.
+_NO_NORM_TO_RESCALE = ("cohere2", "exaone4", "olmo2", "olmo3")
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -101,6 +106,7 @@ def quantize(
         raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
     folder = check_source(model)
     spec = read_source(folder).spec
+    _check_family(spec, scheme, method)
     _check_group(spec, scheme, group)
     if method != "rtn" and calibration is None:
         calibration = default_text()
@@ -255,6 +261,22 @@ def check_source(model: str | os.PathLike[str]) -> Path:
     if not any(name.startswith("layers.") for name in spec.tensors):
         raise UnsupportedError(f"{location.path} has no layers: there is nothing to quantise or to calibrate")
     return location.path
+
+
+def _check_family(spec: ModelSpec, scheme: str, method: str) -> None:
+    family = spec.config.model_family
+    if family in _UNKNOWN_ROUTERS:
+        raise UnsupportedError(
+            f"models of family {family} are not supported by charonia quantize: it does not know the names of their "
+            "routers and shared experts. Take a copy that is quantised already (AWQ, GPTQ, compressed-tensors), or "
+            "quant_policy, which needs no other weights"
+        )
+    if family in _NO_NORM_TO_RESCALE and method in ("awq", "smoothquant"):
+        others = [one for one in SCHEMES[scheme].methods if one not in ("awq", "smoothquant")]
+        raise UnsupportedError(
+            f"{method} rescales the norms before attention and feed-forward, and family {family} has no such norms: "
+            f"use --method {' or '.join(others)}"
+        )
 
 
 def _method_of(scheme: str, method: str | None) -> str:

@@ -29,7 +29,7 @@ _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # SentencePiece.type
 # Fields of sentencepiece_model.proto, by their numbers: of ModelProto, SentencePiece, TrainerSpec and NormalizerSpec.
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
-_MODEL_TYPE, _BYTE_FALLBACK, _UNK_ID, _BOS_ID, _EOS_ID, _UNK_PIECE = 3, 35, 40, 41, 42, 45
+_MODEL_TYPE, _SUFFIX, _BYTE_FALLBACK, _UNK_ID, _BOS_ID, _EOS_ID, _UNK_PIECE = 3, 24, 35, 40, 41, 42, 45
 _CHARSMAP, _ADD_PREFIX, _REMOVE_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
 
 
@@ -70,6 +70,11 @@ def read_model(file: Path) -> SentencePieceModel | None:
         pieces = [dict(_fields(value)) for key, value in parts if key == _PIECE]
         specs = dict(parts)
         trainer, normalizer = (dict(_fields(specs[key])) for key in (_TRAINER, _NORMALIZER))
+        if trainer.get(_SUFFIX):
+            raise ModelError(
+                f"{file} has spaces behind words (treat_whitespace_as_suffix), which is not supported: a "
+                "tokenizer.json is needed"
+            )
         return SentencePieceModel(
             [
                 Piece(

@@ -16,7 +16,16 @@ import numpy as np
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
-from charonia.families import ModelConfig, ModelSpec, Quantization, TensorMap, TensorPart, describe, stacked_shape
+from charonia.families import (
+    ModelConfig,
+    ModelSpec,
+    Quantization,
+    TensorMap,
+    TensorPart,
+    describe,
+    stacked_shape,
+    text_part,
+)
 from charonia.json_files import read_json
 from charonia.progress import Progress
 from charonia.text import prompt_ids
@@ -94,14 +103,12 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
         raise InvalidRequestError(f"dtype {dtype!r} is not known; expected auto, {', '.join(WEIGHT_TYPES)}")
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    if generation.is_file():
-        generated = read_json(generation)
-        # Each file may name end ids that the other ones lack. Qwen 1 has more of them if chat_format says so.
-        inner = config.get("text_config")
-        if ends := _end_ids(generated, config, inner if isinstance(inner, dict) else {}):
-            config["eos_token_id"] = ends
-        if generated.get("chat_format") not in _UNSAID:
-            config["chat_format"] = generated["chat_format"]
+    generated = read_json(generation) if generation.is_file() else {}
+    # Each file and each part may name end ids that the other ones lack. Qwen 1 has more of them if chat_format says so.
+    if ends := _end_ids(generated, config, text_part(config)):
+        config["eos_token_id"] = ends
+    if generated.get("chat_format") not in _UNSAID:
+        config["chat_format"] = generated["chat_format"]
     spec = describe(config, _model_name(folder))
     quantization = read_quantization(folder, config)
     # What the quantised weights become beside each other has no tensor of its own to tell.
@@ -147,8 +154,7 @@ def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
 
 def promised_type(config: Mapping[str, Any]) -> str:
     """The weight type that a config.json names, of a model with images in text_config; empty: it names none."""
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, dict) else {}):
+    for part in (config, text_part(config)):
         for key in ("dtype", "torch_dtype"):
             if weight_type := _TORCH_TYPES.get(str(part.get(key))):
                 return weight_type

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families import QuantizationConfig
+from charonia.families import QuantizationConfig, text_part
 from charonia.json_files import read_json
 from charonia.weights import quantization_methods as methods
 from charonia.weights.quantization_settings import FORMATS, REMEDY, Settings
@@ -53,8 +53,7 @@ def says_cache(folder: Path, config: Mapping[str, Any]) -> bool:
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:
     """The file, the key in it, what that says and its method."""
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, dict) else {}):
+    for part in (config, text_part(config)):
         for key in ("quantization_config", "compression_config"):
             value = part.get(key)
             if value is None or value == {}:

@@ -99,7 +99,7 @@ class JsonScanner:
         elif expects == "literal":
             self.broken = char != self._rest[0]
             self._rest = self._rest[1:]
-            if not self._rest:
+            if not self._rest and not self.broken:
                 self._ended()
         elif expects == "number":
             return self._in_number(char)
@@ -264,7 +264,7 @@ class GemmaScanner:
             return self._close(at, out)
         if text.startswith(self._quote, at) and not self._word:
             return self._begin_string(at, out, is_key=True)
-        if self._begins_quote(text, at):
+        if not self._word and self._begins_quote(text, at):
             return at
         return self._in_word(text, at)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,8 +33,11 @@ from transformers import (
     Glm4vMoeConfig,
     GlmConfig,
     GraniteConfig,
+    HeliumConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    HyperCLOVAXConfig,
+    HyperCLOVAXVisionV2Config,
     HYV3Config,
     Idefics3Config,
     InternVLConfig,
@@ -183,7 +187,7 @@ VARIANTS = {
     ),
     "ministral": _variant(MinistralConfig, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED),
     "cwm": _variant(CwmConfig, sliding_window=WINDOW, head_dim=16, rope_parameters=_LLAMA3_ROPE),
-    # Prompts on both sides of the length from which the queries grow.
+    # The queries grow beyond 64 positions; prompts are shorter and longer.
     "ministral3": _variant(
         Ministral3Config,
         head_dim=16,
@@ -200,6 +204,19 @@ VARIANTS = {
         logits_scaling=2.5,
         tie_word_embeddings=True,
     ),
+    "hyperclovax": _variant(
+        HyperCLOVAXConfig,
+        attention_multiplier=0.2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.6,
+        logits_scaling=0.4,
+    ),
+    # The factor of attention that its class computes, and no norms after attention and feed-forward.
+    "hyperclovax-pre-norms": _variant(
+        HyperCLOVAXConfig, use_post_norm=False, head_dim=20, dropped=("attention_multiplier",), attention_bias=True
+    ),
+    # Its class has a square projection after attention, so the heads must be as wide as hidden_size.
+    "helium": _variant(HeliumConfig, head_dim=16, attention_bias=True, mlp_bias=True),
     "smollm3": _variant(SmolLM3Config, no_rope_layer_interval=2, tie_word_embeddings=True),
     "smollm3-window": _variant(
         SmolLM3Config,
@@ -225,6 +242,12 @@ VARIANTS = {
     "gemma": _variant(GemmaConfig, head_dim=32, tie_word_embeddings=True),
     "vaultgemma": _variant(
         VaultGemmaConfig, head_dim=32, sliding_window=WINDOW, query_pre_attn_scalar=24, tie_word_embeddings=True
+    ),
+    "hyperclovax-vision": _with_images(
+        HyperCLOVAXVisionV2Config,
+        {"attention_multiplier": 0.2, "embedding_multiplier": 0.5, "residual_multiplier": 1.5, "logits_scaling": 0.4},
+        **{"model_type": "qwen2_5_vl_vision", "depth": 1, "hidden_size": 16, "out_hidden_size": 96},
+        **{"num_heads": 1, "intermediate_size": 16},
     ),
     "qwen2-vl": _with_images(
         Qwen2VLConfig, {"rope_parameters": _MROPE}, depth=1, embed_dim=16, hidden_size=96, num_heads=1
@@ -492,7 +515,7 @@ def write_model(
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if re.search(r"norm\d*\.weight$", name):
                 # Gemma's norms add 1 by themselves. Its scaled and tied embedding would have it repeat every token,
                 # were it not outweighed by what the layers add.
                 center = (8 if ".post_" in name else 0) if gemma else 1

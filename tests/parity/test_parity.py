@@ -94,6 +94,7 @@ def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int
     [
         *((name, dtype) for name in ("llama3", "llama-biases", "qwen2") for dtype in ("bfloat16", "float16")),
         *((name, "bfloat16") for name in ("mistral-window", "qwen3", "phi3", "gemma2", "gemma3", "glm4-moe")),
+        *((name, "bfloat16") for name in ("glm4", "granite", "olmo3", "hunyuan", "cohere2")),
         *((name, "bfloat16") for name in ("internlm3",) if name in VARIANTS),
     ],
 )
@@ -146,7 +147,7 @@ def test_with_a_quantised_cache_logprobs_stay_near_to_those_of_fp32(
 
 CONTEXT_DEPENDENT = (
     *("mistral-window", "qwen2-window", "gemma3", "phi3-longrope", "llama-dynamic", "internlm2-dynamic"),
-    *("qwen1", "baichuan-13b", "mixtral", "glm4-moe-groups"),
+    *("qwen1", "baichuan-13b", "mixtral", "glm4-moe-groups", "ministral3", "olmo3", "cohere2"),
 )
 
 

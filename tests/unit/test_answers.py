@@ -1114,6 +1114,19 @@ def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: i
     assert time.process_time() - began < 20
 
 
+@pytest.mark.parametrize("word", ["tru", "fals", "nul"])
+def test_the_beginning_of_a_word_of_json_is_a_text(word: str) -> None:
+    answer = f"<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>{word}</arg_value>\n</tool_call>"
+    assert calls_of(read([answer], "glm45")) == [("add", {"a": word})]
+
+
+def test_a_quote_behind_the_beginning_of_a_key_ends_a_call_at_once() -> None:
+    """The text after it does not wait for the end of the answer."""
+    scanner = GemmaScanner("<escape>")
+    scanner.feed("{abc<escape>", 0)
+    assert scanner.broken
+
+
 def test_scanners_bound_the_depth() -> None:
     for scanner, opening in ((JsonScanner(), "["), (GemmaScanner("<escape>"), "["), (PythonScanner(), "[")):
         assert scanner.feed("[" * MAX_DEPTH, 0)[0] == MAX_DEPTH and not scanner.broken

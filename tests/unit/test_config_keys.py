@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
     "vocab_size": 300,
     "max_position_embeddings": 128,
 }
-# What transformers has no class for any more: their own code is the reference.
+# transformers has no class for these types. Their own code is the reference.
 NO_CLASS = {"internlm", "internlm2", "internvl_chat", "qwen", "baichuan", "yi", "Yi"}
 TYPES = [(family, model_type) for family in FAMILIES for model_type in family.model_types]
 # Configs in which a key counts that does not count in BASE.
@@ -69,6 +69,25 @@ def test_every_field_of_transformers_class_is_known(model_type: str) -> None:
     ids = {"bos_token_id": 1, "eos_token_id": 2}
     spec = describe({**outer, **ids, "model_type": model_type, "text_config": text}, "m")
     assert spec.notes == ()
+
+
+# Attributes whose values here are not those of the class where config.json lacks them. Released files have the keys.
+OTHER_DEFAULTS = {
+    "dots1": {"shared_expert_inter_size"},
+    "qwen3_vl_moe_text": {"tie_word_embeddings"},  # of the whole model, whose default differs
+}
+
+
+@pytest.mark.parametrize("model_type", [one for _, one in TYPES if one not in NO_CLASS])
+def test_values_that_a_file_lacks_are_those_of_transformers_class(model_type: str) -> None:
+    """But for token ids, of which a file without them has none."""
+    config = {**BASE, "bos_token_id": 1, "eos_token_id": 2, "model_type": model_type}
+    whole = CONFIG_MAPPING[model_type](**config).to_dict()
+    ours, theirs = (vars(describe(one, "m").config) for one in (config, whole))
+    # 0 is the scale that some classes spell out.
+    plain = {"attention_scale": ours["size_per_head"] ** -0.5}
+    differ = {key for key in ours if (ours[key] or plain.get(key)) != (theirs[key] or plain.get(key))}
+    assert differ == OTHER_DEFAULTS.get(model_type, set())
 
 
 def described(config: HfConfig) -> Any:

@@ -27,7 +27,7 @@ from charonia.text.tokenizer import load_tokenizer
 from charonia.triton_models import answers_dir
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
-from charonia.weights.convert import convert, link_workspace, read_source
+from charonia.weights.convert import convert, link_workspace, read_config, read_source
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.tensor_parallel import split
 
@@ -919,6 +919,17 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
     rewrite(both, lambda tensors: tensors.__setitem__(f"{prefix}layers.0.mystery.weight", np.ones(3, np.float32)))
     with pytest.raises(UnsupportedError, match=r"unknown to family gemma3.*mystery"):
         convert(both, tmp_path / "v")
+
+
+@pytest.mark.parametrize(("model_type", "part"), [("gemma3", "text_config"), ("internvl_chat", "llm_config")])
+@pytest.mark.parametrize(("generated", "expected"), [(None, (7, 5)), (3, (3, 7, 5))])
+def test_end_ids_of_the_text_part_and_beside_it_are_joined(
+    model_type: str, part: str, generated: int | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    text = {**TINY, "model_type": "qwen2", "eos_token_id": 5}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, part: text, "eos_token_id": 7}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generated}))
+    assert read_config(tmp_path).config.end_id == expected
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("bf16", 7.0625), ("fp16", 7.0703125), ("fp32", 50**0.5)])

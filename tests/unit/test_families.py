@@ -56,6 +56,13 @@ def test_explicit_head_dim_wins_over_hidden_size_by_heads() -> None:
     assert spec.tensors["layers.0.attention.wo.0.weight"][0].shape == (64, 128)
 
 
+@pytest.mark.parametrize("model_type", ["ernie4_5", "seed_oss", "ministral3", "cwm", "iquestcoder", "internlm3"])
+def test_a_head_dim_of_null_is_hidden_size_by_heads(model_type: str) -> None:
+    config = {**LLAMA, "model_type": model_type}
+    assert describe(config, "m").config.size_per_head == 128
+    assert describe({**config, "head_dim": None}, "m").config.size_per_head == 16
+
+
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -182,6 +189,24 @@ def test_windows_are_those_of_the_family() -> None:
     # Layers that are listed with a window have none where the window is switched off.
     assert windows(model_type="qwen2", sliding_window=32, layer_types=mixed) == (0, "")
     assert windows(model_type="llama", sliding_window=None) == (0, "")
+
+
+@pytest.mark.parametrize("model_type", ["exaone4", "cohere2"])
+def test_only_layers_with_a_window_are_rotated_even_if_there_is_none(model_type: str) -> None:
+    def rotated(**changes: Any) -> str:
+        return describe({**LLAMA, "model_type": model_type, **changes}, "m").config.layer_rotary
+
+    assert rotated(sliding_window=32, layer_types=["full_attention"] * 2) == "nn"
+    assert rotated(sliding_window=32, layer_types=["full_attention", "sliding_attention"]) == "nr"
+    assert rotated(sliding_window=32, layer_types=["sliding_attention"] * 2) == ""
+
+
+def test_phi3_was_trained_for_4096_positions_where_config_json_does_not_say_it() -> None:
+    rope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    phi3 = {**LLAMA, "model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": rope}
+    assert describe(phi3, "m").config.rope_original_max_position_embeddings == 4096
+    named = {**phi3, "original_max_position_embeddings": 64}
+    assert describe(named, "m").config.rope_original_max_position_embeddings == 64
 
 
 def test_internlms_own_rotary_spelling() -> None:
@@ -529,6 +554,23 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         ({"model_type": "gemma3_text", "head_dim": [16]}, "head_dim is [16]"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        *(
+            (
+                {"model_type": model_type, "mlp_layer_types": [one] * 2},
+                "mlp_layer_types must list num_hidden_layers = 2",
+            )
+            for model_type in ("mellum", "hy_v3")
+            for one in ({}, "wide")
+        ),
+        ({"model_type": "minimax_m2", "head_dim": 0, "rotary_dim": 8}, "head_dim is 0"),
+        *(
+            ({"model_type": model_type, "rope_scaling": {"type": "dynamic", "alpha": 1e308}}, "has the alpha 1e+308")
+            for model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe")
+        ),
+        (
+            {"model_type": "hunyuan_v1_dense", "head_dim": 2, "rope_scaling": {"type": "dynamic", "alpha": 1000.0}},
+            "a head has 2 elements",
+        ),
     ],
 )
 def test_a_wrong_value_is_named(changes: dict[str, Any], named: str) -> None:

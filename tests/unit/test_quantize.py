@@ -662,6 +662,32 @@ def test_families_that_transformers_does_not_have_are_refused_before_anything_is
     assert not seen.exists()
 
 
+@pytest.mark.parametrize(
+    ("family", "scheme", "method", "named"),
+    [
+        (
+            "olmo2",
+            "w4a16",
+            "awq",
+            r"awq rescales the norms .* family olmo2 has no such norms: use --method gptq or rtn",
+        ),
+        ("cohere2", "w8a8", None, r"smoothquant rescales .* family cohere2 .*: use --method gptq or rtn"),
+        ("minimax_m2", "fp8", None, r"models of family minimax_m2 are not supported by charonia quantize"),
+    ],
+)
+def test_families_that_a_method_would_damage_are_rejected_with_the_remedy(
+    family: str, scheme: str, method: str | None, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = stand_in(tmp_path, monkeypatch)
+    shape = {key: value for key, value in SHAPES["tiny"].config().items() if key != "attention_bias"}
+    config = {**shape, "model_type": family, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": None}
+    config |= {"num_local_experts": 4, "num_experts_per_tok": 2} if family == "minimax_m2" else {}
+    write_random_model(tmp_path / "m", config)
+    with pytest.raises(UnsupportedError, match=named):
+        quantize(tmp_path / "m", tmp_path / "q", scheme=scheme, method=method)
+    assert not seen.exists()
+
+
 def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -506,6 +506,10 @@ RELEASED_LATER: dict[str, tuple[str, Keys]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "Helium 1 preview": (
+        "helium",
+        {**LLAMA, "head_dim": 128, "num_key_value_heads": 4, "rms_norm_eps": 1e-8, "rope_theta": 1e5},
+    ),
     "OLMo 2": ("olmo2", {"attention_bias": False, "num_key_value_heads": 4, "rope_scaling": None}),
     "OLMo 3.1": (
         "olmo3",
@@ -570,6 +574,8 @@ NO_DATA = {
     "glm4v_moe",
     "glm4v_moe_text",
     "hy_v3",
+    "hyperclovax",
+    "hyperclovax_vision_v2",
     "mellum",
     "solar_open",
     "glm46v",

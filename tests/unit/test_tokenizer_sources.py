@@ -375,6 +375,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "without bytes": {"model_type": "bpe", **identity},
         "unigram": {"model_type": "unigram", "byte_fallback": True, "normalization_rule_name": "nmt_nfkc"},
         "no end": {"model_type": "bpe", "byte_fallback": True, "bos_id": -1, "eos_id": 1, **identity},
+        "spaces behind words": {"model_type": "bpe", "treat_whitespace_as_suffix": True, **identity},
     }
     (root / "text").write_text("\n".join(line for text in TRAINING for line in text.splitlines()))
     for kind, options in kinds.items():
@@ -453,6 +454,12 @@ def test_a_damaged_tokenizer_model_is_rejected(trained: dict[str, Path], tmp_pat
             read_model(tmp_path / "tokenizer.model")
     (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
     assert read_model(tmp_path / "tokenizer.model") is None
+
+
+def test_a_tokenizer_model_with_spaces_behind_words_is_rejected(trained: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(trained["spaces behind words"].read_bytes())
+    with pytest.raises(ModelError, match="treat_whitespace_as_suffix"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_folder_whose_sources_disagree_is_named(

