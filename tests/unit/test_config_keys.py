@@ -297,6 +297,12 @@ def test_values_of_a_wrong_type_are_named_in_words(key: str, value: Any, text: s
         describe({**BASE, "model_type": "llama", key: value}, "m")
 
 
+def test_rotary_settings_of_a_layer_type_that_are_no_object_are_rejected() -> None:
+    nested = {"full_attention": PLAIN, "sliding_attention": 5}
+    with pytest.raises(ModelError, match="sliding_attention of rope_parameters is 5; it must be an object or null"):
+        describe({**BASE, "model_type": "mistral", "rope_parameters": nested}, "m")
+
+
 def test_the_experts_of_qwen3_vl_moe_are_counted_by_either_name() -> None:
     """transformers 5 saves num_local_experts. Released files have num_experts."""
 
