@@ -83,7 +83,7 @@ def _qwen3_moe(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
 
 
 def _qwen3_vl_moe(config: HfConfig, model_name: str) -> ModelSpec:
-    defaults = {"moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4}
+    defaults = {"moe_intermediate_size": 1408, "num_local_experts": 60, "num_experts_per_tok": 4}
     return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name, theta=5e5)
 
 

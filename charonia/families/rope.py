@@ -86,6 +86,9 @@ def _dictionaries(config: HfConfig, per_layer: bool) -> tuple[dict[str, Any], di
         )
     if not per_layer:
         raise UnsupportedError("config.json: rope_parameters per layer type are not supported for this family")
+    for key in _LAYER_TYPES:
+        if not isinstance(new.get(key) or {}, dict):
+            raise ModelError(f"config.json: {key} of rope_parameters is {new[key]!r}; it must be an object or null")
     full = _merged(config, new.get("full_attention") or {}, old)
     return full, new.get("sliding_attention") or {"rope_type": "default"}
 

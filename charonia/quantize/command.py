@@ -19,7 +19,7 @@ from typing import Any
 
 from charonia import __version__
 from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
-from charonia.families import ModelSpec, TensorPart
+from charonia.families import COMPOSITES, ModelSpec, TensorPart
 from charonia.json_files import read_json
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment, programs
@@ -38,6 +38,8 @@ _GREAT_LOSS_KL, _DESTROYED_KL = 0.25, 1.0
 # numbers, which are so flat that rounding to 4 bits costs 1.7: there, what is better than that prediction is taken.
 _FLAT_KL = 2.5
 _FLAT_TOKENS = 64  # of fewer tokens the prediction knows too much: their mean is made of them
+# The models with images whose text part AutoModelForCausalLM does not read.
+_WITH_IMAGES = {one.model_type for one in COMPOSITES} - {"gemma3"}
 # Families that the release of transformers in requirements.txt has no class for.
 _WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qwen", "yi")
 
@@ -233,6 +235,12 @@ def check_source(model: str | os.PathLike[str]) -> Path:
             f"{location.path} is a workspace; this takes the Hugging Face folder or hub id that it was made from"
         )
     config = read_json(location.path / "config.json")
+    if (model_type := config.get("model_type")) in _WITH_IMAGES:
+        raise UnsupportedError(
+            f"{location.path} is of type {model_type}, a model with images, and of these only Gemma 3 can be "
+            "quantised: take a copy that is quantised already (AWQ, GPTQ, compressed-tensors), or quant_policy, which "
+            "needs no other weights"
+        )
     # read_source finds what files beside config.json say, too, and whether the engine will know what comes of it.
     spec = None if "quantization_config" in config else read_source(location.path).spec
     if spec is None or spec.quantization is not None:

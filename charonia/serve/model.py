@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+from charonia import _engine
 from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
 from charonia.triton_models import answers_dir, source_dir
@@ -21,6 +22,7 @@ from charonia.weights.tensor_parallel import ranks_of
 
 _LOCK_S = 600.0  # making a workspace takes less than a second, but for weights in .bin files, which are converted
 _LOOK_EVERY_S = 0.1
+_LATEST_KEY = "default_temperature"  # of config.ini; workspaces of versions before it are served as they are
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 
 
@@ -68,6 +70,12 @@ def prepare(
                 f"{ranks_of(inference)}: run {mend}"
             )
         drop_outdated(location)
+        if _LATEST_KEY not in _engine.read_config_ini(location.path / workspace.WEIGHTS / "config.ini"):
+            mend = workspace.convert_command(manifest.source, location.path, manifest.ranks)
+            say(
+                f"{location.path} was converted by an older version, and keeps what that version read of the model's "
+                f"files: no sampling defaults, and faults that CHANGELOG.md names. To convert it again, run {mend}"
+            )
         workspace.hold(location.path, held)
         return location.path
     return _linked(location.path, run_dir / "workspaces", ranks_of(inference), say, held)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +79,7 @@ def source_notes(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     if used.encode("").ids != described.encode("").ids:
         notes.append(f"{folder}: Charonia follows add_bos_token of tokenizer_config.json, not tokenizer.json")
     others: dict[str, Tokenizer] = {}
-    with contextlib.suppress(Exception):  # transformers raises whatever its parts raise
+    with contextlib.suppress(Exception), _transformers_silent():  # it raises whatever its parts raise
         by_class = prompt_ids.load_by_class(folder)
         others[f"transformers' {type(by_class).__name__}"] = by_class.backend_tokenizer
     pieces = folder / sentencepiece_model.FILE
@@ -88,6 +90,19 @@ def source_notes(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[str]:
         if difference := _difference(used, other):
             notes.append(f"{folder}: Charonia uses tokenizer.json, and {name} differs from it: {difference}")
     return notes
+
+
+@contextlib.contextmanager
+def _transformers_silent() -> Iterator[None]:
+    """Without transformers' warnings about config files: what Charonia reads of them, it checks itself."""
+    from transformers.utils import logging as theirs
+
+    level = theirs.get_verbosity()
+    theirs.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
 
 
 def _difference(used: Tokenizer, other: Tokenizer) -> str:

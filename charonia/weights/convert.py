@@ -110,6 +110,10 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
     if generated.get("chat_format") not in _UNSAID:
         config["chat_format"] = generated["chat_format"]
     spec = describe(config, _model_name(folder))
+    try:
+        _engine.check_settings(spec.config.settings())
+    except InvalidRequestError as error:
+        raise ModelError(f"{folder / 'config.json'} describes a model that the engine cannot have: {error}") from error
     quantization = read_quantization(folder, config)
     # What the quantised weights become beside each other has no tensor of its own to tell.
     promised = promised_type(config) if quantization else ""

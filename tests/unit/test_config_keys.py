@@ -298,6 +298,21 @@ def test_values_of_a_wrong_type_are_named_in_words(key: str, value: Any, text: s
         describe({**BASE, "model_type": "llama", key: value}, "m")
 
 
+def test_rotary_settings_of_a_layer_type_that_are_no_object_are_rejected() -> None:
+    nested = {"full_attention": PLAIN, "sliding_attention": 5}
+    with pytest.raises(ModelError, match="sliding_attention of rope_parameters is 5; it must be an object or null"):
+        describe({**BASE, "model_type": "mistral", "rope_parameters": nested}, "m")
+
+
+def test_the_experts_of_qwen3_vl_moe_are_counted_by_either_name() -> None:
+    """transformers 5 saves num_local_experts. Released files have num_experts."""
+
+    def count(**named: int) -> int:
+        return describe({**BASE, "model_type": "qwen3_vl_moe_text", **named}, "m").config.num_experts
+
+    assert (count(), count(num_local_experts=5), count(num_experts=6)) == (60, 5, 6)
+
+
 def test_two_kinds_of_rotary_scaling_are_rejected() -> None:
     scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN}
     with pytest.raises(UnsupportedError, match="rope_parameters is of type 'linear' and rope_scaling of type 'yarn'"):

@@ -100,6 +100,31 @@ def test_a_workspace_of_an_older_version_names_the_command_that_mends_it(model: 
         prepare(str(root), tmp_path, {})
 
 
+@pytest.mark.parametrize(("key", "value", "name"), [("rope_theta", 0, "rope_theta"), ("head_dim", 1, "size_per_head")])
+def test_a_value_that_the_engine_rejects_is_said_to_come_from_config_json(
+    key: str, value: int, name: str, tmp_path: Path
+) -> None:
+    write_random_model(tmp_path, SHAPES["tiny"].config())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(ModelError, match=f"{file} describes a model that the engine cannot have: setting {name} = "):
+        read_config(tmp_path)
+
+
+def test_a_workspace_of_an_older_version_is_served_and_named(tmp_path: Path) -> None:
+    source, root = tmp_path / "m", tmp_path / "w"
+    write_random_model(source, SHAPES["tiny"].config())
+    convert(source, root)
+    said: list[str] = []
+    assert prepare(str(root), tmp_path, {}, said.append) == root and said == []
+    ini = root / "triton_models" / "weights" / "config.ini"
+    lines = [line for line in ini.read_text().splitlines() if not line.startswith("default_")]
+    ini.write_text("\n".join(lines))
+    assert prepare(str(root), tmp_path, {}, said.append) == root
+    assert len(said) == 1 and said[0].startswith(f"{root} was converted by an older version")
+    assert said[0].endswith(f"run charonia convert {source} --dst-path {root} --force")
+
+
 def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
     weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
     ours, theirs = SafetensorsCheckpoint([weights / "rank-0.safetensors"]), open_checkpoint(model)

@@ -634,6 +634,19 @@ class _Full:
     free = 0
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "mistral3", "internvl_chat"])
+def test_models_with_images_are_refused_before_anything_is_installed(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' AutoModelForCausalLM has no class for them."""
+    seen = stand_in(tmp_path, monkeypatch)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": {}}))
+    with pytest.raises(UnsupportedError, match=f"is of type {model_type}, a model with images.*only Gemma 3"):
+        quantize(tmp_path / "m", tmp_path / "q", scheme="w8a16")
+    assert not seen.exists()
+
+
 @pytest.mark.parametrize("family", ["baichuan", "internlm", "internlm2", "internlm3", "Yi"])
 def test_families_that_transformers_does_not_have_are_refused_before_anything_is_installed(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

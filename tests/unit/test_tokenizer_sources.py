@@ -488,3 +488,18 @@ def test_a_folder_whose_sources_disagree_is_named(
     assert model is not None
     convert(model, legacy=True).save(str(tmp_path / "tokenizer.json"))
     assert source_notes(tmp_path, load_tokenizer(tmp_path)) == []
+
+
+def test_the_comparison_prints_no_warnings_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It warns about the class and the scaling of config.json, which Charonia does not take from there."""
+    write_byte_tokenizer(tmp_path, 320)
+    tokenizer, levels = load_tokenizer(tmp_path), []
+    before = transformers.logging.get_verbosity()
+
+    def by_class(folder: Path) -> Any:
+        levels.append(transformers.logging.get_verbosity())
+        raise ValueError(f"{folder} cannot be loaded by its class")
+
+    monkeypatch.setattr(prompt_ids, "load_by_class", by_class)
+    assert source_notes(tmp_path, tokenizer) == []
+    assert levels == [logging.ERROR] and transformers.logging.get_verbosity() == before
