@@ -665,13 +665,7 @@ def test_families_that_transformers_does_not_have_are_refused_before_anything_is
 @pytest.mark.parametrize(
     ("family", "scheme", "method", "named"),
     [
-        (
-            "olmo2",
-            "w4a16",
-            "awq",
-            r"awq rescales the norms .* family olmo2 has no such norms: use --method gptq or rtn",
-        ),
-        ("cohere2", "w8a8", None, r"smoothquant rescales .* family cohere2 .*: use --method gptq or rtn"),
+        ("olmo2", "w8a8", None, r"smoothquant rescales .* family olmo2 has no such norms: use --method gptq or rtn"),
         ("minimax_m2", "fp8", None, r"models of family minimax_m2 are not supported by charonia quantize"),
     ],
 )
