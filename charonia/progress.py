@@ -27,9 +27,12 @@ class Progress:
 
     def __init__(self, show: bool) -> None:
         self._console = Console(stderr=True) if show else None
+        self.lasting: list[str] = []  # warnings that stay true
 
-    def warn(self, text: str) -> None:
-        """Says something that the user should know and that is no error."""
+    def warn(self, text: str, *, lasting: bool = True) -> None:
+        """Prints something that the user should know and that is no error. lasting: it is true later, too."""
+        if lasting:
+            self.lasting.append(text)
         if self._console:
             self._console.print(f"[yellow]warning:[/yellow] {escape(text)}", highlight=False)
         else:

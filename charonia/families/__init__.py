@@ -156,10 +156,7 @@ def _with_context(spec: ModelSpec) -> ModelSpec:
 
 def _refusal(config: HfConfig) -> str:
     """The error for an unknown model_type: the type, the type of its text part, and all supported types."""
-    supported = ", ".join(
-        [f"{family.title} ({'/'.join(family.model_types)})" for family in FAMILIES]
-        + [f"the text part of {composite.title} ({composite.model_type})" for composite in COMPOSITES]
-    )
+    types = {name for family in FAMILIES for name in family.model_types} | {one.model_type for one in COMPOSITES}
     inner = text_part(config).get("model_type")
     part = f" (its text part is {inner!r})" if inner else ""
-    return f"model family {config.get('model_type')!r}{part} is not supported; supported: {supported}"
+    return f"model family {config.get('model_type')!r}{part} is not supported; supported: {', '.join(sorted(types))}"

@@ -31,6 +31,8 @@ ERNIE_NAMES = Names(
 
 def expert_counts(config: HfConfig, count: int, per_token: int, key: str = "num_experts_per_tok") -> dict[str, Any]:
     layers = required(config, "num_hidden_layers")
+    if count < 1:
+        raise ModelError(f"config.json: the model has {count} experts; it must have at least 1")
     if count * layers > MOST_EXPERTS:
         raise ModelError(
             f"config.json: {count} experts in each of {layers} layers are more than {MOST_EXPERTS}, the most that are "

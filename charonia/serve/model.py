@@ -77,8 +77,14 @@ def prepare(
                 f"files: no sampling defaults, and faults that CHANGELOG.md names. To convert it again, run {mend}"
             )
         workspace.hold(location.path, held)
+        _say_notes(location.path, say)
         return location.path
     return _linked(location.path, run_dir / "workspaces", ranks_of(inference), say, held)
+
+
+def _say_notes(root: Path, say: Callable[[str], None]) -> None:
+    for note in workspace.read_notes(root):
+        say(f"warning: {note}")
 
 
 def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], held: ExitStack) -> Path:
@@ -90,7 +96,9 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], h
     place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
     destination = folder / f"{place}-{_fingerprint(model)}"
     lock = folder / f".{place}.lock"
-    if not workspace.hold(destination, held):
+    if workspace.hold(destination, held):
+        _say_notes(destination, say)
+    else:
         with _alone(lock, say):
             if not workspace.hold(destination, held):
                 from charonia.weights.convert import link_workspace  # with NumPy, which a start takes long to import

@@ -609,7 +609,7 @@ def _make(
     for note in source.spec.notes:
         progress.warn(note)
     if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
-        progress.warn(cached)
+        progress.warn(cached, lasting=False)
     if found == "mxfp4":
         progress.warn(
             f"{location.path}: rows of gate and up are taken to alternate in experts.gate_up_proj, as in GPT-OSS. "
@@ -619,7 +619,8 @@ def _make(
         file = destination.expanduser() / workspace.LOCKED
         progress.warn(
             f"{destination} is served now (`fuser -v {file}` says by whom): that server goes on with what it has "
-            "loaded, and takes the new one when it is started again"
+            "loaded, and takes the new one when it is started again",
+            lasting=False,
         )
     with workspace.atomic_folder(destination, force) as root:
         write_weights(
@@ -634,6 +635,7 @@ def _make(
             progress.warn(note)
         copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER)
         _write_models(root)
+        workspace.write_notes(root, progress.lasting)
     return destination.expanduser().absolute()
 
 

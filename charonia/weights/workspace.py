@@ -30,6 +30,7 @@ TOKENIZER = Path("triton_models", "tokenizer")
 TOKEN_TABLE = "token_table.safetensors"
 TOKEN_SPLIT = "token_split.safetensors"
 # A file that stays as it was made: those who serve the workspace hold a lock on it.
+NOTES = "notes.txt"
 LOCKED = Path("triton_models", "ensemble", "config.pbtxt")
 
 
@@ -235,6 +236,18 @@ def sha256(file: Path, progress: Callable[[int], None] = lambda _: None) -> str:
             digest.update(piece)
             progress(len(piece))
     return digest.hexdigest()
+
+
+def write_notes(root: Path, notes: Sequence[str]) -> None:
+    """Keeps warnings about the model in the workspace, one a line, for each start of a server."""
+    if notes:
+        (root / NOTES).write_text("".join(f"{' '.join(note.split())}\n" for note in notes), encoding="utf-8")
+
+
+def read_notes(root: Path) -> list[str]:
+    """The warnings of write_notes()."""
+    file = root / NOTES
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
 def read_manifest(weights: Path) -> Manifest:

@@ -125,6 +125,21 @@ def test_a_workspace_of_an_older_version_is_served_and_named(tmp_path: Path) -> 
     assert said[0].endswith(f"run charonia convert {source} --dst-path {root} --force")
 
 
+def test_warnings_about_a_model_are_repeated_at_every_start(model: Path, tmp_path: Path) -> None:
+    edit_config(model, favourite_colour="red")
+    note = "warning: config.json has keys that are not known and have no effect: favourite_colour"
+    for place in (model, convert(model, tmp_path / "w")):
+        said: list[str] = []
+        prepare(str(place), tmp_path / "run", {})
+        prepare(str(place), tmp_path / "run", {}, said.append)
+        assert said == [note]
+    edit_config(model, favourite_colour=None)
+    prepare(str(model), tmp_path / "run", {})
+    said = []
+    prepare(str(model), tmp_path / "run", {}, said.append)
+    assert said == []
+
+
 def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
     weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
     ours, theirs = SafetensorsCheckpoint([weights / "rank-0.safetensors"]), open_checkpoint(model)

@@ -471,10 +471,10 @@ def test_every_layers_tensors_are_made_and_none_is_used_twice() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: Llama 1 to 3.x"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: Yi, baichuan, "),
         (
             {"model_type": "video_llava", "text_config": {"model_type": "llama"}},
-            "'video_llava' (its text part is 'llama') is not supported; supported: Llama 1 to 3.x",
+            "'video_llava' (its text part is 'llama') is not supported; supported: Yi, baichuan, ",
         ),
         ({"rope_scaling": {"type": "xpos", "factor": 4.0}}, "'xpos' is not supported; supported: default, linear"),
         ({"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported for Phi-3"),
