@@ -124,6 +124,17 @@ CHARONIA_DEVICE void turn_pairs(float (&a)[kVector], float (&b)[kVector], const 
   }
 }
 
+// Sets an element of a and b, one behind the other. (GCC's undefined-behaviour sanitizer writes to a copy in
+// `(i < kVector ? a : b)[...] = x`.)
+template <int kVector>
+CHARONIA_DEVICE void set_element(float (&a)[kVector], float (&b)[kVector], int i, float x) {
+  if (i < kVector) {
+    a[i] = x;
+  } else {
+    b[i - kVector] = x;
+  }
+}
+
 // Turns the two vectors of a head.
 template <int kVector>
 CHARONIA_DEVICE void turn_vectors(const RotaryStore& p, std::int64_t row, const Halves& at, float (&a)[kVector],
@@ -143,8 +154,8 @@ CHARONIA_DEVICE void turn_vectors(const RotaryStore& p, std::int64_t row, const 
   turn_pairs(x, y, cosines, sines);
   CHARONIA_UNROLL
   for (int i = 0; i < kVector; ++i) {
-    (2 * i < kVector ? a : b)[2 * i % kVector] = x[i];
-    (2 * i + 1 < kVector ? a : b)[(2 * i + 1) % kVector] = y[i];
+    set_element(a, b, 2 * i, x[i]);
+    set_element(a, b, 2 * i + 1, y[i]);
   }
 }
 
