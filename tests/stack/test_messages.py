@@ -76,7 +76,8 @@ async def test_a_streams_events_fit_anthropics_types_and_come_in_its_order(
             if event.type == "message_start":
                 assert event.message.content == [] and event.message.stop_reason is None
     assert names[:3] == ["message_start", "content_block_start", "ping"]
-    assert set(names[3:-3]) == {"content_block_delta"} and len(texts) > 1
+    # One delta or more: their number depends on how fast the engine is. A slow answer has further pings.
+    assert set(names[3:-3]) - {"ping"} == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert "".join(texts) == expected
 
