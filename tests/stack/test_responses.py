@@ -61,7 +61,8 @@ async def test_a_streams_events_fit_openais_types(stack: Stack, model: str, expe
     begin = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
     end = ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
     assert kinds[:4] == begin and kinds[-4:] == end
-    assert set(kinds[4:-4]) == {"response.output_text.delta"} and len(texts) > 1
+    # One delta or more: their number depends on how fast the engine is.
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
     assert "".join(texts) == expected
 
 
