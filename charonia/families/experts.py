@@ -344,5 +344,6 @@ ERNIE4_5_MOE = Family(
     "ERNIE 4.5 with experts",
     _ernie4_5_moe,
     keys=words(_ERNIE4_5_MOE_KEYS),
-    harmless=words("is_quantized moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers use_rmsnorm"),
+    harmless=words("is_quantized moe_capacity num_nextn_predict_layers"),
+    only={"moe_gate": ("topk",), "moe_use_aux_free": (True,), "use_rmsnorm": (True,)},
 )
