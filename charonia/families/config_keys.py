@@ -7,6 +7,7 @@ values (ONLY and `Family.only`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -143,7 +144,7 @@ def check_keys(
         if allowed is not None:
             if allowed(value) if callable(allowed) else _among(value, allowed):
                 continue
-            error = f"config.json: {key} {_shown(value)} is not supported for {family}"
+            error = f"config.json: {key} {_shown(value)} is not supported for {family}{_supported(allowed)}"
         elif _COMPUTES.search(key):
             error = (
                 f"config.json: the key {key} ({_shown(value)}) is not known for {family}, and results may be wrong "
@@ -159,6 +160,11 @@ def check_keys(
             )
         raise UnsupportedError(error)
     return unknown
+
+
+def _supported(allowed: Any) -> str:
+    """The supported values, as config.json spells them."""
+    return "" if callable(allowed) else f"; supported: {', '.join(map(json.dumps, (*allowed, None)))}"
 
 
 def _among(value: Any, allowed: tuple[Any, ...]) -> bool:

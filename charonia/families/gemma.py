@@ -15,7 +15,6 @@ from charonia.families.config_keys import words
 from charonia.families.hf_config import activation, number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
-from charonia.families.rope import rope_settings
 from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
 from charonia.families.windows import window_settings
 
@@ -118,7 +117,8 @@ def _gemma3_text(config: HfConfig, model_name: str) -> ModelSpec:
         period,
         qk_norm=True,
         logit_soft_cap=number(config, cap, 0.0),
-        **rope_settings(config, required(config, "head_dim"), theta=1e6, local_theta=1e4),
+        theta=1e6,
+        local_theta=1e4,
     )
     return llama_spec(model, NAMES)
 

@@ -13,7 +13,7 @@ from charonia.errors import ModelError, UnsupportedError
 from charonia.families.config_keys import words
 from charonia.families.experts import expert_counts, layers_with_experts, predicting_layers
 from charonia.families.hf_config import number, optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import head_size, llama_config, llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import rope_dictionary
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -33,8 +33,7 @@ def _with_base(config: HfConfig) -> HfConfig:
         raise ModelError(
             f"config.json: the rope scaling has an alpha and is of type {kind!r}; it must be of type 'dynamic'"
         )
-    heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
-    size = optional(config, "head_dim", hidden // heads)
+    size = head_size(config)
     base = number(settings, "rope_theta", number(config, "rope_theta", 10000.0))
     alpha = number(settings, "alpha", 1.0)
     if size <= 2 or alpha > _MAX_ALPHA:

@@ -22,6 +22,18 @@ from charonia.families.windows import window_settings
 SILU = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
+def head_size(config: HfConfig, default: int = 0) -> int:
+    """The elements of a head. default: where config.json has no head_dim; 0, and a null: hidden_size by heads."""
+    if config.get("head_dim") is not None:
+        return required(config, "head_dim")
+    if default and "head_dim" not in config:
+        return default
+    heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
+    if hidden % heads:
+        raise ModelError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    return hidden // heads
+
+
 def llama_config(
     config: HfConfig,
     model_name: str,
@@ -32,14 +44,15 @@ def llama_config(
     theta: float = 10000.0,
     partial_rotary: float | None = None,
     per_layer_rope: bool = False,
+    local_theta: float = 0.0,
     rope_keys: tuple[str, ...] = (),
     **own: Any,
 ) -> ModelConfig:
     """The engine's configuration of a Llama-shaped model.
 
-    head_dim, norm_eps, theta, partial_rotary: where config.json does not say them; head_dim 0: hidden_size by heads, as
-    where config.json says null;
-    partial_rotary None: whole heads are rotated. per_layer_rope: the family reads rope_parameters per layer type.
+    head_dim, norm_eps, theta, local_theta, partial_rotary: where config.json does not say them; head_dim as of
+    head_size(); partial_rotary None: whole heads are rotated. local_theta > 0: layers with a window have a rotary base
+    of their own. per_layer_rope: the family reads rope_parameters per layer type.
     rope_keys: keys of rope_parameters that the family reads itself. own: the keys of ModelConfig that the family sets
     itself; they win.
     """
@@ -54,10 +67,7 @@ def llama_config(
             f"config.json: {kv_heads} key/value heads in each of {layers} layers are more than {MOST_KV_HEADS}, the "
             "most that are supported"
         )
-    explicit = optional(config, "head_dim", 0 if "head_dim" in config else head_dim)
-    if not explicit and hidden % heads:
-        raise ModelError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
-    size_per_head = explicit or hidden // heads
+    size_per_head = head_size(config, head_dim)
     start = token_ids(config, "bos_token_id")
     settings: dict[str, Any] = {
         "head_num": heads,
@@ -75,7 +85,13 @@ def llama_config(
     }
     if not own.get("alibi") and "rotary_embedding" not in own:
         settings |= rope_settings(
-            config, size_per_head, theta=theta, partial=partial_rotary, per_layer=per_layer_rope, read=rope_keys
+            config,
+            size_per_head,
+            theta=theta,
+            partial=partial_rotary,
+            per_layer=per_layer_rope,
+            local_theta=local_theta,
+            read=rope_keys,
         )
     if "activation" not in own:
         settings["activation"] = activation(config, "hidden_act", supported=SILU)

@@ -10,17 +10,16 @@ from dataclasses import replace
 from charonia.families.config_keys import words
 from charonia.families.experts import MIXTRAL_NAMES, expert_counts
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import head_size, llama_config, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
 _BIAS = "block_sparse_moe.e_score_correction_bias"
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    size = 128 if config.get("head_dim") is None else required(config, "head_dim")
     if config.get("rotary_dim") is not None:
         # Released files give the rotated part of a head in elements.
-        config = {"partial_rotary_factor": required(config, "rotary_dim") / size, **config}
+        config = {"partial_rotary_factor": required(config, "rotary_dim") / head_size(config, 128), **config}
     model = llama_config(
         config,
         model_name,

@@ -13,7 +13,6 @@ from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
-from charonia.families.rope import rope_settings
 from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
 from charonia.families.windows import window_settings
 
@@ -39,11 +38,9 @@ def _olmo2(config: HfConfig, model_name: str) -> ModelSpec:
 def _olmo3(config: HfConfig, model_name: str) -> ModelSpec:
     config = {"sliding_window": 4096, **config}
     windows = window_settings(config, has_window=lambda layer: (layer + 1) % 4 != 0)
-    heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
     theta = optional(config, "rope_theta", 5e5)
     # Layers with a window have the base without any scaling.
-    rope = rope_settings(config, optional(config, "head_dim", hidden // heads), theta=theta, local_theta=theta)
-    return _olmo(config, model_name, "olmo3", **windows, **rope)
+    return _olmo(config, model_name, "olmo3", theta=theta, local_theta=theta, **windows)
 
 
 def _exaone4(config: HfConfig, model_name: str) -> ModelSpec:

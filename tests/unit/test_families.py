@@ -551,7 +551,7 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ),
         ({"model_type": "gemma2", "hidden_size": None}, "hidden_size is missing"),
         ({"model_type": "qwen", "rotary_pct": 1e308}, "rotary_pct is 1e+308; it must be from 0 to 1"),
-        ({"head_dim": 10**400}, "head_dim is an integer of 1329 bits; its magnitude must be at most"),
+        ({"head_dim": 10**400}, "head_dim is an integer of 1329 bits; it must be at most"),
         ({"max_position_embeddings": 10**400}, "max_position_embeddings is an integer of 1329 bits"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [10**400] * 8, "long_factor": [1.0] * 8}},
