@@ -8,7 +8,7 @@ from __future__ import annotations
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_config, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import window_settings
 
@@ -25,13 +25,11 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     windows = window_settings(config, has_window=lambda layer: (layer + 1) % period != 0)
     # Only layers with a window are rotated.
     letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
-    bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
         model_name,
         "cohere2",
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         layer_norm=True,
         parallel_block=True,
         rotary_interleaved=True,

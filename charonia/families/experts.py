@@ -7,7 +7,7 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import MOST_EXPERTS, number, optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_config, llama_spec
 from charonia.families.names import LLAMA_NAMES, Names
 from charonia.families.qwen2 import WINDOW_KEYS
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -66,13 +66,11 @@ def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
 
 def _qwen3_moe(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
     count = optional(config, "num_experts", optional(config, "num_local_experts", 128))
-    bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
         model_name,
         "qwen3_moe",
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 768),
         renormalize_experts=optional(config, "norm_topk_prob", False),
@@ -179,7 +177,6 @@ def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types") or []
     config = {"sliding_window": 1024, "layer_types": ["full_attention"] * layers, **config}
     count = optional(config, "num_experts", optional(config, "num_local_experts", 64))
-    bias = optional(config, "attention_bias", False)
     rope: dict[str, Any] = {} if config.get("rope_parameters") else {"rope_local_theta": 1e4}
     model = llama_config(
         config,
@@ -188,8 +185,7 @@ def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
         head_dim=128,
         theta=5e5,
         per_layer_rope=True,
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 896),
         renormalize_experts=optional(config, "norm_topk_prob", True),

@@ -13,7 +13,7 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import activation, number, optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_config, llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
 from charonia.families.windows import window_settings
@@ -39,7 +39,6 @@ def _with_defaults(config: HfConfig, defaults: dict[str, Any]) -> dict[str, Any]
 
 def _gemma_config(config: HfConfig, model_name: str, family: str, period: int, **own: Any) -> ModelConfig:
     """period: every period-th layer has no window, where config.json does not list them."""
-    bias = optional(config, "attention_bias", False)
     query_scale = number(config, "query_pre_attn_scalar", 256.0)
     if query_scale == 0:
         raise ModelError("config.json: query_pre_attn_scalar is 0; it must be positive")
@@ -47,8 +46,7 @@ def _gemma_config(config: HfConfig, model_name: str, family: str, period: int, *
         config,
         model_name,
         family,
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         norm_unit_offset=True,
         activation=activation(config, "hidden_activation", supported=_TANH),
         embedding_scale=math.sqrt(required(config, "hidden_size")),
@@ -61,15 +59,13 @@ def _gemma(config: HfConfig, model_name: str) -> ModelSpec:
     """Gemma 1: norms before attention and feed-forward alone, no windows and no caps."""
     defaults = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
     config = _with_defaults(config, defaults)
-    bias = optional(config, "attention_bias", False)
     # The first releases say gelu and mean the approximation by tanh; hidden_activation was its name for a while.
     tanh = {**_TANH, "gelu": "gelu_tanh"}
     model = llama_config(
         config,
         model_name,
         "gemma",
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         norm_unit_offset=True,
         activation=activation(config, "hidden_activation", "hidden_act", supported=tanh),
         embedding_scale=math.sqrt(required(config, "hidden_size")),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_config, llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
@@ -19,13 +19,11 @@ def _factor(config: HfConfig, key: str) -> float:
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
         model_name,
         "granite",
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         mlp_bias=optional(config, "mlp_bias", False),
         embedding_scale=_factor(config, "embedding_multiplier"),
         attention_scale=_factor(config, "attention_multiplier"),
@@ -46,14 +44,12 @@ _HYPERCLOVAX_NAMES = Names(attention_post_norm="post_norm1", ffn_post_norm="post
 
 
 def _hyperclovax(config: HfConfig, model_name: str) -> ModelSpec:
-    bias = optional(config, "attention_bias", False)
     has_scale = config.get("attention_multiplier") is not None
     model = llama_config(
         config,
         model_name,
         "hyperclovax",
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         mlp_bias=optional(config, "mlp_bias", False),
         post_norms=optional(config, "use_post_norm", True),
         embedding_scale=_factor(config, "embedding_multiplier"),

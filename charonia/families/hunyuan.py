@@ -13,7 +13,7 @@ from charonia.errors import ModelError, UnsupportedError
 from charonia.families.config_keys import words
 from charonia.families.experts import expert_counts, layers_with_experts, predicting_layers
 from charonia.families.hf_config import number, optional, required
-from charonia.families.llama import head_size, llama_config, llama_spec
+from charonia.families.llama import attention_bias, head_size, llama_config, llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import rope_dictionary
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -47,8 +47,7 @@ def _with_base(config: HfConfig) -> HfConfig:
 
 def hunyuan_settings(config: HfConfig) -> dict[str, Any]:
     """ModelConfig's keys that the dense models and those with experts share."""
-    bias = optional(config, "attention_bias", False)
-    return {"attn_bias": bias, "attn_output_bias": bias, "qk_norm": True, "qk_norm_after_rotary": True}
+    return {**attention_bias(config), "qk_norm": True, "qk_norm_after_rotary": True}
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
@@ -130,7 +129,6 @@ def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types")
     letters = layers_with_experts(["dense"] + ["sparse"] * (layers - 1) if types is None else types, layers)
     inter = optional(config, "moe_intermediate_size", 1536)
-    bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
         model_name,
@@ -138,8 +136,7 @@ def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
         head_dim=128,
         norm_eps=1e-5,
         theta=11158840.0,
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         mlp_bias=optional(config, "mlp_bias", False),
         qk_norm=True,
         expert_inter_size=inter,

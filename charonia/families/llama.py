@@ -34,6 +34,12 @@ def head_size(config: HfConfig, default: int = 0) -> int:
     return hidden // heads
 
 
+def attention_bias(config: HfConfig) -> dict[str, Any]:
+    """ModelConfig's biases of q, k and v and of the attention's output, where one key of config.json says both."""
+    bias = optional(config, "attention_bias", False)
+    return {"attn_bias": bias, "attn_output_bias": bias}
+
+
 def llama_config(
     config: HfConfig,
     model_name: str,
@@ -105,13 +111,11 @@ def llama_spec(model: ModelConfig, names: Names = LLAMA_NAMES, **more: Any) -> M
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
         model_name,
         "llama",
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         mlp_bias=optional(config, "mlp_bias", False),
     )
     return llama_spec(model)

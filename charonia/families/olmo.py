@@ -11,7 +11,7 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_config, llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
 from charonia.families.windows import window_settings
@@ -26,8 +26,7 @@ def _config(config: HfConfig, model_name: str, family: str, **own: Any) -> Model
 
 
 def _olmo(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelSpec:
-    bias = optional(config, "attention_bias", False)
-    model = _config(config, model_name, family, attn_bias=bias, attn_output_bias=bias, qk_norm_rows=True, **own)
+    model = _config(config, model_name, family, qk_norm_rows=True, **attention_bias(config), **own)
     return llama_spec(model, NAMES)
 
 

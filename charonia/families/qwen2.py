@@ -10,7 +10,7 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_config, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import switched_window, window_settings
 
@@ -44,14 +44,12 @@ def _qwen2(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
 
 
 def _qwen3(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
-    bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
         model_name,
         "qwen3",
         head_dim=128,
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         qk_norm=True,
         **_windows(config),
         **own,

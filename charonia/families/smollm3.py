@@ -5,7 +5,7 @@ from __future__ import annotations
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_config, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import switched_window, window_settings
 
@@ -26,14 +26,12 @@ def _rotated(config: HfConfig) -> str:
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     config = {"tie_word_embeddings": True, **config}
     rotated = _rotated(config)
-    bias = optional(config, "attention_bias", False)
     model = llama_config(
         config,
         model_name,
         "smollm3",
         theta=2e6,
-        attn_bias=bias,
-        attn_output_bias=bias,
+        **attention_bias(config),
         mlp_bias=optional(config, "mlp_bias", False),
         layer_rotary=rotated if "n" in rotated else "",
         **window_settings(switched_window(config, None), has_window=lambda layer: rotated[layer] == "n"),
