@@ -250,7 +250,6 @@ async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: trit
     whole = await asyncio.gather(*(collect(client, request(**one, stream=False)) for one in asked))
     for many, one in zip(streamed, whole, strict=True):
         assert len(one) == 1
-        assert len(many) > 3
         assert ids(many) == ids(one)
         assert len(ids(one)) == 40
         reasons = [response["finish_reason"][0] for response in many]

@@ -60,10 +60,13 @@ def test_a_stream_has_timings_with_its_last_chunk_and_beside_usage(
 
 @pytest.mark.parametrize(("route", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)])
 def test_each_chunk_has_timings_where_that_is_asked_for(stack: Stack, route: str, body: dict[str, Any]) -> None:
-    parts = chunks(post(stack, route, {**body, "timings_per_token": True, "stream": True}))
+    asked = {"timings_per_token": True, "stream": True, "stream_options": {"include_usage": True}}
+    parts = chunks(post(stack, route, {**body, **asked}))
+    # How many chunks there are depends on how fast the engine is.
     tokens = [part["timings"]["predicted_n"] for part in parts]
     times = [part["timings"]["total_ms"] for part in parts]
-    assert (tokens, times) == (sorted(tokens), sorted(times)) and tokens[0] < tokens[-1] and times[0] < times[-1]
+    assert (tokens, times) == (sorted(tokens), sorted(times))
+    assert tokens[-1] == parts[-1]["usage"]["completion_tokens"]
 
 
 def test_an_interactive_answer_has_timings_with_its_last_line(stack: Stack) -> None:

@@ -135,7 +135,7 @@ def test_answers_are_those_of_the_engine(running: Web, model: Path) -> None:
         events = [line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
-    assert "".join(delta.get("content") or "" for delta in deltas) == of_chat.text and len(deltas) > 3
+    assert "".join(delta.get("content") or "" for delta in deltas) == of_chat.text
 
     echoed = running.ask("/v1/completions", prompt="hello", echo=True, logprobs=0, **asked).json()["choices"][0]
     assert echoed["text"] == "hello" + of_text.text
