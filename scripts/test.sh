@@ -29,7 +29,7 @@ cuda_compiles() {
   if scripts/cuda_here.sh gpu; then device_tests=ON; fi
   if [ "${CI:-}" = true ]; then
     # Their sources are compiled and run on the emulated device in any case; here, that they are for a GPU too.
-    targets+=(charonia_cuda_kernels charonia_cuda_tests)
+    targets+=(charonia_cuda_tests)
     # PTX 9.0 has the source of 9.0a, of which no kernel asks for what it alone has; 8.9 has bounds of 8.0.
     architectures=${architectures:-80-real;90a-real}
   elif [ -z "$architectures" ]; then
@@ -57,7 +57,7 @@ mypy_all() {
     MYPYPATH=client:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
     mypy -p monitoring.dashboards --python-version 3.11 &&
-    mypy -p benchmarks --exclude workers
+    mypy -p benchmarks
 }
 
 # Workers wait for servers as much as they compute. A file's tests run in one process, which starts its servers once. In the

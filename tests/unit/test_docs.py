@@ -73,12 +73,6 @@ def test_the_words_are_the_fields() -> None:
     assert not found
 
 
-def test_the_index_of_the_results_names_every_file_and_no_other() -> None:
-    folder = ROOT / "benchmarks" / "results"
-    linked = re.findall(r"\]\(([^/)]+)\)", (folder / "README.md").read_text(encoding="utf-8"))
-    assert sorted(linked) == sorted(file.name for file in folder.iterdir() if file.name != "README.md")
-
-
 def test_no_model_uses_tritons_dynamic_batcher() -> None:
     """It can destroy a mutex that it holds (docs/decisions.md)."""
     configs = sorted((ROOT / "model_repository").glob("*/config.pbtxt"))
