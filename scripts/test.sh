@@ -50,7 +50,7 @@ cpp_tests() {
 }
 
 mypy_all() {
-  mypy charonia scripts/gpu_check client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
+  mypy charonia scripts/gpu_check.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
     MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py \
       preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py preprocessing/special_tokens.py &&
