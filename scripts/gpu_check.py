@@ -31,7 +31,7 @@ WORK = ROOT / "build" / "gpu_check"
 OUT = Path(os.environ.get("OUT") or WORK)
 SITE, PACKAGES, ENGINE = WORK / "site", WORK / "packages", WORK / "engine"
 BUDGET_S = 420.0
-# What the engine and the tests import, by the names of the packages on PyPI.
+# Modules that the engine and the tests import, and their packages on PyPI.
 NEEDED = {
     "cmake": "cmake", "ninja": "ninja", "pybind11": "pybind11", "nlohmann_json": "nlohmann-json", "torch": "torch",
     "transformers": "transformers", "typer": "typer", "rich": "rich", "pydantic_settings": "pydantic-settings",
@@ -99,7 +99,7 @@ def run(command: Sequence[object], log: str, limit_s: float, env: dict[str, str]
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            with contextlib.suppress(ProcessLookupError):  # also what it started, and after Ctrl-C
+            with contextlib.suppress(ProcessLookupError):  # its children too, also after Ctrl-C
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return code, file.read_text(encoding="utf-8", errors="replace")
@@ -154,7 +154,7 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
 
 
 def lay_out(module: Path, folder: Path) -> Outcome:
-    """Link the package's sources and what was compiled into SITE."""
+    """Link the package's sources and the compiled module into SITE."""
     shutil.rmtree(SITE, ignore_errors=True)
     package = SITE / "charonia"
     package.mkdir(parents=True)
@@ -270,7 +270,7 @@ class Clock:
 
 
 def measure_limits(clock: Clock) -> Iterator[Record]:
-    """What 100 % is: the read rate of memory, and GEMMs in a burst and after five seconds, with the clock."""
+    """The limits of the GPU: the read rate of memory, and GEMMs in a burst and after five seconds, with the clock."""
     on_gpu = clock.device == "cuda"
     data = clock.torch.ones((4 << 30 if on_gpu else 1 << 20) // 4, device=clock.device)
     yield record("limits", "read", "TB/s", data.nbytes / clock.seconds(data.sum) / 1e12, what="sum of 4 GB")

@@ -1,4 +1,4 @@
-"""What Triton and the gateway cost: the same requests to the engine in this process, to Triton and to the gateway.
+"""The cost of Triton and the gateway: the same requests to the engine in this process, to Triton and to the gateway.
 
 They run one after the other, so each has the machine to itself.
 """

@@ -35,7 +35,7 @@ def read() -> dict[str, Any]:
 
 
 def gpu_of(fields: str) -> str:
-    """What nvidia-smi says of the first GPU; empty if there is none."""
+    """Ask nvidia-smi for fields of the first GPU. Returns an empty text if there is none."""
     lines = _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]).splitlines()
     return lines[0].strip() if lines else ""
 

@@ -1,4 +1,4 @@
-"""What a benchmark sends requests to: the engine in this process, Triton's ensemble, or the gateway. All stream."""
+"""Targets of requests: the engine in this process, Triton's ensemble, or the gateway. All stream."""
 
 from __future__ import annotations
 

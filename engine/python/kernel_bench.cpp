@@ -115,7 +115,7 @@ class KernelBench {
     return {weights[0]->bytes(), std::move(times)};
   }
 
-  // Measures the attention of `batch` sequences with `context` positions each, of which the last `fresh` are queries. A
+  // Measures the attention of `batch` sequences with `context` positions each. The last `fresh` positions are queries. A
   // step computes `layers` layers, each with its own cache. Returns the bytes of keys and values that a layer reads, and
   // the mean seconds of a layer in each of `rounds` steps.
   std::pair<double, Seconds> attention(int heads, int kv_heads, int head_dim, int kv_bits, int batch, int fresh,

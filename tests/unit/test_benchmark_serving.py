@@ -110,7 +110,7 @@ async def test_requests_are_greedy_without_repetition_penalty() -> None:
     found: list[Any] = []
 
     class Asked:
-        """In place of an engine or of Triton's client."""
+        """A double of an engine and of Triton's client."""
 
         async def generate(self, request: Any) -> AsyncIterator[Any]:
             found.append({name: getattr(request, name) for name in ("temperature", "repetition_penalty")})

@@ -101,7 +101,8 @@ def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None
     assert run["settings"]["device"] == "cpu"
     gemms = {(r.case["weight"], r.case["format"], r.case["rows"]) for r in found if r.benchmark == "gemm"}
     assert len(gemms) == 4 * 6 * 2 and ("down 128 x 256", "w8a8", 9) in gemms
-    caches = {(r.case["KV bits"], r.case["sequences"], r.case["rows of each"]) for r in found if r.benchmark == "attention"}
+    attention = [r.case for r in found if r.benchmark == "attention"]
+    caches = {(case["KV bits"], case["sequences"], case["rows of each"]) for case in attention}
     assert caches == {(bits, *load) for bits in (16, 8, 4) for load in ((1, 1), (2, 1), (1, 70))}
     assert all(record.value > 0 for record in found) and {"limits", "attention"} < {r.benchmark for r in found}
     read = {r.case["format"]: r for r in found if r.name == "read" and r.case.get("rows") == 1}
