@@ -39,6 +39,8 @@ NEEDED = {
     "hypothesis": "hypothesis", "setuptools_scm": "setuptools-scm",
 }  # fmt: skip
 Record = dict[str, Any]  # as charonia.bench.records.Record
+# The build folder of a rehearsal, and the seconds after which the stage is killed.
+Run = Callable[[Path | None, float], "Outcome"]
 
 
 @dataclass
@@ -50,18 +52,6 @@ class Outcome:
     seconds: float = 0.0
     text: str = ""
     records: list[Record] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage that takes about `guess_s` on a machine with a GPU and 16 cores; it is killed after twice that time."""
-
-    name: str
-    guess_s: float
-    run: Callable[[Path | None, float], Outcome]
-
-
-# --- Processes
 
 
 def environment(emulated: Path | None) -> dict[str, str]:
@@ -109,9 +99,6 @@ def failed(summary: str, text: str) -> Outcome:
     return Outcome("failed", summary, text="\n".join(text.splitlines()[-40:]))
 
 
-# --- Build and tests
-
-
 def build(emulated: Path | None, limit_s: float) -> Outcome:
     """Get the missing packages, compile the Python module and the C++ tests, and lay out the package in SITE."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
@@ -126,30 +113,26 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if brought or missing:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", PACKAGES]
-        code, text = run([*pip, *(["--no-index", "--no-deps", *brought] if brought else missing)], "pip", 180, env)
+        code, text = run([*pip, *(["--no-index", "--no-deps", *brought] if brought else missing)], "pip", limit_s, env)
         if code != 0:
             return failed("packages cannot be installed", text)
-    code, headers = run(["scripts/get_cuda_headers.sh"], "headers", 180, env)
+    code, headers = run(["scripts/get_cuda_headers.sh"], "headers", limit_s, env)
     if code != 0:
         return failed("the headers of cuBLASLt and NCCL are missing", headers)
-    tests = subprocess.run(["scripts/get_googletest.sh"], cwd=ROOT, env=env, capture_output=True, text=True)
-    find_pybind = [sys.executable, "-m", "pybind11", "--cmakedir"]
-    pybind = subprocess.run(find_pybind, env=env, capture_output=True, text=True).stdout.strip()
+    without_tests, googletest = run(["scripts/get_googletest.sh"], "googletest", 60, env)
+    _, pybind = run([sys.executable, "-m", "pybind11", "--cmakedir"], "pybind11", 60, env)
     configure = [
         "cmake", "-S", ROOT, "-B", ENGINE, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHARONIA_TRITON=OFF",
-        f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind}", "-DCHARONIA_CUDA=ON",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind.strip()}", "-DCHARONIA_CUDA=ON",
         "-DCHARONIA_CUDA_ARCHITECTURES=native", f"-DCHARONIA_CUDA_HEADERS={headers.splitlines()[-1]}",
         "-DCHARONIA_KERNELS=native", "-DCHARONIA_CUDA_ON_HOST_TESTS=OFF",
-        f"-DCHARONIA_TESTS={'ON' if tests.returncode == 0 else 'OFF'}",
-        f"-DCMAKE_PREFIX_PATH={tests.stdout.strip()}",
+        f"-DCHARONIA_TESTS={'OFF' if without_tests else 'ON'}", f"-DCMAKE_PREFIX_PATH={googletest.strip()}",
     ]  # fmt: skip
-    code, text = run(configure, "configure", ends_at - time.monotonic(), env)
-    if code != 0:
-        return failed("CMake failed", text)
-    targets = ["_engine", "charonia_grammar", *(["charonia_cuda_tests"] if tests.returncode == 0 else [])]
-    code, text = run(["cmake", "--build", ENGINE, "--target", *targets], "build", ends_at - time.monotonic(), env)
-    if code != 0:
-        return failed("not compiled" if code is not None else f"not compiled in {limit_s:.0f} s", text)
+    targets = ["_engine", "charonia_grammar", *([] if without_tests else ["charonia_cuda_tests"])]
+    for command in (configure, ["cmake", "--build", ENGINE, "--target", *targets]):
+        code, text = run(command, "build", ends_at - time.monotonic(), env)
+        if code != 0:
+            return failed("not compiled" if code is not None else f"not compiled in {limit_s:.0f} s", text)
     return lay_out(ENGINE / f"_engine{suffix}", ENGINE)
 
 
@@ -160,7 +143,7 @@ def lay_out(module: Path, folder: Path) -> Outcome:
     package.mkdir(parents=True)
     shutil.copy2(ROOT / "scripts" / "before_editable" / "sitecustomize.py", SITE)
     for file in (*(ROOT / "charonia").iterdir(), module, *folder.glob("libcharonia_grammar.so")):
-        if file.name != "__pycache__" and (file.suffix != ".so" or file.parent != ROOT / "charonia"):
+        if file.suffix != ".so" or file.parent != ROOT / "charonia":
             (package / file.name).symlink_to(file)
     return Outcome("passed", str(module))
 
@@ -207,10 +190,7 @@ def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
     return failed(summary if code is not None else f"killed after {limit_s:.0f} s", text)
 
 
-# --- Measurements. Each runs in a child process with the built package, and writes its records as they come.
-
-
-def measured(name: str) -> Callable[[Path | None, float], Outcome]:
+def measured(name: str) -> Run:
     def run_child(emulated: Path | None, limit_s: float) -> Outcome:
         file = WORK / f"{name}.jsonl"
         file.unlink(missing_ok=True)
@@ -271,6 +251,8 @@ class Clock:
 
 def measure_limits(clock: Clock) -> Iterator[Record]:
     """The limits of the GPU: the read rate of memory, and GEMMs in a burst and after five seconds, with the clock."""
+    from charonia.bench.machine import gpu_of
+
     on_gpu = clock.device == "cuda"
     data = clock.torch.ones((4 << 30 if on_gpu else 1 << 20) // 4, device=clock.device)
     yield record("limits", "read", "TB/s", data.nbytes / clock.seconds(data.sum) / 1e12, what="sum of 4 GB")
@@ -285,17 +267,8 @@ def measure_limits(clock: Clock) -> Iterator[Record]:
                 clock.torch.cuda.synchronize()
             rate = 2 * side**3 / clock.seconds(partial(clock.gemm, kind, a, b)) / 1e12
             yield record("limits", f"{kind} GEMM", "T operations/s", rate, what=when)
-            if clocks := gpu_clocks():
-                yield record("limits", "SM clock", "MHz", clocks, what=f"{kind}, {when}")
-
-
-def gpu_clocks() -> float | None:
-    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
-    try:
-        text = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout
-        return float(text.split()[0])
-    except (OSError, IndexError, ValueError, subprocess.TimeoutExpired):
-        return None
+            if mhz := gpu_of("clocks.sm").split():
+                yield record("limits", "SM clock", "MHz", float(mhz[0]), what=f"{kind}, {when}")
 
 
 def measure_lib(clock: Clock) -> Iterator[Record]:
@@ -368,8 +341,8 @@ def measure_gap(clock: Clock) -> Iterator[Record]:
     yield record("gap", "step", "ms", taken, what="with the profiler")
     yield record("gap", "first to last kernel", "ms", span / 1e3, what=f"{len(kernels)} kernels")
     yield record("gap", "kernels", "ms", busy / 1e3, what="time in which a kernel ran")
-    for length, before, after in gaps[:10]:
-        yield record("gap", "gap", "us", length, what=f"{before[:60]} -> {after[:60]}")
+    for rank, (length, before, after) in enumerate(gaps[:10]):
+        yield record("gap", "gap", "us", length, what=f"{1 + rank}: {before[:60]} -> {after[:60]}")
 
 
 def busy_and_gaps(kernels: Sequence[tuple[float, float, str]]) -> tuple[float, list[tuple[float, str, str]]]:
@@ -412,31 +385,25 @@ def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> R
     return asdict(Figure.of(benchmark, name, unit, float(value), case=case))
 
 
-MEASUREMENTS: dict[str, Callable[[Clock], Iterator[Record]]] = {
-    "limits": measure_limits, "gap": measure_gap, "lib": measure_lib, "decode": measure_decode,
-}  # fmt: skip
-STAGES = (
-    Stage("build", 150, build),
-    Stage("limits", 30, measured("limits")),
-    Stage("gap", 35, measured("gap")),
-    Stage("lib", 20, measured("lib")),
-    Stage("decode", 110, measured("decode")),
-    Stage("cpp_tests", 40, cpp_tests),
-    Stage("python_tests", 35, python_tests),
-)
+# The seconds that a stage takes on a machine with an H200 and 16 cores. It is killed after twice that time.
+STAGES: dict[str, tuple[float, Run]] = {
+    "build": (150, build),
+    **{
+        name: (guess_s, measured(name)) for name, guess_s in (("limits", 30), ("gap", 35), ("lib", 20), ("decode", 110))
+    },
+    "cpp_tests": (40, cpp_tests),
+    "python_tests": (35, python_tests),
+}
 
 
 def measure(name: str) -> int:
     """Run a measurement in this process."""
     with (WORK / f"{name}.jsonl").open("w", encoding="utf-8") as out:
-        for one in MEASUREMENTS[name](Clock()):
+        for one in globals()[f"measure_{name}"](Clock()):
             print(one["name"], one["case"], f"{one['value']:.4g}", one["unit"])
             out.write(json.dumps(one) + "\n")
             out.flush()
     return 0
-
-
-# --- Results
 
 
 def write(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> None:
@@ -471,52 +438,51 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
     return [head, "|---" * len(headings) + "|", *others]
 
 
-def check(stages: Sequence[Stage], emulated: Path | None, budget_s: float) -> dict[str, Outcome]:
+def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s: float) -> dict[str, Outcome]:
     """Run the stages, and write the results after each. Outcomes of earlier calls for other stages are kept."""
     from charonia.bench.records import describe_run
 
     ends_at = time.monotonic() + budget_s
     facts = {**describe_run(), "command": sys.argv, "emulated": bool(emulated)}
     outcomes: dict[str, Outcome] = {}
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError):
         earlier = json.loads((OUT / "results.json").read_text(encoding="utf-8"))
         if earlier["run"]["commit"] == facts["commit"] and earlier["run"]["emulated"] == facts["emulated"]:
             outcomes = {name: Outcome(**values) for name, values in earlier["stages"].items()}
     now = {}
-    for stage in stages:
+    for name, (guess_s, run_stage) in stages.items():
         began = time.monotonic()
         left = ends_at - began
-        if left < stage.guess_s and not emulated:
-            outcome = Outcome("left out", f"it takes about {stage.guess_s:.0f} s, and {left:.0f} s were left")
+        if left < guess_s and not emulated:
+            outcome = Outcome("left out", f"it takes about {guess_s:.0f} s, and {left:.0f} s were left")
         else:
-            outcome = stage.run(emulated, left if emulated else min(left, 2 * stage.guess_s))
+            outcome = run_stage(emulated, left if emulated else min(left, 2 * guess_s))
         outcome.seconds = time.monotonic() - began
-        outcomes[stage.name] = now[stage.name] = outcome
+        outcomes[name] = now[name] = outcome
         write(outcomes, facts)
-        print(f"[{budget_s - (ends_at - time.monotonic()):4.0f} s] {stage.name}: {outcome.status}, {outcome.summary}")
+        print(f"[{budget_s - (ends_at - time.monotonic()):4.0f} s] {name}: {outcome.status}, {outcome.summary}")
         if outcome.status == "failed":
             print(outcome.text)
-            if stage.name == "build":
+            if name == "build":
                 break
     return now
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [stage.name for stage in STAGES]
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"only these: {', '.join(names)}")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"only these: {', '.join(STAGES)}")
     parser.add_argument("--emulated", type=Path, metavar="FOLDER", help="rehearse with this build folder of CMake")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds; --emulated has no budget [420]")
-    parser.add_argument("--measure", choices=list(MEASUREMENTS), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if unknown := set(options.stages) - set(names):
-        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; expected {', '.join(names)}")
+    if unknown := set(options.stages) - set(STAGES):
+        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; expected {', '.join(STAGES)}")
     if options.measure:
         return measure(options.measure)
     sys.path[:0] = [str(ROOT), str(PACKAGES)]  # charonia.bench.records, which needs nothing compiled
     WORK.mkdir(parents=True, exist_ok=True)
     emulated = options.emulated.absolute() if options.emulated else None
-    stages = [one for one in STAGES if not options.stages or one.name in options.stages]
+    stages = {name: stage for name, stage in STAGES.items() if name in (options.stages or STAGES)}
     try:
         now = check(stages, emulated, 3600 if emulated else options.budget_s)
     finally:

@@ -22,8 +22,8 @@ def run_serving(
     console: Console,
     title: str = "requests",
 ) -> Figures:
-    """concurrency: the number of clients; a client sends its next request when its last one is answered. None: jobs have
-    arrival times. warmup: requests that are sent first and not measured. Errors are counted, not raised."""
+    """concurrency: the number of clients; a client sends its next request when its last one is answered. None: jobs
+    have arrival times. warmup: requests that are sent first and not measured. Errors are counted, not raised."""
     return asyncio.run(_run(open_target, jobs, concurrency, warmup, console, title))
 
 

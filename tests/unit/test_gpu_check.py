@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-from gpu_check import Outcome, Stage  # noqa: E402
+from gpu_check import Outcome, Run  # noqa: E402
 
 GTEST = """\
 [==========] Running 4 tests from 2 test suites.
@@ -34,16 +34,17 @@ def out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def passing(name: str, guess_s: float = 1.0) -> Stage:
-    figure = {"benchmark": name, "name": "time", "unit": "us", "value": 2.5, "minimum": 2.5, "maximum": 2.5}
-    return Stage(name, guess_s, lambda emulated, limit_s: Outcome("passed", "one | figure", records=[figure]))
+FIGURE = {"benchmark": "lib", "name": "time", "unit": "us", "value": 2.5, "minimum": 2.5, "maximum": 2.5}
+
+
+def passing(emulated: Path | None, limit_s: float) -> Outcome:
+    return Outcome("passed", "one | figure", records=[FIGURE])
 
 
 def test_gtest_results_name_failed_and_unfinished_tests() -> None:
     assert gpu_check.gtest_results(GTEST) == {
         "CudaRows.sums": "OK", "All/CudaGemm.rows/0": "FAILED", "CudaRows.skips": "SKIPPED",
     }  # fmt: skip
-    assert gpu_check.gtest_results(GTEST + "[ RUN      ] CudaRows.dies\n")["CudaRows.dies"] == "RUN"
     assert gpu_check.gtest_results("[  FAILED  ] 2 tests, listed below:\n") == {}
 
 
@@ -65,25 +66,19 @@ def test_busy_time_counts_overlapping_kernels_once() -> None:
 
 
 def test_stage_that_does_not_fit_is_left_out_and_results_are_written(out: Path) -> None:
-    now = gpu_check.check([passing("limits"), passing("decode", 1000.0)], None, 100.0)
+    now = gpu_check.check({"limits": (1, passing), "decode": (1000, passing)}, None, 100.0)
     assert {name: one.status for name, one in now.items()} == {"limits": "passed", "decode": "left out"}
-    whole = json.loads((out / "results.json").read_text())
-    assert whole["stages"]["limits"]["records"][0]["value"] == 2.5
-    assert "it takes about 1000 s" in whole["stages"]["decode"]["summary"]
+    assert list(gpu_check.check({"lib": (1, passing)}, None, 100.0)) == ["lib"]
+    stages = json.loads((out / "results.json").read_text())["stages"]
+    assert set(stages) == {"limits", "decode", "lib"}  # with those of the earlier call
+    assert "it takes about 1000 s" in stages["decode"]["summary"] and stages["limits"]["records"] == [FIGURE]
     page = (out / "results.md").read_text()
     assert "one \\| figure" in page and "| time, us |" in page and "| 2.5 |" in page
 
 
-def test_results_of_an_earlier_call_are_kept(out: Path) -> None:
-    gpu_check.check([passing("limits")], None, 100.0)
-    now = gpu_check.check([passing("lib")], None, 100.0)
-    assert list(now) == ["lib"]
-    assert set(json.loads((out / "results.json").read_text())["stages"]) == {"limits", "lib"}
-
-
 def test_failed_build_ends_the_check_with_the_end_of_the_log(out: Path) -> None:
-    bad = Stage("build", 1.0, lambda emulated, limit_s: gpu_check.failed("not compiled", "an error"))
-    assert list(gpu_check.check([bad, passing("limits")], None, 100.0)) == ["build"]
+    bad: Run = lambda emulated, limit_s: gpu_check.failed("not compiled", "an error")  # noqa: E731
+    assert list(gpu_check.check({"build": (1, bad), "limits": (1, passing)}, None, 100.0)) == ["build"]
     assert "    an error" in (out / "results.md").read_text()
 
 
