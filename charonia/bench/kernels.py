@@ -59,7 +59,7 @@ def measure_kernels(
                 kv_size, seconds = bench.attention(
                     shape.heads, shape.kv_heads, dim, bits, sequences, fresh, context, layers, rounds
                 )
-                case = {"KV bits": bits, "context": context, "sequences": sequences, "rows of each": fresh}
+                case = {"KV bits": bits, "context": context, "sequences": sequences, "rows": fresh}
                 seen = fresh * (context - (fresh - 1) / 2)  # positions, over the rows of a sequence
                 operations = 4.0 * sequences * shape.heads * dim * seen
                 yield from _records("attention", case, seconds, kv_size, operations, limits)
@@ -82,6 +82,6 @@ def _records(
     yield record("read", "GB/s", [size / one / 1e9 for one in seconds])
     if limits.bandwidth:
         yield record("of the bandwidth", "%", [100 * size / one / limits.bandwidth for one in seconds])
-    yield record("arithmetic", "GFLOP/s", [operations / one / 1e9 for one in seconds])
+    yield record("rate", "GFLOP/s", [operations / one / 1e9 for one in seconds])
     if limits.gemm_flops:
         yield record("of a bf16 GEMM", "%", [100 * operations / one / limits.gemm_flops for one in seconds])

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from charonia.bench import records
 from charonia.bench.cli import app
+from charonia.bench.kernels import FORMATS
 from charonia.bench.peers import ENGINES, Result, peer_records
 from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
@@ -102,16 +103,13 @@ def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None
     gemms = {(r.case["weight"], r.case["format"], r.case["rows"]) for r in found if r.benchmark == "gemm"}
     assert len(gemms) == 4 * 6 * 2 and ("down 128 x 256", "w8a8", 9) in gemms
     attention = [r.case for r in found if r.benchmark == "attention"]
-    caches = {(case["KV bits"], case["sequences"], case["rows of each"]) for case in attention}
+    caches = {(case["KV bits"], case["sequences"], case["rows"]) for case in attention}
     assert caches == {(bits, *load) for bits in (16, 8, 4) for load in ((1, 1), (2, 1), (1, 70))}
     assert all(record.value > 0 for record in found) and {"limits", "attention"} < {r.benchmark for r in found}
-    read = {r.case["format"]: r for r in found if r.name == "read" and r.case.get("rows") == 1}
-    assert read.keys() == {"bf16", "w4a16", "mxfp4", "w8a16", "w8a8", "fp8"} and all(
-        r.repeats == 2 for r in read.values()
-    )
+    assert {r.case["format"] for r in found if r.benchmark == "gemm" and r.repeats == 2} == set(FORMATS)
 
 
-def test_kernels_with_unknown_device_or_format_is_rejected() -> None:
+def test_kernels_with_unknown_format_is_rejected() -> None:
     error = CliRunner().invoke(app, ["kernels", "--format", "int3"]).exception
     assert isinstance(error, InvalidRequestError) and "bf16, w4a16" in str(error)
 
