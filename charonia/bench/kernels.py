@@ -81,7 +81,7 @@ def _records(
     yield record("time", "us", [1e6 * one for one in seconds])
     yield record("read", "GB/s", [size / one / 1e9 for one in seconds])
     if limits.bandwidth:
-        yield record("of the bandwidth", "%", [100 * size / one / limits.bandwidth for one in seconds])
+        yield record("of limit", "%", [100 * size / one / limits.bandwidth for one in seconds])
     yield record("rate", "GFLOP/s", [operations / one / 1e9 for one in seconds])
     if limits.gemm_flops:
         yield record("of a bf16 GEMM", "%", [100 * operations / one / limits.gemm_flops for one in seconds])

@@ -122,19 +122,24 @@ def tables(records: Sequence[Record]) -> Iterator[tuple[str, list[str], list[lis
 
 def print_records(console: Console, records: Sequence[Record]) -> None:
     """Print the tables. A table that is too wide for the console has a row for each figure instead."""
-    from rich.measure import Measurement
-
     for benchmark, headings, rows in tables(records):
-        table = _rich_table(benchmark, headings, rows)
-        if Measurement.get(console, console.options.update(width=10_000), table).minimum > console.width:
+        if sum(width + 3 for width in _longest_words(headings, rows)) >= console.width:
             some = [record for record in records if record.benchmark == benchmark]
             varied = list(dict.fromkeys(name for record in some for name in record.case))
+            headings = [*varied, "figure", "value"]
             rows = [
                 [*(str(record.case.get(name, "")) for name in varied), record.heading, number(record.value)]
                 for record in some
             ]
-            table = _rich_table(benchmark, [*varied, "figure", "value"], rows)
-        console.print(table)
+        console.print(_rich_table(benchmark, headings, rows))
+
+
+def _longest_words(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The length of the longest word of each column. With this width no word is cut."""
+    return [
+        max(len(word) for text in column for word in text.split() or [""])
+        for column in zip(headings, *rows, strict=True)
+    ]
 
 
 def _rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -142,9 +147,9 @@ def _rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     from rich.text import Text
 
     table = Table(title=title)
-    for index, heading in enumerate(headings):
+    for index, (heading, width) in enumerate(zip(headings, _longest_words(headings, rows), strict=True)):
         numeric = all(row[index].lstrip("-")[:1].isdigit() or row[index] == "-" for row in rows)
-        table.add_column(heading, justify="right" if numeric else "left")
+        table.add_column(heading, justify="right" if numeric else "left", min_width=width)
     for row in rows:
         table.add_row(*map(Text, row))  # Text: brackets are no markup
     return table
