@@ -296,7 +296,6 @@ SHARED = (
 
 # What the gateway, the engine and scripts read themselves.
 OTHERS = (
-    "CHARONIA_ADVISORIES_URL",
     "CHARONIA_API_KEY",
     "CHARONIA_CACHE_DIR",
     "CHARONIA_CCACHE",

@@ -56,7 +56,7 @@ mypy_all() {
       preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py preprocessing/special_tokens.py &&
     MYPYPATH=client:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
-    mypy -p monitoring.dashboards --python-version 3.11 &&
+    mypy monitoring/grafana/dashboards.py --python-version 3.11 &&
     mypy -p benchmarks --exclude workers
 }
 
