@@ -166,7 +166,7 @@ def test_every_panel_has_a_unit_and_a_line_that_says_what_to_do(name: str) -> No
 
 
 def test_panels_of_tritons_requests_say_what_subscriptions_leave_out() -> None:
-    """The gateway's default, by which Triton's request ends when the engine has accepted it."""
+    """The gateway subscribes by default. Then Triton's request ends when the engine has accepted it."""
     boards = {name.capitalize(): {panel["title"] for panel in panels(name)} for name in BOARDS}
     said = {panel["title"]: panel["description"] for panel in panels("triton")}
     for title in ("Requests", "Failures", "Whole time", "Output", "Requests per execution"):
