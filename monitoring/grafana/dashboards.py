@@ -4,7 +4,7 @@
 
 A file has a title, a description, `variables` (label values to choose from) and rows of panels. A panel has
 - `title`, `unit` (Grafana's name of it) and `advice`, which Grafana shows behind the (i) beside the title;
-- type "stat", which is one number: `query`, and `yellow` and `red`, the values from which it has that colour; or
+- type "stat", one number: `query`, and `yellow` and `red`, the lowest values with that colour; or
 - lines over time: `queries`, with legends that may name labels as {{label}}; `histogram`, whose quantiles are drawn;
   `limit`, a dashed line that is also the limit of an alert; `max` of the axis; `stacked`.
 """
