@@ -52,7 +52,7 @@ cpp_tests() {
 mypy_all() {
   mypy charonia scripts/gpu_check client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
-    MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py \
+    MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py preprocessing/model_fingerprint.py \
       preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py preprocessing/special_tokens.py &&
     MYPYPATH=client:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
