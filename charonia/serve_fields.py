@@ -36,9 +36,10 @@ class ServeFields(BaseSettings):
         description="name under which clients ask for the model; default: its folder's name",
     )
     host: str = Field(
-        "0.0.0.0",
+        "127.0.0.1",
         validation_alias="CHARONIA_HOST",
-        description="address that the gateway listens on",
+        description="address that the gateway listens on; 0.0.0.0: all addresses, so that other machines can use the "
+        "gateway",
     )
     triton_address: str = Field(
         "127.0.0.1",
