@@ -10,7 +10,7 @@ from pathlib import Path
 
 from context_length import setting
 
-# Settings of the engine that can change answers. Those of the model itself are in config.ini.
+# Settings of the engine that can change answers. config.ini has the properties of the model.
 SETTINGS = (
     "tensor_para_size",
     "session_len",

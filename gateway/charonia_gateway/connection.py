@@ -26,7 +26,7 @@ _HEAD_END = re.compile(rb"\n\r?\n")
 
 
 class _Flow(FlowControl):
-    """Calls `on_resume` soon when the application is ready for more, in place of resuming the transport."""
+    """Calls `on_resume` instead of resuming the transport when the application is ready for more."""
 
     def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
         super().__init__(transport)
