@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -254,16 +253,3 @@ def test_prometheus_scrapes_what_the_rules_and_the_dashboards_name() -> None:
     texts = [rule["expr"] for rule in ALERTS] + TEXTS
     named = set(re.findall(r'job=\\?"(\w+)', "\n".join(texts)))
     assert named and named <= jobs
-
-
-def test_a_machine_without_prometheus_and_without_debians_packages_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
-    script = shutil.copy(ROOT / "scripts" / "get_prometheus.sh", tmp_path / "scripts")
-    for program in ("bash", "dirname"):
-        found = shutil.which(program)
-        assert found
-        (tmp_path / program).symlink_to(found)
-    done = subprocess.run([tmp_path / "bash", script], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("skipped: Prometheus is not installed and ")
-    assert "sudo apt-get install prometheus" in done.stderr
