@@ -48,8 +48,8 @@ class Gateway:
     worker: Worker | None = None  # where the gateway has several
 
     async def system_fingerprint(self, model: str | None) -> str:
-        """Changes when answers may change. It depends on the name of the model, the gateway's version and the fingerprint
-        that a server reports."""
+        """Changes when answers may change. It depends on the name of the model, the version of the gateway and the
+        fingerprint that a server reports."""
         info = await self.engine_of(model).pool.model_info()
         text = f"{model or self.settings.model_name} {__version__} {info.get('fingerprint')}"
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"

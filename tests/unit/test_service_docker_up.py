@@ -1,4 +1,4 @@
-"""What service_docker_up.sh gives to Docker, and what it says without a Docker engine."""
+"""service_docker_up.sh: the arguments of `docker run`, and errors without a Docker engine."""
 
 from __future__ import annotations
 
