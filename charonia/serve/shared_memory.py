@@ -38,8 +38,8 @@ def option(prefix: str) -> str:
 
 @contextmanager
 def owned(prefix: str, folder: Path = FOLDER) -> Iterator[None]:
-    """Owns `prefix` until the context ends, and keeps its files private. Removes first what stacks have left that were
-    killed. Where the folder cannot be written, nobody owns it, and nobody removes what is left of it."""
+    """Owns `prefix` until the context ends, and keeps its files private. First removes the files of killed stacks.
+    If the folder cannot be written, the prefix has no owner, and its files stay after a kill."""
     remove_left(folder)
     ended = threading.Event()
     keeper = threading.Thread(target=_keep_private, args=(prefix, folder, ended), daemon=True)
