@@ -2,6 +2,7 @@
 #include "runtime/session_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -74,6 +75,25 @@ TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
     files->flush();
     EXPECT_EQ(stored(*files), 6);
   }
+}
+
+TEST_F(SessionFilesTest, OnlyTheUserReadsFilesAndNewFolder) {
+  const auto sessions = folder_ / "sessions";
+  const auto umask_before = ::umask(0);
+  {
+    SessionFiles files(sessions, "model", 100, std::chrono::hours(1));
+    files.write("a", history(3));
+    files.flush();
+  }
+  ::umask(umask_before);
+  using std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(sessions).permissions(), perms::owner_all);
+  int num_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(sessions)) {
+    EXPECT_EQ(entry.status().permissions(), perms::owner_read | perms::owner_write) << entry.path();
+    ++num_files;
+  }
+  EXPECT_EQ(num_files, 2) << "the session and the lock";
 }
 
 TEST_F(SessionFilesTest, WhatIsErasedIsGoneAtOnceAndAlsoWhatWasHalfWritten) {

@@ -175,7 +175,8 @@ async def test_clients_of_triton_name_the_ensemble(two: Two) -> None:
         answer = await client.complete(request)
         assert (answer.num_output_tokens, answer.finish_reason) == (4, "length")
         await client.end_session("s")
-        assert (await client.model_info())["context_length"] == 4096
+        info = await client.model_info()
+        assert info["context_length"] == 4096 and len(info["fingerprint"]) == 16
 
 
 def test_charonia_web_before_the_same_triton_offers_both(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
