@@ -41,7 +41,7 @@ def test_an_answer_is_streamed_with_its_figures(page: Page, server: Scripted) ->
 
 
 def test_stop_and_continue(page: Page, server: Scripted) -> None:
-    server.script(["Once upon", {"sleep": 60}, "never"], [" a time", "."])
+    server.script(["Once upon", {"wait": True}, "never"], [" a time", "."])
     say(page, "Tell")
     expect(answers(page).first).to_contain_text("Once upon")
     field(page).press("Escape")
@@ -374,7 +374,9 @@ def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
     expect(page.get_by_text("The server is not ready yet: 503: the model is being loaded")).to_be_visible()
     say(page, "Hello?")
     expect(page.get_by_text("Your message is sent as soon as it is back (503: no server)")).to_be_visible()
-    page.wait_for_timeout(1000)
+    asked = server.health_asked()
+    while server.health_asked() < asked + 2:
+        page.wait_for_timeout(50)
     assert len(server.requests()) == 1  # each costs a key one of its requests
     server.script()
     noticed(page, "The server is back")

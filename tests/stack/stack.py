@@ -25,11 +25,13 @@ from free_ports import free_ports
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 START_LIMIT_S = 600
-# What nothing takes that the tests wait for, however slow and busy the machine: only a hang meets this bound.
+# The bound of every wait. Only a hang reaches it, however slow and busy the machine is.
 HANG_S = 120
 CHARONIA = Path(sys.executable).parent / "charonia"
-# Of a stack whose tokens take their time, which is the same on every machine and no processor's.
+# Each token takes at least 10 ms and no computation.
 SLOW = {"CHARONIA_DEVICE": "null", "CHARONIA_NULL_STEP_MS": "10", "CHARONIA_STREAM_INTERVAL_MS": "0"}
+# A max_tokens with which a request to a SLOW stack runs for longer than HANG_S: it still runs until a test ends it.
+ENDLESS = 16_000
 
 
 def processes_with(marker: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import engine_metrics
 import pytest
 from charonia_client import BadRequest, CharoniaError, Client, GenerateRequest, Unavailable
-from stack import HANG_S, SLOW, Stack, free_ports, running
+from stack import ENDLESS, HANG_S, SLOW, Stack, free_ports, running
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -80,7 +80,7 @@ async def test_an_ensemble_that_is_not_there_is_unavailable(stack: Stack) -> Non
 
 
 async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: Path, tmp_path: Path) -> None:
-    request = GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=3000)
+    request = GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=ENDLESS)
 
     async def ask_twice(client: Client, began: asyncio.Event) -> list[CharoniaError]:
         """What ends an answer under way, and one that is asked for at once after that."""
@@ -119,7 +119,7 @@ async def test_a_server_that_falls_silent_ends_answers(slow: Stack, monkeypatch:
     monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.2)
     pid = slow.pid_of("tritonserver")
     async with Client(slow.grpc) as client:
-        parts = client.generate(GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=3000))
+        parts = client.generate(GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=ENDLESS))
         await anext(parts)
         os.kill(pid, signal.SIGSTOP)
         monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 1.0)

@@ -20,10 +20,10 @@ from engine_metrics import idle, until
 from gateway_process import gateway
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stack import HANG_S, SLOW, Stack, free_ports, running
+from stack import ENDLESS, HANG_S, SLOW, Stack, free_ports, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
-LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": 3000, "stream": True}
+LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def test_no_bytes_are_answered_with_500(http: httpx.Client, body: bytes, kind: s
 
 async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
     """64 run and 220 wait: more are turned away at once, and the rest are not harmed."""
-    long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=3000, stream=False)
+    long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=ENDLESS, stream=False)
     async with Client(slow.grpc) as client, openai.AsyncOpenAI(base_url=f"{slow.gateway}/v1", api_key="x") as api:
         model = (await api.models.list()).data[0].id
         turned_away = asyncio.Event()

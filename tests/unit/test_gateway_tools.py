@@ -419,7 +419,7 @@ async def is_too_large(request: pb.ModelInferRequest) -> Responses:
 
 async def never_ends(request: pb.ModelInferRequest) -> Responses:
     yield parsed("x")
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -521,7 +521,7 @@ def test_a_long_conversation_of_anthropics_takes_linear_time(messages: list[Any]
     body = json.dumps({"model": "m", "max_tokens": 5, "messages": [*messages, *USER]}).encode()
     began = time.process_time()
     assert parse(MessagesRequest, body).engine_request(reasons=False).messages
-    assert time.process_time() - began < 2, "seconds of this process's time"
+    assert time.process_time() - began < 10  # 0.2 s where it is linear
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_a_long_list_of_items_takes_linear_time(item: dict[str, Any]) -> None:
     began = time.process_time()
     asked = parse(ResponsesRequest, json.dumps({"model": "m", "input": items}).encode())
     assert conversation((), asked.input)
-    assert time.process_time() - began < 2, "seconds of this process's time"
+    assert time.process_time() - began < 10  # 0.2 s where it is linear
 
 
 @pytest.mark.parametrize("calls", [1, 2])
