@@ -14,12 +14,10 @@ from typing import Any
 import engine_metrics
 import httpx
 import pytest
-import tritonclient.grpc.aio as triton
 from charonia_gateway.endpoints.affinity import rendezvous
 from gateway_process import GatewayProcess, gateway
 from prometheus_client.parser import text_string_to_metric_families
 from stack import ENDLESS, HANG_S, SLOW, Stack, running
-from tritonclient.utils import InferenceServerException
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 STREAMS = 4
@@ -205,19 +203,6 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             assert await retries(of_two) == retried, "the whole answer was not begun again elsewhere"
         assert await asyncio.to_thread(stack.wait) == 0
         assert stack.processes() == []
-
-
-async def test_nobody_else_may_unload_a_servers_models(stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=stack.http, timeout=HANG_S) as http:
-        for action in ("load", "unload"):
-            answer = await http.post(f"/v2/repository/models/ensemble/{action}", json={})
-            assert answer.status_code == 403, answer.text
-        assert (await http.get("/v2/models/ensemble/ready")).status_code == 200
-    async with triton.InferenceServerClient(stack.grpc) as client:
-        for call in (client.load_model, client.unload_model):
-            with pytest.raises(InferenceServerException, match="restricted"):
-                await call("ensemble")
-        assert await client.is_model_ready("ensemble")
 
 
 async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model: Path, tmp_path: Path) -> None:

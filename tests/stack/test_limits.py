@@ -13,7 +13,7 @@ import engine_metrics
 import httpx
 import openai
 import pytest
-from charonia_client import Client, DeadlineExceeded, GenerateRequest, Overloaded
+from charonia_client import Client, GenerateRequest, Overloaded
 from stack import ENDLESS, HANG_S, SLOW, Stack, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -140,18 +140,3 @@ async def test_a_deadline_ends_an_answer_with_504_and_frees_its_blocks(slow: Sta
         assert last.startswith("event: error\ndata: ")
         assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["code"] == "deadline_exceeded"
     await engine_metrics.idle(slow.metrics)
-
-
-async def test_a_deadline_of_many_answers_ends_them_together(slow: Stack) -> None:
-    async with Client(slow.grpc) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.complete_all(GenerateRequest(**LONG, stream=False, n=3, timeout_ms=1000))
-    await engine_metrics.idle(slow.metrics)
-
-
-async def test_a_deadline_that_is_met_changes_nothing(slow: Stack) -> None:
-    async with Client(slow.grpc) as client:
-        fields: dict[str, Any] = {**LONG, "max_tokens": 5, "seed": 1, "stream": False}
-        plain = await client.complete(GenerateRequest(**fields))
-        timed = await client.complete(GenerateRequest(**fields, timeout_ms=1000 * HANG_S))
-    assert timed.token_ids == plain.token_ids

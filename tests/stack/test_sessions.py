@@ -82,14 +82,6 @@ async def test_a_system_message_sent_every_time_counts_once(client: Client, sess
     assert second.num_session_tokens == history_after(first)
 
 
-async def test_whole_conversations_replace_what_a_session_had(client: Client, session: str) -> None:
-    await client.complete(turn(FIRST, session))
-    whole = await client.complete(turn(SECOND, session, interactive=False))
-    assert whole.num_session_tokens == 0
-    third = await client.complete(turn(FIRST, session))
-    assert third.num_session_tokens == history_after(whole)
-
-
 async def test_a_session_that_was_ended_begins_anew(client: Client, session: str) -> None:
     await client.end_session(session)  # one that nobody knows is no error
     first = await client.complete(turn(FIRST, session))
@@ -97,30 +89,6 @@ async def test_a_session_that_was_ended_begins_anew(client: Client, session: str
     again = await client.complete(turn(FIRST, session))
     assert again.num_session_tokens == 0
     assert again.token_ids == first.token_ids
-
-
-async def test_a_last_turn_ends_its_session(client: Client, session: str) -> None:
-    first = await client.complete(turn(FIRST, session))
-    last = await client.complete(turn(SECOND, session, end_session=True))
-    assert last.num_session_tokens == history_after(first)
-    assert (await client.complete(turn(FIRST, session))).num_session_tokens == 0
-
-
-async def test_two_clients_in_one_session_are_answered_one_after_the_other(client: Client, session: str) -> None:
-    one, two = sorted(
-        await asyncio.gather(client.complete(turn(FIRST, session)), client.complete(turn(SECOND, session))),
-        key=lambda answer: answer.num_session_tokens,
-    )
-    assert one.num_session_tokens == 0
-    assert two.num_session_tokens == history_after(one)
-
-
-async def test_sessions_know_nothing_of_each_other(client: Client, session: str) -> None:
-    names = [f"{session} {number}" for number in range(8)]
-    first = await asyncio.gather(*(client.complete(turn(FIRST, name)) for name in names))
-    second = await asyncio.gather(*(client.complete(turn(SECOND, name)) for name in names))
-    assert len({answer.token_ids for answer in first}) == len({answer.token_ids for answer in second}) == 1
-    assert {answer.num_session_tokens for answer in second} == {history_after(first[0])}
 
 
 async def test_interactive_without_a_session_is_the_clients_error(stack: Stack) -> None:
