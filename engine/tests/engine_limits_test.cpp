@@ -120,7 +120,7 @@ TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
     one->check_integrity();
     EXPECT_EQ(one->stats().blocks_active, 0);
     EXPECT_EQ(recorder_->rejected(runtime::Rejection::deadline), 3 * tries);
-    if (!running.tokens().empty()) break;  // what there was is delivered
+    if (!running.tokens().empty()) break;  // its tokens are delivered
     ASSERT_LT(limit_ms, 60'000);
   }
 }

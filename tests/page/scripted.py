@@ -42,13 +42,13 @@ class Scripted:
             self.process.wait()
 
     def script(self, *replies: dict[str, Any] | list[Any] | str, **conditions: Any) -> None:
-        """What the next answers are; a list is the pieces of one, and a text an answer in pieces of five characters."""
+        """Sets the next answers. A list holds the pieces of one answer. A text is sent in pieces of five characters."""
         body = {"replies": [_reply(one) for one in replies], **conditions}
         httpx.post(f"{self.url}/_script", json=body, timeout=HANG_S)
 
     def release(self) -> None:
         """Goes on after {"wait": True}."""
-        with contextlib.suppress(httpx.TransportError):  # what it dies of may be what comes next
+        with contextlib.suppress(httpx.TransportError):  # the next piece may end the server
             httpx.post(f"{self.url}/_release", timeout=HANG_S)
 
     def requests(self) -> list[dict[str, Any]]:

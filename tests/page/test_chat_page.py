@@ -776,26 +776,10 @@ def test_a_long_conversation_is_imported_and_goes_on(page: Page, server: Scripte
 
 
 def test_openings_of_formulas_without_an_end_cost_little(page: Page) -> None:
-    """32 times as many take some 32 times as long; where each is followed to the end of the text, some 600 times. In
-    the time of the page's thread, which whatever else runs on the machine takes none of."""
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable")
-
-    def took(count: int) -> float:
-        def thread_s() -> float:
-            found = session.send("Performance.getMetrics")["metrics"]
-            return float(next(one["value"] for one in found if one["name"] == "ThreadTime"))
-
-        began = thread_s()
-        page.evaluate(
-            """async (count) => {
-              const { MarkdownView } = await import("/page/markdown.js");
-              new MarkdownView().show("a \\\\(".repeat(count), "en", String);
-            }""",
-            count,
-        )
-        return thread_s() - began
-
-    few = 2_500
-    least = min(took(few) for _ in range(3))
-    assert took(32 * few) < 150 * least
+    """An opening costs the same however long the text after it is: else this takes hours."""
+    page.evaluate(
+        """async () => {
+          const { MarkdownView } = await import("/page/markdown.js");
+          new MarkdownView().show("a \\\\(".repeat(1_000_000), "en", String);
+        }"""
+    )

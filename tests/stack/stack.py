@@ -30,7 +30,7 @@ HANG_S = 120
 CHARONIA = Path(sys.executable).parent / "charonia"
 # Each token takes at least 10 ms and no computation.
 SLOW = {"CHARONIA_DEVICE": "null", "CHARONIA_NULL_STEP_MS": "10", "CHARONIA_STREAM_INTERVAL_MS": "0"}
-# A max_tokens with which a request to a SLOW stack runs for longer than HANG_S: it still runs until a test ends it.
+# A max_tokens that takes a SLOW stack longer than HANG_S: the request still runs when a test ends it.
 ENDLESS = 16_000
 
 

@@ -1,4 +1,4 @@
-"""Who may send requests to the gateway, and how long a request may take to arrive: slow senders, foreign web pages.
+"""The gateway rejects requests that arrive too slowly and requests of foreign web pages.
 
 There is no Triton: a request that would reach it gets 503.
 """

@@ -109,7 +109,7 @@ def test_other_content_types_and_large_bodies_are_refused(http: httpx.Client, mo
 
 
 async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
-    """64 run and 220 wait: more are turned away at once, and the rest are not harmed."""
+    """64 requests run and 220 wait. Further requests are rejected immediately, and the first 284 go on."""
     long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=ENDLESS, stream=False)
     async with Client(slow.grpc) as client, openai.AsyncOpenAI(base_url=f"{slow.gateway}/v1", api_key="x") as api:
         model = (await api.models.list()).data[0].id

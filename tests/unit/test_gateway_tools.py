@@ -101,7 +101,7 @@ async def test_anthropics_blocks_come_one_after_the_other() -> None:
         ("text", None, "So."),
     ]
     kinds = [event["type"] for event in events]
-    assert kinds[:3] == ["message_start", "content_block_start", "ping"] and kinds.count("ping") == 1
+    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use" and kinds[-1] == "message_stop"
     signed = [event for event in events if event.get("delta", {}).get("type") == "signature_delta"]
     assert len(signed) == 1 and signed[0]["index"] == 0 and signed[0]["delta"]["signature"]
