@@ -175,11 +175,12 @@ class Stack:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def stop(self) -> None:
-        """Ends the stack in order; whatever is left is killed, so that a failed test leaves nothing behind."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+        """Ends the stack without waiting for requests. Kills what is left, so that a failed test leaves no process."""
+        deadline = time.monotonic() + HANG_S
+        while self.process is not None and self.process.poll() is None and time.monotonic() < deadline:
+            self.process.terminate()  # a second signal ends the wait for requests
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(HANG_S)
+                self.process.wait(0.5)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
