@@ -773,13 +773,3 @@ def test_a_long_conversation_is_imported_and_goes_on(page: Page, server: Scripte
     button(page, "long").click()
     expect(page.get_by_role("article", name="You")).to_have_count(301)
     ask(page, server, "On")
-
-
-def test_openings_of_formulas_without_an_end_cost_little(page: Page) -> None:
-    """An opening costs the same however long the text after it is: else this takes hours."""
-    page.evaluate(
-        """async () => {
-          const { MarkdownView } = await import("/page/markdown.js");
-          new MarkdownView().show("a \\\\(".repeat(1_000_000), "en", String);
-        }"""
-    )
