@@ -155,7 +155,8 @@ TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   engine.submit(long_one, by_id.callback());
   by_handle.wait_for(1);
   by_id.wait_for(1);
-  for (const bool keeps : {false, true}) EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "no request has it";
+  for (const bool keeps : {false, true})
+    EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "no request has it";
   EXPECT_FALSE(by_handle.ended());
   faults_->hold = true;  // no step ends before both are cancelled
   const auto steps = engine.stats().num_steps;
@@ -334,8 +335,8 @@ TEST_P(EngineTest, AWorkspaceThatDoesNotMatchIsRejectedWithTheCommand) {
 }
 
 TEST_P(EngineTest, ACacheThatDoesNotFitIsRejectedBeforeServing) {
-  const auto message =
-      error_of([&] { Engine engine(weights(), {{"cache_max_entry_count", "900000000"}}); }, ErrorCode::resource_exhausted);
+  const auto message = error_of([&] { Engine engine(weights(), {{"cache_max_entry_count", "900000000"}}); },
+                                ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("cache_max_entry_count"), std::string::npos) << message;
 }
 
@@ -354,10 +355,12 @@ TEST_P(EngineTest, FewBlocksLowerTheContextWithAWarning) {
 
 TEST_P(EngineTest, SettingsThatThisBuildLacksAreRejectedByName) {
   for (const auto& setting : {Settings{{"device", "cuda"}}, Settings{{"device_ids", "0"}}}) {
-    EXPECT_NE(error_of([&] { Engine engine(weights(), setting); }, ErrorCode::unsupported).find("CUDA"), std::string::npos);
+    EXPECT_NE(error_of([&] { Engine engine(weights(), setting); }, ErrorCode::unsupported).find("CUDA"),
+              std::string::npos);
   }
-  EXPECT_NE(error_of([&] { Engine engine(weights(), {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { Engine engine(weights(), {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -73,7 +73,8 @@ TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
   null->submit(several, all.callback());
   EXPECT_EQ(all.tokens(0), first);
   for (const int i : {1, 2}) EXPECT_EQ(all.tokens(i), tokens_of(*null, sampled(7 + static_cast<std::uint64_t>(i))));
-  EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)), first);
+  EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)),
+            first);
 }
 
 TEST_F(NullDeviceTest, RanksGiveTheSameTokens) {
@@ -158,8 +159,10 @@ TEST_F(NullDeviceTest, SettingsThatMakeNoSenseWithItAreRefused) {
 }
 
 TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
-  const auto null = null_engine({{"null_step_ms", "1"}, {"stream_interval_ms", "2"},
-                                 {"stream_interval_per_stream_ms", "100000"}, {"stream_interval_max_ms", "1000000"}});
+  const auto null = null_engine({{"null_step_ms", "1"},
+                                 {"stream_interval_ms", "2"},
+                                 {"stream_interval_per_stream_ms", "100000"},
+                                 {"stream_interval_max_ms", "1000000"}});
   std::array<Collector, 8> out;
   for (std::size_t i = 0; i < out.size(); ++i) {
     auto one = sampled(i, 40);

@@ -156,7 +156,8 @@ TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedF
   second->write("a", history(4));
   second->erase("b", false);
   // Times are in seconds.
-  std::this_thread::sleep_until(std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now()) + std::chrono::seconds(1));
+  std::this_thread::sleep_until(std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now()) +
+                                std::chrono::seconds(1));
   for (const auto* id : {"a", "b"}) first->write(id, history(5));
   first.reset();
   second.reset();
