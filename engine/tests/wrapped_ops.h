@@ -32,7 +32,7 @@ struct Faults {
   std::atomic<int> steps_after_loss{0};  // that were begun all the same
   std::atomic<int> most_in_flight{0};    // seen
   std::atomic<bool> hold{false};         // steps that are launched wait until it is false (notify_all())
-  std::atomic<int> step_ms{0};           // that a step takes at least, so that the end of a request is far off
+  std::atomic<int> step_ms{0};           // lower bound of the time of a step
 };
 
 // The arrays of a step, with all that they point to.

@@ -41,7 +41,8 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("smoke"))) as stack:
+    env = {"CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
+    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("smoke"), env)) as stack:
         yield stack
 
 
