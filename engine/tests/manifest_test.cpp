@@ -176,7 +176,7 @@ TEST_F(ManifestTest, ARankReadsItsOwnTensorsAndThoseOfAll) {
 TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRefused) {
   const std::vector<std::pair<json, std::string>> wrong = {
       {{{"format_version", 1}}, "its format_version is 1, this engine reads 2"},
-      {{{"ranks", 4}}, "it was converted for tensor_para_size = 4, and that is now 2"},
+      {{{"ranks", 4}}, "it was converted for tensor_para_size = 4, but the setting is now 2"},
       {{{"ranks", "2"}}, "manifest.json has ranks = \"2\""},
       {{{"tensors", nullptr}}, "is missing"},
       {{{"files", {{"rank-0.safetensors", {{"bytes", -1}}}}}}, "file rank-0.safetensors has bytes = -1"}};
@@ -304,7 +304,7 @@ TEST_F(QuantisedManifestTest, WhatTheFilesDoNotHaveIsRefusedWithTheCanonicalName
   part.erase("zeros");
   manifest_["tensors"].at(kOut)["quantization"] = {{"layout", "rows"}};
   expect_refused(kOut, json::array(), "(" + codes + ") has type fp32 in");
-  expect_refused(kOut, "/parts/0/name", "wo", "is to be wo of");
+  expect_refused(kOut, "/parts/0/name", "wo", "should be wo of");
 }
 
 }  // namespace

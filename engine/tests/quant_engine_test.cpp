@@ -223,7 +223,7 @@ TEST_F(QuantEngine, WhatDoesNotGoTogetherIsRefusedByName) {
   four.vocab = four.inter;
   expect(four, ErrorCode::unsupported, {gate, up, "tensor " + up + " is quantised", "computed together"},
          [&](json& tensors) { tensors[gate] = tensors["tok_embeddings.weight"]; });
-  expect(four, ErrorCode::unsupported, {"tensor tok_embeddings.weight is quantised (int4)", "leaves it out"},
+  expect(four, ErrorCode::unsupported, {"tensor tok_embeddings.weight is quantised (int4)", "does not quantise it"},
          [&](json& tensors) { tensors["tok_embeddings.weight"] = tensors["output.0.weight"]; });
   auto normalised = four;
   normalised.more = "normalize_output = 1\n";

@@ -464,10 +464,10 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
   refused(
       QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {0, kHuge}; },
-      "a weight has no size of 0");
+      "sizes must be at least 1");
   refused(
       QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {kHuge, kHuge, 0}; },
-      "a weight has no size of 0");
+      "sizes must be at least 1");
   refused(
       QuantLayout::gptq, [](auto& tensors, auto&) { tensors.order->view.shape = {127}; },
       "l.g_idx of shape [127], expected [128]");

@@ -154,11 +154,11 @@ TEST_F(Safetensors, BrokenFilesAreRefusedWithTheReason) {
   write(length_of(100'000'001) + "{}");
   expect_refused(open_now, "100000001");
   write(length_of(~0ULL) + "{}");
-  expect_refused(open_now, "probably no safetensors file");
+  expect_refused(open_now, "probably not a safetensors file");
 
   const std::vector<std::pair<std::string, std::string>> headers = {
       {R"({"t": )", "header is not valid"},
-      {R"([1])", "no JSON object"},
+      {R"([1])", "not a JSON object"},
       {"", "header is not valid"},
       {R"({"t": 3})", "header is not valid"},
       {R"({"t": {"dtype": "U8", "shape": [1]}})", "data_offsets"},

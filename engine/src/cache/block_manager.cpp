@@ -17,8 +17,6 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 
 }  // namespace
 
-// ---- changes of a block's state ----
-
 void BlockManager::Impl::use(BlockId id) {
   auto& block = blocks[id];
   if (block.use_count++ > 0) return;
@@ -35,7 +33,7 @@ void BlockManager::Impl::unuse(BlockId id) {
     return;
   }
   cached.push(id, block.is_pinned());
-  // A parent must be evicted after its child. One that is Cached already counts as used now. That happens only where the
+  // A parent must be evicted after its child, so a Cached ancestor also counts as used now. This happens only if the
   // caller did not take the block that insert() returned, and so used another copy of the prefix.
   for (auto above = block.parent; above != kNone && blocks[above].is_cached(); above = blocks[above].parent) {
     cached.touch(above, blocks[above].is_pinned());
@@ -44,8 +42,8 @@ void BlockManager::Impl::unuse(BlockId id) {
 
 void BlockManager::Impl::evict_first() { unindex(cached.first()); }
 
-// The descendants leave the index too, since nothing could find them any more. An Active one becomes Free when it is
-// released.
+// Also removes the descendants from the index, because a lookup could no longer reach them. An Active descendant
+// becomes Free when it is released.
 void BlockManager::Impl::unindex(BlockId root) {
   subtree.assign(1, root);
   while (!subtree.empty()) {
@@ -72,10 +70,8 @@ BlockId BlockManager::Impl::take_free() {
   return id;
 }
 
-// ---- calls ----
-
 std::uint64_t BlockManager::default_hash(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens) {
-  // Prompts are long: two tokens at a time and one multiplication for them, all of it mixed at the end.
+  // Prompts are long, so the hash takes two tokens per multiplication and mixes only at the end.
   std::uint64_t hash = mix(parent_id, salt);
   for (std::size_t i = 0; i < tokens.size(); i += 2) {
     const std::uint64_t second = i + 1 < tokens.size() ? static_cast<std::uint32_t>(tokens[i + 1]) : 0;
@@ -94,7 +90,7 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
     broken(cat("a pool of ", num_blocks, " blocks of ", block_len, " tokens: both must be at least 1"));
   }
   if (chunk < 1) broken(cat("a pool that grows by ", chunk, " blocks: it must be at least 1"));
-  if (chunk < num_blocks && !commit) broken("a pool that grows, and nothing that gives it memory");
+  if (chunk < num_blocks && !commit) broken("a pool that grows needs a commit function");
   impl_ = std::make_unique<Impl>(num_blocks, block_len, enable_prefix_caching, chunk, std::move(commit), hash);
 }
 
@@ -130,7 +126,7 @@ bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
   if (n > num_available()) return false;
   while (n > impl_->free.num_ready() && impl_->free.grow()) {
   }
-  if (n > num_available()) return false;  // memory did not suffice, and there are fewer blocks now
+  if (n > num_available()) return false;  // there was not enough memory, so the pool has fewer blocks now
   for (int i = 0; i < n; ++i) {
     if (impl_->free.num_ready() == 0) impl_->evict_first();
     out.push_back(impl_->take_free());
@@ -148,7 +144,8 @@ PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::sp
   if (!impl_->index.enabled()) return parent;
   if (parent.block != kNone) {
     const auto& above = impl_->checked(parent.block, "insert below");
-    if (above.unique_id != parent.unique_id) return parent;  // evicted meanwhile: its children could not be found
+    // If the parent was evicted meanwhile, its children could not be found.
+    if (above.unique_id != parent.unique_id) return parent;
     if (above.salt != salt) broken(cat("block ", block, " is inserted with another salt than its parent's"));
   }
   const auto key = impl_->index.key(parent.unique_id, salt, tokens);
@@ -160,7 +157,7 @@ PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::sp
 
 void BlockManager::release(std::span<const BlockId> blocks) {
   for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) {
-    if (!impl_->checked(*id, "release").is_active()) broken(cat("block ", *id, " is released and nobody uses it"));
+    if (!impl_->checked(*id, "release").is_active()) broken(cat("release of block ", *id, ", which is not Active"));
     impl_->unuse(*id);
   }
 }

@@ -1,4 +1,4 @@
-// The integrity checks of the cache, for tests. Each part checks what it owns.
+// Integrity checks of the cache, for tests. Each part checks the state that it owns.
 #include <string>
 
 #include "cache/block_manager_impl.h"
@@ -30,7 +30,7 @@ void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) c
   impl_->pins.check(num);
 }
 
-// Every block is in one state, and is counted in it.
+// Every block is in one state, and is counted in that state.
 void BlockManager::Impl::check_states() const {
   int active = 0, cached_blocks = 0, free_blocks = 0;
   for (BlockId id = 0; id < free.total(); ++id) {
@@ -48,7 +48,7 @@ void BlockManager::Impl::check_states() const {
           " in the free list");
 }
 
-// The queue has the Cached blocks, children before their parents.
+// The queue holds the Cached blocks, children before their parents.
 void BlockManager::Impl::check_queue() const {
   require(cached.is_in_order(), "the queue of Cached blocks is out of order");
   for (BlockId id = 0; id < free.total(); ++id) {
@@ -64,7 +64,7 @@ void BlockManager::Impl::check_queue() const {
   }
 }
 
-// The list has Free blocks with memory, each once.
+// The list holds Free blocks with memory, each once.
 void FreeBlocks::check(const Blocks& blocks) const {
   require(committed_ <= total_, committed_, " blocks have memory, and there are ", total_);
   std::vector<bool> seen(static_cast<std::size_t>(total_), false);
@@ -83,7 +83,7 @@ void PrefixIndex::check(int num_blocks) const {
   check_tree(num_blocks, indexed);
 }
 
-// The hash table has the indexed blocks, each once and where find() looks for it.
+// The hash table holds the indexed blocks, each once and in the bucket where find() looks for it.
 void PrefixIndex::check_buckets(int indexed) const {
   int in_buckets = 0;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -98,7 +98,7 @@ void PrefixIndex::check_buckets(int indexed) const {
   require(in_buckets == indexed, "the index has ", in_buckets, " of ", indexed, " blocks");
 }
 
-// Parents are indexed, and have those as children whose parents they are.
+// Parents are indexed, and parent and child links agree.
 void PrefixIndex::check_tree(int num_blocks, int indexed) const {
   int listed = 0, with_parent = 0;
   for (BlockId id = 0; id < num_blocks; ++id) {
@@ -125,7 +125,7 @@ void PrefixIndex::check_tree(int num_blocks, int indexed) const {
   require(listed == with_parent, listed, " children are listed, there are ", with_parent);
 }
 
-// Counts of pins and of pinned children. The tree has been checked.
+// Counts of pins and of pinned children. The tree is already checked.
 void Pins::check(int num_blocks) const {
   int pinned = 0;
   for (BlockId id = 0; id < num_blocks; ++id) {

@@ -45,7 +45,7 @@ void check_running(const Seq& seq, int block_len) {
           capacity, " tokens, computed and planned are ", seq.computed, " + ", seq.planned);
   require(seq.inserted_blocks == seq.computed / block_len, "sequence ", id, " has ", seq.inserted_blocks,
           " inserted blocks with ", seq.computed, " tokens computed");
-  // Fewer once its prefix was forgotten.
+  // Fewer after forget_prefix().
   require(std::ssize(seq.nodes) <= seq.inserted_blocks, "sequence ", id, " has ", seq.nodes.size(), " nodes of ",
           seq.inserted_blocks, " inserted blocks");
   for (std::size_t i = 0; i < seq.nodes.size(); ++i) {
@@ -57,7 +57,7 @@ void check_running(const Seq& seq, int block_len) {
 
 }  // namespace
 
-// Every sequence is in the list of its state, and in no other.
+// Every sequence is in the list of its state, and in no other list.
 void Scheduler::Impl::check_lists() const {
   std::array<std::size_t, 5> states{};
   std::int64_t tokens = 0;
@@ -90,7 +90,7 @@ void Scheduler::check_integrity() const {
   std::vector<std::int32_t> use(static_cast<std::size_t>(impl.pool.num_blocks()), 0);
   for (const auto& [id, owned] : impl.seqs) {
     const auto& seq = *owned;
-    require(seq.id == id, "sequence ", id, " believes to be ", seq.id);
+    require(seq.id == id, "sequence ", id, " has the id ", seq.id);
     check_tokens(seq);
     check_family(seq);
     if (seq.state == State::running) {

@@ -12,7 +12,7 @@ TokenTable TokenTable::load(const std::filesystem::path& file) {
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorCode::invalid_argument,
                 cat("the token table ", file.string(), " cannot be used: ", what,
-                    ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE --force"));
+                    ". Create it again with: charonia convert MODEL --dst-path WORKSPACE --force"));
   };
   const auto tensors = SafetensorsFile::open(file);
   const auto vector_of = [&](std::string_view name, DType type) {
