@@ -105,7 +105,7 @@ class Engine {
   bool stop(Handle handle);
   bool stop(std::string_view id);
 
-  // Removes a session. A running request of the session continues without it. Returns false if there is no such
+  // Removes a session. A running request of the session continues without it. Returns false if there is no
   // session.
   bool end_session(std::string_view session_id);
   std::vector<SessionInfo> sessions() const;

@@ -44,7 +44,7 @@ std::string_view to_string(GuideType type);
 // Throws Error(invalid_argument) for any other name.
 GuideType guide_type(std::string_view name);
 
-// Structured output. See docs/structured_output.md for what is supported.
+// Structured output. docs/structured_output.md lists the supported features.
 struct Guide {
   GuideType type = GuideType::json;
   std::string text;  // the schema, expression, grammar, tag or list, in UTF-8. Empty for json

@@ -31,7 +31,7 @@ class SafetensorsFile {
   // size does not match their shape.
   static SafetensorsFile open(const std::filesystem::path& path);
 
-  // Throws Error(invalid_argument) with the nearest name if there is no such tensor, and Error(unsupported) if DType
+  // Throws Error(invalid_argument) with the nearest name if the tensor does not exist, and Error(unsupported) if DType
   // does not have its type. A file may contain tensors of other types as long as they are not read.
   TensorView tensor(std::string_view name) const;
   // Asks the system to read ahead bytes of a view that will be used soon.

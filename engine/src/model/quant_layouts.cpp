@@ -103,7 +103,7 @@ void decode_awq(const std::byte* data, std::int64_t words, std::int64_t row, std
                 std::int64_t end, std::uint8_t* out, std::int64_t stride) {
   constexpr std::int64_t kRows = 8;
   // The stride between columns is often a power of two, so only a few columns fit into the cache together. Therefore
-  // the loop uses all needed words of a cache line at once.
+  // the loop uses all needed words of a cache line together.
   constexpr std::int64_t kColumns = 64, kWords = 16;
   std::array<std::array<std::uint32_t, kColumns>, kWords> tile;
   const auto end_word = round_up_quotient(row + n, kRows);

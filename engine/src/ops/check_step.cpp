@@ -15,7 +15,7 @@ void require(bool holds, std::string_view what) {
 
 std::int64_t count(const auto& span) { return static_cast<std::int64_t>(span.size()); }
 
-// `text` is called for the message alone: these checks run over every row of every step.
+// `text` is called only for an error, because these checks run over every row of every step.
 template <class Text>
 void require_that(bool holds, Text text) {
   if (!holds) [[unlikely]]
@@ -28,9 +28,9 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
               count(batch.positions) == rows,
           "query_start must run from 0 to the number of rows, and every row needs a position");
   require(batch.rotary_rows.empty() || count(batch.rotary_rows) == rows,
-          "rotary_rows must be one for every row, or none");
+          "rotary_rows must have one entry for every row, or be empty");
   for (const auto row : batch.rotary_rows) {
-    require_that(row >= 0, [&] { return cat("rotary row ", row, " is in no table"); });
+    require_that(row >= 0, [&] { return cat("rotary row ", row, " is negative"); });
   }
   const auto sequences = count(batch.query_start) - 1;
   require(batch.table_stride >= 0 && count(batch.block_tables) >= sequences * batch.table_stride,
@@ -44,7 +44,7 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     for (auto row = begin; row < end; ++row) {
       const auto position = batch.positions[static_cast<std::size_t>(row)];
       require_that(position >= 0 && position - first == row - begin, [&] {
-        return cat("row ", row, " stands at position ", position, ": positions must ascend by one within a sequence");
+        return cat("row ", row, " has position ", position, ": positions must ascend by one within a sequence");
       });
     }
     const auto last = first + (end - 1 - begin);

@@ -1,4 +1,4 @@
-// Admission: decides which waiting sequence starts to run, and with which blocks.
+// Admission: selects the waiting sequences that start to run, and their blocks.
 //
 // A sequence gets blocks for all its tokens when it is admitted, so later only decoding takes blocks. For each running
 // sequence that will need another block, one block stays in reserve. Without the reserve, admitting a sequence would

@@ -144,7 +144,7 @@ std::vector<TokenSplit::Piece> TokenSplit::pieces(std::string_view text) const {
   return out;
 }
 
-// The position from which the text may be part of an added token. Added tokens are found before the text is split.
+// The position where the text may begin to be part of an added token. Added tokens are found before the text is split.
 std::size_t TokenSplit::added_begins(std::string_view text) const {
   auto out = text.size();
   for (const auto& added : added_) {

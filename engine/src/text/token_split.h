@@ -21,7 +21,7 @@ namespace charonia::text {
 
 class TokenSplit {
  public:
-  // Loads token_split.safetensors. Returns null, with the reason in `why`, if there is no such file or the file says
+  // Loads token_split.safetensors. Returns null, with the reason in `why`, if the file does not exist or the file says
   // that the split is not supported. Throws Error(invalid_argument) for a damaged file. The table must outlive the
   // split.
   static std::unique_ptr<const TokenSplit> load(const std::filesystem::path& file, const TokenTable& table,

@@ -118,15 +118,15 @@ std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_b
   }
   if (layout.quant_bits != 0 && !is_kv_quant_bits(layout.quant_bits)) {
     throw Error(ErrorCode::invalid_argument,
-                cat("a KV cache of ", layout.quant_bits, " bits: 8 and 4 are there, and 0 for no integers"));
+                cat("a KV cache of ", layout.quant_bits, " bits: it must be 8, 4, or 0 for floats"));
   }
   auto cache = std::make_unique<CpuKvCache>(layout, num_blocks);
   commit_blocks(*cache, committed < 0 ? num_blocks : committed);
   return cache;
 }
 
-// Pages come with the first write, when it is too late to say no: so here it is asked whether there will be enough for
-// all that these blocks have not been given yet.
+// The system allocates pages at the first write, when an error is no longer possible. So this checks that there is
+// enough memory for all pages that these blocks do not have yet.
 void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
   if (num_blocks < 0 || num_blocks > cache.num_blocks()) {
     throw Error(ErrorCode::internal,
@@ -208,7 +208,7 @@ void CpuOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_si
 void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
   const auto& w = static_cast<const CpuLinear&>(weight);
   require(in.dtype == precision(w.type()).activation && out.dtype == DType::f32, "linear",
-          "in must be of the weight's activation type, out f32");
+          "in must have the weight's activation type, out must be f32");
   require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear",
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [", w.out_features(),
               ", ", w.in_features(), "] do not fit together"));
@@ -238,7 +238,7 @@ GemmRows CpuOps::prepare(const Tensor& in, const CpuLinear& w, const GemmKernel&
 }
 
 void CpuOps::multiply(const Tensor& out, const GemmRows& in, const CpuLinear& w, const GemmKernel& gemm) {
-  // All row blocks of a panel one after the other, while it is in the cache.
+  // Computes all row blocks of a panel in sequence, while the panel is in the cache.
   const RowBlocks blocks(gemm, in.count);
   const std::int64_t chunks = (w.panels() + gemm.panels - 1) / gemm.panels * blocks.count;
   const std::int64_t work = gemm.panels * work_of_panel(blocks.size, w.in_features());
@@ -301,7 +301,7 @@ void CpuOps::sample(const Tensor& logits) {
       sampled_[i].error = error.what();
     }
   };
-  // Those that wait for a mask come last.
+  // Rows that wait for a token mask come last.
   const auto waits = [&](std::int64_t row) { return rows[static_cast<std::size_t>(row)].mask != nullptr; };
   for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
     if (!waits(row)) sample_one(row);
@@ -317,7 +317,7 @@ void CpuOps::all_reduce(const Tensor& tensor) {
 }
 
 void CpuOps::all_gather(const Tensor& out, const Tensor& in) {
-  require(group_ != nullptr, "all_gather", "there is one rank");
+  require(group_ != nullptr, "all_gather", "it needs more than one rank");
   group_->all_gather(rank_, out, in, pool_);
 }
 

@@ -51,7 +51,7 @@ void IntegerLinear::pack(std::span<const QuantSource* const> parts, std::int64_t
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(kPanel * k_));
   std::vector<float> scales(static_cast<std::size_t>(kPanel * groups));
   std::vector<std::int8_t> zeros(shape_.has_zeros ? scales.size() : 0);
-  std::int64_t first = 0, columns = 0;  // row of the part
+  std::int64_t first = 0, columns = 0;  // first: row of the part
   for (const auto* part : parts) {
     const auto begin = std::max(panel_index * kPanel, first),
                end = std::min((panel_index + 1) * kPanel, first + part->rows());
@@ -65,7 +65,7 @@ void IntegerLinear::pack(std::span<const QuantSource* const> parts, std::int64_t
   pack_integers(data_.get() + panel_index * shape_.bytes(), shape_, columns, codes.data(), scales.data(), zeros.data());
 }
 
-// For few rows dot products, which read two panels at once; for more matrix tiles, where there are some.
+// With few rows, dot products, which read two panels together; with more rows, matrix tiles, if available.
 GemmKernel IntegerLinear::gemm(const Kernels& kernels, std::int64_t rows) const {
   const auto integers = integer_kernels(kernels);
   const bool two_panels = rows <= kernels.two_integer_panel_rows;

@@ -26,11 +26,11 @@ void store_scale(std::byte* to, DType type, float value) {
   }
 }
 
-// The codes of a group as words of one feature, 4 * kPanel bytes apart.
+// Stores the codes of a group as words of one feature, 4 * kPanel bytes apart.
 void store_codes(std::byte* to, const std::uint8_t* codes, const QuantPanel& shape) {
   const int bits = shape.code_bits(), word_k = 32 / bits;
   const std::uint32_t flip = shape.code == Code::i8 ? 0x80 : 0;  // i8 is stored as code + 128
-  const std::uint32_t zero = shape.code == Code::u4 ? 8 : flip;  // the code of number zero, as stored
+  const std::uint32_t zero = shape.code == Code::u4 ? 8 : flip;  // the stored code of the number zero
   const std::int64_t words = shape.scales() / (4 * kPanel);
   for (std::int64_t i = 0; i < words; ++i) {
     std::uint32_t word = 0;
@@ -151,7 +151,7 @@ const Bf16* QuantLinear::by_column(const Bf16* in) const {
   return gathered.data();
 }
 
-// Activations in the order of the columns, zeros behind them, and the sums of the groups.
+// Writes activations in the order of the columns, then zeros, then the sums of the groups.
 void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, const void* in, std::byte* out) const {
   if (gemm.fixed) return kernels.fixed_from_bf16(out, by_column(static_cast<const Bf16*>(in)), shape_);
   const auto bytes = static_cast<std::size_t>(prepared_row_bytes(k_, gemm.operand));
