@@ -74,11 +74,11 @@ void check_limits(const StepLimits& limits) {
 void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sampled_before) {
   const auto rows = count(input.ids), logits_rows = count(input.logits_rows);
   require_that(facts.max_rows == 0 || rows <= facts.max_rows,
-               [&] { return cat(rows, " rows, and at most ", facts.max_rows, " were prepared for"); });
+               [&] { return cat(rows, " rows, but prepare() was called with at most ", facts.max_rows); });
   const auto sequences = std::max<std::int64_t>(count(input.attention.query_start) - 1, 0);
   require_that(facts.max_sequences == 0 || std::max(sequences, logits_rows) <= facts.max_sequences, [&] {
-    return cat(sequences, " sequences and ", logits_rows, " rows of logits, and at most ", facts.max_sequences,
-               " were prepared for");
+    return cat(sequences, " sequences and ", logits_rows, " rows of logits, but prepare() was called with at most ",
+               facts.max_sequences);
   });
   for (const auto id : input.ids) {
     require_that(id < 0 || facts.vocab == 0 || id < facts.vocab,

@@ -80,7 +80,7 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
   bytes_ = quant_gate_up_.bytes() + quant_down_.bytes();
   for (std::size_t e = 0; e < experts.size(); ++e) {
     const auto index = static_cast<std::int64_t>(e);
-    // What down wants in another order, gate and up compute in that order.
+    // If the columns of down have another order, gate and up compute their rows in that order.
     const auto down_order = experts[e].down->order();
     QuantReader gate(*experts[e].gate, !down_order.empty()), up(*experts[e].up, !down_order.empty());
     QuantReader down(*experts[e].down);
@@ -203,8 +203,8 @@ void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Ten
   }
 }
 
-// One mixture of experts: its steps in the order in which they are issued, between which the scratch memory holds what
-// ExpertsWorkspace says.
+// One mixture-of-experts layer: its operations in the order of their calls. Between them the scratch memory holds the
+// parts of ExpertsWorkspace.
 class ExpertsRun {
  public:
   ExpertsRun(Stream& stream, const DeviceInfo& device, const CudaExperts& weights, std::int64_t rows,
@@ -234,7 +234,7 @@ class ExpertsRun {
               .tiles = part<ExpertTile>(space_.tiles)};
   }
 
-  // real_rows: as RouteParams has it.
+  // real_rows: see RouteParams.
   void route(const ops::Tensor& router, const std::int32_t* real_rows) {
     route_.logits = static_cast<const float*>(router.data);
     route_.stride = router.stride;
@@ -248,7 +248,7 @@ class ExpertsRun {
     const bool by_place = gate_up_ && gate_up_->order != nullptr;  // each expert has its own order
     const bool readable = aligned(in) && in.cols == space_.hidden && !prepares;
     auto quant = gate_up_;
-    // The outputs of down are not there yet.
+    // The outputs of down are not needed yet.
     auto* const padded_in = memory_ + (by_place ? space_.down : space_.in);
     if (prepares) {
       quant = prepare_expert_inputs(stream_, weights_.type(), *gate_up_,
@@ -330,7 +330,7 @@ class ExpertsRun {
   const CudaExperts& weights_;
   ExpertsWorkspace space_;
   std::byte* memory_;
-  std::optional<QuantWeight> gate_up_, down_;  // none: the weights are not quantised
+  std::optional<QuantWeight> gate_up_, down_;  // empty: the weights are not quantised
   RouteParams route_;
 };
 
@@ -342,7 +342,7 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
   const auto& w = static_cast<const CudaExperts&>(weights);
   check_experts(out, in, router, w, how, shared.out);
   if (tracing_ || in.rows == 0) return;
-  // A step's padding must not bring experts of its own.
+  // The padding rows of a step must not activate experts.
   const auto* const real_rows = begun_.any && in.rows == begun_.capacity.rows
                                     ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
                                     : nullptr;

@@ -16,7 +16,7 @@ using ops::Tensor;
 
 namespace {
 
-// `what` gives the text, and is called only for it: steps that are not replayed come here hundreds of times.
+// Calls `what` only for an error: steps without a captured graph make this check hundreds of times.
 template <class Text>
 void require(bool holds, std::string_view op, Text what) {
   if (!holds) [[unlikely]]
@@ -47,7 +47,7 @@ CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup
 CudaOps::~CudaOps() {
   const OnDevice on(device_.index);
   try {
-    stream_.wait("the end of the device");  // what was issued uses the members
+    stream_.wait("the end of the device");  // issued operations use the members
   } catch (const Error&) {
   }
 }
@@ -121,8 +121,8 @@ void CudaOps::commit_blocks(ops::KvCache& cache, int num_blocks) {
   static_cast<CudaKvCache&>(cache).commit(num_blocks);
 }
 
-// On the stream, one launch a pair: a pair may copy what the one before has written. (A pair that is a block twice
-// copies nothing.)
+// Issues one launch per pair on the stream, because a pair may copy a block that the previous pair has written. (A pair
+// of equal blocks copies nothing.)
 void CudaOps::copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) {
   const OnDevice on(device_.index);
   const auto& kv = static_cast<const CudaKvCache&>(cache);
@@ -144,14 +144,15 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
     return;
   }
   require(needs_.facts.vocab == t.rows(), "embed",
-          [&] { return "another table than the one that steps were prepared with"; });
+          [&] { return "the table is not the one that prepare() was called with"; });
   require_step("embed", out.rows, begun_.capacity.rows);
   // Without a sampler no id refers to a sample.
   cuda::embed(stream_, out, t.table(), t.type(), uploaded<std::int32_t>(begun_.layout.ids),
               sampler_ ? sampler_->sampled() : nullptr, scale);
 }
 
-// Where what comes next is the input of a weight that takes codes: has `leave` make them instead of `out`. False: no.
+// If the next operation is the input of a weight that takes codes, calls `leave` to write codes instead of `out`.
+// Returns false if not.
 template <class Leave>
 bool CudaOps::leave_codes(const Tensor& out, Leave leave) {
   const auto* const weight = std::exchange(fed_, nullptr);
@@ -188,7 +189,7 @@ void CudaOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_s
   if (!tracing_) cuda::qk_squares(stream_, static_cast<float*>(sums.data), qkv, q_size, k_size);
 }
 
-// The GEMM of linear(), whose arguments it checks.
+// Checks the arguments of linear() and returns its GEMM.
 Gemm CudaOps::gemm_of(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
   const auto& w = static_cast<const CudaGemmWeight&>(weight);
   require(in.dtype == w.type() && (out.dtype == w.type() || out.dtype == DType::f32), "linear", [&] {
@@ -232,7 +233,7 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
       how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= layout.head_dim && how.rotary_dim % 2 == 0),
       "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", layout.head_dim); });
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
-          [&] { return "a norm of q or of k without the other"; });
+          [&] { return "q_norm and k_norm must both be set or both be null"; });
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
           [&] { return "a norm over all heads needs q_norm, and comes before the rotation"; });
   need_cache(kv);
@@ -349,14 +350,14 @@ const DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
   if (tracing_) {
     trace_.collective_bytes = std::max(trace_.collective_bytes, bytes);
   } else if (collective_.bytes() < bytes) {
-    throw Error(ErrorCode::internal, cat("a collective of ", bytes, " bytes of all ranks, and ", collective_.bytes(),
-                                         " is what steps were prepared for"));
+    throw Error(ErrorCode::internal,
+                cat("a collective of ", bytes, " bytes of all ranks, but prepare() allocated ", collective_.bytes()));
   }
   return collective_;
 }
 
-// In the reproducible mode the ranks' tensors are gathered and added here: in which order NCCL adds depends on how much
-// there is to add.
+// In the reproducible mode this gathers the ranks' tensors and adds them here, because NCCL's order of addition depends
+// on the size.
 void CudaOps::all_reduce(const Tensor& tensor) {
   if (ranks() == 1) return;
   require(tensor.stride == tensor.cols && is_float(tensor.dtype), "all_reduce",

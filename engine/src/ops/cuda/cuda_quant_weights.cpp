@@ -13,9 +13,9 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr std::int64_t kReadRows = 256;  // of a source at a time
+constexpr std::int64_t kReadRows = 256;  // rows of a source per read
 
-// Eight codes as the words of quant_layout.h.
+// Packs eight codes into the words of quant_layout.h.
 void pack_eight(const std::uint8_t* codes, int bits, std::uint32_t* words) {
   const auto code = [&](int i) { return static_cast<std::uint32_t>(codes[i]); };
   if (bits == 4) {
@@ -65,7 +65,7 @@ QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count,
                                             "symmetrically"));
   }
   if (format.group == cols) format_.group = k;
-  if (format.scale_type == DType::f8_e8m0) format_.scale_type = DType::bf16;  // which holds all powers of two
+  if (format.scale_type == DType::f8_e8m0) format_.scale_type = DType::bf16;  // represents all powers of two
   const auto groups = quant_groups(format_, k);
   code_bytes_ = quant_code_bytes(format_, n, k);
   scale_elements_ = static_cast<std::size_t>(round_up(n, kQuantRows) * groups);
@@ -145,11 +145,10 @@ QuantParts::QuantParts(std::span<const ops::QuantSource* const> all) : parts(all
     };
     if (part->rows() < 1 || part->cols() != k || k < 1 || format.group < 1 || k % format.group != 0) {
       refuse(cat("[", part->rows(), ", ", part->cols(), "] in groups of ", format.group, ", and ", first().name(),
-                 " has ", k, " columns: they must be as many, and whole groups"));
+                 " has ", k, " columns: the numbers must be equal, and multiples of the group"));
     }
     if (part->format() != format || !std::ranges::equal(part->order(), order)) {
-      refuse(
-          cat("its format or the order of its columns is not that of ", first().name(), ", with which it is stacked"));
+      refuse(cat("its format or the order of its columns differs from ", first().name(), ", which is stacked with it"));
     }
     n += part->rows();
     rows.push_back(part->rows());
@@ -210,7 +209,7 @@ Gemm CudaQuantLinear::gemm() const {
 CudaW8a8Linear::CudaW8a8Linear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias,
                                DType data, bool packed, MatrixUpload& upload)
     : CudaGemmWeight(data), packed_(packed) {
-  constexpr std::int64_t kPair = 2;  // codes of an element
+  constexpr std::int64_t kPair = 2;  // codes per element
   const QuantParts checked(parts);
   format_ = checked.first().format();
   n_ = checked.n;

@@ -14,7 +14,7 @@ namespace charonia::cuda {
 namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
-constexpr std::int64_t kStrideMultiple = 8;  // elements: rows begin at 16 bytes in any type
+constexpr std::int64_t kStrideMultiple = 8;  // elements, so that rows are aligned to 16 bytes in any type
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::invalid_argument, "a weight: " + what); }
 
@@ -37,7 +37,7 @@ void MatrixUpload::in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t 
     const auto n = std::min(most, rows - row);
     auto& chunk = chunks_[next_];
     next_ = (next_ + 1) % chunks_.size();
-    chunk.copied.wait("upload of weights");  // of what it held before
+    chunk.copied.wait("upload of weights");  // waits for the copy of its earlier contents
     write(chunk.memory.data(), row, n);
     stream_.upload(to + static_cast<std::size_t>(row) * row_bytes, chunk.memory.data(),
                    static_cast<std::size_t>(n) * row_bytes, "upload of weights");
@@ -108,7 +108,7 @@ void CudaGemmWeight::make_bias(std::span<const ops::HostMatrix> bias, std::span<
   auto* to = bias_.as<float>();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (bias[i].data != nullptr) {
-      // A column of the parts' rows; its elements lie together.
+      // The bias is a contiguous column with one element per row of the part.
       upload.copy(reinterpret_cast<std::byte*>(to), DType::f32, rows[i], {bias[i].data, bias[i].dtype, 1, rows[i]});
     }
     to += rows[i];

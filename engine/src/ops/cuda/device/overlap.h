@@ -1,12 +1,12 @@
-// Programmatic dependent launch on and off, for benchmarks that measure what it gains.
+// Switches programmatic dependent launch on and off, for benchmarks of its effect.
 #pragma once
 
 namespace charonia::cuda {
 
-// Whether launches may overlap the kernel before them, from now on and in all threads, where the device can. At first:
-// unless the environment has CHARONIA_CUDA_PDL=0. Captured launches stay as they were captured.
+// Whether launches may overlap the previous kernel, from now on in all threads, if the device supports it. Initially
+// true, unless CHARONIA_CUDA_PDL=0 is set. Captured launches do not change.
 #if defined(CHARONIA_CUDA_ON_HOST)
-inline void allow_overlap(bool) {}  // the host runs one kernel after the other
+inline void allow_overlap(bool) {}  // the emulated device runs one kernel after another
 #else
 void allow_overlap(bool allowed);
 #endif
