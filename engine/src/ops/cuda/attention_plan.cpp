@@ -3,9 +3,8 @@
 // Items are sorted, longest first, and distributed to a grid whose blocks all run at the same time; the block with the
 // most work determines the time. Therefore items that are longer than a block's fair share (or a half or a quarter of
 // it) are divided into splits of about that length, as long as reading a split takes much longer than writing and
-// reading its partial results. The planner uses the length that minimises the work of the busiest
-// block. One long sequence becomes one split per block; sequences of different lengths balance better with smaller
-// splits.
+// reading its partial results. The planner uses the length that minimises the work of the busiest block. One long
+// sequence becomes one split per block; sequences of different lengths balance better with smaller splits.
 //
 // Reproducible mode: only whole chunks of kAttentionChunk positions may be splits, and a thread block that takes
 // several chunks combines them like splits. So the division may depend on the batch without changing results. (With a
