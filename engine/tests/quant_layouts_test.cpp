@@ -265,7 +265,7 @@ TEST(QuantLayouts, ZerosOfSymmetricCodesAreNone) {
     auto symmetric = opened(how, files.add(pack_gptq(w)));
     EXPECT_FALSE(symmetric.format().zeros);
     expect_values(symmetric, [&](auto r, auto c) { return w.value(r, c); });
-    // Beside a part that has zeros it has them too, and is the same.
+    // The weight is stacked with a part that has zeros, so it gets zeros too, with the same values.
     const auto mixed = random_weight(24, 64, bits, 32, true);
     auto other = opened(how, files.add(pack_gptq(mixed)));
     std::vector<QuantPart*> parts = {&symmetric, &other};

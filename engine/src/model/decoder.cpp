@@ -20,8 +20,8 @@ void Decoder::launch(const ops::StepInput& input) {
 
 // Also writes the spare rows of the tables. The write is ordered after earlier steps, which read them.
 std::span<const std::int32_t> Decoder::rotary_rows(const ops::StepInput& input) {
-  auto& rows = rotary_rows_[turn_];
-  turn_ = (turn_ + 1) % rotary_rows_.size();
+  auto& rows = rotary_rows_[rotary_rows_index_];
+  rotary_rows_index_ = (rotary_rows_index_ + 1) % rotary_rows_.size();
   tables_.place(input.attention, input.prompt_tokens, rows, spare_);
   const auto upload = [&](const Vector& table, std::span<const float> values) {
     if (values.empty()) return;
@@ -42,7 +42,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   const float* pending_norm = nullptr;
   for (int i = 0; i < config_.num_layer; ++i) {
     const auto& layer = layers_[static_cast<std::size_t>(i)];
-    if (!config_.parallel_block) ops_.feeds(*layer.qkv);
+    if (!config_.parallel_block) ops_.announce_linear(*layer.qkv);
     ops_.rms_norm(normed, residual, pending, norm_params(layer.attention_norm, pending_norm));
     ops_.linear(qkv, normed, *layer.qkv);
     ops_.rotary_store(qkv, rotary_params(layer, qkv), *cache_, i, shard_.heads);
@@ -52,7 +52,7 @@ void Decoder::issue(const ops::StepShape& shape) {
     if (config_.parallel_block) {
       ops_.rms_norm(unwritten, residual, delta, norm_params({}, {}));
     } else {
-      if (!layer.experts) ops_.feeds(*layer.gate_up);
+      if (!layer.experts) ops_.announce_linear(*layer.gate_up);
       ops_.rms_norm(normed, residual, delta, norm_params(layer.ffn_norm, data(layer.attention_post_norm)));
     }
     issue_feed_forward(layer, delta, normed, shape);
@@ -67,7 +67,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   const auto last_normed = view(activations_.last_normed, shape.logits_rows);
   ops_.gather_rows(last_residual, residual);
   ops_.gather_rows(last_delta, delta);
-  ops_.feeds(*output_);
+  ops_.announce_linear(*output_);
   ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(final_norm_, pending_norm));
   auto logits = view(activations_.logits, shape.logits_rows);
   if (shard_.ranks > 1) {
@@ -119,7 +119,7 @@ void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, c
 
 void Decoder::issue_mlp(const Layer& layer, const ops::Tensor& out, const ops::Tensor& gate_up,
                         const ops::Tensor& gated, const ops::Tensor& normed) {
-  ops_.feeds(*layer.down);
+  ops_.announce_linear(*layer.down);
   ops_.gated_linear(gated, gate_up, normed, *layer.gate_up, activation_);
   ops_.linear(out, gated, *layer.down);
 }

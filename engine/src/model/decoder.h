@@ -117,7 +117,7 @@ class Decoder {
   ops::Ops::Issue issue_;
   // One for each step in flight, used alternately.
   std::array<std::vector<std::int32_t>, ops::kMaxStepsInFlight> rotary_rows_;
-  std::size_t turn_ = 0;
+  std::size_t rotary_rows_index_ = 0;
   RotaryTables::Spare spare_;
 };
 

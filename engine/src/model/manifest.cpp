@@ -173,10 +173,10 @@ void read_shape(const json& value, Manifest::Tensor& out) {
 
 // Reads the tensors that accompany a quantised part's codes.
 template <class FileOf>
-void read_beside(const json& part, const Quantization& how, const FileOf& file_of, Manifest::Part& out) {
+void read_side_tensors(const json& part, const Quantization& how, const FileOf& file_of, Manifest::Part& out) {
   constexpr DType kExponents[] = {DType::u8, DType::f8_e8m0}, kWhole[] = {DType::i32};
   const auto read = [&](const char* key, bool there, const std::string& why, std::span<const DType> types,
-                        const char* names, bool optional = false) -> std::optional<Manifest::Beside> {
+                        const char* names, bool optional = false) -> std::optional<Manifest::SideTensor> {
     const auto found = part.find(key);
     if (found == part.end()) {
       if (there && !optional) throw Invalid{cat("a part, ", out.name, ", without ", key, ", expected with ", why)};
@@ -184,8 +184,8 @@ void read_beside(const json& part, const Quantization& how, const FileOf& file_o
     }
     if (!there) throw Invalid{cat("a part, ", out.name, ", with ", key, ", expected only with ", why)};
     try {
-      return Manifest::Beside{file_of(*found), found->at("name").template get<std::string>(),
-                              dtype_of(found->at("dtype"), types, names)};
+      return Manifest::SideTensor{file_of(*found), found->at("name").template get<std::string>(),
+                                  dtype_of(found->at("dtype"), types, names)};
     } catch (const Invalid& invalid) {
       throw Invalid{cat(key, " with ", invalid.what)};
     }
@@ -294,7 +294,7 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
           throw Invalid{cat("dtype = ", json_text(*own), " in a part, expected ", json_text(entry.at("dtype")),
                             ": all parts have one quantisation")};
         }
-        read_beside(part, *tensor.quantization, file_of, added);
+        read_side_tensors(part, *tensor.quantization, file_of, added);
       }
     }
   } catch (const Invalid& invalid) {

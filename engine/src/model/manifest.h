@@ -27,7 +27,7 @@ class Manifest {
     std::uint64_t bytes = 0;
   };
   // A whole tensor of a file that accompanies the codes of a quantised part.
-  struct Beside {
+  struct SideTensor {
     std::size_t file = 0;  // index in files()
     std::string name;      // in that file
     DType dtype = DType::f32;
@@ -40,7 +40,7 @@ class Manifest {
     DType dtype = DType::f32;
     Range rows, cols;
     std::int64_t row_step = 1;  // n: the first of `rows` and every n-th row after it; always 1 for dense tensors
-    std::optional<Beside> scales, zeros, order, input_scale;  // only for a quantised tensor
+    std::optional<SideTensor> scales, zeros, order, input_scale;  // only for a quantised tensor
   };
   // A tensor of the model: its parts, stacked along dimension 0.
   struct Tensor {

@@ -128,7 +128,7 @@ TensorView WeightFiles::find_tensor(const std::string& name, std::size_t file, c
 
 QuantPart WeightFiles::find_quantised(const std::string& name, const Quantization& how,
                                       const Manifest::Part& part) const {
-  const auto beside = [&](const std::optional<Manifest::Beside>& one) -> std::optional<QuantTensor> {
+  const auto beside = [&](const std::optional<Manifest::SideTensor>& one) -> std::optional<QuantTensor> {
     if (!one) return {};
     return QuantTensor{one->name, find_tensor(name, one->file, one->name, one->dtype)};
   };

@@ -100,7 +100,7 @@ class Operations {
   // Announces that the `out` of the next rms_norm() or gated_linear() is used only as the input of linear() with this
   // weight. So a device may store it in another form for this weight, and leave `out` unchanged. The results are the
   // same.
-  virtual void feeds(const Linear& /*weight*/) {}
+  virtual void announce_linear(const Linear& /*weight*/) {}
 
   // out [rows, n] GEMM type or f32 = in [rows, k] activation type * weight^T + bias.
   virtual void linear(const Tensor& out, const Tensor& in, const Linear& weight) = 0;

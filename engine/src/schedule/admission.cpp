@@ -18,7 +18,7 @@ bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
   if (seq.is_full()) broken(cat("sequence ", seq.id, " waits and has all its ", seq.max_total_tokens, " tokens"));
   const auto own_reserve = static_cast<int>(will_need_more_blocks(seq));
   const auto slack = pool.num_available() - reserve - own_reserve;
-  const bool fits = seq.parent != nullptr ? begin_with_parent(seq, slack, plan) : begin_anew(seq, slack);
+  const bool fits = seq.parent != nullptr ? begin_with_parent(seq, slack, plan) : begin_with_prefix(seq, slack);
   if (!fits) return false;
   reserve += own_reserve;
   waiting.erase(&seq);
@@ -33,11 +33,11 @@ bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
 // takes more than `slack` of the available blocks: new blocks, and matched blocks that were Cached.
 //
 // A lookup costs time proportional to the prompt, so it is not repeated while its result cannot change. Since the last
-// lookup, `need` can shrink by at most one for each block that became Active (`gains`). Example: a sequence needed 10
-// blocks when 4 were available. It is looked up again when 10 are available, or when 6 have become Active and 4 are
-// still available.
-bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
-  if (slack < seq.need - (gains - seq.gains_then)) return false;
+// lookup, `need` can shrink by at most one for each block that became Active (`activated_blocks`). Example: a sequence
+// needed 10 blocks when 4 were available. It is looked up again when 10 are available, or when 6 have become Active and
+// 4 are still available.
+bool Scheduler::Impl::begin_with_prefix(Seq& seq, std::int32_t slack) {
+  if (slack < seq.need - (activated_blocks - seq.activated_at_lookup)) return false;
   // The last token is always computed, and also rows whose logits the caller has not yet received.
   const auto last = seq.all_rows ? std::min(seq.rows_given, seq.num_tokens() - 1) : seq.num_tokens() - 1;
   const auto available = pool.num_available();
@@ -45,7 +45,7 @@ bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
   const auto num_matched = static_cast<std::int32_t>(match.blocks.size());
   const auto missing = blocks_for(seq.num_tokens()) - num_matched;
   seq.need = missing + available - pool.num_available();
-  seq.gains_then = gains;
+  seq.activated_at_lookup = activated_blocks;
   bool fits = seq.need <= slack;
   try {
     fits = fits && pool.allocate(missing, match.blocks);
@@ -57,7 +57,7 @@ bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
     pool.release(match.blocks);
     return false;
   }
-  gains += num_matched;
+  activated_blocks += num_matched;
   seq.need = 0;
   seq.blocks = std::move(match.blocks);
   seq.nodes = std::move(match.nodes);

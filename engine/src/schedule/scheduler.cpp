@@ -70,7 +70,7 @@ void Scheduler::Impl::insert_blocks(Seq& seq) {
     seq.nodes.push_back(node);
     // Blocks of sampled tokens are not counted. A waiting sequence rarely begins with them, and a slightly later lookup
     // does no harm.
-    if (seq.inserted_blocks * pool.block_len() < seq.prompt_tokens) ++gains;
+    if (seq.inserted_blocks * pool.block_len() < seq.prompt_tokens) ++activated_blocks;
   }
 }
 

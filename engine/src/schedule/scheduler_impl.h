@@ -45,7 +45,7 @@ struct Scheduler::Impl {
 
   // admission.cpp: which sequences may start to run
   bool admit(Seq& seq, StepPlan& plan);
-  bool begin_anew(Seq& seq, std::int32_t slack);
+  bool begin_with_prefix(Seq& seq, std::int32_t slack);
   bool will_need_more_blocks(const Seq& seq) const;
   void count_reserve();
 
@@ -75,7 +75,7 @@ struct Scheduler::Impl {
   std::vector<Seq*> impossible;
   std::uint64_t arrivals = 0;
   std::int64_t waiting_tokens = 0;  // prompt tokens of all sequences that do not run
-  std::int64_t gains = 0;           // blocks that became Active and that a waiting sequence may begin with
+  std::int64_t activated_blocks = 0;  // blocks that became Active and that a waiting sequence may begin with
 
   // Temporary lists of plan() and advance().
   std::vector<Seq*> collected;

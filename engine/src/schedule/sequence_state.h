@@ -45,7 +45,7 @@ struct Seq {
 
   // admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed
-  std::int64_t gains_then = 0;  // Impl::gains at the last lookup
+  std::int64_t activated_at_lookup = 0;  // Impl::activated_blocks at the last lookup
 
   // children.cpp
   Seq* parent = nullptr;       // shares its blocks with this sequence; null after a step with it has advanced

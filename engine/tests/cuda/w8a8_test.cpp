@@ -437,7 +437,7 @@ TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
     const ops::DeviceMatrix norm_weight(*device, weight), added(*device, delta), both(*device, gate_up);
     const auto run = [&](bool fused, bool gate, Matrix& residual, Matrix& normed) {
       const ops::DeviceMatrix in(*device, before), middle(*device, untouched), out(*device, DType::f32, kRows, kN);
-      if (fused) device->feeds(*linear);
+      if (fused) device->announce_linear(*linear);
       if (gate) {
         device->gated_activation(middle.tensor(), both.tensor(), ops::Activation::silu);
       } else {
@@ -485,12 +485,12 @@ TEST(W8a8Test, codes_are_for_the_weight_that_was_named) {
   };
   const auto gate = [&] { device->gated_activation(middle.tensor(), gate_up.tensor(), ops::Activation::silu); };
   const auto expected = run(*linear, in);
-  device->feeds(*linear);
+  device->announce_linear(*linear);
   gate();
   expect_same_bits(run(*linear, in), expected, "another input");
   gate();
   const auto of_plain = run(*plain, middle);
-  device->feeds(*plain);
+  device->announce_linear(*plain);
   gate();
   expect_same_bits(run(*plain, middle), of_plain, "a weight without codes");
 }

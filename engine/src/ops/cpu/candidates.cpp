@@ -71,7 +71,7 @@ void Candidates::keep_top_k(std::int64_t k) {
     const auto n = static_cast<std::size_t>(k - before);
     if (bin == kept_.bin && n >= kept_.n) return;
     open(bin);
-    std::nth_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(n) - 1, open_.end(), likelier);
+    std::nth_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(n) - 1, open_.end(), is_more_likely);
     kept_ = {bin, n, below, below};
     for (std::size_t i = 0; i < n; ++i) kept_.mass += weight(open_[i]);
     return;
@@ -95,14 +95,15 @@ Candidates::Prefix Candidates::prefix_over(double target) const {
   const auto at = [&](std::size_t i) { return open_.begin() + static_cast<std::ptrdiff_t>(i); };
   while (high - low > 1) {
     const auto a = open_[low], b = open_[low + (high - low) / 2], c = open_[high - 1];
-    const auto pivot = likelier(a, b) ? (likelier(b, c)   ? b
-                                         : likelier(a, c) ? c
-                                                          : a)
-                                      : (likelier(a, c)   ? a
-                                         : likelier(b, c) ? c
-                                                          : b);
+    const auto pivot = is_more_likely(a, b) ? (is_more_likely(b, c)   ? b
+                                               : is_more_likely(a, c) ? c
+                                                                      : a)
+                                            : (is_more_likely(a, c)   ? a
+                                               : is_more_likely(b, c) ? c
+                                                                      : b);
     const auto split = static_cast<std::size_t>(
-        std::partition(at(low), at(high), [&](const TokenLogit& x) { return likelier(x, pivot); }) - open_.begin());
+        std::partition(at(low), at(high), [&](const TokenLogit& x) { return is_more_likely(x, pivot); }) -
+        open_.begin());
     double sum = sum_low;
     for (auto i = low; i < split; ++i) sum += weight(open_[i]);
     if (sum > target) {
@@ -151,7 +152,7 @@ void Candidates::keep_min_p(float p) {
 
 std::int32_t Candidates::draw(double unit) const {
   const auto prefix = prefix_over(unit * kept_.mass);
-  return std::max_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(prefix.n), likelier)->id;
+  return std::max_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(prefix.n), is_more_likely)->id;
 }
 
 }  // namespace charonia::ops::cpu

@@ -15,7 +15,7 @@ struct TokenLogit {
 };
 
 // The order of candidates; ties go to the lower id.
-inline bool likelier(const TokenLogit& a, const TokenLogit& b) {
+inline bool is_more_likely(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 

@@ -143,7 +143,7 @@ GemmKernel QuantLinear::gemm(const Kernels& kernels, std::int64_t /*rows*/) cons
           .prepared_bytes = prepared ? prepared_row_bytes(k_, operand) + sums : 0};
 }
 
-const Bf16* QuantLinear::by_column(const Bf16* in) const {
+const Bf16* QuantLinear::in_column_order(const Bf16* in) const {
   if (order_.empty()) return in;
   thread_local std::vector<Bf16> gathered;
   gathered.resize(order_.size());
@@ -153,7 +153,7 @@ const Bf16* QuantLinear::by_column(const Bf16* in) const {
 
 // Writes activations in the order of the columns, then zeros, then the sums of the groups.
 void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, const void* in, std::byte* out) const {
-  if (gemm.fixed) return kernels.fixed_from_bf16(out, by_column(static_cast<const Bf16*>(in)), shape_);
+  if (gemm.fixed) return kernels.fixed_from_bf16(out, in_column_order(static_cast<const Bf16*>(in)), shape_);
   const auto bytes = static_cast<std::size_t>(prepared_row_bytes(k_, gemm.operand));
   const auto used = static_cast<std::size_t>(k_) * size_of(gemm.operand);
   auto* const sums = reinterpret_cast<float*>(out + bytes);
@@ -167,7 +167,7 @@ void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, co
   } else {
     auto* const to = reinterpret_cast<float*>(out);
     if (type_ == DType::bf16) {
-      kernels.f32_from_bf16(to, by_column(static_cast<const Bf16*>(in)), k_);
+      kernels.f32_from_bf16(to, in_column_order(static_cast<const Bf16*>(in)), k_);
     } else if (order_.empty()) {
       std::memcpy(to, in, used);
     } else {

@@ -27,7 +27,7 @@ class QuantLinear : public CpuLinear {
 
  private:
   // Returns a row [in_features] in the order of the columns. The next call of the same thread may overwrite it.
-  const Bf16* by_column(const Bf16* in) const;
+  const Bf16* in_column_order(const Bf16* in) const;
   void pack(std::span<const QuantSource* const> parts, std::int64_t panel_index) const;
 
   QuantPanel shape_;

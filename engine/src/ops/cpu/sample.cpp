@@ -129,13 +129,13 @@ void find_top(Sampled& out, std::span<const float> logits, int n, double log_sum
   for (std::size_t i = 0; i < logits.size(); ++i) {
     if (heap.size() == count && logits[i] <= heap.front().logit) continue;
     if (heap.size() == count) {
-      std::pop_heap(heap.begin(), heap.end(), likelier);
+      std::pop_heap(heap.begin(), heap.end(), is_more_likely);
       heap.pop_back();
     }
     heap.push_back({logits[i], static_cast<std::int32_t>(i)});
-    std::push_heap(heap.begin(), heap.end(), likelier);
+    std::push_heap(heap.begin(), heap.end(), is_more_likely);
   }
-  std::sort_heap(heap.begin(), heap.end(), likelier);
+  std::sort_heap(heap.begin(), heap.end(), is_more_likely);
   for (const auto& c : heap) out.top.emplace_back(c.id, static_cast<float>(static_cast<double>(c.logit) - log_sum));
 }
 

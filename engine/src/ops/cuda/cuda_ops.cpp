@@ -151,19 +151,19 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
               sampler_ ? sampler_->sampled() : nullptr, scale);
 }
 
-// If the next operation is the input of a weight that takes codes, calls `leave` to write codes instead of `out`.
+// If the next operation is the input of a weight that takes codes, calls `write` to write codes instead of `out`.
 // Returns false if not.
-template <class Leave>
-bool CudaOps::leave_codes(const Tensor& out, Leave leave) {
-  const auto* const weight = std::exchange(fed_, nullptr);
-  codes_left_ = {};
+template <class Write>
+bool CudaOps::write_codes(const Tensor& out, Write write) {
+  const auto* const weight = std::exchange(announced_linear_, nullptr);
+  written_codes_ = {};
   if (weight == nullptr || out.rows == 0) return false;
   auto gemm = static_cast<const CudaGemmWeight&>(*weight).gemm();
   gemm.rows = out.rows;
   if (gemm.k != out.cols || gemm.type != out.dtype) return false;
   const auto codes = gemms_.room_for_codes(gemm);
-  if (!codes || !leave(*codes)) return false;
-  codes_left_ = {weight, out.data, *codes};
+  if (!codes || !write(*codes)) return false;
+  written_codes_ = {weight, out.data, *codes};
   return true;
 }
 
@@ -173,10 +173,10 @@ void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& 
   require(delta.data == nullptr || (delta.rows == residual.rows && delta.cols == residual.cols), "rms_norm",
           [&] { return cat("delta ", shape_of(delta), " must be of the shape of residual ", shape_of(residual)); });
   if (tracing_) return;
-  const bool left = leave_codes(out, [&](const RowCodes& codes) {
+  const bool written = write_codes(out, [&](const RowCodes& codes) {
     return how.delta_weight == nullptr && rms_norm_codes(stream_, codes, out, residual, delta, how);
   });
-  if (!left) cuda::rms_norm(stream_, out, residual, delta, how);
+  if (!written) cuda::rms_norm(stream_, out, residual, delta, how);
 }
 
 void CudaOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) {
@@ -217,9 +217,9 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
     trace_.gemms.push_back(gemm);
     return;
   }
-  const auto left = std::exchange(codes_left_, {});
-  const bool given = left.weight == &weight && left.instead_of == in.data;
-  gemms_.run(stream_, given ? GemmRunner::codes_given(gemm, left.codes) : gemm);
+  const auto written = std::exchange(written_codes_, {});
+  const bool given = written.weight == &weight && written.instead_of == in.data;
+  gemms_.run(stream_, given ? GemmRunner::codes_given(gemm, written.codes) : gemm);
 }
 
 void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer, int heads) {
@@ -294,7 +294,7 @@ void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tenso
     gemm.out_stride = out.stride;
     gemm.gate = activation == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
     if (gemms_.run_gated(stream_, gemm)) {
-      fed_ = nullptr;
+      announced_linear_ = nullptr;
       return;
     }
   }
@@ -305,9 +305,9 @@ void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Ac
   require(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "gated_activation",
           [&] { return cat("gate_up ", shape_of(gate_up), " must be twice as wide as out ", shape_of(out)); });
   if (tracing_) return;
-  const bool left = leave_codes(
+  const bool written = write_codes(
       out, [&](const RowCodes& codes) { return gated_activation_codes(stream_, codes, out, gate_up, activation); });
-  if (!left) cuda::gated_activation(stream_, out, gate_up, activation);
+  if (!written) cuda::gated_activation(stream_, out, gate_up, activation);
 }
 
 void CudaOps::scale_logits(const Tensor& logits, float scale, float cap) {

@@ -72,8 +72,8 @@ class CudaOps final : public ops::Ops {
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override;
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta,
                 const ops::NormParams& how) override;
-  void feeds(const ops::Linear& weight) override {
-    if (!tracing_) fed_ = &weight;
+  void announce_linear(const ops::Linear& weight) override {
+    if (!tracing_) announced_linear_ = &weight;
   }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
   void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
@@ -111,13 +111,13 @@ class CudaOps final : public ops::Ops {
   };
 
   // Codes that rms_norm or gated_activation has written for a weight instead of a tensor.
-  struct CodesLeft {
+  struct WrittenCodes {
     const ops::Linear* weight = nullptr;  // null: no codes
     const void* instead_of = nullptr;
     RowCodes codes;
   };
-  template <class Leave>
-  bool leave_codes(const ops::Tensor& out, Leave leave);
+  template <class Write>
+  bool write_codes(const ops::Tensor& out, Write write);
 
   static Gemm gemm_of(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight);
 
@@ -201,8 +201,8 @@ class CudaOps final : public ops::Ops {
   GemmRunner gemms_;
   std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
 
-  const ops::Linear* fed_ = nullptr;  // the weight of announce_linear()
-  CodesLeft codes_left_;
+  const ops::Linear* announced_linear_ = nullptr;  // the weight of announce_linear()
+  WrittenCodes written_codes_;
   bool prepared_ = false;
   bool tracing_ = false;
   Needs needs_;

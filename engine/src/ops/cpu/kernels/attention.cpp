@@ -24,7 +24,7 @@ namespace {
 
 // Scales a query's scores and applies the rest of AttentionParams: the soft cap, and the slope for keys at `distance`,
 // distance + 1, ... from the query (0 or less for keys that are not masked).
-inline void weigh(float* scores, int n, const AttentionArgs& args, float slope, int distance) {
+inline void modify_scores(float* scores, int n, const AttentionArgs& args, float slope, int distance) {
   alignas(64) float lanes[kWidth];
   for (int i = 0; i < kWidth; ++i) lanes[i] = static_cast<float>(i);
   const Vec lane = load(lanes), scales = set1(args.scale), slopes = set1(slope);
@@ -165,8 +165,8 @@ inline void sum_queries(const AttentionArgs& args, const Workspace& workspace) {
 }
 
 // The positions that the tile's queries attend to: from the first of its first query to the last of its last query.
-struct Seen {
-  explicit Seen(const AttentionArgs& args)
+struct AttendedRange {
+  explicit AttendedRange(const AttentionArgs& args)
       : first(attention_first(args.first_position + args.begin / args.group, args.window)),
         last(args.first_position + (args.end - 1) / args.group) {}
   int first, last;
@@ -313,21 +313,21 @@ inline void multiply_keys(const Context<T>& context, const Workspace& workspace,
 
 // Converts scores to weights, and computes the factors for the accumulated values.
 template <class T>
-inline void weigh_chunk(const AttentionArgs& args, const Workspace& workspace, const Chunk& chunk, float* state) {
-  const bool weighed = args.soft_cap != 0 || args.slopes != nullptr;
+inline void compute_weights(const AttentionArgs& args, const Workspace& workspace, const Chunk& chunk, float* state) {
+  const bool has_score_mod = args.soft_cap != 0 || args.slopes != nullptr;
   for (int i = 0; i < args.end - args.begin; ++i) {
     const int position = args.first_position + (args.begin + i) / args.group;
     const int unseen = attention_first(position, args.window) - chunk.begin;
     const int seen = position + 1 - chunk.begin < chunk.n ? position + 1 - chunk.begin : chunk.n;
     float* const scores = workspace.scores + i * workspace.s_stride;
     if constexpr (Stored<T>::kQuantised) scale_scores(scores, chunk.n, workspace, workspace.q_sums[i]);
-    if (weighed) {
+    if (has_score_mod) {
       const float slope = args.slopes == nullptr ? 0 : args.slopes[(args.begin + i) % args.group];
-      weigh(scores, chunk.n, args, slope, chunk.begin - position);
+      modify_scores(scores, chunk.n, args, slope, chunk.begin - position);
     }
     Running& running = running_of(state + i * workspace.state_stride, workspace.d_stride);
     workspace.factors[i] = softmax_chunk<Stored<T>::kPaired>(scores, chunk.n, unseen > 0 ? unseen : 0, seen,
-                                                             weighed ? 1 : args.scale, running);
+                                                             has_score_mod ? 1 : args.scale, running);
     if constexpr (Stored<T>::kQuantised) running.offset += scale_probabilities(scores, chunk.n, workspace);
   }
 }
@@ -392,7 +392,7 @@ void attend(const AttentionArgs& args, const Workspace& workspace, int split, fl
   }
 
   const Context<T> context(args);
-  const Seen seen(args);
+  const AttendedRange seen(args);
   const int length = attention_chunk(args.block_len);
   const int split_begin = split * attention_split(args.block_len);
   const int split_end = split_begin + attention_split(args.block_len);
@@ -406,7 +406,7 @@ void attend(const AttentionArgs& args, const Workspace& workspace, int split, fl
                       .next = begin + length <= seen.last ? begin + length : -1};
     if constexpr (Stored<T>::kQuantised) take_scales(context, workspace, chunk, end);
     multiply_keys(context, workspace, chunk, vectors);
-    weigh_chunk<T>(args, workspace, chunk, state);
+    compute_weights<T>(args, workspace, chunk, state);
     add_values(context, workspace, chunk, vectors, state);
   }
 }
@@ -450,7 +450,7 @@ void attention(const AttentionArgs& args) {
   const Workspace workspace(args);
   take_queries<Stored<T>::kPaired>(args, workspace);
   if constexpr (Stored<T>::kQuantised) sum_queries(args, workspace);
-  const Seen seen(args);
+  const AttendedRange seen(args);
   const int split = attention_split(args.block_len);
   const int first = seen.first / split, last = seen.last / split;
   attend<T>(args, workspace, first, workspace.first);

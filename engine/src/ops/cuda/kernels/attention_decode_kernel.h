@@ -4,8 +4,9 @@
 //   cache [block][k, v][kv head][slot][head_dim], the same type, or quantised (attention_quant.h)
 //   out   like q
 //   out[row, h] = sum over the item's positions p of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
-// With `weighs`, the softmax is over the scores of ops::AttentionParams, and positions before the window's first tile
-// are not read. A split before the window processes one tile of zeros, so that copies and products stay synchronised.
+// With `has_score_mod`, the softmax is over the scores of ops::AttentionParams, and positions before the window's first
+// tile are not read. A split before the window processes one tile of zeros, so that copies and products stay
+// synchronised.
 //
 // Memory bound: 2 * head_dim * 2 bytes per position and kv head are read once. Each element takes part in 16
 // multiplications of the tensor cores, and `group` of these are useful. A tile of 64 positions is 32 KB at head_dim
@@ -92,15 +93,15 @@ CHARONIA_DEVICE void wait_for_tile(int stages) {
 
 // The position of the copies: iterates over the tiles of all units of this block. early: loads a unit long before it is
 // needed, so that nothing waits for its loads; this takes registers.
-template <bool weighs, bool early>
+template <bool has_score_mod, bool early>
 struct Ahead {
   struct None {};
   AttentionUnit unit;
   [[no_unique_address]] std::conditional_t<early, AttentionUnit, None> next;
   int turn, position;
   CHARONIA_DEVICE void begin(const AttentionParams& p, int units) {
-    unit = attention_unit<weighs>(p, 0, units);
-    if constexpr (early) next = attention_unit<weighs>(p, 1, units);
+    unit = attention_unit<has_score_mod>(p, 0, units);
+    if constexpr (early) next = attention_unit<has_score_mod>(p, 1, units);
     turn = 1;
     position = unit.item.kv_begin;
   }
@@ -109,9 +110,9 @@ struct Ahead {
     if (position < unit.item.kv_end || !unit.valid) return;
     if constexpr (early) {
       unit = next;
-      next = attention_unit<weighs>(p, ++turn, units);
+      next = attention_unit<has_score_mod>(p, ++turn, units);
     } else {
-      unit = attention_unit<weighs>(p, turn++, units);
+      unit = attention_unit<has_score_mod>(p, turn++, units);
     }
     position = unit.item.kv_begin;
   }
@@ -130,7 +131,7 @@ struct QuantColumns {
   CHARONIA_DEVICE int column(int i) const { return unit * kUnitBytes + 2 * i + byte + high * (kDim / 2); }
 };
 
-template <class T, int kDim, bool weighs, int kBits>
+template <class T, int kDim, bool has_score_mod, int kBits>
 CHARONIA_KERNEL(kAttentionThreads, decode_blocks_per_sm(kDim, kBits, kCompiledMajor))
 void decode_kernel(const AttentionParams p) {
   constexpr int kRows = kDecodeTileRows;
@@ -162,7 +163,7 @@ void decode_kernel(const AttentionParams p) {
   dependency_trigger();
   dependency_wait();
   const int units = *p.count * p.cache.kv_heads * p.tiles;
-  Ahead<weighs, !quantised> ahead;
+  Ahead<has_score_mod, !quantised> ahead;
   ahead.begin(p, units);
   if (!ahead.unit.valid) return;
 
@@ -190,7 +191,7 @@ void decode_kernel(const AttentionParams p) {
       if (ahead.at_begin()) {
         const auto row_of = [](int i) { return QueryRow{0, i}; };
         if constexpr (quantised) {
-          copy_q<kDim, kRows>(q_tile(q_ahead), p, attention_unit<weighs>(p, ahead.turn - 1, units), row_of);
+          copy_q<kDim, kRows>(q_tile(q_ahead), p, attention_unit<has_score_mod>(p, ahead.turn - 1, units), row_of);
           q_ahead = q_ahead + 1 == p.stages ? 0 : q_ahead + 1;
         } else {
           copy_q<kDim, kRows>(to + layout.tile_bytes, p, ahead.unit, row_of);
@@ -209,20 +210,20 @@ void decode_kernel(const AttentionParams p) {
 
   int stage = 0;
   for (int turn = 0;; ++turn) {
-    const auto unit = attention_unit<weighs>(p, turn, units);
+    const auto unit = attention_unit<has_score_mod>(p, turn, units);
     if (!unit.valid) break;
     [[maybe_unused]] std::uint32_t q[kDim / 16][4];
     RowTile<kColumnTiles> rows;
     rows.clear();
     [[maybe_unused]] float slope[2] = {};
-    if constexpr (weighs) {
+    if constexpr (has_score_mod) {
       CHARONIA_UNROLL
       for (int half = 0; half < 2; ++half) {
         slope[half] = slope_of(p, unit.kv_head * p.group + unit.tile * kRows + half * 8 + g);
       }
     }
 
-    for (int begin = unit.item.kv_begin; begin < unit.item.kv_end || (weighs && begin == unit.item.kv_begin);
+    for (int begin = unit.item.kv_begin; begin < unit.item.kv_end || (has_score_mod && begin == unit.item.kv_begin);
          begin += kPositions) {
       publish_rows();
       wait_for_tile(p.stages);
@@ -306,13 +307,13 @@ void decode_kernel(const AttentionParams p) {
           }
         }
         const auto position_of = [&](int i) { return begin + warp * 16 + i / 4 * 8 + 2 * t + i % 2; };
-        if constexpr (weighs) {
+        if constexpr (has_score_mod) {
           const int at = unit.item.first_position, first = window_begin(p, at);
-          if (p.weighing.changes) {
+          if (p.score_mod.changes) {
             CHARONIA_UNROLL
             for (int i = 0; i < 8; ++i) {
               auto& x = score[i / 4][i % 4];
-              x = weigh(p, x, slope[i % 4 / 2], position_of(i) - at);
+              x = modify_score(p, x, slope[i % 4 / 2], position_of(i) - at);
             }
           }
           if (begin < first) {
@@ -448,7 +449,7 @@ void decode_kernel(const AttentionParams p) {
     if constexpr (quantised) q_now = q_now + 1 == p.stages ? 0 : q_now + 1;
 
     // Loads data again that is only needed at the end, to save registers.
-    const auto again = quantised ? attention_unit<weighs>(p, turn, units) : AttentionUnit{};
+    const auto again = quantised ? attention_unit<has_score_mod>(p, turn, units) : AttentionUnit{};
     const auto& ended = quantised ? again : unit;
     CHARONIA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -490,7 +491,7 @@ void decode_kernel(const AttentionParams p) {
   }
 }
 
-template <class T, int kDim, bool weighs, int kBits>
+template <class T, int kDim, bool has_score_mod, int kBits>
 void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
   // As many blocks per SM as fit with two stages, then as many stages as fit with these blocks. A block takes 1 KB in
   // addition to its own memory.
@@ -513,7 +514,7 @@ void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams para
          {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks / kBlocksPerSm * blocks)),
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = decode_shared_bytes(kDim, params.stages, kBits)},
-         decode_kernel<T, kDim, weighs, kBits>, params);
+         decode_kernel<T, kDim, has_score_mod, kBits>, params);
 }
 
 template <class T, int kDim>
@@ -522,7 +523,7 @@ void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams para
     start_decode<T, kDim, true, 8>(stream, device, params, items);
   } else if (params.cache.quant_bits == 4) {
     start_decode<T, kDim, true, 4>(stream, device, params, items);
-  } else if (params.weighing.any) {
+  } else if (params.score_mod.any) {
     start_decode<T, kDim, true, 0>(stream, device, params, items);
   } else {
     start_decode<T, kDim, false, 0>(stream, device, params, items);

@@ -10,7 +10,7 @@
 namespace charonia::cuda {
 
 // Operations on products of q and k besides scaling. Kernels have one version with them and one without.
-struct Weighing {
+struct ScoreMod {
   bool any = false;
   int window = 1 << 30;  // positions that a row attends to, including its own
   bool changes = false;  // scores are x = q k^T * scale, capped, plus slopes; otherwise x = q k^T
@@ -45,7 +45,7 @@ struct AttentionParams {
   int span = 0;               // positions whose chunks are combined: kCombinedSplits chunks, or one if there are no
                               // chunks
   float scale = 1;            // softmax is over 2^(x * scale), which includes log2(e); x = q k^T, or the score of
-                              // Weighing
+                              // ScoreMod
   float* partials = nullptr;  // [partials][heads][head_dim + 4]: sum of p v, maximum, sum of p, -, -
   // [partials][kv_heads][tiles][kCombineLevels]: numbers of finished splits of a set, at its first partial, and of
   // finished sets of an item, at its first partial
@@ -53,7 +53,7 @@ struct AttentionParams {
   float* sums = nullptr;  // [thread blocks][sums_stride]: a block's sums of the earlier chunks, if an item
                           // may have several
   std::int64_t sums_stride = 0;
-  Weighing weighing;
+  ScoreMod score_mod;
 };
 
 // `items`: the maximum of *params.count. The first two need elements of type T (bf16, f16), heads of kDim elements (one

@@ -111,14 +111,14 @@ void plain_kernel(const PlainParams params) {
     const AttentionItem item = p.items[index / p.heads / params.rows_per_item];
     if (item.split != 0 || of_item >= item.num_rows) continue;
     const int row = item.first_row + of_item, positions = item.first_position + of_item + 1;
-    const float slope = p.weighing.slopes == nullptr ? 0.0F : load_readonly(p.weighing.slopes + head);
+    const float slope = p.score_mod.slopes == nullptr ? 0.0F : load_readonly(p.score_mod.slopes + head);
     for (int d = lane; d < dim; d += kWarp) {
       q[d] = load(p.q, params.q_type, row * p.q_stride + head * dim + d);
       out[d] = 0;
     }
     __syncwarp();
     float maximum = -__builtin_inff(), sum = 0;
-    for (int begin = max(0, positions - p.weighing.window); begin < positions; begin += kWarp) {
+    for (int begin = max(0, positions - p.score_mod.window); begin < positions; begin += kWarp) {
       const int position = begin + lane, here = min(kWarp, positions - begin);
       float score = -__builtin_inff();
       if (lane < here) {
@@ -128,9 +128,9 @@ void plain_kernel(const PlainParams params) {
         const CacheVector<T> k(params, cache_row);
         score = 0;
         for (int d = 0; d < dim; ++d) score = fmaf(q[d], k[d], score);
-        if (p.weighing.changes) {
-          score *= p.weighing.scale;
-          if (p.weighing.cap != 0) score = p.weighing.cap * tanhf(score / p.weighing.cap);
+        if (p.score_mod.changes) {
+          score *= p.score_mod.scale;
+          if (p.score_mod.cap != 0) score = p.score_mod.cap * tanhf(score / p.score_mod.cap);
           score = fmaf(slope, static_cast<float>(position + 1 - positions), score);
         }
         score *= p.scale;

@@ -4,9 +4,9 @@
 //   cache [block][k, v][kv head][slot][head_dim], the same type, or quantised (attention_quant.h)
 //   out   like q
 //   out[row, h] = sum over positions p <= row's of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
-// With `weighs`, the softmax is over the scores of ops::AttentionParams: positions before the first row's window are
-// not read, and a warp skips the steps before the window of its own first row. A soft cap takes two more exponentials
-// per product, slopes one more multiplication.
+// With `has_score_mod`, the softmax is over the scores of ops::AttentionParams: positions before the first row's window
+// are not read, and a warp skips the steps before the window of its own first row. A soft cap takes two more
+// exponentials per product, slopes one more multiplication.
 //
 // After "FlashAttention-2" (Dao 2023): one pass over k and v with a running maximum and sum. Compute bound: 4 *
 // head_dim operations per row, head and attended position, on tensor cores with mma.m16n8k16. At head_dim 128, a
@@ -46,7 +46,7 @@ static_assert(prefill_shared_bytes(128, 0) <= 99 << 10 && prefill_shared_bytes(2
                   prefill_shared_bytes(128, 8) <= 99 << 10 && prefill_shared_bytes(256, 8) <= 99 << 10,
               "what a block has on compute capability 8.9");
 
-template <class T, int kDim, bool weighs, bool quantised>
+template <class T, int kDim, bool has_score_mod, bool quantised>
 CHARONIA_KERNEL(kAttentionThreads, kBlocksPerSm)
 void prefill_kernel(const AttentionParams p) {
   constexpr int kRows = prefill_tile_rows(kDim), kWarpRows = kRows / kAttentionWarps, kRowTiles = kWarpRows / 16;
@@ -86,7 +86,7 @@ void prefill_kernel(const AttentionParams p) {
   dependency_trigger();
   dependency_wait();
   for (int turn = 0;;) {
-    const auto next = attention_unit<weighs>(p, turn, *p.count * p.cache.kv_heads * p.tiles);
+    const auto next = attention_unit<has_score_mod>(p, turn, *p.count * p.cache.kv_heads * p.tiles);
     if (!next.valid) break;
     if (thread == 0) unit = next;
     // Cache rows are looked up one tile before they are needed, one position per thread.
@@ -113,7 +113,8 @@ void prefill_kernel(const AttentionParams p) {
     CHARONIA_UNROLL
     for (int r = 0; r < kRowTiles; ++r) rows[r].clear();
     int stage = 0;
-    for (int begin = item.kv_begin; begin < item.kv_end || (weighs && begin == item.kv_begin); begin += kPositions) {
+    for (int begin = item.kv_begin; begin < item.kv_end || (has_score_mod && begin == item.kv_begin);
+         begin += kPositions) {
       const unsigned char* const tile = stages + stage * tile_bytes;
       const unsigned char* const k = quantised ? wide : tile;
       const unsigned char* const v = k + kKBytes;
@@ -137,7 +138,7 @@ void prefill_kernel(const AttentionParams p) {
       CHARONIA_UNROLL_BY(1)
       for (int step = begin; step < begin + kPositions && step <= last_limit; step += kStep) {
         [[maybe_unused]] const auto position_of_row = [&](int i) { return item.first_position + query_row(i).row; };
-        if constexpr (weighs) {
+        if constexpr (has_score_mod) {
           if (step + kStep <= window_begin(p, position_of_row(warp_row))) continue;
         }
         const unsigned char* const k_step = k + (step - begin) * kDim * 2;
@@ -162,8 +163,8 @@ void prefill_kernel(const AttentionParams p) {
             }
           }
         }
-        if constexpr (weighs) {
-          if (p.weighing.changes) {
+        if constexpr (has_score_mod) {
+          if (p.score_mod.changes) {
             CHARONIA_UNROLL
             for (int half = 0; half < 2 * kRowTiles; ++half) {
               const int row = warp_row + half * 8 + g, at = position_of_row(row);
@@ -171,7 +172,7 @@ void prefill_kernel(const AttentionParams p) {
               CHARONIA_UNROLL
               for (int i = 0; i < kStep / 8 * 2; ++i) {
                 auto& x = score[half / 2][i / 2][half % 2 * 2 + i % 2];
-                x = weigh(p, x, slope, step + i / 2 * 8 + 2 * t + i % 2 - at);
+                x = modify_score(p, x, slope, step + i / 2 * 8 + 2 * t + i % 2 - at);
               }
             }
           }
@@ -311,7 +312,7 @@ void start_prefill(Stream& stream, AttentionParams params, std::int64_t items) {
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = prefill_shared_bytes(kDim, params.cache.quant_bits)},
          params.cache.quant_bits != 0 ? prefill_kernel<T, kDim, true, true>
-         : params.weighing.any        ? prefill_kernel<T, kDim, true, false>
+         : params.score_mod.any       ? prefill_kernel<T, kDim, true, false>
                                       : prefill_kernel<T, kDim, false, false>,
          params);
 }

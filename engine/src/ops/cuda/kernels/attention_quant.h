@@ -65,9 +65,10 @@ CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const At
 }
 
 // kUnroll, here and below: how many iterations of a loop are unrolled. More of them hide more of the latency, and take
-// more registers. turned: rows have the layout of unit_offset(), otherwise they are contiguous. A position without a
-// row gets the integers at the begin of the layer; their values do not matter, because its scale and zero are 0.
-template <int kDim, int bits, bool turned, int kUnroll>
+// more registers. swizzled_rows: rows have the layout of unit_offset(), otherwise they are contiguous. A position
+// without a row gets the integers at the begin of the layer; their values do not matter, because its scale and zero are
+// 0.
+template <int kDim, int bits, bool swizzled_rows, int kUnroll>
 CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows) {
   constexpr int kRowBytes = kDim * bits / 8, kUnits = kRowBytes / kUnitBytes;
   constexpr int kCopies = tile_positions(kDim) * kUnits;
@@ -83,7 +84,7 @@ CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams&
   if constexpr (kAttentionThreads % kUnits == 0 && kRowsAtOnce % 8 == 0 && kCopies % kAttentionThreads == 0) {
     // A thread copies the same unit of every row.
     const int first = thread / kUnits, unit = thread % kUnits;
-    const int to = turned ? unit_offset<kUnits>(first, unit) : thread * kUnitBytes;
+    const int to = swizzled_rows ? unit_offset<kUnits>(first, unit) : thread * kUnitBytes;
     constexpr int kTurns = kCopies / kAttentionThreads, kAtOnce = kUnroll < kTurns ? kUnroll : kTurns;
     static_assert(kTurns % kAtOnce == 0);
     CHARONIA_UNROLL_BY(1)
@@ -98,7 +99,7 @@ CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams&
     CHARONIA_UNROLL_BY(kUnroll)
     for (int index = thread; index < kCopies; index += kAttentionThreads) {
       const int row = index / kUnits, unit = index % kUnits;
-      copy(rows[row], unit, turned ? unit_offset<kUnits>(row, unit) : index * kUnitBytes);
+      copy(rows[row], unit, swizzled_rows ? unit_offset<kUnits>(row, unit) : index * kUnitBytes);
     }
   }
 }
@@ -118,10 +119,10 @@ CHARONIA_DEVICE void copy_scales(unsigned char* copied, const AttentionParams& p
 }
 
 // Starts the copies of a tile of k and v. rows: of the tile's positions; own: the row of the thread's position.
-template <int kDim, int bits, bool turned, int kUnroll>
+template <int kDim, int bits, bool swizzled_rows, int kUnroll>
 CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
                                      const CacheRow<true>& own) {
-  copy_integers<kDim, bits, turned, kUnroll>(copied, p, rows);
+  copy_integers<kDim, bits, swizzled_rows, kUnroll>(copied, p, rows);
   copy_scales<kDim, bits>(copied, p, own);
 }
 template <int kDim, int kUnroll>

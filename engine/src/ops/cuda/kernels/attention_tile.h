@@ -27,25 +27,28 @@ inline constexpr int kStep = 32;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 // The layout of rows of kUnits units in shared memory. Eight consecutive rows, and any eight units that a quarter of a
-// warp copies, are in different banks: units are permuted within a row, depending on the row, among up to kTurnedUnits
-// units.
+// warp copies, are in different banks: units are permuted within a row, depending on the row, among up to
+// kSwizzledUnits units.
 template <int kUnits>
-inline constexpr int kTurnedUnits = kUnits % 8 == 0 ? 8 : kUnits % 4 == 0 ? 4 : kUnits % 2 == 0 ? 2 : 1;
+inline constexpr int kSwizzledUnits = kUnits % 8 == 0   ? 8
+                                      : kUnits % 4 == 0 ? 4
+                                      : kUnits % 2 == 0 ? 2
+                                                        : 1;
 template <int kUnits>
 CHARONIA_DEVICE int unit_offset(int row, int unit) {
-  constexpr int kTurned = kTurnedUnits<kUnits>;
-  constexpr int kShift = kTurned == 8 ? 0 : kTurned == 4 ? 1 : 2;
-  const int turn = row >> kShift & (kTurned - 1);
+  constexpr int kSwizzled = kSwizzledUnits<kUnits>;
+  constexpr int kShift = kSwizzled == 8 ? 0 : kSwizzled == 4 ? 1 : 2;
+  const int turn = row >> kShift & (kSwizzled - 1);
   return (row * kUnits + (unit ^ turn)) * kUnitBytes;
 }
 
 // The offset of the unit `by` units after the one at `offset`, in the same row. Requires units & by == 0 (for the unit
-// below kTurnedUnits). With a constant `by` this is a constant exclusive or and a constant sum, so that a loop over a
+// below kSwizzledUnits). With a constant `by` this is a constant exclusive or and a constant sum, so that a loop over a
 // row needs few registers.
 template <int kUnits>
 CHARONIA_DEVICE int unit_offset_by(int offset, int by) {
-  constexpr int kTurned = kTurnedUnits<kUnits> - 1;
-  return (offset ^ (by & kTurned) * kUnitBytes) + (by & ~kTurned) * kUnitBytes;
+  constexpr int kSwizzled = kSwizzledUnits<kUnits> - 1;
+  return (offset ^ (by & kSwizzled) * kUnitBytes) + (by & ~kSwizzled) * kUnitBytes;
 }
 
 // The work of a thread block at a time: one kv head of one item, or a tile of its rows.
@@ -57,11 +60,11 @@ struct AttentionUnit {
 };
 
 // The first position that the row at `position` attends to; negative if it attends to all.
-CHARONIA_DEVICE int window_begin(const AttentionParams& p, int position) { return position - p.weighing.window + 1; }
+CHARONIA_DEVICE int window_begin(const AttentionParams& p, int position) { return position - p.score_mod.window + 1; }
 
 // Blocks take units round-robin, in alternating direction. Items are sorted by length, so this balances the work.
-// weighs: items begin at their first row's window; an item before it keeps no position.
-template <bool weighs>
+// has_score_mod: items begin at their first row's window; an item before it keeps no position.
+template <bool has_score_mod>
 CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn, int units) {
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int index = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
@@ -72,7 +75,7 @@ CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn,
   unit.item = p.items[index / of_item];
   unit.kv_head = index % of_item / p.tiles;
   unit.tile = index % p.tiles;
-  if constexpr (weighs) {
+  if constexpr (has_score_mod) {
     auto& item = unit.item;
     item.kv_begin = min(max(item.kv_begin, window_begin(p, item.first_position) & ~(kAttentionTile - 1)), item.kv_end);
   }
@@ -87,13 +90,13 @@ CHARONIA_DEVICE bool ends_chunk(const AttentionParams& p, const AttentionItem& i
 
 // The slope of a head; undefined for a head that does not exist.
 CHARONIA_DEVICE float slope_of(const AttentionParams& p, int head) {
-  return p.weighing.slopes == nullptr ? 0.0F : load_readonly(p.weighing.slopes + min(head, p.heads - 1));
+  return p.score_mod.slopes == nullptr ? 0.0F : load_readonly(p.score_mod.slopes + min(head, p.heads - 1));
 }
 
-// The score for a product of q and k, if p.weighing.changes. `distance`: the key's position minus the row's. cap *
+// The score for a product of q and k, if p.score_mod.changes. `distance`: the key's position minus the row's. cap *
 // tanh(x / cap) is cap - 2 cap / (1 + e^(2 x / cap)): an error of a few units in the last place of cap.
-CHARONIA_DEVICE float weigh(const AttentionParams& p, float product, float slope, int distance) {
-  const auto& how = p.weighing;
+CHARONIA_DEVICE float modify_score(const AttentionParams& p, float product, float slope, int distance) {
+  const auto& how = p.score_mod;
   float x = product * how.scale;
   if (how.cap != 0) x = fmaf(-2.0F * how.cap, fast_divide(1.0F, 1.0F + fast_exp2(x * how.to_exponent)), how.cap);
   return fmaf(slope, static_cast<float>(distance), x);

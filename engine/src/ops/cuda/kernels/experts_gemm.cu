@@ -251,7 +251,7 @@ void tile_kernel(const ExpertGemmParams p) {
   copy_wait<0>();
   __syncthreads();
   auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
-  leave_sums<S>(out, before, warp_column, warp_row);
+  store_sums<S>(out, before, warp_column, warp_row);
   __syncthreads();
   store_outputs<T, gated, S::kColumns>(p, tile, first_column, static_cast<int>(threadIdx.x), S::kThreads,
                                        [&](int row, int column) { return out[row * S::kPitch + column]; });

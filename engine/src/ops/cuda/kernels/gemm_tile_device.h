@@ -98,7 +98,7 @@ CHARONIA_DEVICE void multiply_pairs(SumType<typename S::T> (&sums)[S::kM * S::kN
 
 // Writes the sums of all parts to shared memory, [kRows][kPitch].
 template <class S>
-CHARONIA_DEVICE void leave_sums(SumType<typename S::T>* out, const SumType<typename S::T> (&sums)[S::kM * S::kN * 4],
+CHARONIA_DEVICE void store_sums(SumType<typename S::T>* out, const SumType<typename S::T> (&sums)[S::kM * S::kN * 4],
                                 int warp_column, int warp_row) {
   const int g = lane_id() / 4, t = lane_id() % 4;
   CHARONIA_UNROLL

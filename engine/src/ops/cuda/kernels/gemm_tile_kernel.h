@@ -164,7 +164,7 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
   __syncthreads();
   if (!sums.gather(p, tile, reinterpret_cast<int*>(stages))) return;
   auto* const out = reinterpret_cast<SumType<T>*>(stages);  // [kRows][kPitch]
-  leave_sums<S>(out, sums.before, warp_column, warp_row);
+  store_sums<S>(out, sums.before, warp_column, warp_row);
   store_tile<T, S::kThreads, S::kRows, S::kColumns, S::kPitch>(p, out, first_row, first_column);
 }
 

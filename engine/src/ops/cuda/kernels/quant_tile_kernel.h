@@ -232,7 +232,7 @@ void tile_kernel(const QuantParams p) {
     sum[4 * i + 3] = own ? four.w : sums.before[4 * i + 3];
   }
   auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
-  leave_sums<S>(out, sum, warp_column, warp_row);
+  store_sums<S>(out, sum, warp_column, warp_row);
   __syncthreads();
   store_quant_outputs<T, S::kColumns>(p, tile, first_column, static_cast<int>(threadIdx.x), S::kThreads,
                                       [&](int row, int column) { return out[row * S::kPitch + column]; });

@@ -86,15 +86,15 @@ CHARONIA_DEVICE void store(To* to, const float (&x)[kVector]) {
 // The offsets of two corresponding vectors of a head, and of their first cosine.
 struct Halves {
   int first, second, angle;
-  bool turned;
+  bool rotated;
 };
 template <int kVector>
 CHARONIA_DEVICE Halves halves_of(const RotaryStore& p, int vector) {
-  const int turned = p.rotary_dim / 2, kept = (p.cache.head_dim - p.rotary_dim) / 2;
+  const int half = p.rotary_dim / 2, kept = (p.cache.head_dim - p.rotary_dim) / 2;
   const int d = vector * kVector;
-  if (d >= turned) return {d + turned, d + turned + kept, 0, false};
+  if (d >= half) return {d + half, d + half + kept, 0, false};
   if (p.interleaved) return {2 * d, 2 * d + kVector, d, true};
-  return {d, d + turned, d, true};
+  return {d, d + half, d, true};
 }
 
 template <class T, int kVector>
@@ -137,13 +137,13 @@ CHARONIA_DEVICE void set_element(float (&a)[kVector], float (&b)[kVector], int i
 
 // Rotates the two vectors of a head.
 template <int kVector>
-CHARONIA_DEVICE void turn_vectors(const RotaryStore& p, std::int64_t row, const Halves& at, float (&a)[kVector],
-                                  float (&b)[kVector]) {
-  const float* const turn =
+CHARONIA_DEVICE void rotate_vectors(const RotaryStore& p, std::int64_t row, const Halves& at, float (&a)[kVector],
+                                    float (&b)[kVector]) {
+  const float* const angles =
       p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim + at.angle;
   float cosines[kVector], sines[kVector];
-  load_floats(cosines, turn);
-  load_floats(sines, turn + p.rotary_dim / 2);
+  load_floats(cosines, angles);
+  load_floats(sines, angles + p.rotary_dim / 2);
   if (!p.interleaved) return turn_pairs(a, b, cosines, sines);
   float x[kVector], y[kVector];
   CHARONIA_UNROLL
@@ -175,7 +175,7 @@ CHARONIA_DEVICE const float* norm_of(const RotaryStore& p, int head) {
 
 // stores: processes k and v as well as q; otherwise only q.
 template <class T, int kVector, bool normed, bool stores>
-CHARONIA_DEVICE void turn(const RotaryStore& p) {
+CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
   const int dim = p.cache.head_dim, vectors = dim / 2 / kVector;  // of half a head
   const int unit = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   const int head = unit / p.lanes, lane = unit % p.lanes;
@@ -192,7 +192,7 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
       float a[kVector], b[kVector];
       load(a, from + at.first);
       load(b, from + at.second);
-      if (p.norm_after && at.turned) turn_vectors(p, row, at, a, b);
+      if (p.norm_after && at.rotated) rotate_vectors(p, row, at, a, b);
       CHARONIA_UNROLL
       for (int i = 0; i < kVector; ++i) sum = fmaf(b[i], b[i], fmaf(a[i], a[i], sum));
     }
@@ -219,7 +219,7 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
       }
     };
     normalise_both(!p.norm_after);
-    if (!is_v && at.turned) turn_vectors(p, row, at, a, b);
+    if (!is_v && at.rotated) rotate_vectors(p, row, at, a, b);
     normalise_both(p.norm_after);
     if (is_q) {
       if (p.q_scale != nullptr) {
@@ -247,7 +247,7 @@ CHARONIA_KERNEL(kThreads, 4)
 void rotary_kernel(const RotaryStore p) {
   dependency_trigger();
   dependency_wait();
-  turn<T, kVector, normed, true>(p);
+  rotate_row<T, kVector, normed, true>(p);
 }
 
 // Stores one head of k or v of a row; called by a warp. kv_head: v heads follow k heads.
@@ -255,25 +255,25 @@ template <class T>
 CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int kv_head) {
   const int slot = load_readonly(p.kv_slots + row);
   if (slot < 0) return;
-  const int dim = p.cache.head_dim, half = dim / 2, turned = p.rotary_dim / 2, bits = p.cache.quant_bits;
+  const int dim = p.cache.head_dim, half = dim / 2, rotary_half = p.rotary_dim / 2, bits = p.cache.quant_bits;
   const bool is_k = kv_head < p.cache.kv_heads;
   const T* const from =
       static_cast<const T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(p.heads + kv_head) * dim;
   const float* const weight = is_k && p.k_norm != nullptr ? norm_of(p, p.heads + kv_head) : nullptr;
   const float* const cosines =
-      is_k && turned > 0 ? p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim
-                         : nullptr;
+      is_k && rotary_half > 0 ? p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim
+                              : nullptr;
   float factor = 1;
   const auto element = [&](int d) {
     const float x = to_float(from[d]);
     return weight == nullptr || p.norm_after ? x : x * factor * load_readonly(weight + d);
   };
   const auto rotated = [&](int d) {
-    if (cosines == nullptr || d >= 2 * turned) return element(d);
-    const int i = p.interleaved ? d / 2 : d < turned ? d : d - turned;
-    const bool first = p.interleaved ? d % 2 == 0 : d < turned;
-    const float x = element(p.interleaved ? 2 * i : i), y = element(p.interleaved ? 2 * i + 1 : i + turned);
-    const float cosine = load_readonly(cosines + i), sine = load_readonly(cosines + turned + i);
+    if (cosines == nullptr || d >= 2 * rotary_half) return element(d);
+    const int i = p.interleaved ? d / 2 : d < rotary_half ? d : d - rotary_half;
+    const bool first = p.interleaved ? d % 2 == 0 : d < rotary_half;
+    const float x = element(p.interleaved ? 2 * i : i), y = element(p.interleaved ? 2 * i + 1 : i + rotary_half);
+    const float cosine = load_readonly(cosines + i), sine = load_readonly(cosines + rotary_half + i);
     return first ? fmaf(x, cosine, -(y * sine)) : fmaf(y, cosine, x * sine);
   };
   if (weight != nullptr && p.squares != nullptr) {
@@ -333,9 +333,9 @@ void rotary_quant_kernel(const RotaryStore p) {
   dependency_wait();
   if (static_cast<int>(blockIdx.y) < p.q_blocks) {
     if (p.q_norm != nullptr) {
-      turn<T, kVector, true, false>(p);
+      rotate_row<T, kVector, true, false>(p);
     } else {
-      turn<T, kVector, false, false>(p);
+      rotate_row<T, kVector, false, false>(p);
     }
     return;
   }

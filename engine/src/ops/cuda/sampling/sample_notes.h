@@ -26,7 +26,7 @@ class SampleNotes {
   void wait(std::uint32_t* to);
 
   // Why no token of the row could be sampled although its logits are valid.
-  std::string why_nothing(std::size_t row) const;
+  std::string why_no_token(std::size_t row) const;
 
  private:
   struct Masked {

@@ -324,7 +324,7 @@ std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t ro
         sampled.error = ops::broken_logit(result.bad_id, result.bad_logit);
         continue;
       case SampleStatus::nothing_left:
-        sampled.error = notes.why_nothing(i);
+        sampled.error = notes.why_no_token(i);
         continue;
     }
     sampled.token = result.token;
