@@ -1,5 +1,5 @@
-// Rows of fixed-point numbers and their GEMM with weights of integers (FixedRow in ops/cpu/kernels.h): what ordinary
-// products (ops_quant_linear_test.cpp) do not come near.
+// Rows of fixed-point numbers and their GEMM with integer weights (FixedRow in ops/cpu/kernels.h): extreme values that
+// ordinary products (ops_quant_linear_test.cpp) do not reach.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 using cpu::FixedRow;
 using cpu::QuantPanel;
 
-// The instruction sets of this processor that have it.
+// The instruction sets of this processor that have the kernel.
 std::vector<std::string> devices() {
   std::vector<std::string> names;
   for (const auto& set : cpu::instruction_sets()) {
@@ -126,7 +126,8 @@ TEST_P(FixedPointTest, what_is_not_finite_is_told_by_the_scale_of_its_block_alon
   }
 }
 
-// Bit for bit what ops/cpu/kernels.h says: so all instruction sets that have it agree, and so do all numbers of rows.
+// Compares with the definition in ops/cpu/kernels.h bit by bit. So all instruction sets agree, and all numbers of rows
+// too.
 TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definition) {
   Random random(1);
   constexpr std::int64_t kRows = 30, kColumns = 70;
@@ -142,8 +143,8 @@ TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definit
         const auto ops = make_ops(GetParam(), 1);
         const auto linear = ops->make_quantised_linear({&part, 1}, {}, DType::bf16);
         const auto in = Matrix::random(random, DType::bf16, kRows, shape.k);
-        // The sum of a block of row r and column c, in steps of the row's scale: exact, since numbers are halves at
-        // least.
+        // The sum of a block of row r and column c, in units of the row's scale: exact, because numbers are multiples
+        // of one half.
         const auto block_sum = [&](const Row& row, std::int64_t c, std::int64_t g, std::int64_t b) {
           const double zero = zeros ? source.zeros[static_cast<std::size_t>(c * 2 + g)] : code == Code::u4 ? 8 : 0;
           double sum = 0;
@@ -181,7 +182,7 @@ TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definit
   }
 }
 
-// The largest sums that there can be, of whole numbers: nothing may overflow or saturate.
+// The largest possible sums of integers: nothing may overflow or saturate.
 TEST_P(FixedPointTest, the_largest_codes_zeros_and_activations_give_the_exact_sum) {
   constexpr float kLargest = 1.9921875F;
   for (const Code code : {Code::u4, Code::i8, Code::f4_e2m1}) {

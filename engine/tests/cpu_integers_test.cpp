@@ -1,5 +1,5 @@
-// The CPU's kernels of 8-bit integers, per instruction set and way of multiplying: against whole numbers and the order
-// of operations that kernels.h promises, bit by bit.
+// The CPU's 8-bit integer kernels, per instruction set and multiplication method, compared with exact integers and the
+// order of operations of kernels.h, bit by bit.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -19,7 +19,7 @@
 namespace charonia::ops {
 namespace {
 
-// Tiles whose multiplication is that of TDPBSSD.
+// Tiles whose multiplication is the operation of TDPBSSD.
 struct EmulatedIntegerTiles : EmulatedTiles {
   template <int C, int A, int B>
   static void multiply() {
@@ -70,7 +70,7 @@ struct IntegerGemm {
   std::int64_t stride;
   std::vector<std::uint8_t> weight;  // [128, k]
   std::vector<float> scales, bias;
-  std::vector<std::int8_t> zeros, a;  // a: of each row codes, a scale and 60 bytes behind it, sums
+  std::vector<std::int8_t> zeros, a;  // a: for each row codes, then a scale and 60 bytes, then sums
   HugeMemory panels;
 
   IntegerGemm(Random& random, int r, int n, std::int64_t k, std::int64_t group, bool has_zeros, bool extreme)
@@ -146,7 +146,7 @@ struct IntegerGemm {
     return out;
   }
 
-  // Rows [first, first + count), between columns of NaN that nobody may write.
+  // Computes rows [first, first + count), between columns of NaN that must not be written.
   std::vector<float> run(const Way& way, int first, int count) const {
     const std::int64_t out_stride = columns + 3;
     std::vector<float> out(static_cast<std::size_t>(count * out_stride), NAN);
@@ -175,7 +175,7 @@ struct IntegerGemm {
     return result;
   }
 
-  // All rows at once, and some of them in a call of their own.
+  // Runs all rows together, and some of them in a separate call.
   void check(Random& random, const std::string& what) const {
     const auto want = expected();
     for (const auto& way : ways()) {
@@ -229,11 +229,11 @@ TEST(CpuIntegersTest, rows_become_codes_and_a_scale_as_defined) {
       if (kind == 1) row = Matrix(type, 1, n);
       if (kind == 2) row.set(0, at, trial % 4 == 2 ? NAN : -kInfinity);
       if (kind == 3) row.set(0, at, type == DType::f32 ? -kMax : 3e38F);
-      if (kind == 6) {  // ties: halves of a scale of 1
+      if (kind == 6) {  // ties: multiples of one half with a scale of 1
         for (int i = 0; i < n; ++i) row.set(0, i, static_cast<float>(uniform(random, -254, 254)) / 2);
         row.set(0, at, 127);
       }
-      if (kind == 0) {  // quotients at a half, and as near to one as floats are
+      if (kind == 0) {  // quotients at one half, and the floats next to it
         row.set(0, at, 127 * 0.7F);
         for (int i = 0; i < n; ++i) {
           if (i == at) continue;

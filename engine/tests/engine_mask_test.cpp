@@ -1,4 +1,4 @@
-// Token masks: who says which tokens may follow is asked on a thread of its own, and what it says holds.
+// Token masks: the provider runs on a separate thread, and its mask is applied.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Device, EngineMaskTest, testing::kDevices, testing::dev
 TEST_P(EngineMaskTest, OnlyTokensOfTheMaskAreSampled) {
   const auto one = engine();
   for (const float temperature : {0.0F, 1.5F}) {
-    // Only vowels, told by the bytes of the tokens.
+    // Only vowels, according to the bytes of the tokens.
     auto asked = masked({1, 2, 3}, 60, [&](TokenId token, auto) {
       const auto bytes = one->token_bytes(token);
       return bytes.size() == 1 && std::string_view("aeiou").find(bytes[0]) != std::string_view::npos;
@@ -51,7 +51,7 @@ TEST_P(EngineMaskTest, TheMaskSeesTheOutputAndIsAskedOncePerToken) {
     if (token == 0) ++asked_count;
     return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
   };
-  // With few blocks the sequence is preempted and computed anew: what is known is not asked for again.
+  // With few blocks the sequence is preempted and recomputed; known masks are not computed again.
   const auto one = engine({{"cache_max_entry_count", "16"}, {"session_len", "60"}});
   Collector before, out;
   one->submit(request({9, 9, 9}, 50), before.callback());
@@ -122,7 +122,7 @@ TEST_P(EngineMaskTest, NoTokenAndAnExceptionAreErrorsThatSaySo) {
   one->check_integrity();
 }
 
-// Computes for so long, whatever else the processor does.
+// Uses this amount of CPU time.
 void compute(std::chrono::milliseconds time) {
   const double end = thread_seconds() + std::chrono::duration<double>(time).count();
   while (thread_seconds() < end) {
@@ -135,7 +135,7 @@ TEST_P(EngineMaskTest, MasksThatTakeLongDelayNoOtherSequence) {
     return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
   };
   std::atomic<bool> ended = false;
-  // Together 0.7 s a step.
+  // Together 0.7 s per step.
   const auto dear = [&](TokenId token, std::span<const TokenId> output) {
     if (token == 0 && !ended) compute(std::chrono::milliseconds(60));
     return step(token, output);
@@ -179,7 +179,7 @@ TEST_P(EngineMaskTest, ASequenceThatSitsOutCanBeCancelled) {
   ended = true;
 }
 
-// The provider lives until its call has returned, and says when it goes.
+// The provider must live until its call has returned; records when it is destroyed.
 class SlowMask : public TokenMaskProvider {
  public:
   SlowMask(std::promise<void> entered, std::shared_future<void> go, std::promise<void> gone)
@@ -201,7 +201,7 @@ class SlowMask : public TokenMaskProvider {
 };
 
 TEST_P(EngineMaskTest, CancelWhileTheProviderWorksIsSafe) {
-  // Its prompt waits behind another one, so that the engine does not wait for the mask.
+  // Its prompt waits for another one, so the engine does not wait for the mask.
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});
   Collector first, cancelled, after;

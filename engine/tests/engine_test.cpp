@@ -24,7 +24,7 @@ using testing::TinyModel;
 using testing::WrappedOps;
 using testing::write_tiny_workspace;
 
-// Everything holds on a device that computes while the engine goes on as on one that does not.
+// All tests run on an asynchronous and on a synchronous device.
 class EngineTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -191,7 +191,7 @@ TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   EXPECT_TRUE(engine.cancel(std::string_view("mine")));
   EXPECT_EQ(by_handle.wait().back().finish_reason, FinishReason::cancelled);
   EXPECT_EQ(by_id.wait().back().finish_reason, FinishReason::cancelled);
-  engine.check_integrity();  // runs on the engine thread, hence after both
+  engine.check_integrity();  // runs on the engine thread, so after both
   const auto stats = engine.stats();
   EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
   EXPECT_EQ(stats.blocks_active, 0);
@@ -268,7 +268,7 @@ TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
   });
   Collector other;
   engine.submit(request({2}, 50), other.callback());
-  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed though nobody has taken a result
+  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed although no result was taken
   release.set_value();
   slow_done.get_future().wait();
   EXPECT_EQ(other.tokens().size(), 50U);
@@ -337,7 +337,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   Collector repeated;
   engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
   EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
-  for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
+  for (int i = 0; i < 4; ++i) {  // uses all blocks, including those of the poisoned request
     Collector again;
     auto other = clean;
     other.input_ids = {3, 1 + i};

@@ -1,4 +1,4 @@
-// Operations that pass everything on to other operations: what a test derives from to change one of them.
+// Operations that forward all calls to other operations; tests derive from it to change one of them.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// k and v as integers: kv_quant.h against its words written down again, how far what comes back is from what went in,
-// and the kernels of every instruction set bit by bit.
+// Quantised k and v: kv_quant.h compared with an independent implementation, the error of the values, and the kernels
+// of every instruction set bit by bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Quantised {
   }
 };
 
-// By the header alone.
+// Uses only the header.
 Quantised quantised(const std::vector<float>& x, int bits) {
   float lo = x[0], hi = x[0];
   for (const float v : x) lo = kv_lesser(lo, v), hi = kv_greater(hi, v);

@@ -11,7 +11,7 @@
 namespace charonia {
 namespace {
 
-// Puts things back as they were.
+// Restores the settings.
 struct Log : testing::Test {
   Log() { unsetenv("CHARONIA_LOG_FORMAT"); }
   ~Log() override {

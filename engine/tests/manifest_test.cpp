@@ -1,4 +1,4 @@
-// Manifests that do not describe what is there, or not the model: each is refused with the name of the tensor.
+// Manifests that do not match the files or the model: each is rejected with the name of the tensor.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -35,7 +35,7 @@ class ManifestTest : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   void write(const json& manifest) const { std::ofstream(dir_ / "manifest.json") << manifest.dump(); }
-  // What is said when the engine is to load the folder.
+  // The error if the engine loads the folder.
   std::string error() const {
     try {
       const Engine engine(dir_);
@@ -192,8 +192,7 @@ TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRefused) {
   }
 }
 
-// Manifests with a quantised tensor, whatever the files have: what is not a quantisation is refused before they are
-// looked at.
+// Manifests with a quantised tensor, with any files: an invalid quantisation is rejected before the files are checked.
 class QuantisedManifestTest : public ManifestTest {
  protected:
   void SetUp() override {
@@ -240,12 +239,12 @@ TEST_F(QuantisedManifestTest, IsRead) {
     write(ordered);
     EXPECT_EQ(model::Manifest(dir_, 2).tensor(kOut).parts.at(0).order->name, "wo.qzeros");
   }
-  // The tensor is [32, 16]: half a byte for each code, two for a group's scale and one for its zero.
+  // The tensor is [32, 16]: half a byte for each code, two bytes for a group's scale and one for its zero.
   write(
       json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "U4", "shape": [32, 64],
       "quantization": {"layout": "awq", "group_size": 32, "zeros": true}}}})"));
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).quantised_bytes, 32 * 32 + 32 * 2 * 3);
-  // With integers for activations: a scale and a correction of four bytes each.
+  // With integer activations: a scale and a correction of four bytes each.
   write(
       json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "I8", "shape": [32, 64],
       "quantization": {"layout": "rows", "group_size": 32, "activations": "int8-token"}}}})"));

@@ -1,5 +1,5 @@
-// Free memory as read from the files of proc and of control groups, written into a folder as the kernel would show
-// them; and what commit_blocks() makes of it.
+// Free memory from the files of proc and of control groups, written into a folder as the kernel would show them; and
+// commit_blocks().
 #include "ops/cpu/free_memory.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The engine with quantised weights: every layout makes the model that its values make when they are not quantised.
+// The engine with quantised weights: every layout gives the same model as its dense values.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -48,7 +48,7 @@ class QuantEngine : public testing::EngineFixtureBase {
     loaded->submit(one, out.callback());
     return {out.tokens(), out.logprobs()};
   }
-  // With a device that has the dense values: the same bits.
+  // With a device that stores the dense values: the same bits.
   void expect_same(TinyModel model) const {
     const auto& how = *model.quantised;
     const auto quantised = answer(model);
@@ -76,7 +76,7 @@ const std::vector<TinyQuant> kQuants = {
 TEST_F(QuantEngine, EveryLayoutMakesTheModelOfItsValues) {
   dequantise();
   for (const auto& how : kQuants) {
-    auto some = tiny(how);  // both ranks have parts of all that is cut, and of experts
+    auto some = tiny(how);  // both ranks have parts of all divided tensors, and of experts
     some.ranks = 2;
     some.experts = 4;
     some.layer_experts = "md";
@@ -84,8 +84,7 @@ TEST_F(QuantEngine, EveryLayoutMakesTheModelOfItsValues) {
   }
 }
 
-// With the kernels of the CPU, whose sums are in another order: 128 products of a row, some layers, logits of some
-// tens.
+// With the CPU's kernels, whose sums have another order: 128 products per row, some layers, and logits of a few tens.
 TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
   constexpr float kTolerance = 1e-3F;
   auto quants = kQuants;
@@ -105,8 +104,8 @@ TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
   }
 }
 
-// In bf16 the device may take other kernels than in fp32. Alone on one thread, and beside others on two with prompts in
-// pieces: the same bits.
+// In bf16 the device may use other kernels than in fp32. Alone on one thread, and in a batch on two threads with
+// chunked prompts: the same bits.
 TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
   for (TinyQuant how : {TinyQuant{"packed-rows", "U4", 32, true}, {"rows", "I8", 0}, {"mxfp4", "F4_E2M1", 32}}) {
     SCOPED_TRACE(how.layout + " " + how.dtype);
@@ -135,10 +134,11 @@ TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
   }
 }
 
-// All that a quantised model may be combined with, at once: two ranks, experts, a cache of integers, and turns of a
-// session and prompts of which much is cached.
+// A quantised model in combination with two ranks, experts, a quantised cache, turns of a session, and prompts with
+// cached prefixes.
 TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) {
-  constexpr float kTolerance = 2e-2F;  // of a key or value that sums in another order make the next integer
+  constexpr float kTolerance = 2e-2F;  // for a key or value that rounds to the next integer because sums have another
+                                       // order
   const auto expect_near = [](const Answer& found, const Answer& expected) {
     EXPECT_EQ(found.tokens, expected.tokens);
     ASSERT_EQ(found.logprobs.size(), expected.logprobs.size());
@@ -161,7 +161,7 @@ TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) 
       auto next = request({}, 8);
       for (int i = 0; i < 9; ++i) next.input_ids.push_back((13 * turn + 7 * i + 3) % 40);
       history.insert(history.end(), next.input_ids.begin(), next.input_ids.end());
-      if (turn == 3) {  // not of the session, which has its beginning
+      if (turn == 3) {  // not of the session, but with its prefix
         next.input_ids = history;
       } else {
         next.session_id = "s";

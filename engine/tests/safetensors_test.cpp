@@ -14,7 +14,7 @@
 namespace charonia {
 namespace {
 
-// A file of its own for each test, gone with it.
+// A separate file for each test, removed at its end.
 class Safetensors : public ::testing::Test {
  protected:
   Safetensors() {

@@ -47,7 +47,7 @@ TEST(ThreadPoolTest, many_short_loops_in_a_row_lose_nothing) {
 
 TEST(ThreadPoolTest, workers_take_part) {
   ThreadPool pool(2);
-  // Each of the two chunks waits for the other to begin, so one thread alone would never end.
+  // Each of the two chunks waits until the other has begun, so a single thread would never finish.
   std::atomic<int> begun = 0;
   pool.parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
     ++begun;
@@ -102,7 +102,7 @@ TEST(ThreadPoolTest, idle_workers_do_not_burn_the_processor) {
   std::atomic<int> visited = 0;
   pool.parallel_for(64, 1, [&](std::int64_t, std::int64_t) { ++visited; });
   const double before = processor_seconds();
-  // The time that is measured has to pass; nothing is waited for.
+  // This interval is what the test measures; it does not wait for anything.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_LT(processor_seconds() - before, 0.05);
 }

@@ -1,4 +1,4 @@
-// cuBLASLt, where there is one: on a machine with a GPU.
+// cuBLASLt, if available: on a machine with a GPU.
 #include "ops/cuda/gemm/blas.h"
 
 #include <gtest/gtest.h>

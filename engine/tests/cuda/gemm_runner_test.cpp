@@ -1,5 +1,5 @@
-// Which kernel a GEMM goes to, and what is remembered of it. A slow library stands in for cuBLASLt, and its algorithms
-// and our kernels take the times that a test gives them.
+// The selection of GEMM kernels and the stored results. A fake library replaces cuBLASLt; its algorithms and the
+// built-in kernels take the times that a test sets.
 #include "ops/cuda/gemm/gemm_runner.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What runs says how long it takes, and the timer believes the last that ran.
+// Each run records its time, and the timer returns the last recorded time.
 struct Times {
   double library = 1;  // algorithm i takes i times as long
   double own = 10;
@@ -97,7 +97,7 @@ class GemmRunnerTest : public testing::Test {
     GemmRunner::Options options;
     if (library) options.blas = std::make_unique<SlowLibrary>(times_, log_, version);
     options.memory = file();
-    options.seconds = 3600;  // however slow the machine or a sanitizer: what is measured does not depend on it
+    options.seconds = 3600;  // enough for a slow machine or a sanitizer: the measured times do not depend on it
     options.timer = [this](Stream& stream, double expected, const std::function<void(int)>& issue) {
       EXPECT_GT(expected, 0);
       times_.last = times_.own;
@@ -190,7 +190,7 @@ TEST_F(GemmRunnerTest, what_was_measured_is_remembered_for_the_same_versions) {
     runner.prepare(problem.stream, {&gemm, 1}, 4);
     EXPECT_EQ(times_.measured, 0) << "prepared twice";
   }
-  times_.library = 1000;  // which does not show any more
+  times_.library = 1000;  // must have no effect any more
   for (const auto* version : {"library 1", "library 2", "library 1"}) {
     times_.measured = 0;
     GemmRunner runner(device_info(0), options(true, version));
@@ -201,7 +201,7 @@ TEST_F(GemmRunnerTest, what_was_measured_is_remembered_for_the_same_versions) {
     run(runner, problem);
     problem.check(true);
   }
-  // More rows: only those buckets are measured.
+  // With more rows, only the new buckets are measured.
   times_.measured = 0;
   auto more = gemm;
   more.rows = 16;
@@ -245,9 +245,7 @@ TEST_F(GemmRunnerTest, a_file_that_is_not_ours_does_no_harm) {
   altered([](nlohmann::json& tactic) { tactic["own"]["sums"] = 2; });  // a cluster of one block
   altered([](nlohmann::json& tactic) { tactic["own"].erase("sums"); });
   altered([](nlohmann::json& tactic) { tactic["blas"]["algorithm"] = {1, 2}; });
-  altered([](nlohmann::json& tactic) {
-    tactic["blas"]["algorithm"][0] = 4;
-  });  // an algorithm that the library does not know
+  altered([](nlohmann::json& tactic) { tactic["blas"]["algorithm"][0] = 4; });  // an unknown algorithm of the library
   altered([](nlohmann::json& tactic) { tactic.erase("microseconds"); });
   for (const auto& text : texts) {
     SCOPED_TRACE(text.substr(0, 300));
@@ -284,7 +282,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
         memory.keep({.n = t, .k = 64}, i + 1, {.own = {GemmTactic::Kernel::tile, 16, 64, 6, 1}, .microseconds = 3});
         EXPECT_EQ(memory.save(), "");
         nlohmann::json now;
-        std::ifstream(file()) >> now;  // throws when it is half a file
+        std::ifstream(file()) >> now;  // throws if the file is incomplete
         EXPECT_EQ(now["format"], 4);
       }
     });
@@ -303,7 +301,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
   EXPECT_FALSE(AutotuneCache(file(), "device 1").find({.n = 99, .k = 64}, 1));
 }
 
-// Tactics are chosen at random here, so that many meet.
+// Tactics are chosen at random here, so that many are tested.
 TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
   auto with = options();
   with.reproducible = true;
@@ -401,7 +399,7 @@ TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen
   EXPECT_EQ(runner.rejected(), 0) << "nothing that was chosen was rejected";
 }
 
-// Where the kernel that gates is the choice, and only there.
+// Only if the chosen kernel supports gates.
 TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   const auto issued = [&](GemmRunner& runner, const Case& c) {
     GemmProblem problem(c);

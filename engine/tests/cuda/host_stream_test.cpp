@@ -1,5 +1,4 @@
-// When the emulated device does a stream's work, and what that shows. Uses that are wrong on purpose show that deferred
-// streams find them.
+// Tests when the emulated device runs a stream's work. Deliberate errors show that deferred streams detect them.
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include "ops/cuda/emulated/host_stream.h"
 

@@ -1,4 +1,4 @@
-// Memory, streams, graphs and launches, on whatever the device is.
+// Memory, streams, graphs and launches, on a real or emulated device.
 #include "ops/cuda/device/runtime.h"
 
 #include <gtest/gtest.h>
@@ -124,10 +124,10 @@ TEST(GrowingMemoryTest, what_does_not_fit_is_refused_with_the_numbers_and_change
   Stream stream;
   const auto free = free_device_bytes();
   const auto most = free / unit * unit;
-  GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice what there is
+  GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice the available memory
   const auto left = free_device_bytes();
   try {
-    memory.commit(most / 4 * 3);  // enough for the first region alone
+    memory.commit(most / 4 * 3);  // enough for the first region only
     FAIL() << "it was given";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
