@@ -124,7 +124,7 @@ TEST(BlockManager, AnEqualNodeIsReturnedAndTheCopyBecomesFree) {
   pool.check_integrity();
 }
 
-TEST(BlockManager, WhatIsForgottenIsNotFoundAndItsBlocksAreFreeOnceNobodyUsesThem) {
+TEST(BlockManager, ForgottenPrefixesAreNotFoundAndTheirBlocksBecomeFree) {
   BlockManager pool(8, 2, true);
   const auto used = insert_all(pool, numbers(4)), cached = insert_all(pool, numbers(6, 10));
   pool.release(cached);
@@ -157,7 +157,7 @@ TEST(BlockManager, TheLeastRecentlyUsedChainIsEvictedFromItsEnd) {
   EXPECT_EQ(matched_tokens(pool, new_tokens), 0);
 }
 
-TEST(BlockManager, APrefixOutlivesWhatWasReleasedAfterItByAnotherUser) {
+TEST(BlockManager, APrefixIsEvictedAfterBlocksThatWereReleasedLater) {
   BlockManager pool(4, 1, true);
   const auto tokens = numbers(2);
   std::vector<BlockId> a, b;
@@ -311,7 +311,7 @@ TEST(BlockManager, MemoryIsTakenByTheChunkBeforeAnythingIsEvicted) {
   pool.check_integrity();
 }
 
-TEST(BlockManager, WhereMemoryDoesNotSufficeThePoolStaysAsItIs) {
+TEST(BlockManager, WithoutMoreMemoryThePoolKeepsItsSize) {
   int asked = 0;
   BlockManager pool(100, 1, true, 2, [&](int n) {
     ++asked;
@@ -485,7 +485,7 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
   std::vector<User> users_;
 };
 
-TEST_P(RandomUse, OnlyWhatWasInsertedMatchesAndWhatIsInUseAlwaysDoes) {
+TEST_P(RandomUse, OnlyInsertedChainsMatchAndChainsInUseAlwaysMatch) {
   for (int round = 0; round < 12; ++round) {
     const int length = 1 + below(3), num_blocks = 1 + below(48);
     start(length, num_blocks);

@@ -69,7 +69,7 @@ std::vector<cpu::Bf16> bf16_of(std::span<const float> x) {
   return out;
 }
 
-TEST_P(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponents) {
+TEST_P(FixedPointTest, numbers_match_the_definition_for_all_exponents) {
   Random random(1);
   for (const Code code : {Code::u4, Code::i8}) {
     for (const std::int64_t group : {36, 128, 300, 704}) {
@@ -114,7 +114,7 @@ TEST_P(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponent
   }
 }
 
-TEST_P(FixedPointTest, what_is_not_finite_is_told_by_the_scale_of_its_block_alone) {
+TEST_P(FixedPointTest, values_that_are_not_finite_make_only_their_blocks_scale_nan) {
   const QuantPanel shape{.code = Code::u4, .k = 512, .group = 256};
   for (const float broken : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), NAN}) {
     std::vector<float> x(512, 1.0F);

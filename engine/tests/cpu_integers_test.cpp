@@ -42,15 +42,15 @@ struct EmulatedIntegerTiles : EmulatedTiles {
   }
 };
 
-struct Way {
+struct Method {
   std::string name;
   void (*linear)(const cpu::IntegerLinearArgs&) = nullptr;
   int two_panel_rows = 0;
   bool tiles = false;
 };
 
-std::vector<Way> ways() {
-  std::vector<Way> out;
+std::vector<Method> methods() {
+  std::vector<Method> out;
   for (const auto& [name, kernels] : cpu::instruction_sets()) {
     const auto best = cpu::integer_kernels(*kernels);
     out.push_back({cat(name, ", plain"), kernels->linear_i8, kernels->two_integer_panel_rows});
@@ -147,24 +147,24 @@ struct IntegerGemm {
   }
 
   // Computes rows [first, first + count), between columns of NaN that must not be written.
-  std::vector<float> run(const Way& way, int first, int count) const {
+  std::vector<float> run(const Method& method, int first, int count) const {
     const std::int64_t out_stride = columns + 3;
     std::vector<float> out(static_cast<std::size_t>(count * out_stride), NAN);
-    const bool together = count <= way.two_panel_rows;
+    const bool together = count <= method.two_panel_rows;
     for (int p = 0; p * 64 < columns; p += together ? 2 : 1) {
       const int both = together ? std::min(128, columns) : std::min(64, columns - p * 64);
-      way.linear({.a = a.data() + first * stride,
-                  .a_stride = stride,
-                  .scales = reinterpret_cast<const float*>(a.data() + first * stride + shape_k()),
-                  .sums = reinterpret_cast<const std::int32_t*>(a.data() + first * stride + shape_k() + 64),
-                  .rows = count,
-                  .shape = shape,
-                  .panel = panels.data() + p * shape.bytes(),
-                  .panels = both > 64 ? 2 : 1,
-                  .out = out.data() + p * 64,
-                  .out_stride = out_stride,
-                  .columns = both,
-                  .bias = bias.empty() ? nullptr : bias.data() + p * 64});
+      method.linear({.a = a.data() + first * stride,
+                     .a_stride = stride,
+                     .scales = reinterpret_cast<const float*>(a.data() + first * stride + shape_k()),
+                     .sums = reinterpret_cast<const std::int32_t*>(a.data() + first * stride + shape_k() + 64),
+                     .rows = count,
+                     .shape = shape,
+                     .panel = panels.data() + p * shape.bytes(),
+                     .panels = both > 64 ? 2 : 1,
+                     .out = out.data() + p * 64,
+                     .out_stride = out_stride,
+                     .columns = both,
+                     .bias = bias.empty() ? nullptr : bias.data() + p * 64});
     }
     std::vector<float> result;
     for (int row = 0; row < count; ++row) {
@@ -178,15 +178,15 @@ struct IntegerGemm {
   // Runs all rows together, and some of them in a separate call.
   void check(Random& random, const std::string& what) const {
     const auto want = expected();
-    for (const auto& way : ways()) {
-      if (way.tiles && !integer_tiles_take(shape)) continue;
+    for (const auto& method : methods()) {
+      if (method.tiles && !integer_tiles_take(shape)) continue;
       const int count = uniform(random, 1, rows), some = uniform(random, 0, rows - count);
       for (const auto& [first, length] : {std::pair{0, rows}, std::pair{some, count}}) {
-        const auto out = run(way, first, length);
+        const auto out = run(method, first, length);
         for (std::size_t i = 0; i < out.size(); ++i) {
           const float exact = want[static_cast<std::size_t>(first * columns) + i];
           ASSERT_EQ(std::bit_cast<std::uint32_t>(out[i]), std::bit_cast<std::uint32_t>(exact))
-              << way.name << ": " << out[i] << " instead of " << exact << ", element " << i << " of rows " << first
+              << method.name << ": " << out[i] << " instead of " << exact << ", element " << i << " of rows " << first
               << " + " << length << ", " << columns << " features, " << what;
         }
       }
@@ -194,7 +194,7 @@ struct IntegerGemm {
   }
 };
 
-TEST(CpuIntegersTest, every_way_of_multiplying_gives_the_same_bits) {
+TEST(CpuIntegersTest, all_multiplication_methods_give_the_same_bits) {
   Random random(31);
   for (int trial = 0; trial < 48; ++trial) {
     const int rows = trial < 14 ? trial + 1 : uniform(random, 1, cpu::kIntegerRowBlock);
@@ -284,9 +284,9 @@ TEST(CpuIntegersTest, a_row_that_is_not_finite_gives_nan_and_its_neighbours_do_n
   Random random(34);
   IntegerGemm gemm(random, 5, 64, 70, 70, false, false);
   gemm.set_scale(3, NAN);
-  for (const auto& way : ways()) {
-    const auto out = gemm.run(way, 0, 5);
-    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / 64 == 3) << way.name;
+  for (const auto& method : methods()) {
+    const auto out = gemm.run(method, 0, 5);
+    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / 64 == 3) << method.name;
   }
 }
 

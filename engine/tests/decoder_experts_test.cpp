@@ -38,7 +38,7 @@ void expect_refused(const std::function<void(ModelConfig&)>& change, const std::
   }
 }
 
-TEST(DecoderExperts, WhatDoesNotFitTogetherIsRefusedWithKeyAndValue) {
+TEST(DecoderExperts, InconsistentAttributesAreRejectedWithKeyAndValue) {
   auto config = with_experts();
   config.router_groups = 4, config.router_top_groups = 2, config.router_norm_min = 0.1F;
   config.shared_expert_inter_size = 8, config.shared_expert_gate = true;

@@ -89,7 +89,7 @@ class DecoderMemory : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
+TEST_F(DecoderMemory, MatchesThePlanForEveryKindOfDecoder) {
   auto model = even();
   expect_exact(model);
   model.biases = model.tied = true;
@@ -129,7 +129,7 @@ TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
 }
 
 // The device has its own layout of quantised weights.
-TEST_F(DecoderMemory, QuantisedWeightsTakeAboutWhatWasSaid) {
+TEST_F(DecoderMemory, QuantisedWeightsTakeAboutThePlannedMemory) {
   auto model = even();
   for (const testing::TinyQuant& how : std::vector<testing::TinyQuant>{{"awq", "U4", 32, true},
                                                                        {"packed-rows", "U4", 64},

@@ -162,7 +162,7 @@ TEST_P(EngineGroupTest, CancelEndsAllSequences) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(running.last(i).finish_reason, FinishReason::cancelled);
 }
 
-TEST_P(EngineGroupTest, WhatCannotBeIsRejectedByName) {
+TEST_P(EngineGroupTest, InvalidCombinationsAreRejectedByName) {
   const auto one = engine();
   Collector unused;
   const auto rejected = [&](auto change) {
@@ -232,7 +232,7 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
   }
 }
 
-TEST_P(EngineGroupTest, RowsThatNobodyReadsEndTheirRequestAlone) {
+TEST_P(EngineGroupTest, TooManyUnreadRowsEndOnlyTheirRequest) {
   const auto asked_of = engine({{"max_batch_size", "3"}});
   auto asked = request(std::vector<TokenId>(40, 5), 4);
   asked.sampling.prompt_logprobs = 0;

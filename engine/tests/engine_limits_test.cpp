@@ -154,7 +154,7 @@ TEST_P(EngineLimitsTest, ADeadlineThatIsAlsoTheQueuesEndsWhatHasBegun) {
   }
 }
 
-TEST_P(EngineLimitsTest, WhoWaitsTooLongIsToldWhenToComeBack) {
+TEST_P(EngineLimitsTest, AWaitTimeoutErrorHasARetryTime) {
   lengthen();
   // Doubles the limit until a request begins within it, on a machine of any speed.
   for (int limit_ms = 50;; limit_ms *= 2) {
@@ -200,7 +200,7 @@ TEST_P(EngineLimitsTest, TheQueueIsBoundedByTokens) {
   running.wait();
 }
 
-TEST_P(EngineLimitsTest, WhatNeverFitsIsCountedAndSoAreRequestsNotSequences) {
+TEST_P(EngineLimitsTest, RejectionsAndRequestsAreCountedNotSequences) {
   auto one = engine({});
   Collector unused, several(3);
   error_of([&] { one->submit(request(std::vector<TokenId>(300, 1), 1), unused.callback()); },
@@ -244,7 +244,7 @@ TEST_P(EngineLimitsTest, EveryStepTellsItsTimeItsBatchAndItsTokens) {
 }
 
 // A device whose steps take longer than the limit allows: each step gets the minimum of the prompt.
-TEST_P(EngineLimitsTest, ABoundOnTheTimeOfAStepCutsPromptsBesideDecodesAndChangesNoToken) {
+TEST_P(EngineLimitsTest, AStepTimeLimitSplitsPromptsAndChangesNoToken) {
   lengthen();
   faults_->step_ms = 2;  // of the asynchronous device
   std::vector<TokenId> prompt(900);
@@ -277,7 +277,7 @@ TEST_P(EngineLimitsTest, ABoundOnTheTimeOfAStepCutsPromptsBesideDecodesAndChange
   EXPECT_EQ(most_at_once[1], 512 / 16) << "of the budget, to measure; then there are 16";
 }
 
-TEST_P(EngineLimitsTest, ANewEngineSetsAllGaugesThatTheOneBeforeItHasLeft) {
+TEST_P(EngineLimitsTest, ANewEngineResetsAllGaugesOfThePreviousEngine) {
   for (const auto& info : metric_catalogue()) {
     if (info.kind == MetricKind::gauge) recorder_->set(info.metric, -7);
   }
@@ -315,7 +315,7 @@ TEST_P(EngineLimitsTest, CloseWaitsUntilNothingHoldsACallbackAnyMore) {
   EXPECT_TRUE(held.expired());
 }
 
-TEST_P(EngineLimitsTest, OfThoseThatWaitTheHigherPriorityGoesFirstAndThenTheEarlier) {
+TEST_P(EngineLimitsTest, WaitingRequestsRunByPriorityThenArrival) {
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});
   std::mutex mutex;

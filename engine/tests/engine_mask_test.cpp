@@ -64,7 +64,7 @@ TEST_P(EngineMaskTest, TheMaskSeesTheOutputAndIsAskedOncePerToken) {
   EXPECT_LE(asked_count, 50) << "the last token needs no mask after it";
 }
 
-TEST_P(EngineMaskTest, ARequestBesideOneWithAMaskHasTheTokensThatItHasAlone) {
+TEST_P(EngineMaskTest, AMaskDoesNotChangeTheTokensOfOtherRequests) {
   const auto one = engine();
   Collector masked_out, free_out;
   one->submit(masked({1, 2}, 40, [](TokenId token, auto) { return token < 10; }), masked_out.callback());

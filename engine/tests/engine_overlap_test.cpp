@@ -313,7 +313,7 @@ TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
   }
 }
 
-TEST_P(OverlapTest, BlocksThatAFailedStepShouldHaveFilledAreFoundByNobody) {
+TEST_P(OverlapTest, BlocksOfAFailedStepAreNotFound) {
   std::vector<TokenId> prompt;
   for (TokenId t = 0; t < 21; ++t) prompt.push_back(1 + t % 7);
   const auto one = request(prompt, 20);

@@ -181,7 +181,7 @@ TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {
   }
 }
 
-TEST_P(EngineRanksTest, WhatIsSampledDependsOnTheRequestAlone) {
+TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
   const TinyModel model;
   const auto folder = write(model, GetParam());
   auto all = requests(model.vocab, 60);
@@ -196,11 +196,12 @@ TEST_P(EngineRanksTest, WhatIsSampledDependsOnTheRequestAlone) {
     alone.tokens.push_back(completion.tokens.front());
     alone.logprobs.push_back(completion.logprobs.front());
   }
-  const std::vector<Settings> ways = {{{"token_budget", "7"}},
-                                      {{"threads", std::to_string(3 * GetParam())}},
-                                      {{"cache_max_entry_count", "36"}},  // of about 65 blocks that they need together
-                                      {{"enable_prefix_caching", "False"}}};
-  for (const auto& settings : ways) {
+  const std::vector<Settings> all_settings = {
+      {{"token_budget", "7"}},
+      {{"threads", std::to_string(3 * GetParam())}},
+      {{"cache_max_entry_count", "36"}},  // of about 65 blocks that they need together
+      {{"enable_prefix_caching", "False"}}};
+  for (const auto& settings : all_settings) {
     const auto together = completions(folder, all, settings);
     EXPECT_EQ(together.tokens, alone.tokens);
     EXPECT_EQ(together.logprobs, alone.logprobs);

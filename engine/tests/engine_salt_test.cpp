@@ -28,7 +28,7 @@ TEST(CacheSaltsTest, ANumberBelongsToOneSaltAndOneClass) {
   EXPECT_NE(salts.number("a\0b"s, 0), salts.number("a\0c"s, 0)) << "any bytes";
 }
 
-TEST(CacheSaltsTest, WhatWasNotUsedForLongestIsForgottenAndNoNumberComesBack) {
+TEST(CacheSaltsTest, TheLeastRecentlyUsedSaltIsForgottenAndNumbersAreNotReused) {
   runtime::CacheSalts salts(3);
   const auto a = salts.number("a", 0), b = salts.number("b", 0), c = salts.number("c", 0);
   EXPECT_EQ(salts.number("a", 0), a);

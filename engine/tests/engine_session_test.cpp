@@ -335,7 +335,7 @@ TEST_P(EngineSessionTest, IdleSessionsExpire) {
   one->check_integrity();
 }
 
-TEST_P(EngineSessionTest, TheLongestIdleSessionGivesUpItsBlocksFirst) {
+TEST_P(EngineSessionTest, TheLongestIdleSessionLosesItsBlocksFirst) {
   const auto one = engine({{"cache_max_entry_count", "64"}, {"session_quota", "0.25"}, {"session_len", "200"}});
   std::vector<Talk> talks;
   for (int i = 0; i < 4; ++i) {
@@ -429,7 +429,7 @@ TEST_P(EngineSessionTest, WithoutSessionsWholeConversationsAreAnsweredAndContinu
   EXPECT_NE(text.find("session_ttl_s"), std::string::npos) << text;
 }
 
-TEST_P(EngineSessionTest, WhatMakesNoSenseIsRejected) {
+TEST_P(EngineSessionTest, InvalidCombinationsAreRejected) {
   const auto one = engine();
   Collector unused;
   auto several = turn({}, words(3, 2), 5);
@@ -466,7 +466,7 @@ TEST_P(EngineSessionTest, AnEndIdThatTheContinuationRepeatsIsNotDoubled) {
 // Regression: a turn of one end id that is kept without a completion leaves a turn without tokens. The next turn, which
 // needs all the room, kept nothing of the history and dropped its own end id too: a prompt without a token, which ended
 // all requests.
-TEST_P(EngineSessionTest, ATurnOfOneEndIdThatNeedsAllTheRoomHasAPromptAndHurtsNobody) {
+TEST_P(EngineSessionTest, ATurnOfOneEndIdThatNeedsAllTheRoomHasAPrompt) {
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});
   Collector first;

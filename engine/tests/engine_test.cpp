@@ -159,7 +159,7 @@ TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
-TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
+TEST_P(EngineTest, BiasesOfOneTokenAddUpInAnyOrder) {
   Engine one(dir_, {});
   auto named_once = request({1, 2, 3}, 8);
   named_once.sampling.bad_words = {{20}};

@@ -66,7 +66,7 @@ TEST(KvQuant, GivesTheIntegersThatItsWordsSay) {
   }
 }
 
-TEST(KvQuant, WhatComesBackIsWithinHalfAStepAndTheRoundingOfTheScaleAndTheZero) {
+TEST(KvQuant, TheErrorIsWithinHalfAStepPlusRoundingOfScaleAndZero) {
   Random random(71);
   for (const auto& x : heads(random)) {
     const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
@@ -109,7 +109,7 @@ TEST(KvQuant, AHeadOfEqualElementsComesBackAsTheirHalfPrecision) {
   EXPECT_EQ(quantised({-0.0F, 0.0F}, 4).zero, 0) << "one zero alone is stored";
 }
 
-TEST(KvQuant, WhatIsNotFiniteIsNotHidden) {
+TEST(KvQuant, ValuesThatAreNotFiniteGiveNan) {
   for (const auto& x : {std::vector<float>{1, kNaN, 2}, {kNaN, 1, 2}, {1, 2, kInfinity}, {-kInfinity, 2, kInfinity}}) {
     const auto got = quantised(x, 8);
     EXPECT_EQ(got.scale, 0);

@@ -169,7 +169,7 @@ TEST(LinearTilesTest, denormals_are_zeros_in_the_emulation_as_in_the_processor) 
   EXPECT_EQ(out[0], 0.0F);
 }
 
-TEST(LinearTilesTest, the_check_at_the_start_passes_what_is_right_and_names_what_is_wrong) {
+TEST(LinearTilesTest, the_start_check_accepts_correct_and_names_wrong_results) {
   const auto* const reference = cpu::instruction_set("portable").kernels;
   EXPECT_EQ(cpu::gemm_mismatch(linear_emulated, reference->linear_bf16), "");
   for (const auto& set : cpu::instruction_sets()) {

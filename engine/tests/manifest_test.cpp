@@ -257,7 +257,7 @@ TEST_F(QuantisedManifestTest, IsRead) {
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).matrices, 0);
 }
 
-TEST_F(QuantisedManifestTest, WhatIsNoQuantisationIsRefused) {
+TEST_F(QuantisedManifestTest, AnInvalidQuantisationIsRejected) {
   const std::vector<std::tuple<std::string, json, std::string>> wrong = {
       {"/dtype", "BF16", "dtype = \"BF16\", expected U4, I8, F8_E4M3 or F4_E2M1"},
       {"/dtype", "F8_E4M3", "dtype = \"F8_E4M3\" in layout gptq, expected U4 or I8"},
@@ -294,7 +294,7 @@ TEST_F(QuantisedManifestTest, WhatIsNoQuantisationIsRefused) {
                  "zeros = true in layout rows, expected none");
 }
 
-TEST_F(QuantisedManifestTest, WhatTheFilesDoNotHaveIsRefusedWithTheCanonicalName) {
+TEST_F(QuantisedManifestTest, ATensorMissingInTheFilesIsRejectedWithItsCanonicalName) {
   expect_refused(kOut, json::array(), "has type fp32 in");
   const std::string codes = "layers.0.attention.wo.0.weight";
   auto& part = manifest_["tensors"].at(kOut)["parts"][0];

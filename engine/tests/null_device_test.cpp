@@ -111,7 +111,7 @@ TEST_F(NullDeviceTest, LogProbabilitiesAreThoseOfADistribution) {
   EXPECT_EQ(seen, 10U);
 }
 
-TEST_F(NullDeviceTest, WhatARequestForbidsIsNotGiven) {
+TEST_F(NullDeviceTest, ForbiddenTokensAreNotSampled) {
   const auto null = null_engine();
   const auto free = tokens_of(*null, sampled(7));
   auto banned = sampled(7);

@@ -106,7 +106,7 @@ TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit
 }
 
 // The block's previous owner left NaN in all of it.
-TEST_P(AttentionTest, what_a_block_held_before_changes_no_bit) {
+TEST_P(AttentionTest, earlier_contents_of_a_block_change_no_bit) {
   Random random(32);
   const auto ops = make_ops(GetParam(), 2);
   for (const auto type : kWeightTypes) {

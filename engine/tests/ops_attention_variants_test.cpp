@@ -135,7 +135,7 @@ TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit)
   }
 }
 
-TEST_P(AttentionVariantsTest, what_lies_before_the_window_does_not_count) {
+TEST_P(AttentionVariantsTest, keys_before_the_window_do_not_count) {
   Random random(48);
   const auto ops = make_ops(GetParam(), 2);
   for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
@@ -158,7 +158,7 @@ TEST_P(AttentionVariantsTest, what_lies_before_the_window_does_not_count) {
   }
 }
 
-TEST_P(AttentionVariantsTest, what_cannot_be_is_refused) {
+TEST_P(AttentionVariantsTest, invalid_parameters_are_rejected) {
   Random random(49);
   const auto ops = make_ops(GetParam(), 1);
   const Shape shape{2, 1, 16, 4, DType::f32};

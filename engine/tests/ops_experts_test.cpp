@@ -375,7 +375,7 @@ TEST_P(ExpertsTest, an_expert_that_no_row_chooses_is_not_looked_at) {
   }
 }
 
-TEST_P(ExpertsTest, what_does_not_fit_together_is_refused) {
+TEST_P(ExpertsTest, mismatched_shapes_are_rejected) {
   Random random(63);
   const auto ops = make_ops(GetParam(), 1);
   Layer layer(random, DType::f32, 3, 16, 24, {.top_k = 2}, Activation::silu);

@@ -238,7 +238,7 @@ TEST_P(QuantLinearTest, every_code_has_its_number) {
   }
 }
 
-TEST_P(QuantLinearTest, what_does_not_fit_together_is_refused) {
+TEST_P(QuantLinearTest, mismatched_shapes_are_rejected) {
   Random random(4);
   const auto ops = make_ops(GetParam(), 1);
   const QuantFormat format{.code = Code::u4, .group = 32};
@@ -391,7 +391,7 @@ TEST_P(QuantLinearTest, experts_with_integer_activations_are_their_gemms) {
   }
 }
 
-TEST_P(QuantLinearTest, what_integer_activations_cannot_do_is_refused_and_what_is_not_finite_stays_nan) {
+TEST_P(QuantLinearTest, integer_activations_reject_unsupported_formats_and_keep_nan) {
   Random random(7);
   const auto ops = make_ops(GetParam(), 1);
   const auto refused = [&](const QuantFormat& format, std::int64_t cols, float input) {

@@ -376,7 +376,7 @@ TEST_P(RowsTest, a_token_that_the_step_before_sampled_is_embedded_unseen) {
   }
 }
 
-TEST_P(RowsTest, what_a_step_refers_to_must_be_there) {
+TEST_P(RowsTest, references_of_a_step_must_be_valid) {
   const auto ops = make_ops(GetParam(), 1);
   const std::vector<std::int32_t> ids = {1, 2}, unknown = {1, -1}, beyond = {2}, descending = {1, 0};
   const std::vector<SampleRow> one(1), two(2);
@@ -419,7 +419,7 @@ TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
   refused({.ids = two, .attention = {}, .logits_rows = rows, .sample = samples}, "2 rows of logits");
 }
 
-TEST_P(RowsTest, buffers_are_zero_and_hold_what_is_uploaded) {
+TEST_P(RowsTest, buffers_start_as_zeros_and_hold_uploads) {
   const auto ops = make_ops(GetParam(), 1);
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{9} << 20}) {
     const auto buffer = ops->allocate(bytes);

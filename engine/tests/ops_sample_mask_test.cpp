@@ -142,7 +142,7 @@ TEST_P(SampleMaskTest, bits_behind_the_vocabulary_mean_nothing) {
   EXPECT_EQ(sample(logits, std::span(&row, 1))[0].token, 36);
 }
 
-TEST_P(SampleMaskTest, the_mask_of_one_row_is_no_matter_of_the_others) {
+TEST_P(SampleMaskTest, the_mask_of_a_row_does_not_affect_other_rows) {
   Random random(72);
   constexpr int kRows = 9, kVocab = 300;
   const auto logits = Matrix::random(random, DType::f32, kRows, kVocab, 4);

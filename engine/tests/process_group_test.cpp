@@ -47,7 +47,7 @@ Matrix sum_of(const std::vector<Matrix>& tensors) {
   return sum;
 }
 
-TEST(ProcessGroupTest, all_reduce_adds_in_the_order_of_the_ranks_whatever_the_shape_and_the_threads) {
+TEST(ProcessGroupTest, all_reduce_adds_in_rank_order_for_all_shapes_and_threads) {
   Random random(1);
   for (const int ranks : {1, 2, 3, 4, 7, 16}) {
     ProcessGroup group(ranks);

@@ -209,7 +209,7 @@ TEST_F(QuantEngine, GroupsOfColumnsAllOverMakeTheSameModelOnOneRank) {
   EXPECT_NE(message.find("tensor_para_size = 1"), std::string::npos) << message;
 }
 
-TEST_F(QuantEngine, WhatDoesNotGoTogetherIsRefusedByName) {
+TEST_F(QuantEngine, InconsistentWeightsAreRejectedByName) {
   dequantise();
   const std::string gate = "layers.1.feed_forward.w1.0.weight", up = "layers.1.feed_forward.w3.0.weight";
   const auto expect = [&](const TinyModel& model, ErrorCode code, const std::vector<std::string>& what,

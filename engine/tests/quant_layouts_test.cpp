@@ -491,7 +491,7 @@ TEST(QuantLayouts, ValuesThatDoNotFitAreRefusedByName) {
 
   w.zeros[13] = 256;  // row 3, group 1
   expect_refused([&] { opened(how, files.add(pack_gptq(w))); },
-                 tensor + "zeros, l.qzeros, of which that of row 3 and group 1 is 256, expected 0 to 255");
+                 tensor + "zeros, l.qzeros: the zero of row 3 and group 1 is 256, expected 0 to 255");
   w.zeros[13] = 7;
   for (const float broken : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     auto changed = w;

@@ -352,7 +352,7 @@ TEST(EngineSettings, AFactorTurnsOnDynamicScalingAndLognItsTable) {
   EXPECT_EQ(model.rope_factor, 2.0F);
 }
 
-TEST(EngineSettings, WhereTheyMeanNothingTheyAreRefusedWithTheRemedy) {
+TEST(EngineSettings, InapplicableSettingsAreRejectedWithTheRemedy) {
   auto alibi = rotary(0);
   alibi.alibi = true;
   EXPECT_NE(refusal(alibi, 1, 0).find("ALiBi"), std::string::npos);

@@ -106,7 +106,7 @@ long file_bytes_resident() {
   return -1;
 }
 
-TEST_F(Safetensors, WhatWasReadCanBeDroppedFromMemoryAndReadAgain) {
+TEST_F(Safetensors, PagesCanBeDroppedFromMemoryAndReadAgain) {
   constexpr long kBytes = 32 << 20;
   const auto file = open(R"({"t": {"dtype": "U8", "shape": [33554432], "data_offsets": [0, 33554432]}})",
                          std::string(kBytes, 'x'));

@@ -73,7 +73,7 @@ TEST(SchedulerFork, ABlockThatTheLastTokenFillsIsCopiedAsWell) {
   EXPECT_EQ(scheduler.blocks(2)[1], from) << "it computed what its parent's block has";
 }
 
-TEST(SchedulerFork, ChildrenWaitBesideTheQueueAndKeepTheirPlaceInIt) {
+TEST(SchedulerFork, ChildrenWaitOutsideTheQueueAndKeepTheirPosition) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({3, 8}, pool);
   scheduler.add(1, numbers(20, 100), 30);

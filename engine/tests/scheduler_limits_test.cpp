@@ -34,7 +34,7 @@ TEST(SchedulerRows, DecodesHaveTheirRowsFirstAndPromptsShareTheOthersInOrder) {
   expect_parts(step(scheduler), {part(1, 5, 1, true, false), part(3, 8, 1, true, false), part(2, 7, 2, true, true)});
 }
 
-TEST(SchedulerRows, WhoFindsNoRowComputesAllTokensButTheLast) {
+TEST(SchedulerRows, WithoutARowAllTokensExceptTheLastAreComputed) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({4, 12, 4}, pool);
   scheduler.add(1, numbers(20, 100), 30);
@@ -116,7 +116,7 @@ BlockManager growing(int num_blocks, int block_len, int chunk, int memory) {
   });
 }
 
-TEST(SchedulerGrowth, WhatCannotFitAnyMoreIsNamedUntilItIsRemovedAndHoldsUpNobody) {
+TEST(SchedulerGrowth, ImpossibleSequencesAreNamedUntilRemovedAndDelayNoOther) {
   auto pool = growing(16, 2, 2, 4);
   Scheduler scheduler({8, 100}, pool);
   EXPECT_EQ(scheduler.capacity_tokens(), 32);
@@ -200,7 +200,7 @@ TEST(SchedulerQueue, APromptThatDoesNotFitIsLookedUpAgainOnlyWhenSomethingCameFr
   EXPECT_EQ(plan.seqs[1].first_position, 36);
 }
 
-TEST(SchedulerQueue, WhatOthersInsertMeanwhileLetsAPromptInThatDidNotFit) {
+TEST(SchedulerQueue, BlocksInsertedByOthersLetAWaitingPromptFit) {
   BlockManager pool(14, 4, true);
   Scheduler scheduler({8, 16}, pool);
   scheduler.add(1, numbers(33, 100), 36);

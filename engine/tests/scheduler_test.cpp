@@ -99,7 +99,7 @@ TEST(Scheduler, GeneratedTokensAreInsertedToo) {
   EXPECT_EQ(step(scheduler).seqs[0].first_position, 8);
 }
 
-TEST(Scheduler, TheYoungestIsPreemptedAndComputedAnewLater) {
+TEST(Scheduler, TheYoungestIsPreemptedAndRecomputedLater) {
   BlockManager pool(6, 2, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3), 12);
@@ -266,7 +266,7 @@ TEST(Scheduler, ASequenceWhosePlaceholderIsItsLastTokenIsNotPlannedAgain) {
   EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens and was not removed";
 }
 
-TEST(Scheduler, NobodyIsPreemptedForBlocksThatComeFreeWithTheNextResult) {
+TEST(Scheduler, NoPreemptionIfTheNextResultFreesBlocks) {
   BlockManager pool(6, 2, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3, 10), 6);
@@ -304,7 +304,7 @@ TEST(Scheduler, APreemptedSequenceWaitsForItsLastTokenToBeKnown) {
   EXPECT_EQ(scheduler.tokens(2).back(), 4);
 }
 
-TEST(Scheduler, AfterAFailedStepEverythingIsComputedAnewAndNothingOldIsFound) {
+TEST(Scheduler, AfterAFailedStepEverythingIsRecomputedWithoutPrefixHits) {
   BlockManager pool(32, 2, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(6), 20);
@@ -326,7 +326,7 @@ TEST(Scheduler, AfterAFailedStepEverythingIsComputedAnewAndNothingOldIsFound) {
   EXPECT_EQ(plan.seqs[1].first_position, 0);
 }
 
-TEST(Scheduler, AppendedTokensAreComputedInOneStepAfterTheDecodesAndBeforePrefillThatCameLater) {
+TEST(Scheduler, AppendedTokensRunAfterDecodesAndBeforeLaterPrefill) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 10}, pool);
   scheduler.add(1, numbers(2, 100), 40);
@@ -365,7 +365,7 @@ TEST(Scheduler, AppendedTokensThatDoNotFitTheBudgetTakeSeveralSteps) {
   EXPECT_EQ(parts, (std::vector<std::int32_t>{3, 3, 1}));
 }
 
-TEST(Scheduler, OfSeveralWithAppendedTokensEachGetsOneInEveryStep) {
+TEST(Scheduler, EverySequenceWithAppendedTokensGetsOneInEveryStep) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 6}, pool);
   for (const SeqId id : {1, 2, 3}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 40);
@@ -403,7 +403,7 @@ TEST(Scheduler, AppendedTokensLeaveTheBudgetToPrefillOfHigherPriorityButForOneOf
   EXPECT_EQ(plan.num_tokens, 10);
 }
 
-TEST(Scheduler, AppendedTokensAreComputedAnewAfterHold) {
+TEST(Scheduler, AppendedTokensAreRecomputedAfterHold) {
   BlockManager pool(64, 4, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(2, 100), 40);

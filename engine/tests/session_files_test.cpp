@@ -76,7 +76,7 @@ TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
   }
 }
 
-TEST_F(SessionFilesTest, WhatIsErasedIsGoneAtOnceAndAlsoWhatWasHalfWritten) {
+TEST_F(SessionFilesTest, AnErasedSessionsFilesAreRemovedImmediately) {
   const auto files = open();
   files->write("a", history(3));
   files->flush();
@@ -129,7 +129,7 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   EXPECT_TRUE(none.empty());
 }
 
-TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
+TEST_F(SessionFilesTest, FilesThatTheClockMakesTooOldAreRemovedLater) {
   {
     const auto files = open();
     files->write("a", history(3));
@@ -147,7 +147,7 @@ TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
   EXPECT_FALSE(std::filesystem::exists(place));
 }
 
-TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedForBefore) {
+TEST_F(SessionFilesTest, EarlierRequestsDoNotChangeFilesThatAnotherEngineContinued) {
   auto first = open();
   for (const auto* id : {"a", "b"}) first->write(id, history(3));
   first->flush();
@@ -165,7 +165,7 @@ TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedF
   for (const auto& one : all) EXPECT_EQ(one.history->tokens.back(), 5) << one.id;
 }
 
-TEST_F(SessionFilesTest, WhatCannotBeReadEndsNothingAndWhatWasHalfWrittenIsRemoved) {
+TEST_F(SessionFilesTest, UnreadableFilesAreSkippedAndUnfinishedFilesRemoved) {
   auto files = open();
   files->write("a", history(3));
   files->flush();

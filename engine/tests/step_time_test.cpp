@@ -206,7 +206,7 @@ TEST(StepTime, BoundsNothingWithoutDecodesOrWhereItIsOff) {
   }
 }
 
-TEST(StepTime, PrefillGoesOnWhateverItCostsAndIfNothingIsEverMeasured) {
+TEST(StepTime, PrefillProgressesAtAnyCostAndWithoutMeasurements) {
   StepTime slow(1, 0, 512), blind(-1, 0, 512);
   slow.measured({.decodes = 1}, 2.0);
   slow.measured({.decodes = 1, .prefill_tokens = 100}, 100.0);

@@ -228,14 +228,16 @@ std::string stream(const std::vector<std::string>& tokens, const std::vector<std
   return out + last.text;
 }
 
-TEST(TextStream, WholeCharactersAreSentAtOnce) { EXPECT_EQ(stream({"Hello", ",", " world"}, {}), "Hello|,| world|"); }
+TEST(TextStream, WholeCharactersAreSentImmediately) {
+  EXPECT_EQ(stream({"Hello", ",", " world"}, {}), "Hello|,| world|");
+}
 
 TEST(TextStream, ACharacterSplitOverTokensIsSentWhole) {
   EXPECT_EQ(stream({"a", "\xE4", "\xBD", "\xA0", "b"}, {}), "a|\xE4\xBD\xA0|b|");
   EXPECT_EQ(stream({"a\xF0\x9F", "\x98\x80z"}, {}), "a\xF0\x9F\x98\x80z|");
 }
 
-TEST(TextStream, WhatCanNeverBecomeACharacterIsReplaced) {
+TEST(TextStream, BytesThatCannotBecomeACharacterAreReplaced) {
   EXPECT_EQ(stream({"\xFF", "\xE4", "b"}, {}),
             "\xEF\xBF\xBD|\xEF\xBF\xBD"
             "b|");
@@ -249,7 +251,7 @@ TEST(TextStream, AStopWordSplitOverTokensIsCut) {
   EXPECT_EQ(stream({"one E", "ND"}, {"END"}), "one $");
 }
 
-TEST(TextStream, WhatIsNoStopWordAfterAllIsSent) {
+TEST(TextStream, ABeginningThatDoesNotBecomeAStopWordIsSent) {
   EXPECT_EQ(stream({"E", "N", "G", "L"}, {"END"}), "ENG|L|");
   EXPECT_EQ(stream({"E", "N"}, {"END"}), "EN");
 }

@@ -17,7 +17,7 @@ double processor_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-TEST(ThreadPoolTest, every_index_is_visited_once_whatever_the_size_and_the_grain) {
+TEST(ThreadPoolTest, every_index_is_visited_once_for_all_sizes_and_grains) {
   for (const int threads : {1, 2, 5}) {
     ThreadPool pool(threads);
     EXPECT_EQ(pool.size(), threads);

@@ -81,7 +81,7 @@ TEST_F(TokenTableFile, IsLoaded) {
   EXPECT_FALSE(TokenTable::load(file_).strip_leading_space());
 }
 
-TEST_F(TokenTableFile, ThatIsWrongIsRefusedWithTheReason) {
+TEST_F(TokenTableFile, AnInvalidFileIsRejectedWithTheReason) {
   const std::string special(2, '\0');
   expect_refused("No such file");
   write({0, 1}, "ab", special);

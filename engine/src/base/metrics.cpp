@@ -63,11 +63,11 @@ std::span<const MetricInfo> metric_catalogue() {
       simple(gemms_rejected, kCounter, "charonia_gemms_rejected_total",
              "GEMMs that cuBLASLt rejected and that ran on built-in kernels"),
       simple(guide_cache_hits, kCounter, "charonia_guide_cache_hits_total",
-             "Requests with structured output whose grammar was there or on its way"),
+             "Requests with structured output whose grammar was compiled or being compiled"),
       simple(guide_cache_misses, kCounter, "charonia_guide_cache_misses_total",
              "Requests with structured output whose grammar had to be compiled"),
       simple(jump_forward_tokens, kCounter, "charonia_jump_forward_tokens_total",
-             "Tokens of structured output that were certain, and taken without a step of their own"),
+             "Tokens of structured output that the grammar determined, without a step for each"),
       MetricInfo{request_success,
                  kCounter,
                  "charonia_request_success_total",
@@ -103,8 +103,8 @@ std::span<const MetricInfo> metric_catalogue() {
                 "Tokens computed in a forward pass, of prompts and of completions", kTokenBuckets),
       histogram(guide_compile_seconds, "charonia_guide_compile_seconds",
                 "To compile the grammar of a structured output", kStepBuckets),
-      histogram(token_mask_seconds, "charonia_token_mask_seconds",
-                "To work out which tokens a grammar allows next, for one sequence", kMaskBuckets),
+      histogram(token_mask_seconds, "charonia_token_mask_seconds", "Time to compute a token mask for one sequence",
+                kMaskBuckets),
   };
   return catalogue;
 }

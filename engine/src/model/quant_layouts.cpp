@@ -484,8 +484,8 @@ void QuantPart::read_zeros(std::int64_t row, std::int64_t n, std::int8_t* out) c
       const auto stored = load<std::uint32_t>(data, first + g * zero_steps_.group) >> shift & mask;
       const int zero = static_cast<int>(stored) + offset;
       if (zero > std::numeric_limits<std::int8_t>::max()) {
-        fail(cat("has zeros, ", tensors_.zeros->name, ", of which that of row ", r, " and group ", first_group_ + g,
-                 " is ", zero + kByteOffset, ", expected 0 to 255"));
+        fail(cat("has zeros, ", tensors_.zeros->name, ": the zero of row ", r, " and group ", first_group_ + g, " is ",
+                 zero + kByteOffset, ", expected 0 to 255"));
       }
       *out++ = static_cast<std::int8_t>(zero);
     }

@@ -84,7 +84,8 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
     require_that(id < 0 || facts.vocab == 0 || id < facts.vocab,
                  [&] { return cat("token id ", id, " is not in the table of ", facts.vocab); });
     require_that(id >= 0 || -1 - std::int64_t{id} < sampled_before, [&] {
-      return cat("token of sample row ", -1 - std::int64_t{id}, " of the step before, which sampled ", sampled_before);
+      return cat("token of sample row ", -1 - std::int64_t{id}, " of the previous step, which sampled ",
+                 sampled_before);
     });
   }
   check_attention(input.attention, rows, facts);
@@ -95,7 +96,7 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
   require(input.sample.size() == input.logits_rows.size(), "every row of logits needs a SampleRow");
   for (const auto& row : input.sample) {
     require_that(row.pending < sampled_before, [&] {
-      return cat("sample row ", row.pending, " of the step before, which sampled ", sampled_before);
+      return cat("sample row ", row.pending, " of the previous step, which sampled ", sampled_before);
     });
     require(!row.logits || row.target >= 0, "a row reports its logits only with a target");
   }

@@ -173,7 +173,7 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     broken(cat(sampled.size(), " sampled tokens, planned were ", samples));
   }
   for (const auto token : sampled) {
-    if (token < 0 && token != kNotSampled) broken(cat("the sampled token ", token, " is none"));
+    if (token < 0 && token != kNotSampled) broken(cat("the sampled token ", token, " is not a token id"));
   }
   std::int32_t rows = 0;
   auto token = sampled.begin();

@@ -24,7 +24,7 @@ void check_tokens(const Seq& seq) {
 
 void check_family(const Seq& seq) {
   for (const auto* child : seq.children) {
-    require(child->parent == &seq, "sequence ", seq.id, " has ", child->id, " for a child, which has another parent");
+    require(child->parent == &seq, "sequence ", seq.id, " has ", child->id, " as a child, which has another parent");
     const bool waits = child->state == State::waiting_for_parent;
     require(waits == !seq.has_computed_prompt(), "sequence ", child->id,
             waits ? " waits for the prompt of its parent " : " does not wait for its parent ", seq.id);

@@ -104,7 +104,7 @@ TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
   }
 }
 
-TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_have_places_of_their_own) {
+TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_are_distinct) {
   Random random(2);
   int cut = 0;
   for (int trial = 0; trial < 600; ++trial) {
@@ -209,7 +209,7 @@ TEST(AttentionPlanTest, items_are_sorted_longest_first) {
   }
 }
 
-TEST(AttentionPlanTest, reproducible_splits_are_whole_chunks_from_the_first_position_or_the_window_on) {
+TEST(AttentionPlanTest, reproducible_splits_are_whole_chunks_from_the_window_on) {
   Random random(5);
   for (int trial = 0; trial < 200; ++trial) {
     auto shape = random_shape(random);

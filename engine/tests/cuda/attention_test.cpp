@@ -329,7 +329,7 @@ TEST(CudaAttentionTest, rows_in_more_splits_than_a_block_combines_are_right) {
 
 // A span ends within the row, and with a window the item begins in the middle of a span: computed by one block, by
 // many, as a decode, and as a row of a prompt.
-TEST(CudaAttentionTest, reproducible_rows_over_several_spans_have_the_same_bits_however_they_are_cut) {
+TEST(CudaAttentionTest, reproducible_rows_over_several_spans_do_not_depend_on_splits) {
   Random random(16);
   for (const int window : {0, kAttentionSpan - 700}) {
     const int n = kAttentionSpan + 3 * kAttentionChunk / 2;

@@ -384,7 +384,7 @@ TEST_F(CudaOpsTest, a_replay_that_is_sampled_afterwards_gives_its_tokens_to_the_
   EXPECT_EQ(model.replayed(), 6);
 }
 
-TEST_F(CudaOpsTest, steps_without_samples_and_in_the_wrong_order_are_told_apart) {
+TEST_F(CudaOpsTest, calls_in_the_wrong_order_are_rejected) {
   auto model = make();
   EXPECT_THROW(model.collect(), Error) << "no step was run";
   EXPECT_TRUE(model.step({{0, {1, 2, 3}, {}, false}}).empty());
@@ -396,7 +396,7 @@ TEST_F(CudaOpsTest, steps_without_samples_and_in_the_wrong_order_are_told_apart)
   EXPECT_THROW(model.collect(), Error);
 }
 
-TEST_F(CudaOpsTest, what_is_out_of_range_is_refused_before_it_runs_and_the_next_step_is_well) {
+TEST_F(CudaOpsTest, invalid_steps_are_rejected_and_the_next_step_works) {
   auto model = make(), other = make();
   const auto expected = other.step({{0, {5, 6}, greedy()}});
   auto& ops = model.ops();
@@ -614,7 +614,7 @@ TEST_P(CudaLayersTest, a_copied_block_is_another_sequences_own) {
   EXPECT_THROW(model.ops().copy_blocks(model.cache(), below), Error);
 }
 
-TEST(CudaDeviceTest, devices_are_listed_and_what_is_not_there_is_refused_by_number) {
+TEST(CudaDeviceTest, devices_are_listed_and_unknown_ones_rejected_by_number) {
   std::string why;
   const auto devices = ops::cuda_devices(why);
   ASSERT_FALSE(devices.empty()) << why;

@@ -278,7 +278,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_parts_that_are_
   }
 }
 
-TEST_F(DequantisedRunnerTest, it_is_for_many_rows_that_are_faster_so_and_whose_order_of_sums_is_free) {
+TEST_F(DequantisedRunnerTest, it_is_used_for_many_rows_if_faster_and_not_reproducible) {
   Random random(162);
   QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
   QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
@@ -320,7 +320,7 @@ TEST_F(DequantisedRunnerTest, it_is_for_many_rows_that_are_faster_so_and_whose_o
   EXPECT_TRUE(run(runner, integers).empty());
 }
 
-TEST_F(DequantisedRunnerTest, what_the_library_refuses_goes_our_way) {
+TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_kernels) {
   Random random(163);
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::f16, DType::f32);
   GemmRunner runner(device(), options());
@@ -339,7 +339,7 @@ TEST_F(DequantisedRunnerTest, what_the_library_refuses_goes_our_way) {
   EXPECT_FALSE(run_dequantised(problem.stream, *options().blas, gemm, 80, {}, nullptr, nullptr, 0));
 }
 
-TEST_F(DequantisedRunnerTest, what_was_measured_is_remembered) {
+TEST_F(DequantisedRunnerTest, measurements_are_stored) {
   Random random(164);
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
   const auto file = folder_ / "gemms.json";

@@ -124,7 +124,7 @@ class GemmRunnerTest : public testing::Test {
 
 constexpr Case kCase{.rows = 3, .n = 24, .k = 72, .bias = true};
 
-TEST_F(GemmRunnerTest, the_fastest_way_is_taken) {
+TEST_F(GemmRunnerTest, the_fastest_candidate_is_chosen) {
   for (const double library : {1.0, 100.0}) {
     times_.library = library;
     fs::remove_all(folder_ / "cache");
@@ -177,7 +177,7 @@ TEST_F(GemmRunnerTest, rows_between_buckets_take_the_tactic_of_the_bucket_above)
   }
 }
 
-TEST_F(GemmRunnerTest, what_was_measured_is_remembered_for_the_same_versions) {
+TEST_F(GemmRunnerTest, measurements_are_stored_for_the_same_versions) {
   GemmProblem problem(kCase);
   const auto gemm = problem.gemm();
   std::vector<std::string> report;
@@ -339,7 +339,7 @@ TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
   EXPECT_TRUE(log_.runs.empty()) << "the library takes no part";
 }
 
-TEST_F(GemmRunnerTest, without_a_library_everything_goes_our_way_with_a_warning) {
+TEST_F(GemmRunnerTest, without_a_library_built_in_kernels_run_with_a_warning) {
   auto with = options(false);
   with.no_blas = "cuBLASLt cannot be loaded (no such file)";
   GemmRunner runner(device_info(0), std::move(with));
@@ -351,7 +351,7 @@ TEST_F(GemmRunnerTest, without_a_library_everything_goes_our_way_with_a_warning)
   }
 }
 
-TEST_F(GemmRunnerTest, what_the_library_rejects_goes_our_way_and_is_counted) {
+TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
   std::vector<std::pair<LogLevel, std::string>> logged;
   set_log_sink([&](LogLevel level, const std::string& line) { logged.emplace_back(level, line); });
   GemmRunner runner(device_info(0), options());
@@ -427,7 +427,7 @@ TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
 }
 
-TEST_F(GemmRunnerTest, who_multiplies_is_named) {
+TEST_F(GemmRunnerTest, the_library_is_named) {
   EXPECT_EQ(GemmRunner(device_info(0), options(true, "library 7")).library(), "library 7");
   auto with = options(true);
   with.reproducible = true;

@@ -82,7 +82,7 @@ TEST(GemmPlanTest, every_tile_has_its_block) {
   }
 }
 
-TEST(GemmPlanTest, ways_are_distinct_and_fill_the_device_where_they_can) {
+TEST(GemmPlanTest, tactics_are_distinct_and_fill_the_device_if_possible) {
   DeviceInfo h200 = device_info(0);
   h200.sms = 132;
   h200.shared_bytes = std::size_t{227} << 10;
@@ -293,7 +293,7 @@ TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_wor
 }
 
 // Every tactic gives the same bits, for a row alone and in a batch, aligned or not.
-TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
+TEST_F(GemmTest, a_rows_bits_do_not_depend_on_tactic_or_batch) {
   for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
     constexpr std::int64_t kRows = 19;
     const Case c{.type = type, .out_type = DType::f32, .rows = kRows, .n = 24, .k = 784, .bias = true};
@@ -411,7 +411,7 @@ TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
   }
 }
 
-TEST_F(GemmTest, a_bias_is_added_to_what_is_there) {
+TEST_F(GemmTest, a_bias_is_added_to_the_output) {
   for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
     const Case c{.type = type, .out_type = type, .rows = 3, .n = 1100, .k = 8, .out_gap = 4, .bias = true};
     GemmProblem problem(c);

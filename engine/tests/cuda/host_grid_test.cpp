@@ -224,7 +224,7 @@ CHARONIA_KERNEL(32, 1) void early_kernel(const EarlyParams p) {
   p.out[32 + lane_id()] = shared[lane_id()];
 }
 
-TEST(HostGridTest, what_is_read_before_its_copy_is_waited_for_is_nan) {
+TEST(HostGridTest, reads_before_a_copy_is_complete_give_nan) {
   alignas(16) float in[32];
   std::ranges::fill(in, 5.0F);
   std::vector<float> out(64);
@@ -263,7 +263,7 @@ CHARONIA_KERNEL(64, 1) void race_kernel(const RaceParams p) {
   p.out[threadIdx.x] = x[threadIdx.x ^ 1];
 }
 
-TEST(HostGridTest, in_an_order_and_its_reverse_a_missing_barrier_shows_in_every_pair_of_threads) {
+TEST(HostGridTest, an_order_and_its_reverse_show_a_missing_barrier_for_every_pair) {
   std::vector<float> out(64);
   std::vector<int> seen(64, 0);
   for (const auto order : {host_grid::Order::ascending, host_grid::Order::descending}) {
@@ -539,7 +539,7 @@ class HostGridChainTest : public testing::TestWithParam<host_stream::Mode> {};
 INSTANTIATE_TEST_SUITE_P(Mode, HostGridChainTest,
                          testing::Values(host_stream::Mode::immediate, host_stream::Mode::deferred));
 
-TEST_P(HostGridChainTest, a_block_reads_what_is_not_there_yet_when_it_does_not_wait) {
+TEST_P(HostGridChainTest, a_block_that_does_not_wait_reads_stale_data) {
   host_stream::set_mode(GetParam());
   for (const bool graph : {false, true}) {
     for (const bool early : {false, true}) {
@@ -616,7 +616,7 @@ CHARONIA_KERNEL(32, 1) void wrong_kernel(const WrongParams p) {
   }
 }
 
-TEST(HostGridDeathTest, what_sanitizers_find_ends_the_process) {
+TEST(HostGridDeathTest, sanitizer_errors_end_the_process) {
   const DeviceMemory memory(64);
   const auto try_it = [&](Wrong wrong, int by) {
     run({.dynamic_shared_bytes = 64}, wrong_kernel, WrongParams{wrong, memory.as<unsigned char>(), by});

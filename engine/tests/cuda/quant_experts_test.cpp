@@ -204,7 +204,7 @@ class CountingSource : public MemoryQuantSource {
   mutable std::int64_t rows_read = 0;
 };
 
-TEST(CudaQuantExpertsTest, weights_are_read_once_whatever_the_order_of_columns) {
+TEST(CudaQuantExpertsTest, weights_are_read_once_for_any_order_of_columns) {
   const QuantFormat format{Code::u4, 32};
   const auto device = make_cuda_ops({});
   for (const bool ordered : {false, true}) {
@@ -222,7 +222,7 @@ TEST(CudaQuantExpertsTest, weights_are_read_once_whatever_the_order_of_columns) 
   }
 }
 
-TEST(CudaQuantExpertsTest, what_does_not_fit_together_is_refused_by_name) {
+TEST(CudaQuantExpertsTest, mismatched_shapes_are_rejected_by_name) {
   Random random(142);
   const auto device = make_ops("cuda", 1);
   const auto fails = [&](const Layer& layer, ErrorCode code, const std::string& text) {
@@ -248,7 +248,7 @@ TEST(CudaQuantExpertsTest, what_does_not_fit_together_is_refused_by_name) {
   std::vector<std::int32_t> order(64);
   std::iota(order.rbegin(), order.rend(), 0);
   layer.gate[1].set_order(order);
-  fails(layer, ErrorCode::invalid_argument, "is not that of");
+  fails(layer, ErrorCode::invalid_argument, "differs from");
   order[5] = 64;
   layer.up[1].set_order(order);
   layer.gate[1].set_order(order);

@@ -314,7 +314,7 @@ TEST(CudaQuantTest, a_row_that_is_not_finite_does_not_become_one_by_its_codes) {
   }
 }
 
-TEST(CudaQuantTest, what_no_kernel_takes_is_refused_by_name) {
+TEST(CudaQuantTest, unsupported_formats_are_rejected_by_name) {
   Random random(133);
   const auto device = ops::make_cuda_ops({});
   const auto fails = [&](std::vector<const ops::QuantSource*> parts, ErrorCode code, const std::string& text) {
@@ -331,7 +331,7 @@ TEST(CudaQuantTest, what_no_kernel_takes_is_refused_by_name) {
       other(8, 64, {Code::u4, 64}), wide(8, 96, {Code::u4, 32}), uneven(8, 64, {Code::u4, 48});
   MemoryQuantSource wrong_order(8, 64, {Code::u4, 32});
   wrong_order.set_order(std::vector<std::int32_t>(64, 64));
-  fails({&fp8}, ErrorCode::unsupported, "zeros with int4 and int8 only");
+  fails({&fp8}, ErrorCode::unsupported, "zeros only with int4 and int8");
   fails({&one, &other}, ErrorCode::invalid_argument, "its format");
   fails({&one, &wide}, ErrorCode::invalid_argument, "[8, 96]");
   fails({&uneven}, ErrorCode::invalid_argument, "groups of 48");

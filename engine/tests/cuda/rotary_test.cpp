@@ -346,7 +346,7 @@ void check_quantised(Random& random, const Case& c, int bits) {
   });
 }
 
-TEST(RotaryStoreQuantTest, into_a_quantised_cache_go_the_integers_of_what_is_computed) {
+TEST(RotaryStoreQuantTest, a_quantised_cache_gets_the_integers_of_the_computed_values) {
   Random random(5);
   constexpr std::array<std::pair<int, int>, 12> kParts = {{{2, 2},
                                                            {6, 6},
@@ -373,7 +373,7 @@ TEST(RotaryStoreQuantTest, into_a_quantised_cache_go_the_integers_of_what_is_com
   }
 }
 
-TEST(RotaryStoreQuantTest, a_quantised_head_of_one_value_is_exact_and_one_that_is_not_finite_is_not_a_number) {
+TEST(RotaryStoreQuantTest, a_constant_head_is_exact_and_a_head_that_is_not_finite_is_nan) {
   constexpr int kDim = 32;
   for (const int bits : {8, 4}) {
     Matrix qkv(DType::f32, 3, 3 * kDim);

@@ -131,7 +131,7 @@ void check_norm(Random& random, const NormCase& c) {
   }
 }
 
-TEST(CudaRowsTest, rms_norm_adds_the_delta_and_normalises_whatever_the_type_and_the_rows) {
+TEST(CudaRowsTest, rms_norm_adds_the_delta_and_normalises_for_all_types_and_rows) {
   in_both_orders([] {
     Random random(2);
     for (int trial = 0; trial < 24; ++trial) {

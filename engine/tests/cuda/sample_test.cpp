@@ -247,7 +247,7 @@ void check_random_rows(Random& random, int vocab, int steps, int num_rows) {
   }
 }
 
-TEST(CudaSampleTest, draws_what_the_cpu_draws_whatever_the_parameters_and_the_vocabulary) {
+TEST(CudaSampleTest, draws_what_the_cpu_draws_for_all_parameters) {
   in_both_orders([] {
     Random random(20);
     check_random_rows(random, 1, 3, 3);
@@ -712,7 +712,7 @@ TEST(CudaSampleTest, a_captured_step_serves_rows_with_other_parameters) {
   }
 }
 
-TEST(CudaSampleTest, what_cannot_be_packed_is_refused) {
+TEST(CudaSampleTest, invalid_rows_are_rejected) {
   Device device(10, 2);
   std::vector<std::byte> bytes;
   const auto refused = [&](std::span<const SampleRow> rows, std::int64_t padded, std::string_view why) {

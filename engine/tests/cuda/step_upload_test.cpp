@@ -157,7 +157,7 @@ TEST(StepUploadTest, a_table_goes_up_as_far_as_the_sequence_has_come) {
   EXPECT_EQ(tables.blocks.size(), 1U + 2U + 3U);
 }
 
-TEST(StepUploadTest, the_same_capacity_gives_the_same_places_whatever_the_step) {
+TEST(StepUploadTest, the_same_capacity_gives_the_same_layout_for_any_step) {
   const StepCapacity capacity{.rows = 8, .logits_rows = 8, .decode = 5, .prefill = 2, .sampling_bytes = 100};
   FlatTables tables;
   Step one, five;
@@ -197,7 +197,7 @@ TEST(StepUploadTest, decodes_are_steps_of_one_row_a_sequence_with_all_rows_sampl
   EXPECT_FALSE(is_decode(StepInput{}));
 }
 
-TEST(StepUploadTest, what_is_out_of_range_is_refused_by_name) {
+TEST(StepUploadTest, values_out_of_range_are_rejected_by_name) {
   const auto refused = [](const Step& step, const char* word, std::int64_t sampled_before = 0) {
     try {
       check_step(step.input(), kFacts, sampled_before);

@@ -496,7 +496,7 @@ TEST(W8a8Test, codes_are_for_the_weight_that_was_named) {
   expect_same_bits(run(*plain, middle), of_plain, "a weight without codes");
 }
 
-TEST(W8a8Test, what_cannot_be_multiplied_in_8_bits_is_not) {
+TEST(W8a8Test, unsupported_weights_are_not_multiplied_in_8_bits) {
   auto device = device_info(0);
   const auto is = [&](const ops::QuantFormat& format, DType type = DType::bf16, std::int64_t k = 128) {
     return is_w8a8(format, type, k, device);

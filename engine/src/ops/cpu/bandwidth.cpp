@@ -50,7 +50,7 @@ double measure_read_bandwidth(std::size_t bytes, int threads) {
   ThreadPool pool(threads);
   if (bytes < kRun * static_cast<std::size_t>(pool.size())) {
     throw Error(ErrorCode::invalid_argument,
-                cat("measuring the read bandwidth of ", pool.size(), " threads takes ",
+                cat("measuring the read bandwidth of ", pool.size(), " threads needs ",
                     kRun * static_cast<std::size_t>(pool.size()), " bytes or more, not ", bytes));
   }
   const HugeMemory memory(bytes);

@@ -71,7 +71,7 @@ void CpuExperts::add(Shape gate, Shape up, Shape down, Pack pack) {
   if (gate != Shape{inter_, hidden_} || up != gate || down != Shape{hidden_, inter_}) {
     throw Error(ErrorCode::invalid_argument,
                 cat("expert ", count_, " has gate ", text_of(gate), ", up ", text_of(up), " and down ", text_of(down),
-                    ": gate and up must be [", inter_, ", ", hidden_, "], down the other way round"));
+                    ": gate and up must be [", inter_, ", ", hidden_, "], down the transposed shape"));
   }
   pack();
   bytes_ += gate_up_.back()->bytes() + down_.back()->bytes();

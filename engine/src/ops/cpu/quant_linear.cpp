@@ -202,7 +202,7 @@ std::unique_ptr<CpuLinear> make_quantised(std::span<const QuantSource* const> pa
   if (format.activations == Activations::i8_token || format.activations == Activations::i8_tensor) {
     if (format.code == Code::i8) return std::make_unique<IntegerLinear>(parts, bias, data, pool, arena);
     throw Error(ErrorCode::unsupported, cat(parts.front()->name(), ": the CPU device does not compute with ",
-                                            to_string(format), ": int8 activations go with int8 weights"));
+                                            to_string(format), ": int8 activations need int8 weights"));
   }
   return std::make_unique<QuantLinear>(parts, bias, data, pool, arena);
 }

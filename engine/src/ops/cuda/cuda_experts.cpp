@@ -68,7 +68,7 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
     check(*expert.down, hidden_, inter_, downs);
     if (!std::ranges::equal(expert.gate->order(), expert.up->order())) {
       throw Error(ErrorCode::invalid_argument,
-                  cat(expert.up->name(), ": the order of its columns is not that of ", expert.gate->name()));
+                  cat(expert.up->name(), ": the order of its columns differs from ", expert.gate->name()));
     }
     ordered = ordered || !expert.gate->order().empty();
     gate_up_input_scale_ = std::max({gate_up_input_scale_, expert.gate->input_scale(), expert.up->input_scale()});
@@ -138,7 +138,7 @@ CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weigh
         down.rows != hidden_ || down.cols != inter_) {
       throw Error(ErrorCode::invalid_argument,
                   cat("expert ", e, " has gate ", shape_of(gate), ", up ", shape_of(up), " and down ", shape_of(down),
-                      ": gate and up must be [", inter_, ", ", hidden_, "], down the other way round"));
+                      ": gate and up must be [", inter_, ", ", hidden_, "], down the transposed shape"));
     }
   }
   const auto hidden = round_up(hidden_, kExpertVector), inter = round_up(inter_, kExpertVector);

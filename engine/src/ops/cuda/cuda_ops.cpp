@@ -361,7 +361,7 @@ const DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
 void CudaOps::all_reduce(const Tensor& tensor) {
   if (ranks() == 1) return;
   require(tensor.stride == tensor.cols && is_float(tensor.dtype), "all_reduce",
-          [&] { return "rows must lie one behind the other"; });
+          [&] { return "rows must be contiguous"; });
   if (!options_.reproducible) {
     if (!tracing_) group_->all_reduce(stream_, rank_, tensor.data, tensor.dtype, tensor.rows * tensor.cols);
     return;
@@ -376,7 +376,7 @@ void CudaOps::all_reduce(const Tensor& tensor) {
 void CudaOps::all_gather(const Tensor& out, const Tensor& in) {
   require(out.rows == in.rows && out.cols == in.cols * ranks() && out.dtype == in.dtype, "all_gather",
           [&] { return cat("out ", shape_of(out), " must be ", ranks(), " times as wide as in ", shape_of(in)); });
-  require(in.stride == in.cols, "all_gather", [&] { return "rows must lie one behind the other"; });
+  require(in.stride == in.cols, "all_gather", [&] { return "rows must be contiguous"; });
   const auto bytes = tensor_bytes(in);
   if (ranks() == 1) {
     if (!tracing_) stream_.copy(out.data, in.data, bytes, "all_gather");

@@ -61,7 +61,7 @@ QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count,
   const bool integers = format.code == ops::Code::u4 || format.code == ops::Code::i8;
   if (format.zeros && !integers) {
     throw Error(ErrorCode::unsupported, cat(name, ": ", ops::to_string(format),
-                                            ": the CUDA device takes zeros with int4 and int8 only; quantise it "
+                                            ": the CUDA device supports zeros only with int4 and int8; quantise it "
                                             "symmetrically"));
   }
   if (format.group == cols) format_.group = k;
@@ -72,7 +72,7 @@ QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count,
   const auto all = static_cast<std::size_t>(count);
   if (all * scale_elements_ > std::size_t{std::numeric_limits<int>::max()}) {
     throw Error(ErrorCode::unsupported, cat(name, ": ", count, " x ", scale_elements_,
-                                            " scales: the CUDA device takes fewer than 2^31; quantise it in larger "
+                                            " scales: the CUDA device supports fewer than 2^31; quantise it in larger "
                                             "groups"));
   }
   const auto what = cat("a weight of ", ops::to_string(format), " [", n, ", ", cols, "]");

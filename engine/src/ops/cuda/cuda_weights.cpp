@@ -191,9 +191,10 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int commit
   }
   const auto block = block_layer_bytes(layout);
   if (block > std::size_t{std::numeric_limits<int>::max()}) {
-    throw Error(ErrorCode::unsupported, cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
-                                            " bytes a block and layer; the CUDA device takes fewer than 2^31: set a "
-                                            "smaller cache_block_seq_len"));
+    throw Error(ErrorCode::unsupported,
+                cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
+                    " bytes per block and layer; the CUDA device supports fewer than 2^31: set a "
+                    "smaller cache_block_seq_len"));
   }
   layout_ = layout;
   num_blocks_ = num_blocks;

@@ -429,8 +429,7 @@ void Block::enter() {
 void Block::leave() {
   auto& fiber = *current_;
   if (shape_->overlap && !fiber.waited) {
-    fail_here(
-        "ends without dependency_wait(): the kernel behind this one could start before the one in front has ended");
+    fail_here("ends without dependency_wait(): the next kernel could start before the previous kernel has ended");
   }
   set_state(index_of(fiber), State::done);
   ++done_;

@@ -152,7 +152,7 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
                                          " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
-                                         gemm.gate != Gate::none ? ", gated" : "", ") that no kernel takes"));
+                                         gemm.gate != Gate::none ? ", gated" : "", ") is not supported by any kernel"));
   }
   GemmParams p{};
   p.out = gemm.out;

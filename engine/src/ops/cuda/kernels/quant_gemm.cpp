@@ -164,7 +164,7 @@ void quant_gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, cons
       quant_groups(quant.format, gemm.k) * round_up(gemm.n, kQuantRows) > kMax ||
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
-                                         ops::to_string(quant.format), ", that no kernel takes"));
+                                         ops::to_string(quant.format), " is not supported by any kernel"));
   }
   auto p = quant_params(quant, gemm.k);
   set_parts(p, tactic, gemm);
