@@ -181,7 +181,8 @@ TEST_P(EngineGroupTest, InvalidCombinationsAreRejectedByName) {
   EXPECT_NE(rejected([](Request& r) { r.timeout_ms = 0; }).find("timeout_ms = 0"), std::string::npos);
 }
 
-// The log probability of each prompt token equals that of the first token sampled after the tokens before it.
+// The log probability of each prompt token equals the log probability of the first token sampled after the tokens
+// before it.
 TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
   std::vector<TokenId> prompt;
   for (TokenId i = 0; i < 37; ++i) prompt.push_back((7 * i + 3) % 40);

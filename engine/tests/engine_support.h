@@ -114,7 +114,7 @@ inline std::string error_of(const std::function<void()>& call, ErrorCode code) {
   return {};
 }
 
-// Allows the tokens for which `allowed` is true.
+// Allows a token if `allowed` returns true.
 class MaskOf : public TokenMaskProvider {
  public:
   using Allowed = std::function<bool(TokenId token, std::span<const TokenId> output)>;

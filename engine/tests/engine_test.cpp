@@ -337,7 +337,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   Collector repeated;
   engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
   EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
-  for (int i = 0; i < 4; ++i) {  // uses all blocks, including those of the poisoned request
+  for (int i = 0; i < 4; ++i) {  // uses all blocks, also the blocks of the poisoned request
     Collector again;
     auto other = clean;
     other.input_ids = {3, 1 + i};

@@ -104,7 +104,7 @@ TEST_F(NullDeviceTest, LogProbabilitiesAreThoseOfADistribution) {
       const double sum = std::accumulate(top.begin(), top.end(), 0.0, [](double s, const auto& t) {
         return s + std::exp(static_cast<double>(t.logprob));
       });
-      EXPECT_GT(sum, 0.99);  // of 40 tokens, one of which is likely
+      EXPECT_GT(sum, 0.99);  // 40 tokens, and one is likely
       EXPECT_LT(sum, 1.0);
     }
   }

@@ -76,7 +76,7 @@ TEST_P(LinearTest, equals_a_product_in_double) {
             sum += product;
             magnitude += std::abs(product);
           }
-          // Each of k products and additions is rounded once; the errors are those of the partial sums.
+          // Each of k products and additions is rounded once; the errors are the errors of the partial sums.
           const double of_sums = magnitude * 0x1p-24 * (2 + std::sqrt(static_cast<double>(c.k)) * 4);
           const double of_out = out_type == DType::f32 ? 0 : 1.01 * rounding(out_type) * std::abs(sum);
           ASSERT_NEAR(out.at(r, j), sum, (out_type == DType::f16 ? 0x1p-25 : 1e-30) + of_sums + of_out)
