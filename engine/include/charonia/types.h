@@ -74,7 +74,7 @@ struct Request {
   // Tokens to append to the session's history, if it has one; input_ids are then ignored. If the session has no
   // history, it begins with input_ids, or with these tokens if input_ids is empty. If continuation_ids is empty,
   // input_ids are the whole conversation and replace the history. If the history ends with an end id and these tokens
-  // begin with one, only one of the two stays. If history and input do not fit into session_len with room for
+  // begin with it, it is not repeated. If history and input do not fit into session_len with room for
   // max_tokens (unset: a quarter of session_len), the oldest turns are dropped; a start id (config.ini's start_id) at
   // the beginning of the history stays.
   std::vector<TokenId> continuation_ids;

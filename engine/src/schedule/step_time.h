@@ -14,8 +14,8 @@
 //
 // Unknown values are measured. Without a recent measurement of its decodes alone, a step gets no prefill (one in 100
 // steps, more often while there are few measurements). Without any rate, it gets 1/16 of the token budget. All other
-// steps get at least kMinTokens, or kMinTokens / 2 if that fills a tile of the GEMMs, so that prefill always
-// progresses. Steps without decodes get the whole token budget.
+// steps get at least kMinTokens, or fewer tokens (at least kMinTokens / 2) that fill a tile of the GEMMs, so that
+// prefill always progresses. Steps without decodes get the whole token budget.
 #pragma once
 
 #include <array>

@@ -211,7 +211,7 @@ namespace {
 
 __global__ void probe_kernel() {}
 
-// The compute capability, times ten, of the code that a device runs: of the virtual architecture of its source.
+// The compute capability, times ten, of the virtual architecture from which a device's code was compiled.
 int compiled_for(int index) {
   const OnDevice on(index);
   cudaFuncAttributes attributes{};

@@ -3,8 +3,7 @@
 //
 // Environment variable CHARONIA_EMULATED_CUDA_FAULT=
 //   step=N: fails in step N of an engine, counted from 1. Like an illegal access in a kernel, the fault appears when
-//   the
-//     host waits for the end of that step.
+//     the host waits for the end of that step.
 //   file=PATH: fails in the first operation that finds a file there, while an engine is loaded or computes.
 #pragma once
 

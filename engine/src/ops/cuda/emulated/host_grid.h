@@ -4,8 +4,7 @@
 //     until they are written, and threads and blocks run in a random order
 //   - barriers that not all threads reach, and warp functions that not all lanes call
 //   - clusters whose blocks do not all reach a barrier, and shared memory of a block that is read before it is written
-//   or
-//     after the block has ended
+//     or after the block has ended
 //   - launches that a device of compute capability 9.0 rejects (check())
 //   - addresses that are not aligned, or not in shared memory although they must be, in the functions of portable.h and
 //     tensor_core.h; other accesses of 8 or 16 bytes with -fsanitize=alignment (scripts/sanitize.sh grid)

@@ -42,9 +42,9 @@ CHARONIA_DEVICE int unit_offset(int row, int unit) {
   return (row * kUnits + (unit ^ turn)) * kUnitBytes;
 }
 
-// The offset of the unit `by` units after the one at `offset`, in the same row. Requires units & by == 0 (for the unit
-// below kSwizzledUnits). With a constant `by` this is a constant exclusive or and a constant sum, so that a loop over a
-// row needs few registers.
+// The offset of the unit `by` units after the one at `offset`, in the same row. Requires that the unit's index has no
+// common bits with `by` and is below kSwizzledUnits. With a constant `by` this is a constant exclusive or and a
+// constant sum, so that a loop over a row needs few registers.
 template <int kUnits>
 CHARONIA_DEVICE int unit_offset_by(int offset, int by) {
   constexpr int kSwizzled = kSwizzledUnits<kUnits> - 1;
