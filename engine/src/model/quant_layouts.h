@@ -110,7 +110,7 @@ class QuantPart final : public ops::QuantSource {
   QuantTensors tensors_;
   std::int64_t file_rows_ = 0, file_cols_ = 0;  // of the whole tensor
   std::int64_t file_groups_ = 0;                // groups in a row of the whole tensor
-  std::int64_t first_row_ = 0, first_col_ = 0;  // begin of the part in the whole tensor
+  std::int64_t first_row_ = 0, first_col_ = 0;  // start of the part in the whole tensor
   std::int64_t row_step_ = 1;                   // distance between rows of the part
   std::int64_t first_group_ = 0;
   Steps scale_steps_, zero_steps_;

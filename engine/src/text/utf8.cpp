@@ -35,7 +35,7 @@ std::string to_valid_utf8(std::string_view bytes) {
   std::string out;
   out.reserve(bytes.size());
   Utf8State state;
-  std::size_t begin = 0;  // begin of the unfinished character
+  std::size_t begin = 0;  // start of the unfinished character
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     if (state.push(static_cast<unsigned char>(bytes[i]))) {
       out += kReplacement;

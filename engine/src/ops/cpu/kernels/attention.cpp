@@ -254,7 +254,7 @@ struct Context {
   int width;  // of a row of k or v: elements, or bytes with 4 bits
 };
 
-// Positions [begin, begin + n) of a context. No query of the tile attends to those before begin + first. next: begin of
+// Positions [begin, begin + n) of a context. No query of the tile attends to those before begin + first. next: start of
 // the next chunk that the tile attends to, or -1.
 struct Chunk {
   int begin, n, first, next;

@@ -410,7 +410,7 @@ float Event::milliseconds(const Event& begin, const Event& end) {
 
 // Calls of other threads, such as another rank's, do not affect the capture.
 void Graph::begin(Stream& stream) {
-  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), "begin of a capture");
+  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), "start of a capture");
 }
 
 Graph Graph::end(Stream& stream) {

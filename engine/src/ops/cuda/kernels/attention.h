@@ -69,7 +69,7 @@ struct AttentionShape {
   bool reproducible = false;
 
   CHARONIA_HD int group() const { return heads / kv_heads; }
-  // The begin of the positions of an item whose first row has this position.
+  // The start of the positions of an item whose first row has this position.
   CHARONIA_HD int first_seen(int position) const {
     const int first = window == 0 || window > position ? 0 : position - window + 1;
     return first / kAttentionTile * kAttentionTile;

@@ -66,7 +66,7 @@ CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const At
 
 // kUnroll, here and below: how many iterations of a loop are unrolled. More of them hide more of the latency, and take
 // more registers. swizzled_rows: rows have the layout of unit_offset(), otherwise they are contiguous. A position
-// without a row gets the integers at the begin of the layer; their values do not matter, because its scale and zero are
+// without a row gets the integers at the start of the layer; their values do not matter, because its scale and zero are
 // 0.
 template <int kDim, int bits, bool swizzled_rows, int kUnroll>
 CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows) {

@@ -104,7 +104,7 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
     // For a packed weight: the 8 lines of two blocks, one for each of their rows.
     const auto at = p.packed ? packed_at(column, k, p.weight_stride) + column % kPackedRows * kPackedK
                              : static_cast<std::int64_t>(column) * p.weight_stride + k;
-    const int last_k = p.packed ? k + column % kPackedRows / 4 * kPackedK : k;  // begin of that line
+    const int last_k = p.packed ? k + column % kPackedRows / 4 * kPackedK : k;  // start of that line
     if (column < p.n && last_k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + at);
   }
   dependency_trigger();
