@@ -12,8 +12,8 @@ namespace charonia::cache {
 namespace {
 
 struct Shape {
-  int num_blocks, block_len, chunk, memory;  // chunk 0: all blocks have memory; memory: the number of blocks that it is
-                                             // enough for
+  // chunk 0: all blocks have memory. memory: the number of blocks for which memory is enough.
+  int num_blocks, block_len, chunk, memory;
   bool bad_hash;
 };
 

@@ -295,8 +295,8 @@ TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
         for (std::size_t i = 0; i < all.size(); ++i) {
           const auto errors = std::ranges::count(got[i].reasons, FinishReason::error);
           if (errors > 0 || all[i].sampling.best_of > all[i].sampling.n) {
-            failed += static_cast<std::size_t>(errors);  // errors; of best_of, the failed sequences may have been the
-                                                         // best
+            // With best_of, the failed sequences may have been the best.
+            failed += static_cast<std::size_t>(errors);
           } else {
             ASSERT_EQ(got[i], expected[i]) << "request " << i;
           }

@@ -137,8 +137,8 @@ TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
 // A quantised model in combination with two ranks, experts, a quantised cache, turns of a session, and prompts with
 // cached prefixes.
 TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) {
-  constexpr float kTolerance = 2e-2F;  // for a key or value that rounds to the next integer because sums have another
-                                       // order
+  // Allows a key or value to round to the next integer: sums have another order.
+  constexpr float kTolerance = 2e-2F;
   const auto expect_near = [](const Answer& found, const Answer& expected) {
     EXPECT_EQ(found.tokens, expected.tokens);
     ASSERT_EQ(found.logprobs.size(), expected.logprobs.size());

@@ -110,8 +110,8 @@ TEST(SchedulerFork, APreemptedParentLetsItsChildrenGo) {
   Scheduler scheduler({2, 100}, pool);
   scheduler.add(1, numbers(3, 10), 12, {.priority = 1});
   scheduler.add(2, numbers(5, 20), 12);
-  scheduler.add(3, numbers(5, 20), 12, {.parent = 2});  // its parent's prompt is already computed, but there is no
-                                                        // space
+  // Its parent's prompt is already computed, but there is no space.
+  scheduler.add(3, numbers(5, 20), 12, {.parent = 2});
   StepPlan plan;
   do {
     plan = step(scheduler);

@@ -56,8 +56,7 @@ struct Request {
   SamplingParams sampling;
   int priority = 0;                // higher values run first; equal values in order of arrival
   bool stream = true;              // false: exactly one Result, the last
-  bool joined_responses = false;   // the caller sends results together with other requests'; see
-                                   // runtime/stream_interval.h
+  bool joined_responses = false;   // the caller sends results of several requests together (runtime/stream_interval.h)
   bool strip_leading_space = false;  // drop one leading space of the text if the tokenizer's decoder does
 
   // Marks that end the search for stop words: the beginnings of tool calls, as text or as special tokens in the
@@ -83,7 +82,7 @@ struct Request {
   // The request finds only blocks in the prefix cache that a request with the same salt computed. So clients that do
   // not know the salt cannot detect, from num_cached_tokens or from response times, that a prompt was used before.
   // Empty: only blocks of requests without a salt. At most kMaxCacheSalt arbitrary bytes. The history of a session is
-  // found whatever the salts of its turns.
+  // found for any salt.
   std::string cache_salt;
 
   // Return whole rows of the prompt's logits, in separate results, as the steps produce them (Result::prompt_logits).
@@ -126,8 +125,9 @@ struct Result {
   FinishReason finish_reason = FinishReason::none;      // set only in the last result of a request
   std::string error;                // with FinishReason::error
   ErrorCode error_code = ErrorCode::internal;  // of that error
-  int index = 0;                  // the index among the request's n sequences. Each sequence has a last result, even
-                                  // if the request fails or is cancelled before its sequences begin
+  // The index among the request's n sequences. Each sequence has a last result, even if the request fails or is
+  // cancelled before its sequences begin.
+  int index = 0;
   double cumulative_logprob = 0;  // sum over its tokens so far, if log probabilities or best_of were requested
   // Per token of the prompt from the second on, if requested; in the first result of sequence 0.
   std::vector<float> prompt_logprobs;

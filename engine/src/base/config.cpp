@@ -14,8 +14,8 @@
 namespace charonia {
 namespace {
 
-using Store = std::function<bool(std::string_view, EngineConfig&, ModelConfig*)>;  // returns false if the value is out
-                                                                                   // of range
+// Returns false if the value is out of range.
+using Store = std::function<bool(std::string_view, EngineConfig&, ModelConfig*)>;
 
 struct Entry {
   ConfigField field;

@@ -43,8 +43,8 @@ class Decoder {
     std::unique_ptr<ops::Linear> qkv, attention_out;
     std::unique_ptr<ops::Linear> gate_up, down;  // dense, or the shared expert; null if absent
     // With experts:
-    std::unique_ptr<ops::Linear> router;  // logits of the experts (in two halves if it stays fp32), then the shared
-                                          // expert's gate
+    // Logits of the experts (in two halves if it stays fp32), then the shared expert's gate.
+    std::unique_ptr<ops::Linear> router;
     std::unique_ptr<ops::Experts> experts;
     Vector router_bias;  // [experts]; null if absent
     ops::RouterParams choice;

@@ -210,13 +210,12 @@ std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
   const auto groups = whole ? 1 : tensor.cols / std::gcd(how.group_size, tensor.cols);
   DType scale = four_bits ? DType::bf16 : DType::f32;
   if (!tensor.parts.empty() && how.layout != QuantLayout::mxfp4) scale = tensor.parts.front().scales->dtype;
-  auto beside = static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0);  // bytes of the scale and zero of a
-                                                                                  // group
+  auto group_bytes = static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0);  // a group's scale and zero
   const bool integers = how.code == ops::Code::i8 && (how.activations == ops::Activations::i8_token ||
                                                       how.activations == ops::Activations::i8_tensor);
   // The CPU's integer GEMMs have a scale, a correction and a zero of 32 bits each (ops/cpu/kernels.h).
-  if (integers) beside = how.zeros ? 12 : 8;
-  return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) + tensor.rows * groups * beside;
+  if (integers) group_bytes = how.zeros ? 12 : 8;
+  return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) + tensor.rows * groups * group_bytes;
 }
 
 }  // namespace

@@ -19,8 +19,7 @@ namespace charonia::model {
 
 class Manifest {
  public:
-  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; empty: the whole
-                                                                       // dimension
+  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; empty: all of it
 
   struct File {
     std::string path;  // relative to the folder, or absolute

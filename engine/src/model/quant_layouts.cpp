@@ -319,8 +319,8 @@ void QuantPart::find_order() {
   if (!tensors_.order) return;
   const auto* const data = tensors_.order->view.data.data();
   const auto group_size = this->group_size();
-  std::vector<std::int64_t> ends(static_cast<std::size_t>(file_groups_));  // the position of the next column of each
-                                                                           // group
+  // The position of the next column of each group.
+  std::vector<std::int64_t> ends(static_cast<std::size_t>(file_groups_));
   for (std::size_t g = 0; g < ends.size(); ++g) ends[g] = static_cast<std::int64_t>(g) * group_size;
   std::vector<std::int32_t> order(static_cast<std::size_t>(file_cols_));
   bool sorted = true;

@@ -23,8 +23,8 @@ std::string_view to_string(QuantLayout layout);  // the name in the manifest
 struct Quantization {
   QuantLayout layout = QuantLayout::rows;
   ops::Code code = ops::Code::i8;
-  std::int64_t group_size = 0;  // columns of the file's tensor that share a scale; 0: all columns. In layout rows the
-                                // last group may be shorter
+  // Columns of the file's tensor that share a scale; 0: all columns. In layout rows the last group may be shorter.
+  std::int64_t group_size = 0;
   std::int64_t group_rows = 1;  // rows that share a scale; 1 except in layout rows
   bool zeros = false;
   int zero_offset = 1;  // for layout gptq: added to a stored zero, 0 or 1
@@ -53,8 +53,7 @@ struct QuantTensors {
 // fastest, because layouts awq and gptq store the columns of 8 rows next to each other.
 class QuantPart final : public ops::QuantSource {
  public:
-  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; empty: the whole
-                                                                       // dimension
+  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; empty: all of it
 
   // row_step n: reads the first of `rows` and every n-th row after it. Checks types and shapes, not values. Throws
   // Error(invalid_argument) with the fault and the expected value; the caller adds the tensor's name. Reads the views

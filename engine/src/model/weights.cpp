@@ -63,8 +63,8 @@ void WeightFiles::open_files(bool all_files) {
   for (const auto& [name, tensor] : manifest_.tensors()) {
     for (const auto& part : tensor.parts) {
       needed[part.file] = true;
-      for (const auto* const beside : {&part.scales, &part.zeros, &part.order, &part.input_scale}) {
-        if (*beside) needed[(*beside)->file] = true;
+      for (const auto* const side : {&part.scales, &part.zeros, &part.order, &part.input_scale}) {
+        if (*side) needed[(*side)->file] = true;
       }
     }
   }
@@ -128,16 +128,16 @@ TensorView WeightFiles::find_tensor(const std::string& name, std::size_t file, c
 
 QuantPart WeightFiles::find_quantised(const std::string& name, const Quantization& how,
                                       const Manifest::Part& part) const {
-  const auto beside = [&](const std::optional<Manifest::SideTensor>& one) -> std::optional<QuantTensor> {
+  const auto side = [&](const std::optional<Manifest::SideTensor>& one) -> std::optional<QuantTensor> {
     if (!one) return {};
     return QuantTensor{one->name, find_tensor(name, one->file, one->name, one->dtype)};
   };
   QuantTensors tensors{.path = files_[part.file]->path().string(),
                        .codes = {part.name, find_tensor(name, part.file, part.name, part.dtype)},
-                       .scales = *beside(part.scales),  // the manifest has scales for every part
-                       .zeros = beside(part.zeros),
-                       .order = beside(part.order),
-                       .input_scale = beside(part.input_scale)};
+                       .scales = *side(part.scales),  // the manifest has scales for every part
+                       .zeros = side(part.zeros),
+                       .order = side(part.order),
+                       .input_scale = side(part.input_scale)};
   try {
     return {how, std::move(tensors), part.rows, part.cols, part.row_step};
   } catch (const Error& error) {

@@ -15,7 +15,7 @@ struct StepFacts {
   std::int64_t vocab = 0;  // rows of the embedding
   int block_len = 0;
   int num_blocks = 0;
-  // StepLimits
+  // As in StepLimits.
   int max_rows = 0, max_sequences = 0, max_positions = 0;
 };
 

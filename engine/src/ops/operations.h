@@ -21,10 +21,8 @@ class Linear;
 
 // How rotary_store() changes the heads of q and k before it stores k and v. Pointers are device pointers.
 struct RotaryParams {
-  const float* cos_sin = nullptr;  // [table rows, rotary_dim]: the first half of a row has cosines, the second half
-                                   // sines; null: no rotation
-  int rotary_dim = 0;              // even, 2 .. head_dim: rotates pairs (d, d + rotary_dim / 2); other elements do not
-                                   // change
+  const float* cos_sin = nullptr;  // [table rows, rotary_dim]: half cosines, half sines; null: no rotation
+  int rotary_dim = 0;              // even, 2 .. head_dim: rotates pairs (d, d + rotary_dim / 2), no others
   bool interleaved = false;        // rotates pairs (2 d, 2 d + 1) of the first rotary_dim elements instead
   const float* q_norm = nullptr;   // [head_dim], together with k_norm: RMS norm of every head; null: no norm
   const float* k_norm = nullptr;

@@ -53,12 +53,13 @@ struct SampleRow : RowSampling {  // greedy sampling breaks ties by the lowest i
   std::span<const std::pair<std::int32_t, float>> bias;
   // Token ids that must not be sampled (min_tokens' end ids, bad words), ascending.
   std::span<const std::int32_t> banned;
-  int logprobs = -1;         // -1: none; n: log probabilities of the sampled token and the n most likely,
-                             // from the unmodified logits
+  // -1: none; n: log probabilities of the sampled token and the n most likely, from the unmodified logits.
+  int logprobs = -1;
   std::int32_t target = -1;  // >= 0: nothing is sampled; this token is returned, with the requested log probabilities
   bool logits = false;       // also return the whole row of logits; only with a target
-  const TokenMask* mask = nullptr;  // The device waits for it as late as possible, after it has issued the logits. A
-                                    // step with a mask is launched only after the previous step is collected.
+  // The device waits for it as late as possible, after it has issued the logits. A step with a mask is launched only
+  // after the previous step is collected.
+  const TokenMask* mask = nullptr;
 };
 
 struct Sampled {

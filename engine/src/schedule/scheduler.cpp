@@ -135,8 +135,8 @@ StepPlan Scheduler::plan() {
 }
 
 void Scheduler::advance(const StepPlan& plan) {
-  auto& planned = impl_->collected;  // null: the sequence was removed since plan(), and perhaps added again with the
-                                     // same id
+  // An element is null if its sequence was removed since plan(), and perhaps added again with the same id.
+  auto& planned = impl_->collected;
   planned.clear();
   for (const auto& part : plan.seqs) {
     auto* seq = impl_->find(part.id);

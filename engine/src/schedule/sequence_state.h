@@ -43,18 +43,18 @@ struct Seq {
   std::vector<cache::PrefixNode> nodes;  // the nodes of those that are in the index
   bool forced = false;  // its gap is a sampled token and appended tokens after it; every step computes at least one
 
-  // admission.cpp: the last lookup that did not fit.
+  // Used by admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed
   std::int64_t activated_at_lookup = 0;  // Impl::activated_blocks at the last lookup
 
-  // children.cpp
+  // Used by children.cpp.
   Seq* parent = nullptr;       // shares its blocks with this sequence; null after a step with it has advanced
   std::vector<Seq*> children;  // sequences whose parent this is
   bool forked = false;         // began with its parent's blocks in the plan that has not advanced yet
 
-  // logits_rows.h
-  std::int32_t rows_given = 0;  // with all_rows: rows of the prompt, from the first, whose logits the caller has
-                                // received
+  // Used by logits_rows.h.
+  // With all_rows: how many of the prompt's first rows of logits the caller has received.
+  std::int32_t rows_given = 0;
 
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t gap() const { return num_tokens() - computed; }

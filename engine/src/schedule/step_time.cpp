@@ -74,8 +74,8 @@ void StepTime::begin_prefill(std::int32_t decodes) {
 double StepTime::rate(std::int32_t position) const {
   const auto wanted = class_of_position(position);
   for (std::size_t distance = 0; distance < kClasses; ++distance) {
-    for (const auto at : {wanted + distance, wanted - distance}) {  // an index below 0 wraps around to a value that is
-                                                                    // too large
+    // An index below 0 wraps around to a value that is too large.
+    for (const auto at : {wanted + distance, wanted - distance}) {
       if (at < kClasses && !rates_[at].per_token.empty()) return rates_[at].per_token.median();
     }
   }

@@ -24,8 +24,8 @@ class StopWords {
  private:
   struct Word {
     std::string bytes;
-    std::vector<std::uint32_t> shorter;  // [i]: matched length to continue with if i bytes matched and the next byte
-                                         // does not
+    // [i]: matched length to continue with if i bytes matched and the next byte does not.
+    std::vector<std::uint32_t> shorter;
   };
   std::vector<Word> words_;
 };

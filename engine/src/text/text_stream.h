@@ -74,8 +74,8 @@ class TextStream {
 
   const TokenTable* table_;
   std::shared_ptr<const StopWords> stop_words_;
-  std::vector<std::uint32_t> matched_;  // for each stop word, see StopWords::push(); empty when stop words no longer
-                                        // count
+  // For each stop word, see StopWords::push(). Empty when stop words no longer count.
+  std::vector<std::uint32_t> matched_;
   std::shared_ptr<const StopWords> stop_until_;
   std::vector<std::uint32_t> until_matched_;  // the same for each mark
   std::optional<Stop> waiting_;               // a stop word within a possible mark

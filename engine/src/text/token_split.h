@@ -57,8 +57,8 @@ class TokenSplit {
   std::vector<std::int32_t> of_byte_;                            // [256]
   std::unordered_map<std::string_view, std::int32_t> of_piece_;  // pieces that are tokens as a whole and are not merged
   std::vector<std::regex> stages_;
-  std::vector<bool> joined_;  // [128, 128]: pairs of characters that are adjacent within a token. Empty for byte-level
-                              // BPE
+  // [128, 128]: pairs of characters that are adjacent within a token. Empty for byte-level BPE.
+  std::vector<bool> joined_;
   std::vector<std::string> added_;
   std::vector<bool> apart_;  // [tokens]: special or added tokens: the text after them is split on its own
 };

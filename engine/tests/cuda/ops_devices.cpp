@@ -17,8 +17,8 @@ DeviceTraits traits(std::string_view device) {
   constexpr double kEffort = 1;
 #endif
   return {.bitwise = device == "cuda_reproducible",
-          .attention_roundings = 2,  // of probabilities, which are rounded before the product with v, and of their
-                                     // rows' sums
+          // Of probabilities, which are rounded before the product with v, and of their rows' sums.
+          .attention_roundings = 2,
           .effort = kEffort};
 }
 

@@ -58,8 +58,8 @@ class Candidates {
   std::vector<double> mass_;         // [bins]
   std::vector<std::int32_t> count_;  // [bins]
   Prefix kept_;
-  mutable std::vector<TokenLogit> open_;  // tokens of open_bin_; if kept_ ends in this bin, the most likely tokens of
-                                          // kept_ come first
+  // Tokens of open_bin_. If kept_ ends in this bin, the most likely tokens of kept_ come first.
+  mutable std::vector<TokenLogit> open_;
   mutable int open_bin_ = -1;
 };
 

@@ -113,8 +113,7 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
     const void* data = nullptr;
     DType type = DType::f32;
   };
-  constexpr std::int64_t kStrip = 64;  // columns of a strip; while it is written, a strip of a panel stays in the L1
-                                       // cache
+  constexpr std::int64_t kStrip = 64;  // columns of a strip: a panel's strip fits the L1 cache
   pool.parallel_for(panels(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       std::array<Row, kPanel> rows;

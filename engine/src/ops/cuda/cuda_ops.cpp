@@ -29,7 +29,6 @@ std::string shape_of(const Tensor& tensor) {
 
 bool is_float(DType type) { return type == DType::f32 || type == DType::f16 || type == DType::bf16; }
 
-// A chunk in a row of the ranks' shards, aligned for any access.
 std::size_t tensor_bytes(const Tensor& tensor) {
   return static_cast<std::size_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype);
 }

@@ -172,8 +172,8 @@ void CudaOps::run_step(const Issue& issue) {
   auto& slot = slots_[slot_];
   set_step(slot.text);
   begun_.open = false;
-  sampled_before_ = sampler_ ? begun_.logits_rows : 0;  // the number of samples that the next step may refer to, also
-                                                        // if this step fails
+  // The number of samples that the next step may refer to, also if this step fails.
+  sampled_before_ = sampler_ ? begun_.logits_rows : 0;
   try {
     if (group_) group_->check();
     if (begun_.captured != nullptr) {

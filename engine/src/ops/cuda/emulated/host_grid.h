@@ -58,8 +58,8 @@ struct Shape {
   // Programmatic dependent launch: every thread must call dependency_wait().
   bool overlap = false;
   std::string what;         // for messages
-  std::uint64_t place = 0;  // position of the kernel in its stream: grids at different positions run in different
-                            // orders
+  // Position of the kernel in its stream. Grids at different positions run in different orders.
+  std::uint64_t place = 0;
 };
 
 // Throws charonia::Error(internal) for a shape that a device would reject.

@@ -13,8 +13,7 @@ GemmTimer make_gemm_timer() { return nullptr; }
 
 namespace {
 
-constexpr double kMicroseconds = 400;  // duration of a sequence of GEMMs: long compared with the clock's half
-                                       // microsecond
+constexpr double kMicroseconds = 400;  // of a sequence of GEMMs: long compared with the clock's 0.5
 constexpr int kSamples = 3;
 
 // Uses a graph, like the decode steps, so that the time excludes launches.

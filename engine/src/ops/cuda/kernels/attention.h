@@ -47,8 +47,7 @@ struct alignas(16) AttentionItem {
   std::int32_t first_row = 0;  // row of the step
   std::int32_t num_rows = 0;
   std::int32_t first_position = 0;        // position of first_row; the following rows have the following positions
-  std::int32_t kv_begin = 0, kv_end = 0;  // positions of this split; row r attends to those up to its own, within its
-                                          // window
+  std::int32_t kv_begin = 0, kv_end = 0;  // this split; row r attends up to its own position, within its window
   std::int32_t partial = 0;  // first partial result of a divided item. Row r of split i: + i * num_rows + r
   std::int16_t split = 0, splits = 1;
 };

@@ -227,8 +227,7 @@ void decode_kernel(const AttentionParams p) {
          begin += kPositions) {
       publish_rows();
       wait_for_tile(p.stages);
-      __syncthreads();  // this tile is complete, and all threads are done with the previous one, whose stage is filled
-                        // next
+      __syncthreads();  // this tile is complete, and all threads are done with the previous one
       copy_ahead(stage == 0 ? p.stages - 1 : stage - 1);
       const unsigned char* const tile = stages + stage * layout.stage_bytes();
       [[maybe_unused]] const unsigned char* const k = tile;

@@ -42,16 +42,13 @@ struct AttentionParams {
   int max_blocks = 0;         // of a grid whose blocks all run at the same time
   int stages = 2;             // of the pipeline of k and v tiles
   int chunk = 0;              // positions that are summed separately; a power of two
-  int span = 0;               // positions whose chunks are combined: kCombinedSplits chunks, or one if there are no
-                              // chunks
-  float scale = 1;            // softmax is over 2^(x * scale), which includes log2(e); x = q k^T, or the score of
-                              // ScoreMod
+  int span = 0;               // positions of kCombinedSplits chunks, or of one if there are no chunks
+  float scale = 1;            // softmax is over 2^(x * scale), which includes log2(e); x: q k^T, or its modified score
   float* partials = nullptr;  // [partials][heads][head_dim + 4]: sum of p v, maximum, sum of p, -, -
   // [partials][kv_heads][tiles][kCombineLevels]: numbers of finished splits of a set, at its first partial, and of
   // finished sets of an item, at its first partial
   std::int32_t* counters = nullptr;
-  float* sums = nullptr;  // [thread blocks][sums_stride]: a block's sums of the earlier chunks, if an item
-                          // may have several
+  float* sums = nullptr;  // [thread blocks][sums_stride]: sums of earlier chunks of an item
   std::int64_t sums_stride = 0;
   ScoreMod score_mod;
 };

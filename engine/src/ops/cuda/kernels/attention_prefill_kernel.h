@@ -123,8 +123,7 @@ void prefill_kernel(const AttentionParams p) {
       if constexpr (quantised) row_ahead = look_up(unit, begin + kPositions);
       if (thread < kPositions) k_rows[stage * kPositions + thread] = row_ahead.shared(p);
       copy_wait<0>();
-      __syncthreads();  // this tile is complete, and all threads are done with the previous one, whose stage is filled
-                        // next
+      __syncthreads();  // this tile is complete, and all threads are done with the previous one
       if (begin + kPositions < item.kv_end) {
         copy(stages + stage * tile_bytes, k_rows + stage * kPositions, row_ahead);
         copy_commit();

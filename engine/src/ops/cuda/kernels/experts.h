@@ -24,8 +24,8 @@ struct RouteParams {
   int rows = 0, experts = 0;  // experts <= kMaxExperts
   ops::RouterParams how{};    // top_k <= kMaxExpertsOfRow
   int tile_rows = 0, num_tiles = 0;         // of the written tiles
-  const std::int32_t* real_rows = nullptr;  // on the device: number of rows; later rows are padding and get no expert;
-                                            // or null
+  // On the device: the number of rows; later rows are padding and get no expert. May be null.
+  const std::int32_t* real_rows = nullptr;
   // Parts of ExpertsWorkspace:
   std::int32_t* chosen = nullptr;
   float* weights = nullptr;
@@ -53,8 +53,8 @@ struct ExpertGemm {
   ops::Activation activation = ops::Activation::silu;
   const ExpertTile* tiles = nullptr;
   int num_tiles = 0, tile_rows = 0;
-  std::optional<QuantWeight> quant{};  // set if the weight is quantised, in the same format for all experts
-                                       // (quant_gemm.h)
+  // Set if the weight is quantised (quant_gemm.h); all experts have the same format.
+  std::optional<QuantWeight> quant{};
 };
 void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm);
 

@@ -233,8 +233,7 @@ void tile_kernel(const ExpertGemmParams p) {
   CHARONIA_UNROLL_BY(1)
   for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_wait<S::kStages - 2>();
-    __syncthreads();  // the chunk is complete, and all threads are done with the previous chunk, whose memory is filled
-                      // next
+    __syncthreads();  // this chunk is complete, and all threads are done with the previous one
     fill(chunk + S::kStages - 1);
     const unsigned char* const stage = stages + chunk % S::kStages * S::kStageBytes;
     multiply_stage<S>(now, stage, stage + S::kColumns * kRowBytes, warp_column, warp_row);

@@ -39,8 +39,7 @@ enum class Gate : std::uint8_t { none, silu, gelu_tanh };
 // The parts of a quantised weight besides its codes (quant_layout.h, quant_gemm.h), in device memory.
 struct QuantWeight {
   ops::QuantFormat format;
-  const float* column_scales = nullptr;  // [n]: codes are multiplied in 8 bits (w8a8_gemm.h); null: the following
-                                         // fields apply
+  const float* column_scales = nullptr;  // [n]: multiply codes in 8 bits (w8a8_gemm.h); null: see below
   const void* scales = nullptr;          // in the format's scale type
   const void* zeros = nullptr;           // null: no zeros
   const std::int32_t* order = nullptr;   // [k] the input feature of each column; null: ascending

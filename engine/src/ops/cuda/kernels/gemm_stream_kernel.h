@@ -50,8 +50,8 @@ struct StreamShape {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kRing = kRing_, kBlocks = kBlocks_;
   static constexpr bool kPacked = kPacked_;
-  static constexpr bool kGated = kGated_;  // a template parameter, because a run-time check would cost registers in the
-                                           // largest shape
+  // A template parameter, because a run-time check would cost registers in the largest shape.
+  static constexpr bool kGated = kGated_;
   static constexpr int kStep = kPacked ? kPackedRows * kPackedK : kPackedK;  // elements of the weight between steps
   static constexpr int kAhead = kM * kN < 4 ? 1 : 0;
   static constexpr int kSlotSteps = kRing / kSlots;  // steps whose weights are loaded together

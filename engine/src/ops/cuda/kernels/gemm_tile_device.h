@@ -21,8 +21,8 @@ struct TileShape {
   static constexpr int kThreads = kColumnWarps * kRowWarps * kWarp;
   static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // GEMMs per warp
   static constexpr int kStageBytes = (kColumns + kRows) * kRowBytes;
-  static constexpr int kPitch = kColumns + 4;  // pitch of the sums in shared memory; padded, so that the lanes of a
-                                               // store use different banks
+  // The pitch of the sums in shared memory, padded so that the lanes of a store use different banks.
+  static constexpr int kPitch = kColumns + 4;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static_assert(kM * kColumnWarps * 16 == kColumns && kN * kRowWarps * 8 == kRows);
   static_assert(kRows * kPitch * 4 <= kSharedBytes);

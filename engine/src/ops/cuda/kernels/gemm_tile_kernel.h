@@ -143,8 +143,7 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
   for (int i = 0; i < S::kStages - 1; ++i) fill(i);
   for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_wait<S::kStages - 2>();
-    __syncthreads();  // the chunk is complete, and all threads are done with the previous chunk, whose memory is filled
-                      // next
+    __syncthreads();  // this chunk is complete, and all threads are done with the previous one
     fill(chunk + S::kStages - 1);
     const unsigned char* const weight = stages + chunk % S::kStages * S::kStageBytes;
     const unsigned char* const in = weight + S::kColumns * kRowBytes;

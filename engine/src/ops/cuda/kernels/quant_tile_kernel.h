@@ -37,8 +37,8 @@ struct Shape {
   static constexpr int kCloses = kQuantK / kClose;     // per stage
   static constexpr int kUnits = kColumns / kQuantRows, kUnitBytes = kLoads * kWarp * 16;
   static constexpr int kCodeBytes = kUnits * kUnitBytes, kStageBytes = kCodeBytes + kRows * kRowBytes;
-  static constexpr int kPitch = kColumns + 4;  // pitch of the sums in shared memory; padded, so that the lanes of a
-                                               // store use different banks
+  // The pitch of the sums in shared memory, padded so that the lanes of a store use different banks.
+  static constexpr int kPitch = kColumns + 4;
   static constexpr int kStagesBytes = kStages * kStageBytes;
   static constexpr int kSharedBytes = kStagesBytes + kThreads * kSums * 4;  // with the sums of finished parts
   static_assert(kM * kColumnWarps * 16 == kColumns && kN * kRowWarps * 8 == kRows);
@@ -159,8 +159,7 @@ void tile_kernel(const QuantParams p) {
   for (int chunk = 0; chunk < chunks; ++chunk) {
     load_factors(factors, chunk);
     copy_wait<S::kStages - 2>();
-    __syncthreads();  // the chunk is complete, and all threads are done with the previous chunk, whose memory is filled
-                      // next
+    __syncthreads();  // this chunk is complete, and all threads are done with the previous one
     fill(chunk + S::kStages - 1);
     const unsigned char* const stage = stages + chunk % S::kStages * S::kStageBytes;
     const unsigned char* const in = stage + S::kCodeBytes;

@@ -19,8 +19,7 @@ struct SampleParams : RowSampling {
   std::int32_t list_begin = 0, list_end = 0;  // range in the entries
   std::int32_t active = 0;                    // 0: padding
   std::int32_t mask = -1;                     // row of SampleBatch::masks; -1: all tokens are allowed
-  std::int32_t target = -1;                   // >= 0: the token to return; the row is then greedy and has no other
-                                              // parameters
+  std::int32_t target = -1;                   // >= 0: the token to return, for a greedy row without other parameters
 };
 static_assert(std::is_trivially_copyable_v<SampleParams>);  // it is uploaded as raw bytes
 
