@@ -87,8 +87,8 @@ TEST_F(ManifestTest, OnlyQuantisedTensorsHaveARowStep) {
 }
 
 TEST_F(ManifestTest, PartsThatDoNotMakeTheShapeAreRefused) {
-  expect_refused(kOut, "/shape", {32, 24}, "has shape [32, 24], and its part layers.0.attention.wo.0.weight has 16");
-  expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], and its 1 parts have 32 rows");
+  expect_refused(kOut, "/shape", {32, 24}, "has shape [32, 24], but its part layers.0.attention.wo.0.weight has 16");
+  expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], but its 1 parts have 32 rows");
   expect_refused(kOut, "/parts", json::array(), "its 0 parts have 0 rows");
   expect_refused(kQkv, "/parts/1/rows", {8, 16}, "has elements of layers.0.attention.w_qkv.0.weight in two parts");
   for (const auto* shape :

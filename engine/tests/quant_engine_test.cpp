@@ -229,11 +229,11 @@ TEST_F(QuantEngine, InconsistentWeightsAreRejectedByName) {
   normalised.more = "normalize_output = 1\n";
   expect(normalised, ErrorCode::unsupported, {"tensor output.0.weight is quantised (int4)"}, [](json&) {});
   auto both = tiny({"rows", "I8", 0});
-  expect(both, ErrorCode::unsupported, {gate, up, "int8, groups of 64", "must be of one format"},
+  expect(both, ErrorCode::unsupported, {gate, up, "int8, groups of 64", "must have the same format"},
          [&](json& tensors) { tensors[up]["quantization"]["activations"] = "int8-token"; });
   both.experts = 4;
   const std::string expert = "layers.0.feed_forward.experts.2.w3.0.weight";
-  expect(both, ErrorCode::unsupported, {"layers.0.experts.gate_up", "of a layer's experts must be of one format"},
+  expect(both, ErrorCode::unsupported, {"layers.0.experts.gate_up", "of a layer's experts must have the same format"},
          [&](json& tensors) { tensors[expert]["quantization"]["activations"] = "int8-token"; });
   expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "of shape [512, 1], expected [512, 4]"},
          [&](json& tensors) { tensors[expert]["quantization"]["group_size"] = 16; });

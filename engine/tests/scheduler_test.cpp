@@ -263,7 +263,7 @@ TEST(Scheduler, ASequenceWhosePlaceholderIsItsLastTokenIsNotPlannedAgain) {
   scheduler.advance(plan);
   EXPECT_TRUE(scheduler.plan().empty());
   scheduler.resolve(plan, std::vector<TokenId>{3});
-  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens and was not removed";
+  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens, but was not removed";
 }
 
 TEST(Scheduler, NoPreemptionIfTheNextResultFreesBlocks) {
@@ -425,7 +425,7 @@ TEST(Scheduler, AppendingToWhatHasAllItsTokensOrOneThatIsNotKnownIsAnError) {
   EXPECT_THROW(scheduler.append(2, 1), Error);
   const auto plan = scheduler.plan();
   scheduler.advance(plan);
-  EXPECT_THROW(scheduler.append(1, 1), Error) << "its last token is not known";
+  EXPECT_THROW(scheduler.append(1, 1), Error) << "its last token is not sampled yet";
   scheduler.resolve(plan, std::vector<TokenId>{1});
   EXPECT_THROW(scheduler.append(1, -1), Error);
   scheduler.append(1, 1);
@@ -451,7 +451,7 @@ TEST(Scheduler, MisuseIsAnError) {
   scheduler.add(1, numbers(15), 16);
   EXPECT_THROW(scheduler.add(1, numbers(3), 8), Error);
   step(scheduler);
-  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens and was not removed";
+  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens, but was not removed";
   EXPECT_TRUE(scheduler.remove(1));
   EXPECT_TRUE(scheduler.plan().empty());
 }

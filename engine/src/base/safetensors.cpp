@@ -144,7 +144,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   if (!S_ISREG(status.st_mode)) file.refuse("it is not a regular file");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   if (bytes < sizeof(std::uint64_t)) {
-    file.refuse(cat("it is truncated: it has ", bytes, " bytes, and the header's length alone takes 8"));
+    file.refuse(cat("it is truncated: it has ", bytes, " bytes, but the header's length alone takes 8"));
   }
   file.mapping_.reset(Mapping::make(descriptor.get(), bytes));
   if (!file.mapping_) file.refuse(last_error());
@@ -157,11 +157,11 @@ void SafetensorsFile::read_header() {
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > kMaxHeaderBytes) {
-    refuse(cat("its header would be ", length, " bytes long, at most ", kMaxHeaderBytes,
-               " are allowed; it is probably not a safetensors file"));
+    refuse(cat("its header would have ", length, " bytes, more than the maximum of ", kMaxHeaderBytes,
+               "; it is probably not a safetensors file"));
   }
   if (length > bytes.size() - sizeof length) {
-    refuse(cat("it is truncated: its header needs ", sizeof length + length, " bytes, it has ", bytes.size()));
+    refuse(cat("it is truncated: its header needs ", sizeof length + length, " bytes, but it has ", bytes.size()));
   }
   const auto header = bytes.subspan(sizeof length, length);
   const auto data = bytes.subspan(sizeof length + length);
@@ -197,8 +197,8 @@ SafetensorsFile::Entry SafetensorsFile::read_entry(const std::string& name, std:
     refuse(cat("tensor ", name, " has no valid data_offsets: two ascending numbers are needed"));
   }
   if (offsets[1] > data.size()) {
-    refuse(cat("tensor ", name, " lies outside of the file: it ends at byte ", offsets[1], " of the data, which has ",
-               data.size(), "; the file is probably truncated"));
+    refuse(cat("tensor ", name, " ends at byte ", offsets[1], " of the data, which has ", data.size(),
+               " bytes; the file is probably truncated"));
   }
   const auto bytes = offsets[1] - offsets[0];
   if (const auto* type = find_type(dtype)) {
@@ -209,7 +209,7 @@ SafetensorsFile::Entry SafetensorsFile::read_entry(const std::string& name, std:
     }
     if (!fits || wanted != bytes) {
       refuse(cat("tensor ", name, " of type ", dtype, " and shape ", text_of(shape), " has ", bytes, " bytes, ",
-                 fits ? cat(wanted, " are needed") : "far more are needed"));
+                 fits ? cat("expected ", wanted) : "expected far more"));
     }
   }
   return {std::move(dtype), std::move(shape), data.subspan(offsets[0], bytes)};

@@ -122,7 +122,7 @@ PrefixMatch BlockManager::match(std::span<const TokenId> tokens, std::int32_t ma
 }
 
 bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
-  if (n < 0) broken(cat("allocate of ", n, " blocks"));
+  if (n < 0) broken(cat("allocate(): n = ", n, " is negative"));
   if (n > num_available()) return false;
   while (n > impl_->free.num_ready() && impl_->free.grow()) {
   }
@@ -137,34 +137,34 @@ bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
 PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens,
                                 std::uint64_t salt) {
   const auto& own = impl_->checked(block, "insert");
-  if (!own.is_active()) broken(cat("insert of block ", block, ", which is not Active"));
+  if (!own.is_active()) broken(cat("insert(): block ", block, " is not Active"));
   if (tokens.size() != static_cast<std::size_t>(impl_->block_len)) {
-    broken(cat("insert of block ", block, " with ", tokens.size(), " tokens, a block has ", impl_->block_len));
+    broken(cat("insert(): ", tokens.size(), " tokens for block ", block, ", expected ", impl_->block_len));
   }
   if (!impl_->index.enabled()) return parent;
   if (parent.block != kNone) {
-    const auto& above = impl_->checked(parent.block, "insert below");
+    const auto& above = impl_->checked(parent.block, "insert");
     // If the parent was evicted meanwhile, its children could not be found.
     if (above.unique_id != parent.unique_id) return parent;
-    if (above.salt != salt) broken(cat("block ", block, " is inserted with another salt than its parent's"));
+    if (above.salt != salt) broken(cat("insert(): block ", block, " and its parent have different salts"));
   }
   const auto key = impl_->index.key(parent.unique_id, salt, tokens);
   if (const auto id = impl_->index.find(key); id != kNone) return impl_->index.node(id);
-  if (own.is_indexed()) broken(cat("block ", block, " is inserted a second time, with other contents"));
+  if (own.is_indexed()) broken(cat("insert(): block ", block, " was already inserted with different contents"));
   impl_->index.insert(block, parent.block, key);
   return impl_->index.node(block);
 }
 
 void BlockManager::release(std::span<const BlockId> blocks) {
   for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) {
-    if (!impl_->checked(*id, "release").is_active()) broken(cat("release of block ", *id, ", which is not Active"));
+    if (!impl_->checked(*id, "release").is_active()) broken(cat("release(): block ", *id, " is not Active"));
     impl_->unuse(*id);
   }
 }
 
 void BlockManager::retain(std::span<const BlockId> blocks) {
   for (const auto id : blocks) {
-    if (impl_->checked(id, "retain").is_free()) broken(cat("retain of block ", id, ", which is Free"));
+    if (impl_->checked(id, "retain").is_free()) broken(cat("retain(): block ", id, " is Free"));
     impl_->use(id);
   }
 }
@@ -181,7 +181,7 @@ void BlockManager::unpin(std::span<const PrefixNode> nodes) {
     if (node.unique_id == 0) continue;
     const auto& block = impl_->checked(node.block, "unpin");
     if (block.unique_id != node.unique_id) continue;
-    if (block.pins == 0) broken(cat("unpin of block ", node.block, ", which has no pin"));
+    if (block.pins == 0) broken(cat("unpin(): block ", node.block, " is not pinned"));
     impl_->pins.remove(node.block, 1);
   }
 }

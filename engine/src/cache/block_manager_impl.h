@@ -25,7 +25,8 @@ struct BlockManager::Impl {
   }
 
   Block& checked(BlockId id, std::string_view call) {
-    if (id < 0 || id >= free.total()) broken(cat(call, " of block ", id, ", and there are ", free.total()));
+    if (id < 0 || id >= free.total())
+      broken(cat(call, "(): block ", id, " does not exist; there are ", free.total(), " blocks"));
     return blocks[id];
   }
 

@@ -39,8 +39,8 @@ void make_one_format(const std::vector<QuantPart*>& parts, const char* why) {
   for (const auto* part : parts) {
     if (part->format() == first.format()) continue;
     throw Error(ErrorCode::unsupported,
-                cat("tensor ", first.name(), " is quantised to ", ops::to_string(first.format()), ", and ",
-                    part->name(), " to ", ops::to_string(part->format()), ": ", why, " must be of one format"));
+                cat("tensor ", first.name(), " is quantised to ", ops::to_string(first.format()), ", but ",
+                    part->name(), " to ", ops::to_string(part->format()), ": ", why, " must have the same format"));
   }
 }
 
@@ -55,8 +55,8 @@ void check_one_order(const QuantPart& a, const QuantPart& b) {
 [[noreturn]] void refuse_mixed(const WeightFiles& files, const std::string& a, const std::string& b) {
   const auto& [quantised, other] = files.quantised(a) ? std::pair{a, b} : std::pair{b, a};
   throw Error(ErrorCode::unsupported,
-              cat("tensor ", quantised, " is quantised, and ", other,
-                  " is not, but they are computed together. Use a checkpoint that quantises both or neither"));
+              cat("tensor ", quantised, " is quantised, but ", other,
+                  " is not, and they are computed together. Use a checkpoint that quantises both or neither"));
 }
 
 std::uint16_t half_at(const std::byte* data, std::size_t index) {

@@ -237,7 +237,7 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
     const auto manifest = json::parse(text);
     if (const auto version = number<std::int64_t>(manifest.at("format_version"), "format_version");
         version != kFormatVersion) {
-      refuse(cat("its format_version is ", version, ", this engine reads ", kFormatVersion));
+      refuse(cat("its format_version is ", version, ", but this engine reads ", kFormatVersion));
     }
     if (const auto stored = number<std::int64_t>(manifest.at("ranks"), "ranks"); stored != ranks) {
       refuse(cat("it was converted for tensor_para_size = ", stored, ", but the setting is now ", ranks));
@@ -291,7 +291,7 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
         }
         if (own != part.end() && *own != entry.at("dtype")) {
           throw Invalid{cat("dtype = ", json_text(*own), " in a part, expected ", json_text(entry.at("dtype")),
-                            ": all parts have one quantisation")};
+                            ": all parts must have the same quantisation")};
         }
         read_side_tensors(part, *tensor.quantization, file_of, added);
       }

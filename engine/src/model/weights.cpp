@@ -76,8 +76,7 @@ void WeightFiles::open_files(bool all_files) {
     const auto bytes = std::filesystem::file_size(path, error);
     if (error) manifest_.refuse(cat("its file ", path.string(), " is missing"));
     if (bytes != files[i].bytes) {
-      manifest_.refuse(
-          cat("its file ", path.string(), " has ", bytes, " bytes where ", files[i].bytes, " were written"));
+      manifest_.refuse(cat("its file ", path.string(), " has ", bytes, " bytes, expected ", files[i].bytes));
     }
     files_[i] = std::make_unique<SafetensorsFile>(SafetensorsFile::open(path));
   }
@@ -98,11 +97,11 @@ std::vector<WeightFiles::Part> WeightFiles::find_parts(const std::string& name, 
     stacked += rows;  // cannot overflow: the counted bytes exist, and the list of parts fits into memory
     if (cols != tensor.cols) {
       manifest_.refuse(
-          cat("tensor ", name, " has shape ", tensor.shape(), ", and its part ", part.name, " has ", cols, " columns"));
+          cat("tensor ", name, " has shape ", tensor.shape(), ", but its part ", part.name, " has ", cols, " columns"));
     }
   }
   if (stacked != tensor.rows) {
-    manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", and its ", out.size(), " parts have ",
+    manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", but its ", out.size(), " parts have ",
                          stacked, " rows"));
   }
   if (const auto [first, second] = overlap(tensor.parts); first != nullptr) {

@@ -49,7 +49,7 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     }
     const auto last = first + (end - 1 - begin);
     require_that(facts.max_positions == 0 || last < facts.max_positions,
-                 [&] { return cat("position ", last, " of ", facts.max_positions); });
+                 [&] { return cat("position ", last, " is not below the maximum of ", facts.max_positions); });
     if (facts.block_len == 0) continue;
     const auto blocks = last / facts.block_len + 1;
     require_that(blocks <= batch.table_stride, [&] {
@@ -57,8 +57,10 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     });
     for (std::int64_t i = 0; i < blocks; ++i) {
       const auto block = batch.block_tables[static_cast<std::size_t>(s * batch.table_stride + i)];
-      require_that(block >= 0 && (facts.num_blocks == 0 || block < facts.num_blocks),
-                   [&] { return cat("block ", block, " of ", facts.num_blocks, " in the table of sequence ", s); });
+      require_that(block >= 0 && (facts.num_blocks == 0 || block < facts.num_blocks), [&] {
+        return cat("the table of sequence ", s, " has block ", block, ", but the cache has ", facts.num_blocks,
+                   " blocks");
+      });
     }
   }
 }
@@ -82,10 +84,10 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
   });
   for (const auto id : input.ids) {
     require_that(id < 0 || facts.vocab == 0 || id < facts.vocab,
-                 [&] { return cat("token id ", id, " is not in the table of ", facts.vocab); });
+                 [&] { return cat("token id ", id, " is not below the vocabulary of ", facts.vocab); });
     require_that(id >= 0 || -1 - std::int64_t{id} < sampled_before, [&] {
-      return cat("token of sample row ", -1 - std::int64_t{id}, " of the previous step, which sampled ",
-                 sampled_before);
+      return cat("a token refers to sample row ", -1 - std::int64_t{id}, " of the previous step, which sampled ",
+                 sampled_before, " rows");
     });
   }
   check_attention(input.attention, rows, facts);
@@ -96,9 +98,10 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
   require(input.sample.size() == input.logits_rows.size(), "every row of logits needs a SampleRow");
   for (const auto& row : input.sample) {
     require_that(row.pending < sampled_before, [&] {
-      return cat("sample row ", row.pending, " of the previous step, which sampled ", sampled_before);
+      return cat("a row refers to sample row ", row.pending, " of the previous step, which sampled ", sampled_before,
+                 " rows");
     });
-    require(!row.logits || row.target >= 0, "a row reports its logits only with a target");
+    require(!row.logits || row.target >= 0, "a row needs a target to return its logits");
   }
 }
 

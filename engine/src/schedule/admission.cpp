@@ -15,7 +15,8 @@ namespace charonia::schedule {
 // Admits the first waiting sequence. Returns false and changes nothing if it does not fit.
 bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
   if (seq.has_placeholder()) return false;
-  if (seq.is_full()) broken(cat("sequence ", seq.id, " waits and has all its ", seq.max_total_tokens, " tokens"));
+  if (seq.is_full())
+    broken(cat("sequence ", seq.id, " is queued, but already has all its ", seq.max_total_tokens, " tokens"));
   const auto own_reserve = static_cast<int>(will_need_more_blocks(seq));
   const auto slack = pool.num_available() - reserve - own_reserve;
   const bool fits = seq.parent != nullptr ? begin_with_parent(seq, slack, plan) : begin_with_prefix(seq, slack);

@@ -19,7 +19,7 @@ Seq* Scheduler::Impl::parent_of(SeqId id, std::span<const TokenId> prompt, const
   auto& parent = at(options.parent);
   if (parent.salt != options.salt || parent.prompt_tokens != std::ssize(prompt) ||
       !std::equal(prompt.begin(), prompt.end(), parent.tokens.begin())) {
-    broken(cat("sequence ", id, " has another prompt or salt than its parent ", options.parent));
+    broken(cat("sequence ", id, " and its parent ", options.parent, " have different prompts or salts"));
   }
   return parent.state == State::impossible || parent.state == State::held ? nullptr : &parent;
 }

@@ -21,7 +21,7 @@ Seq* Scheduler::Impl::find(SeqId id) const {
 
 Seq& Scheduler::Impl::at(SeqId id) const {
   auto* seq = find(id);
-  if (seq == nullptr) broken(cat("sequence ", id, " is not known"));
+  if (seq == nullptr) broken(cat("sequence ", id, " is unknown"));
   return *seq;
 }
 
@@ -89,16 +89,16 @@ Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_
 Scheduler::~Scheduler() = default;
 
 void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options) {
-  if (prompt.empty()) broken(cat("sequence ", id, " has no token"));
+  if (prompt.empty()) broken(cat("sequence ", id, " has an empty prompt"));
   // Uses the size at construction, because the caller cannot know that the pool has shrunk.
   const auto capacity = std::int64_t{impl_->initial_blocks} * impl_->pool.block_len();
   if (max_total_tokens <= std::ssize(prompt) || max_total_tokens > capacity) {
     broken(cat("sequence ", id, " with ", prompt.size(), " tokens has max_total_tokens = ", max_total_tokens,
-               ", it must be more than that and at most ", capacity));
+               "; it must be greater than the number of tokens, and at most ", capacity));
   }
   auto* parent = impl_->parent_of(id, prompt, options);
   const auto [place, is_new] = impl_->seqs.try_emplace(id);
-  if (!is_new) broken(cat("sequence ", id, " is already there"));
+  if (!is_new) broken(cat("sequence ", id, " already exists"));
   place->second = std::make_unique<Seq>();
   auto& seq = *place->second;
   seq.id = id;
@@ -144,10 +144,10 @@ void Scheduler::advance(const StepPlan& plan) {
     planned.push_back(seq);
     if (seq == nullptr) continue;
     if (seq->planned != part.num_tokens || seq->computed != part.first_position) {
-      broken(cat("tokens ", part.first_position, " + ", part.num_tokens, " of sequence ", part.id,
-                 " advance, planned were ", seq->computed, " + ", seq->planned));
+      broken(cat("sequence ", part.id, " advances from position ", part.first_position, " by ", part.num_tokens,
+                 " tokens, but the plan was from ", seq->computed, " by ", seq->planned));
     }
-    if (seq->has_placeholder()) broken(cat("sequence ", part.id, " advances over a placeholder"));
+    if (seq->has_placeholder()) broken(cat("sequence ", part.id, " advances, but its last token is not sampled yet"));
   }
   std::int32_t rows = 0;  // rows of logits up to the last row of this part
   for (std::size_t i = 0; i < plan.seqs.size(); ++i) {
@@ -170,7 +170,7 @@ void Scheduler::advance(const StepPlan& plan) {
 void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) {
   const auto samples = std::ranges::count_if(plan.seqs, [](const auto& part) { return part.samples; });
   if (samples != std::ssize(sampled)) {
-    broken(cat(sampled.size(), " sampled tokens, planned were ", samples));
+    broken(cat("got ", sampled.size(), " sampled tokens, expected ", samples));
   }
   for (const auto token : sampled) {
     if (token < 0 && token != kNotSampled) broken(cat("the sampled token ", token, " is not a token id"));
@@ -196,16 +196,17 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
 
 void Scheduler::append(SeqId id, TokenId token) {
   auto& seq = impl_->at(id);
-  if (token < 0) broken(cat("token ", token, " is appended to sequence ", id));
-  if (seq.has_placeholder()) broken(cat("sequence ", id, " is appended to, and its last token is not known"));
-  if (seq.is_full()) broken(cat("sequence ", id, " is appended to, and has all its ", seq.max_total_tokens, " tokens"));
+  if (token < 0) broken(cat("cannot append token ", token, " to sequence ", id));
+  if (seq.has_placeholder()) broken(cat("cannot append to sequence ", id, ": its last token is not sampled yet"));
+  if (seq.is_full())
+    broken(cat("cannot append to sequence ", id, ": it already has all its ", seq.max_total_tokens, " tokens"));
   seq.forced |= seq.is_decode() && seq.state == State::running;
   seq.tokens.push_back(token);
 }
 
 void Scheduler::hold(SeqId id) {
   auto& seq = impl_->at(id);
-  if (seq.has_placeholder()) broken(cat("sequence ", id, " is held, and its last token is not known"));
+  if (seq.has_placeholder()) broken(cat("cannot hold sequence ", id, ": its last token is not sampled yet"));
   impl_->hold(seq);
 }
 
@@ -216,7 +217,7 @@ void Scheduler::resume(SeqId id) {
 
 void Scheduler::restart() {
   for (const auto& [id, seq] : impl_->seqs) {
-    if (seq->has_placeholder()) broken(cat("restart, and the last token of sequence ", id, " is not known"));
+    if (seq->has_placeholder()) broken(cat("cannot restart: the last token of sequence ", id, " is not sampled yet"));
   }
   while (!impl_->running.empty()) {
     auto& seq = *impl_->running.back();

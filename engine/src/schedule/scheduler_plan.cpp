@@ -22,7 +22,7 @@ void Scheduler::Impl::begin_plan() {
     seq.planned = 0;
     if (!seq.is_full()) continue;
     if (!seq.has_placeholder()) {
-      broken(cat("sequence ", seq.id, " has all its ", seq.max_total_tokens, " tokens and was not removed"));
+      broken(cat("sequence ", seq.id, " has all its ", seq.max_total_tokens, " tokens, but was not removed"));
     }
     ++num_ending;
   }
@@ -135,8 +135,8 @@ bool Scheduler::Impl::reserve_blocks(Seq& seq, StepPlan& plan) {
     }
     auto& victim = *running.back();
     if (&victim == &seq && running.size() == 1) {
-      broken(cat("sequence ", seq.id, " runs alone and needs ", missing, " more blocks, ", pool.num_available(), " of ",
-                 pool.num_blocks(), " are available"));
+      broken(cat("sequence ", seq.id, " runs alone and needs ", missing, " more blocks, but ", pool.num_available(),
+                 " of ", pool.num_blocks(), " are available"));
     }
     preempt(victim, plan);
     if (&victim == &seq) return false;

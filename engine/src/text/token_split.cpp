@@ -50,7 +50,7 @@ std::unique_ptr<const TokenSplit> TokenSplit::load(const std::filesystem::path& 
   std::vector<std::int32_t> ids(merges.data.size() / sizeof(std::int32_t));
   std::memcpy(ids.data(), merges.data.data(), merges.data.size());
   if (std::ranges::any_of(ids, [&](auto id) { return id < 0 || id >= table.size(); })) {
-    refuse(cat("merges has a token id that is not below ", table.size()));
+    refuse(cat("merges has a token id of at least ", table.size()));
   }
   out->merges_.reserve(ids.size() / 3);
   for (std::size_t i = 0; i < ids.size(); i += 3) {
@@ -93,7 +93,7 @@ void TokenSplit::read_sentence_piece(const SafetensorsFile& tensors) {
     const auto bound = name == "joined" ? static_cast<std::int32_t>(kAscii) : table_->size();
     if (!fits || std::ranges::any_of(values, [&](auto value) { return value < 0 || value >= bound; })) {
       throw Error(ErrorCode::invalid_argument, cat(tensors.path().string(), " cannot be used: ", name,
-                                                   " has another type, shape or range. Convert the model again"));
+                                                   " has a wrong type, shape or range. Convert the model again"));
     }
     return values;
   };

@@ -380,7 +380,7 @@ TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
   EXPECT_EQ(runner.report(), expected) << "behind the tactics of its shape";
   ASSERT_EQ(logged.size(), 1U) << "of the first";
   EXPECT_EQ(logged[0].first, LogLevel::warning);
-  EXPECT_NE(logged[0].second.find("rejects a GEMM of 3 rows, n 24 k 72 bf16 -> bf16, with the algorithm that was "
+  EXPECT_NE(logged[0].second.find("rejected a GEMM of 3 rows, n 24 k 72 bf16 -> bf16, with the algorithm that was "
                                   "chosen for up to 4 rows"),
             std::string::npos)
       << logged[0].second;

@@ -392,7 +392,7 @@ TEST(HostGridTest, static_shared_memory_counts_too) {
   EXPECT_EQ(error(kGiven - 1000, static_kernel<1000>), "no error");
   EXPECT_EQ(error((227 << 10) - 1000, static_kernel<1000>), "no error");
   EXPECT_TRUE(says(error(0, static_kernel<kGiven + 2>), "49154 bytes of static shared memory"));
-  EXPECT_TRUE(says(error(kGiven - 999, static_kernel<1000>), "a block has 49152, as no more is asked for"));
+  EXPECT_TRUE(says(error(kGiven - 999, static_kernel<1000>), "a block has 49152, because larger dynamic"));
   EXPECT_TRUE(says(error((227 << 10) - 999, static_kernel<1000>), "a block has 232448 (CHARONIA_"));
 }
 
@@ -460,18 +460,18 @@ TEST(HostGridTest, addresses_that_are_not_aligned_or_not_in_shared_memory_are_fo
                             streaming, cached, l2, atomic}) {
     EXPECT_EQ(error(access, 0), "no error") << static_cast<int>(access);
   }
-  EXPECT_TRUE(says(error(copy_to, 8), "copy_async(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(copy_from, 4), "copy_async(): an address of 16 bytes that is 4 beyond"));
+  EXPECT_TRUE(says(error(copy_to, 8), "copy_async(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(copy_from, 4), "copy_async(): an access of 16 bytes is misaligned by 4 bytes"));
   EXPECT_TRUE(says(error(copy_outside, 1), "copy_async(): 16 bytes that are not in the block's shared memory"));
   EXPECT_TRUE(says(error(copy_inside, 1), "copy_async(): from shared memory"));
-  EXPECT_TRUE(says(error(copy_four, 2), "copy_async(): an address of 4 bytes that is 2 beyond"));
-  EXPECT_TRUE(says(error(matrix, 8), "load_matrix_x4(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(copy_four, 2), "copy_async(): an access of 4 bytes is misaligned by 2 bytes"));
+  EXPECT_TRUE(says(error(matrix, 8), "load_matrix_x4(): an access of 16 bytes is misaligned by 8 bytes"));
   EXPECT_TRUE(says(error(matrix_outside, 1), "load_matrix_x4_transposed(): 16 bytes that are not in"));
-  EXPECT_TRUE(says(error(readonly, 8), "load_readonly(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(streaming, 8), "load_streaming(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(cached, 8), "load_cached(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(l2, 8), "load_l2(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(atomic, 4), "an atomic function(): an address of 8 bytes that is 4 beyond"));
+  EXPECT_TRUE(says(error(readonly, 8), "load_readonly(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(streaming, 8), "load_streaming(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(cached, 8), "load_cached(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(l2, 8), "load_l2(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(atomic, 4), "an atomic function(): an access of 8 bytes is misaligned by 4 bytes"));
 }
 
 // Programmatic dependent launch.

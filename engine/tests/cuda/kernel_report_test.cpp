@@ -130,7 +130,7 @@ TEST_F(KernelReportTest, refusals_are_counted_where_operators_look) {
   const auto lines = engine.kernel_report();
   EXPECT_TRUE(any_line(lines, "n 64 k 32 fp32 -> fp32: cuBLASLt rejected 2 GEMMs of 40..40 rows")) << "in two layers";
   EXPECT_FALSE(any_line(engine.info().kernel_report, "rejected 2 GEMMs")) << "as it was at start";
-  EXPECT_EQ(logged(LogLevel::warning, "cuBLASLt rejects a GEMM of 40 rows"), 1);
+  EXPECT_EQ(logged(LogLevel::warning, "cuBLASLt rejected a GEMM of 40 rows"), 1);
 }
 
 }  // namespace

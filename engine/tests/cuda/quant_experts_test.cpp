@@ -240,7 +240,7 @@ TEST(CudaQuantExpertsTest, mismatched_shapes_are_rejected_by_name) {
   const auto make = [&] { return Layer(random, 2, 64, 32, format, format); };
   auto layer = make();
   layer.up[1] = MemoryQuantSource::random(random, 32, 64, {Code::i8, 32});
-  fails(layer, ErrorCode::invalid_argument, "must be alike");
+  fails(layer, ErrorCode::invalid_argument, "both must be the same");
   layer = make();
   layer.down[0] = MemoryQuantSource::random(random, 64, 64, format);
   fails(layer, ErrorCode::invalid_argument, "[64, 64]");
@@ -252,7 +252,7 @@ TEST(CudaQuantExpertsTest, mismatched_shapes_are_rejected_by_name) {
   order[5] = 64;
   layer.up[1].set_order(order);
   layer.gate[1].set_order(order);
-  fails(layer, ErrorCode::invalid_argument, "input features below 64");
+  fails(layer, ErrorCode::invalid_argument, "64 entries below 64");
 }
 
 }  // namespace

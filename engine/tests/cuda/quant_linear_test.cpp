@@ -335,7 +335,7 @@ TEST(CudaQuantTest, unsupported_formats_are_rejected_by_name) {
   fails({&one, &other}, ErrorCode::invalid_argument, "its format");
   fails({&one, &wide}, ErrorCode::invalid_argument, "[8, 96]");
   fails({&uneven}, ErrorCode::invalid_argument, "groups of 48");
-  fails({&wrong_order}, ErrorCode::invalid_argument, "input features below 64");
+  fails({&wrong_order}, ErrorCode::invalid_argument, "64 entries below 64");
 }
 
 }  // namespace

@@ -123,7 +123,7 @@ std::string gemm_mismatch(void (*candidate)(const LinearArgs&), void (*reference
     const auto got = gemm(candidate, rows), expected = gemm(reference, rows);
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (got[i] != expected[i]) {
-        return cat("row ", i / kColumns, " of ", rows, ", feature ", i % kColumns, " is ", got[i], " and should be ",
+        return cat("row ", i / kColumns, " of ", rows, ", feature ", i % kColumns, " is ", got[i], ", expected ",
                    expected[i]);
       }
     }

@@ -50,8 +50,8 @@ double measure_read_bandwidth(std::size_t bytes, int threads) {
   ThreadPool pool(threads);
   if (bytes < kRun * static_cast<std::size_t>(pool.size())) {
     throw Error(ErrorCode::invalid_argument,
-                cat("measuring the read bandwidth of ", pool.size(), " threads needs ",
-                    kRun * static_cast<std::size_t>(pool.size()), " bytes or more, not ", bytes));
+                cat("measuring the read bandwidth of ", pool.size(), " threads needs at least ",
+                    kRun * static_cast<std::size_t>(pool.size()), " bytes, got ", bytes));
   }
   const HugeMemory memory(bytes);
   const auto runs = static_cast<std::int64_t>(bytes / kRun);

@@ -27,7 +27,7 @@ void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, 
     require(last / block_len < batch.table_stride, op, "a block table is too short for its sequence");
     const auto* table = batch.block_tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
     for (int b = layer == 0 ? 0 : last / block_len; b <= last / block_len; ++b) {
-      require(table[b] >= 0 && table[b] < cache.num_blocks(), op, cat("no block ", table[b]));
+      require(table[b] >= 0 && table[b] < cache.num_blocks(), op, cat("the cache has no block ", table[b]));
     }
   }
 }
@@ -122,7 +122,7 @@ void CpuOps::copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t,
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   for (const auto& [from, to] : pairs) {
     require(from >= 0 && from < cache.num_blocks() && to >= 0 && to < cache.num_blocks(), "copy_blocks",
-            cat("block ", from, " to ", to, " of a cache of ", cache.num_blocks()));
+            cat("cannot copy block ", from, " to ", to, ": the cache has ", cache.num_blocks(), " blocks"));
   }
   const auto bytes = kv_block_layer_bytes(kv.layout());
   pool_.parallel_for(kv.layout().num_layers, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -145,9 +145,10 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   check_tables(batch, cache, layer, "rotary_store");
   require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
           "rotary_store", cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"));
-  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store", "q_norm needs k_norm");
+  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
+          "q_norm and k_norm must both be set or both be null");
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
-          "a norm over all heads needs q_norm, and comes before the rotation");
+          "squares needs q_norm, and a norm before the rotation");
   require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "rotary_store", "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim]");

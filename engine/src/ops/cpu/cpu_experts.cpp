@@ -216,7 +216,8 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   const DType act = precision(w.type()).activation;
   require(in.dtype == act && out.dtype == DType::f32 && router.dtype == DType::f32 &&
               (shared.out.data == nullptr || shared.out.dtype == DType::f32),
-          "experts", "in must be of the weight's activation type, out, router and the shared expert's output f32");
+          "experts",
+          "in must have the weight's activation type; out, router and the shared expert's output must be f32");
   require(in.cols == w.hidden() && out.cols == w.hidden() &&
               (router.cols == w.count() || router.cols == 2 * w.count()) && in.rows == out.rows &&
               router.rows == in.rows,
@@ -224,8 +225,8 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "], router [", router.rows, ", ",
               router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
   require(shared.out.data == nullptr || (shared.out.rows == out.rows && shared.out.cols == out.cols), "experts",
-          cat("the shared expert's output is [", shared.out.rows, ", ", shared.out.cols, "], and out [", out.rows, ", ",
-              out.cols, "]"));
+          cat("the shared expert's output is [", shared.out.rows, ", ", shared.out.cols, "], but out is [", out.rows,
+              ", ", out.cols, "]"));
   require(how.fits(w.count()), "experts",
           cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups, " groups does not fit ", w.count(),
               " experts"));

@@ -130,14 +130,14 @@ std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_b
 void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
   if (num_blocks < 0 || num_blocks > cache.num_blocks()) {
     throw Error(ErrorCode::internal,
-                cat("ops::commit_blocks: ", num_blocks, " blocks of a cache of ", cache.num_blocks()));
+                cat("ops::commit_blocks: ", num_blocks, " blocks, but the cache has ", cache.num_blocks()));
   }
   const auto wanted = kv_block_bytes(cache.layout()) * static_cast<std::size_t>(num_blocks);
   const auto resident = static_cast<const CpuKvCache&>(cache).resident_bytes();
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks, " blocks of KV cache need ", missing, " bytes more than they have, and ", free,
+              cat(num_blocks, " blocks of KV cache need ", missing, " more bytes, but only ", free,
                   " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
@@ -175,10 +175,10 @@ void CpuOps::embed(const Tensor& out, const Embedding& table, float scale) {
 
 void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) {
   require(residual.dtype == DType::f32 && out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
-          "residual must be f32 and of the shape of out");
+          "residual must be f32 and have the shape of out");
   require(delta.data == nullptr ||
               (delta.dtype == DType::f32 && delta.rows == residual.rows && delta.cols == residual.cols),
-          "rms_norm", "delta must be f32 and of the shape of residual");
+          "rms_norm", "delta must be f32 and have the shape of residual");
   for_rows(out.rows, out.cols, [&](std::int64_t row) {
     auto* const r = row_of<float>(residual, row);
     const float* const d = delta.data == nullptr ? nullptr : row_of<float>(delta, row);
@@ -196,7 +196,7 @@ void CpuOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_si
   require(sums.dtype == DType::f32 && sums.cols == 2 && sums.rows == qkv.rows && qkv.dtype == DType::f32 &&
               q_size >= 1 && k_size >= 1 && q_size + k_size <= qkv.cols,
           "qk_squares",
-          cat("sums must be f32 [rows, 2], and q and k ", q_size, " and ", k_size, " of the f32 columns"));
+          cat("sums must be f32 [rows, 2], and qkv f32 with at least ", q_size, " + ", k_size, " columns"));
   for_rows(qkv.rows, q_size + k_size, [&](std::int64_t row) {
     const float* const q = row_of<float>(qkv, row);
     float* const to = row_of<float>(sums, row);
@@ -271,9 +271,9 @@ void CpuOps::gated_activation(const Tensor& out, const Tensor& gate_up, Activati
 void CpuOps::gather_rows(const Tensor& out, const Tensor& in) {
   const auto rows = input_.logits_rows;
   require(out.dtype == in.dtype && out.cols == in.cols && out.rows >= static_cast<std::int64_t>(rows.size()),
-          "gather_rows", "out must be of the type and width of in");
+          "gather_rows", "out must have the type and width of in");
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    require(rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " of ", in.rows));
+    require(rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " does not exist: in has ", in.rows, " rows"));
     std::memcpy(row_at(out, static_cast<std::int64_t>(i)), row_at(in, rows[i]),
                 static_cast<std::size_t>(out.cols) * size_of(out.dtype));
   }
@@ -317,7 +317,7 @@ void CpuOps::all_reduce(const Tensor& tensor) {
 }
 
 void CpuOps::all_gather(const Tensor& out, const Tensor& in) {
-  require(group_ != nullptr, "all_gather", "it needs more than one rank");
+  require(group_ != nullptr, "all_gather", "needs more than one rank");
   group_->all_gather(rank_, out, in, pool_);
 }
 

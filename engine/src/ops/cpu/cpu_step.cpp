@@ -43,7 +43,7 @@ void CpuOps::begin_step(const StepInput& input) {
 }
 
 void CpuOps::run_step(const Issue& issue) {
-  if (!begun_) throw Error(ErrorCode::internal, "ops::run_step: no step was begun");
+  if (!begun_) throw Error(ErrorCode::internal, "ops::run_step: begin_step() was not called");
   begun_ = false;
   sampled_.clear();
   // The samples that the next step reads, also if this step fails.
@@ -62,7 +62,7 @@ void CpuOps::run_step(const Issue& issue) {
 }
 
 std::vector<Sampled> CpuOps::collect() {
-  if (results_.empty()) throw Error(ErrorCode::internal, "ops::collect: no step was run");
+  if (results_.empty()) throw Error(ErrorCode::internal, "ops::collect: run_step() was not called");
   auto out = std::move(results_.front());
   results_.pop_front();
   return out;

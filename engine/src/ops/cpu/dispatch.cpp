@@ -95,8 +95,8 @@ std::string instruction_set_warning() {
   const auto all = candidates();
   const auto best = std::find_if(all.rbegin(), all.rend(), [](const auto& one) { return one.runs; });
   if (best->kernels != nullptr) return {};
-  return cat("this processor has ", best->name, ", and this build was made on another processor, without it: it computes with ",
-             instruction_sets().back().name, ", slower. Build it here, or with CHARONIA_KERNELS=all");
+  return cat("this processor has ", best->name, ", but this build was made on another processor and lacks it. It uses ",
+             instruction_sets().back().name, ", which is slower. Build it here, or with CHARONIA_KERNELS=all");
 }
 
 std::vector<InstructionSet> instruction_sets() {
@@ -131,8 +131,9 @@ InstructionSet instruction_set(std::string_view name) {
   const auto set = std::find_if(sets.begin(), sets.end(), [&](const auto& s) { return s.name == name; });
   if (set != sets.end()) return *set;
   if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) {
-    throw Error(ErrorCode::unsupported,
-                cat("the instruction set '", name, "' cannot be used: this processor and this build have ", names_of(sets)));
+    throw Error(
+        ErrorCode::unsupported,
+        cat("the instruction set '", name, "' cannot be used: this processor and this build support ", names_of(sets)));
   }
   throw Error(ErrorCode::invalid_argument,
               cat("unknown instruction set '", name, "': CHARONIA_ISA takes one of ", names_of(sets)));

@@ -21,18 +21,17 @@ IntegerLinear::IntegerLinear(std::span<const QuantSource* const> parts, std::spa
   for (const auto n : rows) n_ += n;
   const auto group = format.group;
   if (group < 1 || k_ % group != 0 || (group != k_ && group % 4 != 0) || group > kIntegerGroup) {
-    throw Error(ErrorCode::unsupported,
-                cat(first.name(), ": groups of ", group, " columns in rows of ", k_,
-                    ": with activations of 8 bits the CPU device computes with whole rows and groups of a multiple of "
-                    "4 columns, up to ",
-                    kIntegerGroup));
+    throw Error(ErrorCode::unsupported, cat(first.name(), ": groups of ", group, " columns in rows of ", k_,
+                                            " are not supported. With 8-bit activations on the CPU, a group must be "
+                                            "the whole row, or a multiple of 4 columns up to ",
+                                            kIntegerGroup));
   }
   order_.assign(first.order().begin(), first.order().end());
   if (format.activations == Activations::i8_tensor) {
     for (const auto* part : parts) {
       if (!std::isfinite(part->input_scale()) || part->input_scale() <= 0) {
-        throw Error(ErrorCode::invalid_argument, cat(part->name(), ": an input scale of ", part->input_scale(),
-                                                     " must be finite and greater than 0"));
+        throw Error(ErrorCode::invalid_argument,
+                    cat(part->name(), ": the input scale ", part->input_scale(), " must be finite and greater than 0"));
       }
       input_scale_ = std::max(input_scale_, part->input_scale());
     }

@@ -22,7 +22,7 @@ std::byte* bytes_of(const Tensor& tensor, std::int64_t row, std::int64_t col) {
 }  // namespace
 
 ProcessGroup::ProcessGroup(int ranks) : slots_(static_cast<std::size_t>(std::max(ranks, 0))), spin_(spin_limit(ranks)) {
-  if (ranks < 1) throw Error(ErrorCode::invalid_argument, cat("a group of ", ranks, " ranks: it must be at least one"));
+  if (ranks < 1) throw Error(ErrorCode::invalid_argument, cat("a group has ", ranks, " ranks, expected at least 1"));
 }
 
 void ProcessGroup::barrier() {

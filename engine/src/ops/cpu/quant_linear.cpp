@@ -61,11 +61,12 @@ std::vector<std::int64_t> check_parts(std::span<const QuantSource* const> parts)
   }
   if (!first.order().empty() && std::ssize(first.order()) != k) {
     throw Error(ErrorCode::invalid_argument,
-                cat(first.name(), ": an order of ", first.order().size(), " columns for ", k));
+                cat(first.name(), ": its order has ", first.order().size(), " columns, but the weight has ", k));
   }
   for (const auto feature : first.order()) {
     if (feature < 0 || feature >= k) {
-      throw Error(ErrorCode::invalid_argument, cat(first.name(), ": input feature ", feature, " of ", k));
+      throw Error(ErrorCode::invalid_argument,
+                  cat(first.name(), ": its order has the column ", feature, ", but the weight has ", k, " columns"));
     }
   }
   return rows;
@@ -80,9 +81,10 @@ QuantLinear::QuantLinear(std::span<const QuantSource* const> parts, std::span<co
   const auto rows = check_parts(parts);
   for (const auto n : rows) n_ += n;
   if (format.group < 2 || format.group % 2 != 0 || k_ % format.group != 0) {
-    throw Error(ErrorCode::unsupported,
-                cat(first.name(), ": groups of ", format.group, " columns in rows of ", k_,
-                    ": the CPU device computes with groups of an even number of columns that divides a row's"));
+    throw Error(
+        ErrorCode::unsupported,
+        cat(first.name(), ": groups of ", format.group, " columns in rows of ", k_,
+            " are not supported. On the CPU, a group must have an even number of columns that divides the row's"));
   }
   order_.assign(first.order().begin(), first.order().end());
   shape_ = {
@@ -201,7 +203,7 @@ std::unique_ptr<CpuLinear> make_quantised(std::span<const QuantSource* const> pa
   const auto& format = parts.front()->format();
   if (format.activations == Activations::i8_token || format.activations == Activations::i8_tensor) {
     if (format.code == Code::i8) return std::make_unique<IntegerLinear>(parts, bias, data, pool, arena);
-    throw Error(ErrorCode::unsupported, cat(parts.front()->name(), ": the CPU device does not compute with ",
+    throw Error(ErrorCode::unsupported, cat(parts.front()->name(), ": the CPU device does not support ",
                                             to_string(format), ": int8 activations need int8 weights"));
   }
   return std::make_unique<QuantLinear>(parts, bias, data, pool, arena);

@@ -82,7 +82,8 @@ class Row {
  private:
   std::size_t index(std::int32_t id) const {
     if (id < 0 || static_cast<std::size_t>(id) >= logits_.size()) {
-      throw Error(ErrorCode::internal, cat("token id ", id, " to sample with is not in [0, ", logits_.size(), ")"));
+      throw Error(ErrorCode::internal,
+                  cat("a sampling parameter has token id ", id, ", which is not in [0, ", logits_.size(), ")"));
     }
     return static_cast<std::size_t>(id);
   }

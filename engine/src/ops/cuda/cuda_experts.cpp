@@ -30,7 +30,8 @@ bool aligned(const ops::Tensor& tensor) {
 void CudaExperts::check_count(std::size_t count) {
   if (count == 0) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
   if (count > kMaxExperts) {
-    throw Error(ErrorCode::unsupported, cat("a layer of ", count, " experts; on CUDA it may have up to ", kMaxExperts));
+    throw Error(ErrorCode::unsupported,
+                cat("a layer has ", count, " experts, more than the CUDA device supports (", kMaxExperts, ")"));
   }
   count_ = static_cast<int>(count);
 }
@@ -44,21 +45,20 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
   const auto check = [](const ops::QuantSource& one, std::int64_t rows, std::int64_t cols,
                         const ops::QuantFormat& format) {
     if (one.rows() != rows || one.cols() != cols) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), " is [", one.rows(), ", ", one.cols(), "] and should be [", rows, ", ", cols,
-                      "] as the layer's first expert"));
+      throw Error(ErrorCode::invalid_argument, cat(one.name(), " is [", one.rows(), ", ", one.cols(), "], expected [",
+                                                   rows, ", ", cols, "] as in the layer's first expert"));
     }
     if (one.format() != format || format.group < 1 || cols % format.group != 0) {
       throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), " is of ", ops::to_string(one.format()), ", the layer's first expert of ",
-                      ops::to_string(format), ": they must be alike, and groups whole"));
+                  cat(one.name(), " has the format ", ops::to_string(one.format()), ", the layer's first expert ",
+                      ops::to_string(format), ": both must be the same, and rows must be whole groups"));
     }
     const auto order = one.order();
     if (!order.empty() && (std::ssize(order) != cols || std::ranges::any_of(order, [&](std::int32_t feature) {
                              return feature < 0 || feature >= cols;
                            }))) {
       throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), ": the order of its columns must name ", cols, " input features below ", cols));
+                  cat(one.name(), ": the order of its columns must have ", cols, " entries below ", cols));
     }
   };
   bool ordered = false;
@@ -185,11 +185,10 @@ namespace {
 void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const CudaExperts& w,
                    const ops::RouterParams& how, const ops::Tensor& shared) {
   require(in.dtype == w.type() && out.dtype == w.type() && router.dtype == DType::f32,
-          cat("in ", shape_of(in), " and out ", shape_of(out), " must be of the weights' type ", to_string(w.type()),
-              ", router ", shape_of(router), " fp32"));
-  require(shared.data == nullptr ||
-              (shared.dtype == out.dtype && shared.rows == out.rows && shared.cols == out.cols),
-          cat("the shared expert's output ", shape_of(shared), " must be as out ", shape_of(out)));
+          cat("in ", shape_of(in), " and out ", shape_of(out), " must have the weights' type ", to_string(w.type()),
+              ", and router ", shape_of(router), " must be fp32"));
+  require(shared.data == nullptr || (shared.dtype == out.dtype && shared.rows == out.rows && shared.cols == out.cols),
+          cat("the shared expert's output ", shape_of(shared), " must have the type and shape of out ", shape_of(out)));
   require(in.cols == w.hidden() && out.cols == w.hidden() &&
               (router.cols == w.count() || router.cols == 2 * w.count()) && in.rows == out.rows &&
               router.rows == in.rows,
@@ -198,8 +197,8 @@ void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Ten
   require(how.fits(w.count()), cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups,
                                    " groups does not fit ", w.count(), " experts"));
   if (how.top_k > kMaxExpertsOfRow) {
-    throw Error(ErrorCode::unsupported,
-                cat("num_experts_per_tok = ", how.top_k, "; on CUDA it may be up to ", kMaxExpertsOfRow));
+    throw Error(ErrorCode::unsupported, cat("num_experts_per_tok = ", how.top_k,
+                                            " is more than the CUDA device supports (", kMaxExpertsOfRow, ")"));
   }
 }
 

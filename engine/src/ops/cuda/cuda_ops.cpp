@@ -115,7 +115,7 @@ std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout
 
 void CudaOps::commit_blocks(ops::KvCache& cache, int num_blocks) {
   require(num_blocks >= 0 && num_blocks <= cache.num_blocks(), "commit_blocks",
-          [&] { return cat(num_blocks, " blocks of a cache of ", cache.num_blocks()); });
+          [&] { return cat("cannot commit ", num_blocks, " blocks: the cache has ", cache.num_blocks()); });
   const OnDevice on(device_.index);
   static_cast<CudaKvCache&>(cache).commit(num_blocks);
 }
@@ -126,8 +126,9 @@ void CudaOps::copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::in
   const OnDevice on(device_.index);
   const auto& kv = static_cast<const CudaKvCache&>(cache);
   for (const auto& [from, to] : pairs) {
-    require(from >= 0 && from < kv.num_blocks() && to >= 0 && to < kv.num_blocks(), "copy_blocks",
-            [&] { return cat("block ", from, " to ", to, " of ", kv.num_blocks()); });
+    require(from >= 0 && from < kv.num_blocks() && to >= 0 && to < kv.num_blocks(), "copy_blocks", [&] {
+      return cat("cannot copy block ", from, " to ", to, ": the cache has ", kv.num_blocks(), " blocks");
+    });
   }
   for (const auto& [from, to] : pairs) {
     if (from != to) copy_block(stream_, kv.layer(0), kv.layout().num_layers, kv.layer_bytes(), from, to);
@@ -168,9 +169,9 @@ bool CudaOps::write_codes(const Tensor& out, Write write) {
 
 void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const ops::NormParams& how) {
   require(out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
-          [&] { return cat("residual ", shape_of(residual), " must be of the shape of out ", shape_of(out)); });
+          [&] { return cat("residual ", shape_of(residual), " must have the shape of out ", shape_of(out)); });
   require(delta.data == nullptr || (delta.rows == residual.rows && delta.cols == residual.cols), "rms_norm",
-          [&] { return cat("delta ", shape_of(delta), " must be of the shape of residual ", shape_of(residual)); });
+          [&] { return cat("delta ", shape_of(delta), " must have the shape of residual ", shape_of(residual)); });
   if (tracing_) return;
   const bool written = write_codes(out, [&](const RowCodes& codes) {
     return how.delta_weight == nullptr && rms_norm_codes(stream_, codes, out, residual, delta, how);
@@ -182,8 +183,8 @@ void CudaOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_s
   require(sums.dtype == DType::f32 && sums.cols == 2 && sums.stride == 2 && sums.rows == qkv.rows && q_size >= 1 &&
               k_size >= 1 && q_size + k_size <= qkv.cols,
           "qk_squares", [&] {
-            return cat("sums ", shape_of(sums), " must be fp32 [rows, 2], and q and k ", q_size, " and ", k_size,
-                       " of the columns of qkv ", shape_of(qkv));
+            return cat("sums ", shape_of(sums), " must be fp32 [rows, 2], and qkv ", shape_of(qkv),
+                       " must have at least ", q_size, " + ", k_size, " columns");
           });
   if (!tracing_) cuda::qk_squares(stream_, static_cast<float*>(sums.data), qkv, q_size, k_size);
 }
@@ -192,8 +193,8 @@ void CudaOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_s
 Gemm CudaOps::gemm_of(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
   const auto& w = static_cast<const CudaGemmWeight&>(weight);
   require(in.dtype == w.type() && (out.dtype == w.type() || out.dtype == DType::f32), "linear", [&] {
-    return cat("in ", shape_of(in), " must be of the weight's type ", to_string(w.type()), ", out ", shape_of(out),
-               " of that or fp32");
+    return cat("in ", shape_of(in), " must have the weight's type ", to_string(w.type()), ", and out ", shape_of(out),
+               " that type or fp32");
   });
   require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear", [&] {
     return cat("in ", shape_of(in), ", out ", shape_of(out), " and a weight [", w.out_features(), ", ", w.in_features(),
@@ -226,15 +227,17 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
   const auto& layout = kv.layout();
   require(is_float(qkv.dtype) && qkv.cols == std::int64_t{heads + 2 * layout.kv_heads} * layout.head_dim &&
               layer >= 0 && layer < layout.num_layers,
-          "rotary_store",
-          [&] { return cat("qkv ", shape_of(qkv), ", ", heads, " heads, layer ", layer, " of ", layout.num_layers); });
+          "rotary_store", [&] {
+            return cat("qkv ", shape_of(qkv), ", ", heads, " heads and layer ", layer, " of ", layout.num_layers,
+                       " do not fit together");
+          });
   require(
       how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= layout.head_dim && how.rotary_dim % 2 == 0),
       "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", layout.head_dim); });
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
           [&] { return "q_norm and k_norm must both be set or both be null"; });
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
-          [&] { return "a norm over all heads needs q_norm, and comes before the rotation"; });
+          [&] { return "squares needs q_norm, and a norm before the rotation"; });
   need_cache(kv);
   if (tracing_) return;
   require_step("rotary_store", qkv.rows, begun_.capacity.rows);
@@ -253,7 +256,7 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
               layer >= 0 && layer < layout.num_layers,
           "attention", [&] {
             return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads, ", layout.kv_heads,
-                       " KV heads of ", layout.head_dim, ", layer ", layer);
+                       " KV heads of ", layout.head_dim, " and layer ", layer, " do not fit together");
           });
   require(how.scale > 0 && how.window >= 0 && how.soft_cap >= 0, "attention", [&] {
     return cat("scale ", how.scale, " must be above 0, window ", how.window, " and soft cap ", how.soft_cap,
@@ -318,7 +321,7 @@ void CudaOps::scale_logits(const Tensor& logits, float scale, float cap) {
 
 void CudaOps::gather_rows(const Tensor& out, const Tensor& in) {
   require(out.dtype == in.dtype && out.cols == in.cols, "gather_rows",
-          [&] { return cat("out ", shape_of(out), " must be of the type and width of in ", shape_of(in)); });
+          [&] { return cat("out ", shape_of(out), " must have the type and width of in ", shape_of(in)); });
   if (tracing_) return;
   require_step("gather_rows", out.rows, begun_.capacity.logits_rows);
   require_step("gather_rows", in.rows, begun_.capacity.rows);
@@ -349,8 +352,8 @@ const DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
   if (tracing_) {
     trace_.collective_bytes = std::max(trace_.collective_bytes, bytes);
   } else if (collective_.bytes() < bytes) {
-    throw Error(ErrorCode::internal,
-                cat("a collective of ", bytes, " bytes of all ranks, but prepare() allocated ", collective_.bytes()));
+    throw Error(ErrorCode::internal, cat("a collective needs ", bytes, " bytes for all ranks, but prepare() allocated ",
+                                         collective_.bytes()));
   }
   return collective_;
 }

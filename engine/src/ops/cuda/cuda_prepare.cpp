@@ -77,8 +77,8 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   }
   tracing_ = false;
   if (needs_.facts.block_len != 0 && limits.block_len != 0 && needs_.facts.block_len != limits.block_len) {
-    throw Error(ErrorCode::internal, cat("ops::prepare: blocks of ", needs_.facts.block_len,
-                                         " tokens in the cache, of ", limits.block_len, " in the limits"));
+    throw Error(ErrorCode::internal, cat("ops::prepare: blocks have ", needs_.facts.block_len,
+                                         " tokens in the cache, but ", limits.block_len, " in the limits"));
   }
 }
 

@@ -144,8 +144,8 @@ QuantParts::QuantParts(std::span<const ops::QuantSource* const> all) : parts(all
       throw Error(ErrorCode::invalid_argument, cat(part->name(), ": ", what));
     };
     if (part->rows() < 1 || part->cols() != k || k < 1 || format.group < 1 || k % format.group != 0) {
-      refuse(cat("[", part->rows(), ", ", part->cols(), "] in groups of ", format.group, ", and ", first().name(),
-                 " has ", k, " columns: the numbers must be equal, and multiples of the group"));
+      refuse(cat("[", part->rows(), ", ", part->cols(), "] has groups of ", format.group, ", and ", first().name(),
+                 " has ", k, " columns: both must have the same number of columns, a multiple of the group"));
     }
     if (part->format() != format || !std::ranges::equal(part->order(), order)) {
       refuse(cat("its format or the order of its columns differs from ", first().name(), ", which is stacked with it"));
@@ -158,7 +158,7 @@ QuantParts::QuantParts(std::span<const ops::QuantSource* const> all) : parts(all
                            return feature < 0 || feature >= k;
                          }))) {
     throw Error(ErrorCode::invalid_argument,
-                cat(first().name(), ": the order of its columns must name ", k, " input features below ", k));
+                cat(first().name(), ": the order of its columns must have ", k, " entries below ", k));
   }
 }
 

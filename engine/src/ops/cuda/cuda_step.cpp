@@ -167,7 +167,7 @@ void CudaOps::need_sampler(int vocab, std::int64_t rows) {
 }
 
 void CudaOps::run_step(const Issue& issue) {
-  if (!begun_.open) throw Error(ErrorCode::internal, "ops::run_step: no step was begun");
+  if (!begun_.open) throw Error(ErrorCode::internal, "ops::run_step: begin_step() was not called");
   const OnDevice on(device_.index);
   auto& slot = slots_[slot_];
   set_step(slot.text);
@@ -224,7 +224,7 @@ void CudaOps::download_logits(Slot& slot, const ops::Tensor& logits) {
 }
 
 std::vector<ops::Sampled> CudaOps::collect() {
-  if (in_flight_.empty()) throw Error(ErrorCode::internal, "ops::collect: no step was run");
+  if (in_flight_.empty()) throw Error(ErrorCode::internal, "ops::collect: run_step() was not called");
   const OnDevice on(device_.index);
   const auto& slot = slots_[in_flight_.front()];
   in_flight_.pop_front();
@@ -243,8 +243,8 @@ std::vector<ops::Sampled> CudaOps::collect() {
 
 void CudaOps::require_step(std::string_view op, std::int64_t rows, std::int64_t of) const {
   if (!begun_.any || rows != of) {
-    throw Error(ErrorCode::internal,
-                begun_.any ? cat("ops::", op, ": ", rows, " rows in a step of ", of) : cat("ops::", op, ": no step"));
+    throw Error(ErrorCode::internal, begun_.any ? cat("ops::", op, ": ", rows, " rows, but the step has ", of)
+                                                : cat("ops::", op, ": begin_step() was not called"));
   }
 }
 

@@ -30,7 +30,7 @@ void MatrixUpload::in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t 
                              const std::function<void(std::byte* chunk, std::int64_t first, std::int64_t n)>& write) {
   if (row_bytes > kChunkBytes) {
     throw Error(ErrorCode::unsupported,
-                cat("a weight with rows of ", row_bytes, " bytes: they may have up to ", kChunkBytes));
+                cat("a weight has rows of ", row_bytes, " bytes; the maximum is ", kChunkBytes));
   }
   const auto most = static_cast<std::int64_t>(kChunkBytes / row_bytes);
   for (std::int64_t row = 0; row < rows; row += most) {
@@ -97,11 +97,11 @@ void CudaGemmWeight::make_bias(std::span<const ops::HostMatrix> bias, std::span<
                                MatrixUpload& upload) {
   if (bias.empty()) return;
   if (bias.size() != rows.size()) {
-    refuse(cat(bias.size(), " biases for ", rows.size(), " parts; there must be one each, or none"));
+    refuse(cat(bias.size(), " biases for ", rows.size(), " parts; each part must have one, or none"));
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (bias[i].data != nullptr && bias[i].rows * bias[i].cols != rows[i]) {
-      refuse(cat("part ", i, " has ", rows[i], " rows and a bias of ", bias[i].rows * bias[i].cols));
+      refuse(cat("part ", i, " has ", rows[i], " rows, but its bias has ", bias[i].rows * bias[i].cols));
     }
   }
   bias_ = DeviceMemory(static_cast<std::size_t>(n_) * sizeof(float), "a bias");
@@ -123,7 +123,8 @@ CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const o
   k_ = parts.front().cols;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].rows < 1 || parts[i].cols != k_ || k_ < 1 || parts[i].data == nullptr) {
-      refuse(cat("part ", i, " is [", parts[i].rows, ", ", parts[i].cols, "] and the first has ", k_, " columns"));
+      refuse(
+          cat("part ", i, " is [", parts[i].rows, ", ", parts[i].cols, "], but the first part has ", k_, " columns"));
     }
     rows.push_back(parts[i].rows);
     n_ += parts[i].rows;

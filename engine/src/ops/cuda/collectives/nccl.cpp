@@ -77,7 +77,7 @@ ncclDataType_t nccl_type(DType type) {
     case DType::bf16:
       return ncclBfloat16;
     default:
-      throw Error(ErrorCode::internal, cat("NCCL: a collective of type ", to_string(type)));
+      throw Error(ErrorCode::internal, cat("NCCL: unsupported type ", to_string(type)));
   }
 }
 

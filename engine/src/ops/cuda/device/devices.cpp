@@ -52,8 +52,8 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options, std::shared_ptr<N
     throw Error(ErrorCode::unsupported, cat("device = cuda: ", why, ". Fix this, or set device = cpu"));
   }
   if (options.device < 0 || options.device >= count) {
-    throw Error(ErrorCode::unsupported, cat("CUDA device ", options.device, ": this process sees ", count,
-                                            ", the first of them 0 (CUDA_VISIBLE_DEVICES)"));
+    throw Error(ErrorCode::unsupported, cat("CUDA device ", options.device, " does not exist: this process sees ",
+                                            count, " devices, numbered from 0 (CUDA_VISIBLE_DEVICES)"));
   }
   const auto info = cuda::device_info(options.device);
   if (info.major < kOldest) throw Error(ErrorCode::unsupported, too_old(info));

@@ -193,7 +193,7 @@ int device_count(std::string& why) {
         why = "no NVIDIA driver was found (libcuda.so.1)";
       } else {
         why = cat("the NVIDIA driver is too old: it supports CUDA ", driver / 1000, ".", driver % 1000 / 10,
-                  " and this build needs ", CUDART_VERSION / 1000, ".0");
+                  ", but this build needs ", CUDART_VERSION / 1000, ".0");
       }
       break;
     }
@@ -202,7 +202,7 @@ int device_count(std::string& why) {
       why = "there is no NVIDIA GPU that this process can see (CUDA_VISIBLE_DEVICES?)";
       break;
     default:
-      why = cat("CUDA does not start: ", cudaGetErrorString(result));
+      why = cat("CUDA cannot start: ", cudaGetErrorString(result));
   }
   return 0;
 }
@@ -271,7 +271,7 @@ DeviceMemory::DeviceMemory(std::size_t bytes, std::string_view what) : bytes_(by
   const auto result = cudaMalloc(&data_, bytes);
   if (result == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    throw Error(ErrorCode::resource_exhausted, cat(what, ": ", bytes, " bytes are needed and ", free_device_bytes(),
+    throw Error(ErrorCode::resource_exhausted, cat(what, ": ", bytes, " bytes are needed, but ", free_device_bytes(),
                                                    " are free on device ", current_device()));
   }
   check(result, what);
@@ -329,7 +329,7 @@ void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
   CUmemGenericAllocationHandle memory = 0;
   const auto result = calls.create(&memory, bytes, &properties, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    throw Error(ErrorCode::resource_exhausted, cat(what_, ": ", bytes, " bytes are needed and ", free_device_bytes(),
+    throw Error(ErrorCode::resource_exhausted, cat(what_, ": ", bytes, " bytes are needed, but ", free_device_bytes(),
                                                    " are free on device ", device_));
   }
   calls.check(result, what_);

@@ -320,7 +320,7 @@ void Block::run(bool early) {
   if (early && std::ranges::find(states_, State::at_dependency) != states_.end()) return;
   fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ",
            at_cluster_barrier_ > 0 ? cat(at_cluster_barrier_, " at cluster_sync(), ") : "", done_,
-           " have ended and the others wait for lanes of their warp that do not come"));
+           " have ended, and the others wait for lanes of their warp that never arrive"));
 }
 
 // Returns the next ready fiber, round-robin in the order of the threads; null if none is ready.
@@ -498,7 +498,7 @@ void* Block::variable(const void* key, std::size_t bytes, std::size_t alignment)
     if (static_bytes_ + dynamic > most) {
       fail(cat(shape_->what, ": ", static_bytes_, " bytes of static and ", dynamic,
                " of dynamic shared memory; a block has ", most,
-               most < kMaxSharedBytes ? ", as no more is asked for when the dynamic is not beyond that" : ""));
+               most < kMaxSharedBytes ? ", because larger dynamic shared memory was not requested" : ""));
     }
     variables_.push_back({key, false, SharedMemory(bytes, alignment)});
     found = variables_.end() - 1;
@@ -656,7 +656,7 @@ void Run::finish() {
 }
 
 constinit thread_local const Place* current_place = nullptr;
-void fail_outside() { throw Error(ErrorCode::internal, "host_grid: a function of kernels outside of a kernel"); }
+void fail_outside() { throw Error(ErrorCode::internal, "host_grid: a device function was called outside a kernel"); }
 void sync_block() { block().sync_block(); }
 void sync_warp() { block().sync_warp(); }
 void sync_cluster() { block().sync_cluster(); }
@@ -682,8 +682,8 @@ const void* exchange_bytes(const void* mine, std::size_t bytes) { return block()
 
 void check_aligned(const void* at, std::size_t bytes, std::string_view what) {
   if (reinterpret_cast<std::uintptr_t>(at) % bytes == 0) return;
-  block().fail_here(cat(what, "(): an address of ", bytes, " bytes that is ",
-                        reinterpret_cast<std::uintptr_t>(at) % bytes, " beyond a multiple of that"));
+  block().fail_here(cat(what, "(): an access of ", bytes, " bytes is misaligned by ",
+                        reinterpret_cast<std::uintptr_t>(at) % bytes, " bytes"));
 }
 
 void check_shared(const void* at, std::size_t bytes, std::string_view what) {

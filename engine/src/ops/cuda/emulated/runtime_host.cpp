@@ -67,7 +67,7 @@ std::uint64_t allocations() { return allocation_count; }
 DeviceMemory::DeviceMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
   if (bytes > free_device_bytes()) {
     throw Error(ErrorCode::resource_exhausted,
-                cat(what, ": ", bytes, " bytes are needed and ", free_device_bytes(), " are free on the device"));
+                cat(what, ": ", bytes, " bytes are needed, but ", free_device_bytes(), " are free on the device"));
   }
   data_ = std::calloc(bytes == 0 ? 1 : bytes, 1);
   if (data_ == nullptr) throw std::bad_alloc();
@@ -101,7 +101,7 @@ ReservedMemory::~ReservedMemory() {
 void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
   if (bytes > free_device_bytes()) {
     throw Error(ErrorCode::resource_exhausted,
-                cat(what_, ": ", bytes, " bytes are needed and ", free_device_bytes(), " are free on the device"));
+                cat(what_, ": ", bytes, " bytes are needed, but ", free_device_bytes(), " are free on the device"));
   }
   if (mprotect(data_ + offset, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
   chunks_.push_back({offset, bytes});

@@ -63,7 +63,7 @@ struct Functions {
 bool load(void* library, Functions& f, std::string& why) {
   const auto find = [&](auto& function, const char* name) {
     void* const symbol = dlsym(library, name);
-    if (symbol == nullptr) why = cat("it lacks ", name);
+    if (symbol == nullptr) why = cat("it has no function ", name);
     std::memcpy(&function, &symbol, sizeof symbol);
     return symbol != nullptr;
   };

@@ -96,7 +96,7 @@ struct GemmRunner::Impl {
     if (blas() != nullptr) blas_workspace = DeviceMemory(kBlasWorkspaceBytes, "cuBLASLt's workspace");
     if (!this->options.reproducible && blas() == nullptr) {
       warning = cat(this->options.no_blas.empty() ? "cuBLASLt is missing" : this->options.no_blas,
-                    ". GEMMs run on charonia's own kernels, which are slower for prompts");
+                    ". GEMMs use charonia's built-in kernels, which are slower for prompts");
     }
   }
 
@@ -241,12 +241,10 @@ struct GemmRunner::Impl {
     ++of_shape.count;
     if (rejected.fetch_add(1, std::memory_order_relaxed) > 0) return;
     log({LogLevel::warning,
-         cat("cuBLASLt rejects a GEMM of ", rows, " rows, ", to_string(shape),
-             ", with the algorithm that was chosen "
-             "for up to ",
-             kBuckets[bucket_of(rows)],
-             " rows; an own kernel takes it, and is slower for prompts. Further "
-             "ones are counted in charonia_gemms_rejected_total and listed in the kernel report"),
+         cat("cuBLASLt rejected a GEMM of ", rows, " rows, ", to_string(shape),
+             ", with the algorithm that was chosen for up to ", kBuckets[bucket_of(rows)],
+             " rows. A built-in kernel computes it, which is slower for prompts. "
+             "Later rejections are counted in charonia_gemms_rejected_total and listed in the kernel report"),
          "",
          {{"rows", rows}, {"n", shape.n}, {"k", shape.k}}});
   }
