@@ -1,4 +1,4 @@
-// An engine of a very small model, on a device that computes while the engine goes on or on one that does not.
+// An engine with a very small model for tests, on a device that computes asynchronously or not.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ class EngineFixtureBase : public ::testing::Test {
     runtime::wrap_devices_for_tests({});
     std::filesystem::remove_all(dir_);
   }
-  // Wraps the devices of engines that are made after this call. faults_ controls them.
+  // Wraps the devices of engines that are created after this call. faults_ controls them.
   void wrap_devices(bool asynchronous) {
     runtime::wrap_devices_for_tests([this, asynchronous](std::unique_ptr<ops::Ops> ops) {
       return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
@@ -45,7 +45,7 @@ class EngineFixtureBase : public ::testing::Test {
   std::unique_ptr<Engine> engine(const Settings& settings = {}) const {
     return std::make_unique<Engine>(weights(), settings);
   }
-  // The tokens of a request in an engine of its own, without a session.
+  // The tokens that a request gets in a separate engine without sessions.
   std::vector<TokenId> alone(Request one) const {
     one.session_id.clear();
     const auto fresh = engine();
@@ -58,7 +58,7 @@ class EngineFixtureBase : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-// By whether the device computes asynchronously.
+// Parameter: whether the device computes asynchronously.
 class EngineFixture : public EngineFixtureBase, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {

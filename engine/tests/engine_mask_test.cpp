@@ -1,4 +1,4 @@
-// Token masks: who says which tokens may follow is asked on a thread of its own, and what it says holds.
+// Token masks: the provider runs on a separate thread, and its mask is applied.
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -28,7 +28,7 @@ INSTANTIATE_TEST_SUITE_P(Device, EngineMaskTest, testing::kDevices, testing::dev
 TEST_P(EngineMaskTest, OnlyTokensOfTheMaskAreSampled) {
   const auto one = engine();
   for (const float temperature : {0.0F, 1.5F}) {
-    // Only vowels, told by the bytes of the tokens.
+    // Only vowels, according to the bytes of the tokens.
     auto asked = masked({1, 2, 3}, 60, [&](TokenId token, auto) {
       const auto bytes = one->token_bytes(token);
       return bytes.size() == 1 && std::string_view("aeiou").find(bytes[0]) != std::string_view::npos;
@@ -48,7 +48,7 @@ TEST_P(EngineMaskTest, TheMaskSeesTheOutputAndIsAskedOncePerToken) {
     if (token == 0) ++asked_count;
     return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
   };
-  // With few blocks the sequence is preempted and computed anew: what is known is not asked for again.
+  // With few blocks the sequence is preempted and recomputed; known masks are not computed again.
   const auto one = engine({{"cache_max_entry_count", "16"}, {"session_len", "60"}});
   Collector before, out;
   one->submit(request({9, 9, 9}, 50), before.callback());
@@ -61,7 +61,7 @@ TEST_P(EngineMaskTest, TheMaskSeesTheOutputAndIsAskedOncePerToken) {
   EXPECT_LE(asked_count, 50) << "the last token needs no mask after it";
 }
 
-TEST_P(EngineMaskTest, ARequestBesideOneWithAMaskHasTheTokensThatItHasAlone) {
+TEST_P(EngineMaskTest, AMaskDoesNotChangeTheTokensOfOtherRequests) {
   const auto one = engine();
   Collector masked_out, free_out;
   one->submit(masked({1, 2}, 40, [](TokenId token, auto) { return token < 10; }), masked_out.callback());
@@ -119,7 +119,7 @@ TEST_P(EngineMaskTest, NoTokenAndAnExceptionAreErrorsThatSaySo) {
   one->check_integrity();
 }
 
-TEST_P(EngineMaskTest, MasksThatAreLateDelayNoOtherSequence) {
+TEST_P(EngineMaskTest, LateMasksDelayNoOtherSequence) {
   const auto one = engine({{"max_batch_size", "32"}});
   const auto step = [](TokenId token, std::span<const TokenId> output) {
     return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
@@ -170,7 +170,7 @@ TEST_P(EngineMaskTest, ASequenceWhoseMaskIsLateCanBeCancelled) {
   held.notify_all();
 }
 
-// The provider lives until its call has returned, and says when it goes.
+// The provider must live until its call has returned; records when it is destroyed.
 class SlowMask : public TokenMaskProvider {
  public:
   SlowMask(std::promise<void> entered, std::shared_future<void> go, std::promise<void> gone)
@@ -192,7 +192,7 @@ class SlowMask : public TokenMaskProvider {
 };
 
 TEST_P(EngineMaskTest, CancelWhileTheProviderWorksIsSafe) {
-  // Its prompt waits behind another one, so that the engine does not wait for the mask.
+  // Its prompt waits for another one, so the engine does not wait for the mask.
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});
   Collector first, cancelled, after;

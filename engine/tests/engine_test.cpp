@@ -131,7 +131,7 @@ TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
-TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
+TEST_P(EngineTest, BiasesOfOneTokenAddUpInAnyOrder) {
   Engine one(weights(), {});
   auto named_once = request({1, 2, 3}, 8);
   named_once.sampling.bad_words = {{20}};
@@ -245,7 +245,7 @@ TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
   });
   Collector other;
   engine.submit(request({2}, 50), other.callback());
-  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed though nobody has taken a result
+  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed although no result was taken
   release.set_value();
   slow_done.get_future().wait();
   EXPECT_EQ(other.tokens().size(), 50U);
@@ -314,7 +314,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   Collector repeated;
   engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
   EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
-  for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
+  for (int i = 0; i < 4; ++i) {  // uses all blocks, also the blocks of the poisoned request
     Collector again;
     auto other = clean;
     other.input_ids = {3, 1 + i};

@@ -1,4 +1,4 @@
-// device = null: nothing is computed, and everything around it is real.
+// device = null: the device computes nothing, and everything else is real.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -105,14 +105,14 @@ TEST_F(NullDeviceTest, LogProbabilitiesAreThoseOfADistribution) {
       const double sum = std::accumulate(top.begin(), top.end(), 0.0, [](double s, const auto& t) {
         return s + std::exp(static_cast<double>(t.logprob));
       });
-      EXPECT_GT(sum, 0.99);  // of 40 tokens, of which one is likely
+      EXPECT_GT(sum, 0.99);  // 40 tokens, and one is likely
       EXPECT_LT(sum, 1.0);
     }
   }
   EXPECT_EQ(seen, 10U);
 }
 
-TEST_F(NullDeviceTest, WhatARequestForbidsIsNotGiven) {
+TEST_F(NullDeviceTest, ForbiddenTokensAreNotSampled) {
   const auto null = null_engine();
   const auto free = tokens_of(*null, sampled(7));
   auto banned = sampled(7);

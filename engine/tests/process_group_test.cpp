@@ -15,7 +15,7 @@
 namespace charonia::ops {
 namespace {
 
-// Runs rank(r) on a thread each; an error of one, or what was expected to be one, is the text in its place.
+// Runs rank(r) on one thread each, and returns the error of each rank, or an empty text.
 std::vector<std::string> run_ranks(int ranks, const std::function<void(int)>& rank) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
@@ -36,7 +36,7 @@ void expect_no_errors(const std::vector<std::string>& errors) {
   for (const auto& error : errors) EXPECT_EQ(error, "");
 }
 
-// The sum in the order of the ranks, as a loop over floats has it.
+// The sum in rank order, computed by a loop over floats.
 Matrix sum_of(const std::vector<Matrix>& tensors) {
   Matrix sum = tensors[0];
   for (std::size_t t = 1; t < tensors.size(); ++t) {
@@ -47,7 +47,7 @@ Matrix sum_of(const std::vector<Matrix>& tensors) {
   return sum;
 }
 
-TEST(ProcessGroupTest, all_reduce_adds_in_the_order_of_the_ranks_whatever_the_shape_and_the_threads) {
+TEST(ProcessGroupTest, all_reduce_adds_in_rank_order_for_all_shapes_and_threads) {
   Random random(1);
   for (const int ranks : {1, 2, 3, 4, 7, 16}) {
     ProcessGroup group(ranks);
@@ -129,7 +129,7 @@ TEST(ProcessGroupTest, a_long_chain_of_collectives_is_the_same_in_every_order_of
         begun[i] = step;
         group.all_reduce(r, tensors[i].tensor(), pool);
         group.all_gather(r, gathered[i].tensor(), tensors[i].tensor(), pool);
-        // Each rank changes what the others have just read.
+        // Each rank changes the data that the others have just read.
         for (std::int64_t c = 0; c < kCols; ++c) {
           tensors[i].set(0, c, 0.25F * gathered[i].at(0, (r + step) % kRanks * kCols + c) + 0.01F * (r + 1));
         }

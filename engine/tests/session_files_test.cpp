@@ -1,4 +1,4 @@
-// Session histories on disk: what is there is what the session remembers, or nothing.
+// Session histories on disk: a file has the current history of the session, or does not exist.
 #include "runtime/session_files.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class SessionFilesTest : public ::testing::Test {
   static std::shared_ptr<const History> history(TokenId last) {
     return std::make_shared<const History>(History{{1, 2, last}, {0}});
   }
-  // Of session "a": its name is that of the id in hexadecimal numbers.
+  // The file of session "a": its name is the hexadecimal id.
   std::filesystem::path file() const {
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
       const auto name = entry.path().filename().string();
@@ -63,7 +63,7 @@ TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
   auto beside = place;
   beside += ".new";
   for (int time = 1; time <= 2; ++time) {
-    std::filesystem::create_directory(beside);  // no file can be written there
+    std::filesystem::create_directory(beside);  // so that no file can be written there
     for (const TokenId last : {4, 5}) {
       if (last == 5) std::filesystem::create_directory(beside);
       files->write("a", history(last));
@@ -97,7 +97,7 @@ TEST_F(SessionFilesTest, OnlyTheUserReadsFilesAndNewFolder) {
   EXPECT_EQ(num_files, 2) << "the session and the lock";
 }
 
-TEST_F(SessionFilesTest, WhatIsErasedIsGoneAtOnceAndAlsoWhatWasHalfWritten) {
+TEST_F(SessionFilesTest, AnErasedSessionsFilesAreRemovedImmediately) {
   const auto files = open();
   files->write("a", history(3));
   files->flush();
@@ -132,7 +132,7 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   second->write("a", history(4));
   second->flush();
   EXPECT_EQ(stored(*first), 3) << "nor write";
-  // As a child process has it that was forked while the first had the lock, and lives on.
+  // Simulates a child process that was forked while the first engine had the lock, and that is still running.
   const auto child = fork();
   if (child == 0) {
     pause();
@@ -144,13 +144,13 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   EXPECT_EQ(stored(*second), 4) << "until the first has ended";
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  // An engine of another model has files of its own.
+  // An engine with another model has its own files.
   std::vector<std::string> none;
   SessionFiles(folder_, "other", 100).read(1000, none);
   EXPECT_TRUE(none.empty());
 }
 
-TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
+TEST_F(SessionFilesTest, FilesThatTheClockMakesTooOldAreRemovedLater) {
   {
     const auto files = open();
     files->write("a", history(3));
@@ -168,7 +168,7 @@ TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
   EXPECT_FALSE(std::filesystem::exists(place));
 }
 
-TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedForBefore) {
+TEST_F(SessionFilesTest, EarlierRequestsDoNotChangeFilesThatAnotherEngineContinued) {
   auto first = open();
   for (const auto* id : {"a", "b"}) first->write(id, history(3));
   first->flush();
@@ -187,7 +187,7 @@ TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedF
   for (const auto& one : all) EXPECT_EQ(one.history->tokens.back(), 5) << one.id;
 }
 
-TEST_F(SessionFilesTest, WhatCannotBeReadEndsNothingAndWhatWasHalfWrittenIsRemoved) {
+TEST_F(SessionFilesTest, UnreadableFilesAreSkippedAndUnfinishedFilesRemoved) {
   auto files = open();
   files->write("a", history(3));
   files->flush();

@@ -12,7 +12,7 @@
 namespace charonia {
 namespace {
 
-TEST(ThreadPoolTest, every_index_is_visited_once_whatever_the_size_and_the_grain) {
+TEST(ThreadPoolTest, every_index_is_visited_once_for_all_sizes_and_grains) {
   for (const int threads : {1, 2, 5}) {
     ThreadPool pool(threads);
     EXPECT_EQ(pool.size(), threads);
@@ -42,7 +42,7 @@ TEST(ThreadPoolTest, many_short_loops_in_a_row_lose_nothing) {
 
 TEST(ThreadPoolTest, workers_take_part) {
   ThreadPool pool(2);
-  // Each of the two chunks waits for the other to begin, so one thread alone would never end.
+  // Each of the two chunks waits until the other has begun, so a single thread would never finish.
   std::atomic<int> begun = 0;
   pool.parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
     ++begun;
