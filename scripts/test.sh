@@ -23,11 +23,11 @@ build() { cmake --build build/engine --parallel "$(nproc)" "$@"; }
 mypy_all() {
   mypy charonia scripts/gpu_check.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
-    MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py \
+    MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py preprocessing/model_fingerprint.py \
       preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py preprocessing/special_tokens.py &&
     MYPYPATH=client:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
-    mypy -p monitoring.dashboards --python-version 3.11 &&
+    mypy monitoring/grafana/dashboards.py --python-version 3.11 &&
     mypy -p benchmarks
 }
 
