@@ -389,7 +389,7 @@ TEST_P(RowsTest, references_of_a_step_must_be_valid) {
   EXPECT_THROW(
       ops->begin_step({.ids = ids, .attention = {starts, positions, table, 2}, .logits_rows = {}, .sample = {}}),
       Error);
-  EXPECT_THROW(ops->run_step([](const StepShape&) {}), Error) << "no step was begun";
+  EXPECT_THROW(ops->run_step([](const StepShape&) {}), Error) << "begin_step() was not called";
 }
 
 TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
@@ -407,13 +407,13 @@ TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
     }
   };
   const auto nothing = [](const StepShape&) {};
-  refused({.ids = one, .attention = {}, .logits_rows = {}, .sample = {}}, "not prepared");
+  refused({.ids = one, .attention = {}, .logits_rows = {}, .sample = {}}, "prepare() was not called");
   for (const StepLimits& limits : {StepLimits{0, 1, 1}, StepLimits{1, 0, 1}, StepLimits{1, 1, 0}}) {
     EXPECT_THROW(ops->prepare(limits, nothing), Error);
   }
   ops->prepare({.max_rows = 1, .max_sequences = 1, .max_positions = 3}, nothing);
   refused({.ids = two, .attention = {}, .logits_rows = {}, .sample = {}}, "2 rows");
-  refused({.ids = one, .attention = {starts, fourth, table, 1}, .logits_rows = {}, .sample = {}}, "position 3 of 3");
+  refused({.ids = one, .attention = {starts, fourth, table, 1}, .logits_rows = {}, .sample = {}}, "position 3 is not below the maximum of 3");
   run_prepared_step(*ops, {.ids = one, .attention = {starts, third, table, 1}, .logits_rows = {}, .sample = {}}, [] {});
   ops->prepare({.max_rows = 2, .max_sequences = 1, .max_positions = 3}, nothing);
   refused({.ids = two, .attention = {}, .logits_rows = rows, .sample = samples}, "2 rows of logits");

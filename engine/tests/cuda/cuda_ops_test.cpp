@@ -386,7 +386,7 @@ TEST_F(CudaOpsTest, a_replay_that_is_sampled_afterwards_gives_its_tokens_to_the_
 
 TEST_F(CudaOpsTest, calls_in_the_wrong_order_are_rejected) {
   auto model = make();
-  EXPECT_THROW(model.collect(), Error) << "no step was run";
+  EXPECT_THROW(model.collect(), Error) << "run_step() was not called";
   EXPECT_TRUE(model.step({{0, {1, 2, 3}, {}, false}}).empty());
   model.launch({{0, {4}, greedy()}});
   model.launch({{0, {-1}, greedy()}});
