@@ -21,14 +21,14 @@ configure() {
 build() { cmake --build build/engine --parallel "$(nproc)" "$@"; }
 
 mypy_all() {
-  mypy charonia scripts/gpu_check client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
+  mypy charonia scripts/gpu_check.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
-    MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py \
+    MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py preprocessing/model_fingerprint.py \
       preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py preprocessing/special_tokens.py &&
     MYPYPATH=client:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
-    mypy -p monitoring.dashboards --python-version 3.11 &&
-    mypy -p benchmarks --exclude workers
+    mypy monitoring/grafana/dashboards.py --python-version 3.11 &&
+    mypy -p benchmarks
 }
 
 cpp_build() { configure -DCHARONIA_CUDA_CHECK=OFF -DCHARONIA_CUDA_ON_HOST_TESTS=OFF && build --target charonia_tests; }
@@ -71,7 +71,7 @@ cuda_compiles() {
   if [ "${CI:-}" = true ]; then architectures="80-real;90a-real"; fi
   configure -DCHARONIA_CUDA_CHECK=ON "-DCHARONIA_CUDA_HEADERS=$headers" -DCHARONIA_CUDA_DEVICE_TESTS=$device_tests \
     "-DCHARONIA_CUDA_ARCHITECTURES=${CHARONIA_TEST_CUDA_ARCHITECTURES:-$architectures}" &&
-    build --target charonia_cuda charonia_cuda_links charonia_cuda_kernels charonia_cuda_tests &&
+    build --target charonia_cuda charonia_cuda_links charonia_cuda_tests &&
     python scripts/check_spills.py build/engine/CMakeFiles/charonia_cuda.dir
 }
 

@@ -25,7 +25,7 @@ class EngineFixtureBase : public ::testing::Test {
     runtime::wrap_devices_for_tests({});
     std::filesystem::remove_all(dir_);
   }
-  // From now on the devices of engines are wrapped, with faults_.
+  // Wraps the devices of engines that are created after this call. faults_ controls them.
   void wrap_devices(bool asynchronous) {
     runtime::wrap_devices_for_tests([this, asynchronous](std::unique_ptr<ops::Ops> ops) {
       return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
@@ -33,8 +33,10 @@ class EngineFixtureBase : public ::testing::Test {
   }
 
   std::filesystem::path weights() const { return dir_ / "weights"; }
-  // Writes a model whose requests can run until a test ends them.
-  void lengthen(int ranks = 1) const {
+  // Writes a model with a long context and makes each step of a wrapped device take 5 ms or more. A request for 15,000
+  // tokens then takes longer than any test.
+  void lengthen(int ranks = 1) {
+    faults_->step_ms = 5;
     TinyModel model;
     model.ranks = ranks;
     model.positions = 20'000;
@@ -61,7 +63,7 @@ class EngineFixture : public EngineFixtureBase, public ::testing::WithParamInter
  protected:
   void SetUp() override {
     EngineFixtureBase::SetUp();
-    if (GetParam()) wrap_devices(true);
+    wrap_devices(GetParam());
     write_tiny_workspace(weights());
   }
 };

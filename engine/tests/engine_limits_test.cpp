@@ -120,8 +120,8 @@ TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
     one->check_integrity();
     EXPECT_EQ(one->stats().blocks_active, 0);
     EXPECT_EQ(recorder_->rejected(runtime::Rejection::deadline), 3 * tries);
-    if (!running.tokens().empty()) break;  // the tokens so far are delivered
-    ASSERT_LT(limit_ms, 1000);
+    if (!running.tokens().empty()) break;  // its tokens are delivered
+    ASSERT_LT(limit_ms, 60'000);
   }
 }
 
@@ -147,7 +147,7 @@ TEST_P(EngineLimitsTest, ADeadlineThatIsAlsoTheQueuesEndsWhatHasBegun) {
     late.timeout_ms = limit_ms;
     Collector running;
     one->submit(late, running.callback());
-    if (running.tokens().empty() && limit_ms < 1000) continue;
+    if (running.tokens().empty() && limit_ms < 60'000) continue;
     EXPECT_EQ(running.last().error_code, ErrorCode::deadline_exceeded) << running.last().error;
     EXPECT_GT(running.tokens().size(), 0U);
     return;
@@ -163,7 +163,7 @@ TEST_P(EngineLimitsTest, AWaitTimeoutErrorHasARetryTime) {
     Collector running, waiting;
     const auto handle = one->submit(request({1, 2}, 19'000), running.callback());
     running.wait_for(1);
-    if (running.ended() && limit_ms < 1000) continue;
+    if (running.ended() && limit_ms < 60'000) continue;
     one->submit(request({3, 4}, 5), waiting.callback());
     EXPECT_EQ(waiting.last().finish_reason, FinishReason::error);
     EXPECT_EQ(waiting.last().error_code, ErrorCode::resource_exhausted);
@@ -243,10 +243,9 @@ TEST_P(EngineLimitsTest, EveryStepTellsItsTimeItsBatchAndItsTokens) {
   EXPECT_GT(recorder_->sum_observed(Metric::engine_step_seconds), 0);
 }
 
-// A device whose steps take longer than the limit allows: each step gets the minimum of the prompt.
+// A device whose steps take longer than the bound allows: each step gets the smallest part of a prompt.
 TEST_P(EngineLimitsTest, AStepTimeLimitSplitsPromptsAndChangesNoToken) {
   lengthen();
-  faults_->step_ms = 2;  // of the asynchronous device
   std::vector<TokenId> prompt(900);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<TokenId>(i * i % 37 + 1);
   std::vector<std::vector<TokenId>> tokens;
@@ -273,8 +272,7 @@ TEST_P(EngineLimitsTest, AStepTimeLimitSplitsPromptsAndChangesNoToken) {
   }
   EXPECT_EQ(tokens[0], tokens[1]);
   EXPECT_EQ(most_at_once[0], 512);
-  if (!GetParam()) return;
-  EXPECT_EQ(most_at_once[1], 512 / 16) << "of the budget, to measure; then there are 16";
+  EXPECT_EQ(most_at_once[1], 512 / 16) << "of the budget, to measure; later steps have 16 tokens";
 }
 
 TEST_P(EngineLimitsTest, ANewEngineResetsAllGaugesOfThePreviousEngine) {

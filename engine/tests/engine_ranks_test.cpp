@@ -224,19 +224,6 @@ TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgain
   engine.check_integrity();
 }
 
-TEST_P(EngineRanksTest, ACancelFreesTheBlocks) {
-  TinyModel model;
-  model.positions = 20'000;
-  Engine engine(write(model, GetParam()));
-  Collector cut;
-  const auto handle = engine.submit(request({1, 2}, 19'000), cut.callback());
-  cut.wait_for(2);
-  EXPECT_TRUE(engine.cancel(handle));
-  EXPECT_EQ(cut.wait().back().finish_reason, FinishReason::cancelled);
-  engine.check_integrity();
-  EXPECT_EQ(engine.stats().blocks_active, 0);
-}
-
 TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
   TinyModel model;
   model.kv_heads = 4;

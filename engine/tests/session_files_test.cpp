@@ -2,6 +2,7 @@
 #include "runtime/session_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@ namespace charonia::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kLimit{120};  // only a hang takes so long
 
 class SessionFilesTest : public ::testing::Test {
  protected:
@@ -76,6 +78,25 @@ TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
   }
 }
 
+TEST_F(SessionFilesTest, OnlyTheUserReadsFilesAndNewFolder) {
+  const auto sessions = folder_ / "sessions";
+  const auto umask_before = ::umask(0);
+  {
+    SessionFiles files(sessions, "model", 100, std::chrono::hours(1));
+    files.write("a", history(3));
+    files.flush();
+  }
+  ::umask(umask_before);
+  using std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(sessions).permissions(), perms::owner_all);
+  int num_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(sessions)) {
+    EXPECT_EQ(entry.status().permissions(), perms::owner_read | perms::owner_write) << entry.path();
+    ++num_files;
+  }
+  EXPECT_EQ(num_files, 2) << "the session and the lock";
+}
+
 TEST_F(SessionFilesTest, AnErasedSessionsFilesAreRemovedImmediately) {
   const auto files = open();
   files->write("a", history(3));
@@ -118,7 +139,7 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
     _exit(0);
   }
   first.reset();
-  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  const auto deadline = Clock::now() + kLimit;
   while (stored(*second) != 4 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(stored(*second), 4) << "until the first has ended";
   kill(child, SIGKILL);
@@ -140,7 +161,7 @@ TEST_F(SessionFilesTest, FilesThatTheClockMakesTooOldAreRemovedLater) {
   EXPECT_FALSE(place.empty()) << "it may be the clock";
   const auto files = open(std::chrono::milliseconds(1));
   EXPECT_EQ(stored(*files, -1), -1);
-  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  const auto deadline = Clock::now() + kLimit;
   while (std::filesystem::exists(place) && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -154,8 +175,9 @@ TEST_F(SessionFilesTest, EarlierRequestsDoNotChangeFilesThatAnotherEngineContinu
   auto second = open();
   second->write("a", history(4));
   second->erase("b", false);
-  // File times are in seconds.
-  std::this_thread::sleep_until(std::chrono::ceil<std::chrono::seconds>(std::chrono::system_clock::now()));
+  // Times are in seconds.
+  std::this_thread::sleep_until(std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now()) +
+                                std::chrono::seconds(1));
   for (const auto* id : {"a", "b"}) first->write(id, history(5));
   first.reset();
   second.reset();
@@ -184,7 +206,7 @@ TEST_F(SessionFilesTest, UnreadableFilesAreSkippedAndUnfinishedFilesRemoved) {
   EXPECT_TRUE(files->read(-1, warnings).empty());
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find(unreadable.string()), std::string::npos) << warnings[0];
-  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  const auto deadline = Clock::now() + kLimit;
   while (std::filesystem::exists(place) && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -26,7 +26,7 @@ struct Device {
     return out;
   }
 };
-// m05 on two cores (benchmarks/results/step_time.md), and a model of 8 billion parameters on an H100.
+// m05 on two cores, and a model of 8 billion parameters on an H100.
 constexpr Device kCpu = {.fixed = 19e-3, .per_decode = 4.5e-3, .per_token = 1e-3, .per_position = 0.25e-6};
 constexpr Device kGpu = {.fixed = 6e-3, .per_decode = 0.1e-3, .per_token = 28e-6, .per_position = 3e-9};
 

@@ -32,7 +32,7 @@ struct Faults {
   std::atomic<int> steps_after_loss{0};  // number of steps that were begun afterwards
   std::atomic<int> most_in_flight{0};    // maximum observed
   std::atomic<bool> hold{false};         // launched steps wait until it is false (notify_all())
-  std::atomic<int> step_ms{0};           // minimum time of a step, so that requests run for a long time
+  std::atomic<int> step_ms{0};           // minimum time of a step
 };
 
 // A deep copy of the arrays of a step.

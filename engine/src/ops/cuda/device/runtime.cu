@@ -14,7 +14,6 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/device/carveout.h"
-#include "ops/cuda/device/overlap.h"
 #include "ops/cuda/device/runtime.h"
 
 namespace charonia::cuda {
@@ -31,8 +30,8 @@ bool flag(const char* name, bool otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : std::strcmp(value, "0") != 0;
 }
 
-std::atomic<bool>& overlap_allowed() {
-  static std::atomic<bool> allowed = flag("CHARONIA_CUDA_PDL", true);
+bool overlap_allowed() {
+  static const bool allowed = flag("CHARONIA_CUDA_PDL", true);
   return allowed;
 }
 
@@ -260,8 +259,6 @@ bool waits_for_every_launch() {
   static const bool waits = flag("CHARONIA_CUDA_SYNC", false);
   return waits;
 }
-
-void allow_overlap(bool allowed) { overlap_allowed() = allowed; }
 
 std::uint64_t allocations() { return allocation_count.load(); }
 
