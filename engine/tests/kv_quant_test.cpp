@@ -90,7 +90,7 @@ TEST(KvQuant, RoundsToEvenAndKeepsToItsRange) {
   EXPECT_EQ(kv_quantise(-3, 1, 0, 8), 0);
   EXPECT_EQ(kv_quantise(300, 1, 0, 8), 255);
   EXPECT_EQ(kv_quantise(300, 1, 0, 4), 15);
-  EXPECT_EQ(kv_quantise(7, 0, 5, 8), 0) << "a scale of 0";
+  EXPECT_EQ(kv_quantise(7, 0, 5, 8), 0) << "the scale is 0";
   EXPECT_EQ(kv_quantise(7, 0, kNaN, 8), 0);
   for (int packed = 0; packed < 256; ++packed) {
     const auto byte = static_cast<std::uint8_t>(packed);
@@ -106,7 +106,7 @@ TEST(KvQuant, AHeadOfEqualElementsComesBackAsTheirHalfPrecision) {
     EXPECT_EQ(got.q[3], 0);
     EXPECT_EQ(got.value(0), rounded(DType::f16, static_cast<double>(x)));
   }
-  EXPECT_EQ(quantised({-0.0F, 0.0F}, 4).zero, 0) << "one zero alone is stored";
+  EXPECT_EQ(quantised({-0.0F, 0.0F}, 4).zero, 0) << "-0 and 0 must have one zero";
 }
 
 TEST(KvQuant, ValuesThatAreNotFiniteGiveNan) {

@@ -60,7 +60,7 @@ TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
   EXPECT_EQ(first.size(), 30U);
   EXPECT_EQ(out.last().finish_reason, FinishReason::length);
   EXPECT_EQ(out.text().size(), 30U);
-  EXPECT_EQ(std::ranges::count(first, 0), 0) << "the end id";
+  EXPECT_EQ(std::ranges::count(first, 0), 0) << "the end id must not be sampled";
   EXPECT_GT(std::set(first.begin(), first.end()).size(), 5U);
   EXPECT_EQ(tokens_of(*null, sampled(7)), first);
   EXPECT_NE(tokens_of(*null, sampled(8)), first);
@@ -171,7 +171,7 @@ TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     EXPECT_EQ(out[i].tokens(), tokens_of(*null, sampled(i, 40)));
-    EXPECT_LE(out[i].wait().size(), 2U) << "the first and the last";
+    EXPECT_LE(out[i].wait().size(), 2U) << "only the first and the last result";
   }
 }
 

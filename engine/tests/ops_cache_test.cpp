@@ -109,8 +109,8 @@ TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_p
     const Copies chain = {{3, 0}, {0, 6}, {5, 0}, {2, 2}};
     EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, chain), of_a));
     EXPECT_TRUE(same(blocks.step(0, probe, Blocks::kLen - 1, {}), of_b));
-    EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the original stays";
-    EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the original stays";
+    EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the source block must not change";
+    EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the source block must not change";
 
     // A copy is independent: writing to it does not change the original.
     blocks.step(6, b, 0, {});

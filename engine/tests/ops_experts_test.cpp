@@ -175,7 +175,7 @@ struct Layer {
     ops.experts(out.slice(begin, end), rows.slice(begin, end), logits.slice(begin, end), experts, choice, activation,
                 scratch->data(), extra);
     ops.download(behind.data(), scratch->as<std::byte>() + bytes, kBehind);
-    EXPECT_EQ(behind, mark) << "something was written behind the scratch memory";
+    EXPECT_EQ(behind, mark) << "the kernel wrote beyond the scratch memory";
     return out.host();
   }
   Matrix bias_matrix() const {
@@ -401,7 +401,7 @@ TEST_P(ExpertsTest, mismatched_shapes_are_rejected) {
   EXPECT_TRUE(refused(in, router, 0));
   EXPECT_TRUE(refused(in, router, 4));
   EXPECT_TRUE(refused(in, router, 2, 2, 1)) << "3 experts make no 2 groups";
-  EXPECT_TRUE(refused(in, router, 2, 3, 2)) << "a group of one expert";
+  EXPECT_TRUE(refused(in, router, 2, 3, 2)) << "a group has only one expert";
   EXPECT_TRUE(refused(in, router, 2, 1, 0));
   EXPECT_FALSE(refused(in, router, 2, 1, 1));
   EXPECT_TRUE(refused(in, router, 2, 0, 0, 15));

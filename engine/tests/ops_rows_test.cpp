@@ -270,7 +270,7 @@ TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
     one->scale_logits(alone.slice(r, r + 1), scale, cap);
     const auto single = alone.host();
     ASSERT_TRUE(single.same_bits(r, out, r)) << "row " << r << " alone";
-    ASSERT_TRUE(rows == 1 || single.same_bits(0, in, 0)) << "only the rows of the tensor change";
+    ASSERT_TRUE(rows == 1 || single.same_bits(0, in, 0)) << "only the tensor's own rows may change";
   }
 }
 

@@ -126,7 +126,8 @@ TEST_P(SampleMaskTest, a_mask_allows_what_banning_all_others_would) {
     ASSERT_EQ(masked.logprob, expected.logprob);
     ASSERT_EQ(masked.top, expected.top);
     if (row.logprobs >= 0) {
-      ASSERT_NEAR(masked.logprob, log_softmax(logits, 0, masked.token), 1e-5) << "of the unmodified logits";
+      ASSERT_NEAR(masked.logprob, log_softmax(logits, 0, masked.token), 1e-5)
+          << "log probabilities are of the unmodified logits";
     }
   }
 }

@@ -70,7 +70,7 @@ TEST(ProcessGroupTest, all_reduce_adds_in_rank_order_for_all_shapes_and_threads)
         for (std::int64_t row = 0; row < rows; ++row) {
           ASSERT_TRUE(tensor.same_bits(row, expected, row)) << "rank " << r << " of " << ranks << " row " << row;
           for (std::int64_t gap = cols; gap < tensor.stride && row + 1 < rows; ++gap) {
-            ASSERT_EQ(tensor.at(row, gap), original.at(row, gap)) << "between the rows";
+            ASSERT_EQ(tensor.at(row, gap), original.at(row, gap)) << "elements between the rows must not change";
           }
         }
       }

@@ -308,7 +308,8 @@ TEST(QScales, GrowWithTheLogarithmOfTheLengthsThatArePassed) {
     EXPECT_NEAR(table[static_cast<std::size_t>(p)], expected, 1e-7) << p;
   }
   model.logn_length = 8;
-  EXPECT_NEAR(q_scales(model, 13)[12], (1 + 0.1 * std::log(4)) * std::log(13) / std::log(8), 1e-6) << "both factors";
+  EXPECT_NEAR(q_scales(model, 13)[12], (1 + 0.1 * std::log(4)) * std::log(13) / std::log(8), 1e-6)
+      << "both factors must apply";
 }
 
 TEST(Alibi, SlopesAreThoseOfThePaperForAnyNumberOfHeads) {

@@ -76,7 +76,7 @@ TEST(SchedulerRows, APromptWhoseRowsAreAskedForIsComputedWholeAndInsertedForOthe
   scheduler.add(2, numbers(10), 20, {.all_rows = true});
   expect_parts(step(scheduler), {part(1, 10, 1, true, false), part(2, 0, 10, true, true)});
   EXPECT_EQ(scheduler.num_cached_tokens(2), 0);
-  EXPECT_EQ(scheduler.prefix_query_tokens(), 10) << "nothing is looked up for it";
+  EXPECT_EQ(scheduler.prefix_query_tokens(), 10) << "there must be no lookup";
   scheduler.add(3, numbers(10, 500), 20, {.all_rows = true});
   step(scheduler);
   EXPECT_EQ(scheduler.inserted(3).size(), 2U);
@@ -154,7 +154,7 @@ TEST(SchedulerGrowth, ASequenceGoesOnUntilItNeedsMoreThanThereIs) {
   EXPECT_EQ(plan.impossible, std::vector<SeqId>{1});
   EXPECT_EQ(scheduler.tokens(1).size(), 9U);
   EXPECT_EQ(preempted, 1U);
-  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{2}) << "the blocks are for others at once";
+  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{2}) << "others must get the blocks at once";
   EXPECT_EQ(pool.num_blocks(), 4);
 }
 
@@ -208,7 +208,7 @@ TEST(SchedulerQueue, BlocksInsertedByOthersLetAWaitingPromptFit) {
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
   const auto plan = step(scheduler);
-  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "with what the first has inserted it fits";
+  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "it must fit with the blocks that the first has inserted";
   EXPECT_EQ(plan.seqs[1].first_position, 32);
 }
 

@@ -127,7 +127,7 @@ TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_are_
     EXPECT_TRUE(std::all_of(uses.begin(), uses.end(), [](int n) { return n == 1; }));
     cut += plan.num_partials > 0;
   }
-  EXPECT_GT(cut, 50) << "the trials should have plans with cut rows";
+  EXPECT_GT(cut, 50) << "too few trials have plans with split rows";
 }
 
 // The work of the busiest thread block, relative to a fair share, if items are distributed like in the kernels.
@@ -175,7 +175,7 @@ TEST(AttentionPlanTest, one_long_sequence_is_spread_and_short_ones_are_not) {
   EXPECT_EQ(shorts.plan(shape).num_partials, 0);
   Step tiny;
   tiny.add(300, 1);
-  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "half of it would be too short a split";
+  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "two splits would be too short";
 }
 
 TEST(AttentionPlanTest, one_long_sequence_is_cut_into_one_split_for_each_thread_block) {
@@ -194,7 +194,7 @@ TEST(AttentionPlanTest, one_long_sequence_is_cut_into_one_split_for_each_thread_
   EXPECT_EQ(splits_of(32, 32768, false), 8U);
   EXPECT_EQ(splits_of(1, 131'072, false), 256U);
   EXPECT_EQ(splits_of(1, 32768, false), 32768U / 256) << "splits would be too short";
-  EXPECT_EQ(splits_of(8, 32768, true), 32768U / kAttentionChunk) << "chunks say where it is cut";
+  EXPECT_EQ(splits_of(8, 32768, true), 32768U / kAttentionChunk) << "rows are split at chunks";
 }
 
 TEST(AttentionPlanTest, items_are_sorted_longest_first) {

@@ -15,7 +15,7 @@ void check_layout() {
     for (int unit = 0; unit < kUnits; ++unit)
       ++uses.at(static_cast<std::size_t>(unit_offset<kUnits>(row, unit) / kUnitBytes));
   }
-  EXPECT_EQ(std::count(uses.begin(), uses.end(), 1), 64 * kUnits) << "a place for every unit";
+  EXPECT_EQ(std::count(uses.begin(), uses.end(), 1), 64 * kUnits) << "every unit has its own place";
   const auto bank = [](int offset) { return 1U << offset / kUnitBytes % 8; };
   for (int row = 0; row < 64; row += 8) {
     for (int unit = 0; unit < kUnits; ++unit) {
@@ -351,7 +351,7 @@ TEST(CudaAttentionTest, reproducible_rows_over_several_spans_do_not_depend_on_sp
     if (window == 0) continue;
     options.plan_of_all = true;  // splits before the window that have no positions
     const auto of_all = world.run({{0, n - 1, n}}, options);
-    ASSERT_TRUE(whole.same_bits(1, of_all, 0)) << "a decode, planned for a layer without the window";
+    ASSERT_TRUE(whole.same_bits(1, of_all, 0)) << "a decode, with a plan for a layer without a window";
   }
 }
 

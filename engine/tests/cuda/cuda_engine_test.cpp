@@ -319,7 +319,7 @@ TEST_F(CudaEngineTest, probabilities_over_a_quantised_cache_are_near_those_of_th
       SCOPED_TRACE(std::string(type) + ", quant_policy " + policy);
       const auto expected = first_logprobs(folder, kCpu, policy);
       const float of_quantisation = max_difference(expected, exact);
-      EXPECT_GT(of_quantisation, coarser) << "fewer bits change more";
+      EXPECT_GT(of_quantisation, coarser) << "fewer bits give a larger difference";
       coarser = of_quantisation;
       EXPECT_LE(max_difference(first_logprobs(folder, kCuda, policy), expected), of_devices + 2 * of_quantisation);
     }
@@ -356,8 +356,8 @@ void expect_completions_of_the_request_alone(const std::filesystem::path& folder
   }
   {
     Engine engine(folder, settings);
-    EXPECT_EQ(completions(engine, all), alone) << "together";
-    EXPECT_EQ(completions(engine, all), alone) << "with the prompts' blocks found again";
+    EXPECT_EQ(completions(engine, all), alone) << "all requests together";
+    EXPECT_EQ(completions(engine, all), alone) << "with cached prompt blocks";
     Collector again;
     engine.submit(all[1], again.callback());
     EXPECT_GT(again.wait().back().num_cached_tokens, 0);
@@ -396,7 +396,7 @@ TEST_P(CudaReproducibleTest, completions_of_experts_depend_on_the_request_alone)
       Engine engine(folder, kReproducible);
       for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
     }
-    EXPECT_EQ(completions(folder, kReproducible, all), alone) << "together";
+    EXPECT_EQ(completions(folder, kReproducible, all), alone) << "all requests together";
     EXPECT_EQ(completions(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
   }
 }
@@ -486,7 +486,7 @@ TEST_F(CudaEngineTest, memory_that_does_not_suffice_is_refused_before_anything_i
   const auto folder = write();
   try {
     Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000"));
-    FAIL() << "it was taken";
+    FAIL() << "the setting was accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
     EXPECT_NE(std::string(error.what()).find("cache_max_entry_count"), std::string::npos) << error.what();

@@ -246,7 +246,7 @@ TEST_F(CudaOpsTest, a_history_of_penalties_counts_the_tokens_in_flight) {
   };
   const auto expected = stepwise(cpu);
   EXPECT_EQ(stepwise(waiting), expected);
-  EXPECT_EQ(waiting.replayed(), 8) << "rows with penalties are sampled behind the replay";
+  EXPECT_EQ(waiting.replayed(), 8) << "rows with penalties are sampled after the replay";
 
   std::vector<std::int32_t> tokens;
   flying.launch({{0, prompt, penal}});
@@ -342,7 +342,7 @@ TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
     const NotedMask mask(model, 7 + i);
     masked.mask = &mask;
     const auto got = model.step({{0, {7}, masked}, {1, {i}, free}});
-    EXPECT_EQ(mask.replayed_then, i + 1) << "the step's forward pass was under way";
+    EXPECT_EQ(mask.replayed_then, i + 1) << "the forward pass was issued before the mask was ready";
     const auto expected = cpu.step({{0, {7}, masked}, {1, {i}, free}});
     ASSERT_EQ(got.size(), 2U);
     for (std::size_t r = 0; r < 2; ++r) {
@@ -390,7 +390,7 @@ TEST_F(CudaOpsTest, calls_in_the_wrong_order_are_rejected) {
   EXPECT_TRUE(model.step({{0, {1, 2, 3}, {}, false}}).empty());
   model.launch({{0, {4}, greedy()}});
   model.launch({{0, {-1}, greedy()}});
-  EXPECT_THROW(model.launch({{1, {5}, greedy()}}), Error) << "too many in flight";
+  EXPECT_THROW(model.launch({{1, {5}, greedy()}}), Error) << "too many steps are in flight";
   EXPECT_EQ(model.collect().size(), 1U);
   EXPECT_EQ(model.collect().size(), 1U);
   EXPECT_THROW(model.collect(), Error);
@@ -591,7 +591,8 @@ TEST_P(CudaLayersTest, layers_of_different_windows_are_replayed_as_they_are_issu
   EXPECT_EQ(replaying.replayed(), 20);
   EXPECT_EQ(decode_two(issuing), tokens);
   EXPECT_EQ(issuing.replayed(), 0);
-  EXPECT_GT(std::set<std::int32_t>(tokens.begin(), tokens.end()).size(), 4U) << "the test should see something";
+  EXPECT_GT(std::set<std::int32_t>(tokens.begin(), tokens.end()).size(), 4U)
+      << "the tokens must differ for the test to be useful";
 }
 
 TEST_P(CudaLayersTest, a_copied_block_is_another_sequences_own) {
@@ -623,7 +624,7 @@ TEST(CudaDeviceTest, devices_are_listed_and_unknown_ones_rejected_by_number) {
   EXPECT_GT(devices[0].free_bytes, 0U);
   try {
     (void)ops::make_cuda_ops({.device = 99});
-    FAIL() << "device 99 was made";
+    FAIL() << "a device 99 was created";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::unsupported);
     EXPECT_NE(std::string(error.what()).find("99"), std::string::npos) << error.what();

@@ -198,7 +198,7 @@ TEST(CudaExpertsTest, logits_that_are_no_numbers_choose_experts_that_there_are) 
       for (std::size_t i = 0; i < k; ++i) {
         EXPECT_GE(got.chosen[k * row + i], 0);
         EXPECT_LT(got.chosen[k * row + i], of.cols);
-        EXPECT_TRUE(i == 0 || got.chosen[k * row + i - 1] < got.chosen[k * row + i]) << "each once";
+        EXPECT_TRUE(i == 0 || got.chosen[k * row + i - 1] < got.chosen[k * row + i]) << "an expert was chosen twice";
       }
     }
   };

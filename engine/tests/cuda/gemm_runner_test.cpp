@@ -188,7 +188,7 @@ TEST_F(GemmRunnerTest, measurements_are_stored_for_the_same_versions) {
     EXPECT_GT(times_.measured, 0);
     times_.measured = 0;
     runner.prepare(problem.stream, {&gemm, 1}, 4);
-    EXPECT_EQ(times_.measured, 0) << "prepared twice";
+    EXPECT_EQ(times_.measured, 0) << "the second prepare() measures nothing";
   }
   times_.library = 1000;  // must have no effect any more
   for (const auto* version : {"library 1", "library 2", "library 1"}) {
@@ -297,7 +297,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
   other.keep({.n = 98, .k = 64}, 1, {.microseconds = 1});
   EXPECT_EQ(other.save(), "");
   EXPECT_GT(fs::file_size(file()), before);
-  EXPECT_TRUE(AutotuneCache(file(), "device 0").find({.n = 99, .k = 64}, 1)) << "what others added is kept";
+  EXPECT_TRUE(AutotuneCache(file(), "device 0").find({.n = 99, .k = 64}, 1)) << "entries of other processes are kept";
   EXPECT_FALSE(AutotuneCache(file(), "device 1").find({.n = 99, .k = 64}, 1));
 }
 
@@ -336,7 +336,7 @@ TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
       for (std::int64_t r = 0; r < rows; ++r) ASSERT_EQ(some.row(r), all.row(first + r)) << rows << " rows";
     }
   }
-  EXPECT_TRUE(log_.runs.empty()) << "the library takes no part";
+  EXPECT_TRUE(log_.runs.empty()) << "the library was called";
 }
 
 TEST_F(GemmRunnerTest, without_a_library_built_in_kernels_run_with_a_warning) {
@@ -366,7 +366,7 @@ TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
     log_.refused_rows = rows;
     log_.runs.clear();
     run(runner, some);
-    EXPECT_EQ(log_.runs.size(), 1U) << "the library was asked";
+    EXPECT_EQ(log_.runs.size(), 1U) << "the library was not called";
     some.check();
   }
   log_.refused_rows = -1;
@@ -377,8 +377,8 @@ TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
   EXPECT_EQ(runner.rejected(), 4);
   auto expected = chosen;
   expected.emplace_back("n 24 k 72 bf16 -> bf16: cuBLASLt rejected 4 GEMMs of 2..5 rows, which own kernels took");
-  EXPECT_EQ(runner.report(), expected) << "behind the tactics of its shape";
-  ASSERT_EQ(logged.size(), 1U) << "of the first";
+  EXPECT_EQ(runner.report(), expected) << "the line must follow the tactics of its shape";
+  ASSERT_EQ(logged.size(), 1U) << "only the first rejection is logged";
   EXPECT_EQ(logged[0].first, LogLevel::warning);
   EXPECT_NE(logged[0].second.find("rejected a GEMM of 3 rows, n 24 k 72 bf16 -> bf16, with the algorithm that was "
                                   "chosen for up to 4 rows"),
@@ -396,7 +396,7 @@ TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen
   for (const auto& line : runner.report()) {
     EXPECT_EQ(line.find("cuBLASLt") != std::string::npos, line.find("rows 1..2 ") == 0) << line;
   }
-  EXPECT_EQ(runner.rejected(), 0) << "nothing that was chosen was rejected";
+  EXPECT_EQ(runner.rejected(), 0) << "no chosen tactic was rejected";
 }
 
 // Only if the chosen kernel supports gates.
@@ -416,7 +416,7 @@ TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   GemmRunner own(device_info(0), options(false));
   EXPECT_TRUE(issued(own, {.rows = 1, .n = 24, .k = 72}));
   EXPECT_TRUE(issued(own, {.rows = 16, .n = 24, .k = 72}));
-  EXPECT_FALSE(issued(own, {.rows = 17, .n = 24, .k = 72})) << "goes by tiles";
+  EXPECT_FALSE(issued(own, {.rows = 17, .n = 24, .k = 72})) << "17 rows use a tile kernel";
   EXPECT_FALSE(issued(own, {.rows = 1, .n = 24, .k = 72, .in_offset = 1}));
   EXPECT_FALSE(issued(own, {.out_type = DType::f32, .rows = 1, .n = 24, .k = 72}));
   EXPECT_FALSE(issued(own, {.type = DType::f32, .out_type = DType::f32, .rows = 1, .n = 24, .k = 72}));
@@ -474,7 +474,7 @@ TEST_F(GemmRunnerTest, without_time_or_timer_rules_choose) {
     runner.prepare(problem.stream, {&gemm, 1}, 64);
     EXPECT_EQ(times_.measured, 0);
     for (const auto& line : runner.report()) EXPECT_NE(line.find("by rule"), std::string::npos) << line;
-    EXPECT_FALSE(fs::exists(file())) << "rules are not worth remembering";
+    EXPECT_FALSE(fs::exists(file())) << "tactics chosen by rule are not stored";
     run(runner, problem);
     problem.check();
   }
@@ -493,7 +493,7 @@ TEST_F(GemmRunnerTest, a_gemm_can_be_captured) {
   runner.run(problem.stream, gemm);
   const auto graph = Graph::end(problem.stream);
   problem.out.download(problem.stream);
-  EXPECT_TRUE(std::isnan(problem.out.at(0, 0))) << "not yet";
+  EXPECT_TRUE(std::isnan(problem.out.at(0, 0))) << "the GEMM ran too early";
   graph.launch(problem.stream, "test");
   problem.out.download(problem.stream);
   problem.check();

@@ -126,12 +126,12 @@ TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_worksp
     EXPECT_GT(count(h200, SumOrder::any, Sums::blocks, blocks), 0);
     EXPECT_EQ(count(h200, SumOrder::any, Sums::parts, blocks), 0);
     EXPECT_GT(count(a100, SumOrder::any, Sums::blocks, blocks), 0);
-    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::cluster, blocks), 0) << "would add up in another order";
+    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::cluster, blocks), 0) << "clusters would add in another order";
     EXPECT_EQ(count(h200, SumOrder::fixed, Sums::blocks, blocks), 0);
     EXPECT_GT(count(h200, SumOrder::fixed, Sums::parts, blocks), 0);
     for (const auto order : {SumOrder::any, SumOrder::fixed}) EXPECT_EQ(count(a100, order, Sums::cluster, blocks), 0);
   }
-  EXPECT_GT(count(h200, SumOrder::fixed, Sums::cluster, 8), 0) << "a block's sum is a part's";
+  EXPECT_GT(count(h200, SumOrder::fixed, Sums::cluster, 8), 0) << "each block has one part, so its sum is the part's";
 
   GemmTactic tactic{GemmTactic::Kernel::tile, 64, 128, 4, 2};
   const auto bytes = [&](Sums sums) {
@@ -234,7 +234,7 @@ TEST_F(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
           std::vector<std::byte> bytes(found.host.size());
           problem.stream.download(bytes.data(), found.device.data(), bytes.size(), "test");
           problem.stream.wait("test");
-          ASSERT_EQ(bytes, expected.host) << "and between the rows nothing was written";
+          ASSERT_EQ(bytes, expected.host) << "the kernel wrote between the rows";
         });
       }
     }
@@ -286,9 +286,9 @@ TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_wor
       });
       tactic.sums = Sums::parts;
       problem.run(tactic);
-      EXPECT_EQ(problem.row(0) == expected[0], blocks == 8) << "only then a block has one part";
+      EXPECT_EQ(problem.row(0) == expected[0], blocks == 8) << "only with 8 blocks does a block have one part";
     }
-    EXPECT_NE(of_sizes[0], of_sizes[2]) << "other sums of other parts";
+    EXPECT_NE(of_sizes[0], of_sizes[2]) << "other part sizes must give other sums";
   }
 }
 
@@ -378,7 +378,7 @@ TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
             std::set<std::int64_t> lines;
             for (const auto& [lane, loads] : lanes) {
               ASSERT_EQ(loads.size(), lanes.at(0).size());
-              ASSERT_TRUE(read.insert(loads[i]).second) << "read twice";
+              ASSERT_TRUE(read.insert(loads[i]).second) << "an element is read twice";
               lines.insert(loads[i] / 128);
               if (packed) {
                 ASSERT_EQ(loads[i], lanes.at(0)[i] + 16 * static_cast<std::int64_t>(lane));

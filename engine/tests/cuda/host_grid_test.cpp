@@ -71,7 +71,7 @@ TEST(HostGridTest, blocks_and_threads_sum_what_they_should_in_any_order) {
       for (int b = 0; b < kBlocks; ++b) {
         EXPECT_EQ(out[static_cast<std::size_t>(b)],
                   std::accumulate(in.begin() + b * kN, in.begin() + (b + 1) * kN, 0.0F))
-            << "all sums are whole numbers below 2^24";
+            << "the sums are whole numbers below 2^24, so they are exact";
       }
     }
   }
@@ -153,7 +153,7 @@ std::pair<std::vector<int>, std::vector<int>> order_of(std::uint64_t seed, host_
     std::vector<int> sorted(begin, begin + kThreads), all(kThreads);
     std::ranges::sort(sorted);
     std::iota(all.begin(), all.end(), 0);
-    EXPECT_EQ(sorted, all) << "every thread of a block ran once before the next block began";
+    EXPECT_EQ(sorted, all) << "every thread of a block must run once before the next block starts";
   }
   return {in_turn, threads};
 }
@@ -171,14 +171,14 @@ TEST(HostGridTest, blocks_and_threads_run_in_an_order_of_the_seed) {
     EXPECT_FALSE(std::is_sorted(drawn.second.begin(), drawn.second.begin() + 64));
     EXPECT_NE(std::vector<int>(drawn.second.begin(), drawn.second.begin() + 64),
               std::vector<int>(drawn.second.begin() + 64, drawn.second.begin() + 128))
-        << "every block has an order of its own";
+        << "blocks must run in different orders";
     auto sorted = drawn.first;
     std::ranges::sort(sorted);
     EXPECT_EQ(sorted, blocks);
   }
   EXPECT_NE(one, two);
-  EXPECT_EQ(one, order_of(1, Order::ascending)) << "the seed decides";
-  EXPECT_NE(one, order_of(1, Order::ascending, 2)) << "a stream's second kernel has another order";
+  EXPECT_EQ(one, order_of(1, Order::ascending)) << "equal seeds must give equal orders";
+  EXPECT_NE(one, order_of(1, Order::ascending, 2)) << "the second kernel of a stream must have another order";
   auto reversed = order_of(1, Order::descending);
   std::ranges::reverse(reversed.first);
   EXPECT_EQ(reversed.first, one.first);
@@ -249,7 +249,7 @@ CHARONIA_KERNEL(32, 1) void unwritten_kernel(const UnwrittenParams p) {
 TEST(HostGridTest, shared_memory_is_nan_when_a_block_begins) {
   std::vector<float> out(6, 0);
   run({.grid_x = 3, .dynamic_shared_bytes = 16}, unwritten_kernel, UnwrittenParams{out.data()});
-  for (const float x : out) EXPECT_TRUE(std::isnan(x)) << "also what the block before has written is not there";
+  for (const float x : out) EXPECT_TRUE(std::isnan(x)) << "data of the previous block must not be visible";
 }
 
 struct RaceParams {
@@ -370,7 +370,7 @@ TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
   EXPECT_TRUE(says(error({.grid_y = 65536}), "a grid of (1, 65536, 1) blocks"));
   EXPECT_TRUE(says(error({.grid_z = 65536}), "a grid of (1, 1, 65536) blocks"));
   EXPECT_TRUE(says(error({.dynamic_shared_bytes = (227 << 10) + 1}), "232449 bytes of dynamic shared memory"));
-  EXPECT_EQ(error({.grid_x = 0}), "no error") << "launch() takes it for no work";
+  EXPECT_EQ(error({.grid_x = 0}), "no error") << "launch() must ignore an empty grid";
   EXPECT_TRUE(says(error_of([] {
                      host_grid::check({.grid = {1, 0, 1}, .block = {32, 1, 1}, .what = "empty"});
                    }),
@@ -511,11 +511,11 @@ TEST(HostGridTest, every_thread_has_to_wait_for_the_kernel_before) {
   EXPECT_EQ(error(some_wait_kernel, 0, false, true), "no error");
   EXPECT_TRUE(says(error(some_wait_kernel, 1, false, true),
                    "test: thread 0 of block (0, 0, 0) ends without dependency_wait()"));
-  EXPECT_EQ(error(some_wait_kernel, 1, false, false), "no error") << "it is not started early";
+  EXPECT_EQ(error(some_wait_kernel, 1, false, false), "no error") << "the kernel is not started early";
   EXPECT_EQ(error(cached_kernel, 0, false, true), "no error");
   EXPECT_TRUE(says(error(cached_kernel, 0, true, true), "calls load_cached() before dependency_wait()"));
   EXPECT_EQ(error(cached_kernel, 0, true, false), "no error");
-  EXPECT_EQ(error(counting_kernel, 0, false, true), "no error") << "counters in shared memory are the block's own";
+  EXPECT_EQ(error(counting_kernel, 0, false, true), "no error") << "counters in shared memory belong to the block";
   EXPECT_TRUE(says(error(counting_kernel, 0, true, true), "an atomic function() before dependency_wait()"));
 }
 

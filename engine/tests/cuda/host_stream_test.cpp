@@ -73,14 +73,14 @@ TEST_P(HostStreamTest, a_download_to_page_locked_memory_is_there_after_the_wait)
   stream.fill_zero(memory.data(), 4, "test");
   stream.download(by_wait.data(), memory.data(), 8, "test");
   if (deferred()) {
-    EXPECT_EQ(by_event.values(), (std::vector{0, 0})) << "too early";
+    EXPECT_EQ(by_event.values(), (std::vector{0, 0})) << "the work ran too early";
     EXPECT_THROW(Event::milliseconds(event, event), Error);
   }
   event.wait("test");
   EXPECT_EQ(by_event.values(), values);
   EXPECT_EQ(Event::milliseconds(event, event), 1);
   if (deferred()) {
-    EXPECT_EQ(by_wait.values(), (std::vector{0, 0})) << "it stands behind the event";
+    EXPECT_EQ(by_wait.values(), (std::vector{0, 0})) << "the work must wait for the event";
   }
   stream.wait("test");
   EXPECT_EQ(by_wait.values(), (std::vector{0, 8}));
@@ -198,7 +198,7 @@ TEST_P(HostStreamTest, a_kernel_error_is_thrown_by_the_wait_and_later_work_dropp
     {
       const DeviceMemory freed(8);
     }
-    EXPECT_THROW(stream.wait("test"), Error) << "also when something else has waited for the stream";
+    EXPECT_THROW(stream.wait("test"), Error) << "another wait for the stream must not hide the error";
   } else {
     EXPECT_THROW(launch(stream, "broken", {}, broken_kernel, NoParams{}), Error);
   }

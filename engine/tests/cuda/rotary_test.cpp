@@ -311,7 +311,8 @@ void check_quantised(Random& random, const Case& c, int bits) {
                  slots_there.data());
 
     const auto rotated = plain.host(), same = quantised.host();
-    for (int row = 0; row < c.rows; ++row) ASSERT_TRUE(rotated.same_bits(row, same, row)) << "q, and k and v that stay";
+    for (int row = 0; row < c.rows; ++row)
+      ASSERT_TRUE(rotated.same_bits(row, same, row)) << "q, and the unquantised k and v, must be equal";
     const auto stored = floats_there.host();
     const auto got = integers_there.host();
     auto expected = got;
@@ -414,7 +415,7 @@ TEST(RotaryStoreTest, a_cache_of_another_type_is_refused) {
   try {
     rotary_store(stream, qkv.tensor(), {}, {cache.data(), DType::f32, 1, 64, 16}, 1, zero.data(), zero.data(),
                  zero.data());
-    FAIL() << "k and v in bf16 went into a cache of fp32";
+    FAIL() << "bf16 k and v were stored in an fp32 cache";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("qkv is bf16 and its cache is of fp32"), std::string::npos)
         << error.what();

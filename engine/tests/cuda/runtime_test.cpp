@@ -69,7 +69,7 @@ TEST(RuntimeTest, more_memory_than_there_is_is_refused_with_the_numbers_and_noth
   const auto wanted = std::size_t{1} << 50;
   try {
     const DeviceMemory memory(wanted, "the test's memory");
-    FAIL() << "it was given";
+    FAIL() << "the allocation succeeded";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
     const std::string text = error.what();
@@ -81,7 +81,7 @@ TEST(RuntimeTest, more_memory_than_there_is_is_refused_with_the_numbers_and_noth
 
 TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_as_zeros) {
   const auto unit = ReservedMemory::granularity();
-  if (unit == 0) GTEST_SKIP() << "the device cannot give addresses without memory";
+  if (unit == 0) GTEST_SKIP() << "the device cannot reserve addresses without memory";
   Stream stream;
   const std::size_t bytes = 5 * unit - 24;
   GrowingMemory memory(3, bytes, 8, "the test's memory");
@@ -100,7 +100,7 @@ TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_
   for (std::size_t region = 0; region < 3; ++region) fill(region, 4, static_cast<int>(region) + 1);
   const auto before = allocations();
   memory.commit(unit);
-  EXPECT_EQ(allocations(), before) << "they have that much";
+  EXPECT_EQ(allocations(), before) << "the region already has that much memory";
   memory.commit(2 * unit + 1);
   EXPECT_EQ(allocations(), before + 3);
   memory.commit(unit);
@@ -120,7 +120,7 @@ TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_
 
 TEST(GrowingMemoryTest, too_much_memory_is_rejected_with_the_numbers) {
   const auto unit = ReservedMemory::granularity();
-  if (unit == 0) GTEST_SKIP() << "the device cannot give addresses without memory";
+  if (unit == 0) GTEST_SKIP() << "the device cannot reserve addresses without memory";
   Stream stream;
   const auto free = free_device_bytes();
   const auto most = free / unit * unit;
@@ -128,12 +128,12 @@ TEST(GrowingMemoryTest, too_much_memory_is_rejected_with_the_numbers) {
   const auto left = free_device_bytes();
   try {
     memory.commit(most / 4 * 3);  // enough for the first region only
-    FAIL() << "it was given";
+    FAIL() << "the allocation succeeded";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
     EXPECT_NE(std::string(error.what()).find("the test's memory"), std::string::npos) << error.what();
   }
-  EXPECT_GE(free_device_bytes() + unit, left) << "what the first region had been given came back";
+  EXPECT_GE(free_device_bytes() + unit, left) << "the memory of the first region was not returned";
   memory.commit(2 * unit);
   const int value = 5;
   int back = 0;

@@ -271,7 +271,7 @@ TEST(CudaSampleTest, few_draws_are_too_near_to_an_edge_to_tell) {
     auto row = random_row(random, 300, true);
     if (defined_token(logits.row(0), row.view())) ++told;
   }
-  EXPECT_GT(told, 185) << "or the tests above would say little";
+  EXPECT_GT(told, 185) << "too few rows have a defined token";
 }
 
 TEST(CudaSampleTest, greedy_takes_the_lowest_of_the_most_likely) {
@@ -670,7 +670,7 @@ TEST(CudaSampleTest, rows_of_one_request_share_their_list) {
     Device device(kVocab, kRows);
     std::vector<std::byte> bytes;
     const auto packed = device.sampler().pack(rows, kRows, bytes, device.notes());
-    EXPECT_EQ(packed.list_entries, 4 * kVocab) << "one that is shared, that of other bans, and two";
+    EXPECT_EQ(packed.list_entries, 4 * kVocab) << "one shared list, one of other bans, and two more";
     const auto sampled = device.sample(logits, rows);
     for (std::size_t r = 0; r < kRows; ++r) {
       ASSERT_EQ(sampled[r].error, "");

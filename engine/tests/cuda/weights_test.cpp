@@ -37,7 +37,7 @@ TEST(CudaWeightsTest, packed_weights_are_the_rows_in_another_order) {
       ASSERT_TRUE(packed.packed());
       ASSERT_EQ(packed.stride(), round_up(k, kPackedK));
       const auto expected = fetch(stream, by_rows), found = fetch(stream, packed);
-      ASSERT_EQ(found.size(), static_cast<std::size_t>(24 * packed.stride())) << "no second copy";
+      ASSERT_EQ(found.size(), static_cast<std::size_t>(24 * packed.stride())) << "the weight must not be stored twice";
       for (std::int64_t row = 0; row < 24; ++row) {
         for (std::int64_t at = 0; at < packed.stride(); ++at) {
           const auto value = row < 19 && at < k ? expected[static_cast<std::size_t>(row * by_rows.stride() + at)] : 0;
