@@ -57,7 +57,7 @@ TEST(BlockManager, BlocksGoFromFreeToActiveToCachedAndBack) {
   EXPECT_EQ(matched_tokens(pool, tokens), 0);
 }
 
-TEST(BlockManager, AllocateOfTooManyChangesNothing) {
+TEST(BlockManager, AFailedAllocateChangesNothing) {
   BlockManager pool(3, 2, true);
   std::vector<BlockId> out = {7};
   EXPECT_FALSE(pool.allocate(4, out));
@@ -84,14 +84,14 @@ TEST(BlockManager, MatchFindsTheLongestChainOfFullBlocksWithinMaxTokens) {
   EXPECT_EQ(pool.match(tokens, 3).num_tokens, 0);
 }
 
-TEST(BlockManager, TheSameTokensBehindAnotherPrefixAreAnotherNode) {
+TEST(BlockManager, EqualTokensAfterDifferentPrefixesAreDifferentNodes) {
   BlockManager pool(8, 2, true);
   insert_all(pool, std::vector<TokenId>{1, 1, 5, 5});
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{5, 5}), 0);
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{2, 2, 5, 5}), 0);
 }
 
-TEST(BlockManager, SaltKeepsEqualTokensApart) {
+TEST(BlockManager, EqualTokensWithDifferentSaltsDoNotMatch) {
   BlockManager pool(8, 2, true);
   const auto tokens = numbers(4);
   insert_all(pool, tokens, 1);
@@ -207,7 +207,7 @@ TEST(BlockManager, EvictingAPrefixTakesItsDescendantsOutOfTheIndex) {
 
 std::uint64_t one_bucket(std::uint64_t, std::uint64_t, std::span<const TokenId>) { return 7; }
 
-TEST(BlockManager, EqualHashesAreNoEqualContents) {
+TEST(BlockManager, EqualHashesDoNotMeanEqualContents) {
   BlockManager pool(16, 2, true, one_bucket);
   insert_all(pool, std::vector<TokenId>{1, 2, 3, 4});
   insert_all(pool, std::vector<TokenId>{5, 6, 3, 4});
@@ -221,7 +221,7 @@ TEST(BlockManager, EqualHashesAreNoEqualContents) {
   EXPECT_NE(first.last().block, second.last().block);
 }
 
-TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
+TEST(BlockManager, PinnedBlocksAreEvictedLast) {
   BlockManager pool(6, 1, true);
   const auto kept = numbers(3, 10), other = numbers(3, 20);
   const auto kept_blocks = insert_all(pool, kept), other_blocks = insert_all(pool, other);
@@ -244,7 +244,7 @@ TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
   pool.check_integrity();
 }
 
-TEST(BlockManager, PinsAreCountedAndOfTheNodeNotTheBlock) {
+TEST(BlockManager, PinsAreCountedAndBelongToTheNodeNotTheBlock) {
   BlockManager pool(2, 1, true);
   const auto first = numbers(1, 10), second = numbers(1, 20);
   auto blocks = insert_all(pool, first);
@@ -288,7 +288,7 @@ TEST(BlockManager, APinKeepsTheAncestorsOfABlock) {
   EXPECT_EQ(matched_tokens(pool, other), 0);
 }
 
-TEST(BlockManager, MemoryIsTakenByTheChunkBeforeAnythingIsEvicted) {
+TEST(BlockManager, MemoryGrowsByChunksBeforeAnyEviction) {
   std::vector<int> commits;
   BlockManager pool(7, 1, true, 2, [&](int n) { commits.push_back(n); });
   EXPECT_EQ(pool.num_committed(), 2);

@@ -52,7 +52,7 @@ std::vector<std::vector<float>> heads(Random& random) {
   return out;
 }
 
-TEST(KvQuant, GivesTheIntegersThatItsWordsSay) {
+TEST(KvQuant, EqualsTheDocumentedIntegers) {
   Random random(70);
   for (const auto& x : heads(random)) {
     for (const int bits : {8, 4}) {
@@ -83,7 +83,7 @@ TEST(KvQuant, TheErrorIsWithinHalfAStepPlusRoundingOfScaleAndZero) {
   }
 }
 
-TEST(KvQuant, RoundsToEvenAndKeepsToItsRange) {
+TEST(KvQuant, RoundsToEvenWithinItsRange) {
   EXPECT_EQ(kv_quantise(0.5F, 1, 0, 8), 0);
   EXPECT_EQ(kv_quantise(1.5F, 1, 0, 8), 2);
   EXPECT_EQ(kv_quantise(2.5F, 1, 0, 8), 2);
@@ -99,7 +99,7 @@ TEST(KvQuant, RoundsToEvenAndKeepsToItsRange) {
   EXPECT_EQ(kv_pack(3, 12), 0xc3);
 }
 
-TEST(KvQuant, AHeadOfEqualElementsComesBackAsTheirHalfPrecision) {
+TEST(KvQuant, AHeadOfEqualElementsIsRoundedToHalfPrecision) {
   for (const float x : {0.0F, -0.0F, 1.0F, -2.5F, 0.1F, 1e-9F}) {
     const auto got = quantised({x, x, x, x}, 8);
     EXPECT_EQ(got.scale, 0);
@@ -123,7 +123,7 @@ TEST(KvQuant, ValuesThatAreNotFiniteGiveNan) {
 class KvQuantKernels : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Isa, KvQuantKernels, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
-TEST_P(KvQuantKernels, EqualTheHeaderBitByBit) {
+TEST_P(KvQuantKernels, KernelsEqualTheHeaderBitByBit) {
   const auto& kernels = *cpu::instruction_set(GetParam()).kernels;
   Random random(72);
   auto all = heads(random);

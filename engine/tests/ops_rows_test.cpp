@@ -166,7 +166,7 @@ TEST_P(RowsTest, rms_norm_scales_the_delta_and_has_variants_of_the_norm) {
   }
 }
 
-TEST_P(RowsTest, qk_squares_are_those_of_q_and_of_k_alone) {
+TEST_P(RowsTest, qk_squares_are_of_q_and_k_only) {
   Random random(23);
   const auto ops = make_ops(GetParam(), 3), one = make_ops(GetParam(), 1);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
@@ -189,7 +189,7 @@ TEST_P(RowsTest, qk_squares_are_those_of_q_and_of_k_alone) {
   }
 }
 
-TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
+TEST_P(RowsTest, silu_mul_is_correct_far_from_zero) {
   Random random(8);
   const auto ops = make_ops(GetParam(), 2);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
@@ -215,7 +215,7 @@ TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
   }
 }
 
-TEST_P(RowsTest, gelu_tanh_gates_also_far_from_zero) {
+TEST_P(RowsTest, gelu_tanh_is_correct_far_from_zero) {
   Random random(19);
   const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
@@ -274,7 +274,7 @@ TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
   }
 }
 
-TEST_P(RowsTest, embed_scales_what_it_gives) {
+TEST_P(RowsTest, embed_scales_its_output) {
   Random random(21);
   const auto ops = make_ops(GetParam(), 2);
   for (const auto weight : kWeightTypes) {
@@ -324,7 +324,7 @@ TEST_P(RowsTest, embed_gives_the_table_s_rows_in_the_weight_type) {
   }
 }
 
-TEST_P(RowsTest, gather_takes_the_rows_that_are_named) {
+TEST_P(RowsTest, gather_copies_the_given_rows) {
   Random random(13);
   const auto ops = make_ops(GetParam(), 1);
   const std::vector<std::int32_t> ids(20, 0), rows = {0, 7, 8, 19};
@@ -342,7 +342,7 @@ TEST_P(RowsTest, gather_takes_the_rows_that_are_named) {
   }
 }
 
-TEST_P(RowsTest, a_token_that_the_step_before_sampled_is_embedded_unseen) {
+TEST_P(RowsTest, a_pending_token_of_the_previous_step_is_embedded) {
   Random random(17);
   const auto ops = make_ops(GetParam(), 2);
   constexpr int kVocab = 50, kHidden = 24;

@@ -9,7 +9,7 @@ namespace {
 
 using Copies = std::vector<std::pair<BlockId, BlockId>>;
 
-TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyTheOneThatIsNot) {
+TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyThePartialOne) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(11), 20);
@@ -87,7 +87,7 @@ TEST(SchedulerFork, ChildrenWaitOutsideTheQueueAndKeepTheirPosition) {
   EXPECT_EQ(scheduler.num_waiting(), 1);
 }
 
-TEST(SchedulerFork, WithoutItsParentAChildIsASequenceLikeAnyOther) {
+TEST(SchedulerFork, WithoutItsParentAChildIsAnOrdinarySequence) {
   BlockManager pool(8, 2, false);
   Scheduler scheduler({8, 3}, pool);
   scheduler.add(1, numbers(5), 10);
@@ -105,7 +105,7 @@ TEST(SchedulerFork, WithoutItsParentAChildIsASequenceLikeAnyOther) {
   EXPECT_EQ(pool.num_free(), 8);
 }
 
-TEST(SchedulerFork, APreemptedParentLetsItsChildrenGo) {
+TEST(SchedulerFork, ChildrenOfAPreemptedParentBecomeOrdinarySequences) {
   BlockManager pool(7, 2, false);
   Scheduler scheduler({2, 100}, pool);
   scheduler.add(1, numbers(3, 10), 12, {.priority = 1});
@@ -125,7 +125,7 @@ TEST(SchedulerFork, APreemptedParentLetsItsChildrenGo) {
   EXPECT_TRUE(plan.block_copies.empty());
 }
 
-TEST(SchedulerFork, AForgottenPlanLeavesNothingThatWasNeverCopied) {
+TEST(SchedulerFork, AfterAForgottenPlanNoBlockLacksItsCopy) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(11), 20);
@@ -145,7 +145,7 @@ TEST(SchedulerFork, AForgottenPlanLeavesNothingThatWasNeverCopied) {
   EXPECT_EQ(scheduler.num_cached_tokens(2), 8);
 }
 
-TEST(SchedulerFork, AChildMayComeWhenItsParentIsDecodingAlready) {
+TEST(SchedulerFork, AChildMayArriveWhileItsParentDecodes) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(6), 20);
@@ -157,7 +157,7 @@ TEST(SchedulerFork, AChildMayComeWhenItsParentIsDecodingAlready) {
   EXPECT_EQ(plan.block_copies.size(), 1U);
 }
 
-TEST(SchedulerFork, OnlyOfTheSamePromptAndSalt) {
+TEST(SchedulerFork, AParentMustHaveTheSamePromptAndSalt) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(6), 20);

@@ -355,7 +355,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   int appended_ = 0, submitted_ = 0, finished_ = 0, cancelled_ = 0, failed_ = 0, impossible_ = 0;
 };
 
-TEST_P(RandomLoad, EverySequenceGetsTheTokensThatItGetsAlone) {
+TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
   SCOPED_TRACE(testing::Message() << "load " << load_.name << ", seed " << std::get<1>(GetParam()) << ", depth "
                                   << std::get<2>(GetParam()));
   for (int i = 0; i < kSteps || !clients_.empty(); ++i) {

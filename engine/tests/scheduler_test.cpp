@@ -8,7 +8,7 @@
 namespace charonia::schedule {
 namespace {
 
-TEST(Scheduler, PromptsAreCutIntoChunksUnderTheTokenBudget) {
+TEST(Scheduler, PromptsAreSplitIntoChunksByTheTokenBudget) {
   BlockManager pool(16, 4, true);
   Scheduler scheduler({8, 8}, pool);
   scheduler.add(1, numbers(20), 24);
@@ -158,7 +158,7 @@ TEST(Scheduler, APreemptedSequenceFindsItsOwnBlocksAgain) {
   EXPECT_EQ(scheduler.num_cached_tokens(2), 0) << "the value of the first lookup must stay";
 }
 
-TEST(Scheduler, AnAdmittedSequenceLeavesABlockForEachThatWillNeedOne) {
+TEST(Scheduler, AdmissionLeavesABlockForEachSequenceThatWillNeedOne) {
   BlockManager pool(5, 4, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(5), 16);
@@ -173,7 +173,7 @@ TEST(Scheduler, AnAdmittedSequenceLeavesABlockForEachThatWillNeedOne) {
   EXPECT_EQ(scheduler.num_waiting(), 0);
 }
 
-TEST(Scheduler, EveryDecodeGetsATokenInEveryStepHoweverSmallTheBudget) {
+TEST(Scheduler, EveryDecodeGetsATokenInEveryStepForAnyBudget) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 3}, pool);
   for (SeqId id = 1; id <= 7; ++id) scheduler.add(id, {static_cast<TokenId>(id)}, 60);
@@ -229,7 +229,7 @@ TEST(Scheduler, AForgottenPlanCannotAdvance) {
   scheduler.check_integrity();
 }
 
-TEST(Scheduler, TheNextStepIsPlannedOverPlaceholdersThatSayWhichSampleTheyAre) {
+TEST(Scheduler, PlaceholdersOfTheNextPlanNameTheirSample) {
   BlockManager pool(16, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(5, 10), 20);
@@ -284,7 +284,7 @@ TEST(Scheduler, NoPreemptionIfTheNextResultFreesBlocks) {
   EXPECT_EQ(scheduler.num_preemptions(), 0);
 }
 
-TEST(Scheduler, APreemptedSequenceWaitsForItsLastTokenToBeKnown) {
+TEST(Scheduler, APreemptedSequenceWaitsForItsLastToken) {
   BlockManager pool(6, 2, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3, 10), 12);
@@ -379,7 +379,7 @@ TEST(Scheduler, EverySequenceWithAppendedTokensGetsOneInEveryStep) {
   EXPECT_EQ(plan.seqs[2].num_tokens, 1);
 }
 
-TEST(Scheduler, AppendedTokensLeaveTheBudgetToPrefillOfHigherPriorityButForOneOfEach) {
+TEST(Scheduler, PrefillOfHigherPriorityLeavesOneAppendedTokenOfEach) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 10}, pool);
   for (const SeqId id : {1, 2}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 60);
@@ -418,7 +418,7 @@ TEST(Scheduler, AppendedTokensAreRecomputedAfterHold) {
   EXPECT_FALSE(plan.seqs[0].forced) << "the rest must be ordinary prefill";
 }
 
-TEST(Scheduler, AppendingToWhatHasAllItsTokensOrOneThatIsNotKnownIsAnError) {
+TEST(Scheduler, AppendingToAFullOrPendingSequenceIsAnError) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(2), 5);

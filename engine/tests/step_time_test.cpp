@@ -120,7 +120,7 @@ TEST(StepTime, StreamsWaitThreeTimesAsLongForTokensWhilePromptsAreComputed) {
 }
 
 // The most tokens that fit, by trying all numbers.
-TEST(StepTime, APromptGetsAllTokensThatFitWhereTheDeviceIsKnown) {
+TEST(StepTime, APromptGetsAllTokensThatFitAfterMeasurements) {
   for (const int target_ms : {60, 100, 250}) {
     SCOPED_TRACE(target_ms);
     StepTime time(target_ms, 0, 512);
@@ -148,7 +148,7 @@ TEST(StepTime, APromptGetsAllTokensThatFitWhereTheDeviceIsKnown) {
   }
 }
 
-TEST(StepTime, OneSlowStepMovesNothingAndASlowerDeviceIsNoticed) {
+TEST(StepTime, OneSlowStepIsIgnoredAndASlowerDeviceIsNoticed) {
   StepTime time(-1, 0, 512);
   Streams streams(kCpu, time, 512);
   for (int i = 0; i < 20; ++i) streams.step();
@@ -194,7 +194,7 @@ TEST(StepTime, ASlowFirstMeasurementIsForgottenSoon) {
       << "and the 13 steps of decodes alone";
 }
 
-TEST(StepTime, BoundsNothingWithoutDecodesOrWhereItIsOff) {
+TEST(StepTime, HasNoLimitWithoutDecodesOrWhenDisabled) {
   for (const int target_ms : {-1, 0, 1}) {
     StepTime time(target_ms, 20, 512);
     for (const int decodes : {0, 5}) {
@@ -208,7 +208,7 @@ TEST(StepTime, BoundsNothingWithoutDecodesOrWhereItIsOff) {
   }
 }
 
-TEST(StepTime, PrefillProgressesAtAnyCostAndWithoutMeasurements) {
+TEST(StepTime, PrefillAlwaysProgressesAlsoWithoutMeasurements) {
   StepTime slow(1, 0, 512), blind(-1, 0, 512);
   slow.measured({.decodes = 1}, 2.0);
   slow.measured({.decodes = 1, .prefill_tokens = 100}, 100.0);
@@ -241,7 +241,7 @@ TEST(StepTime, PrefillProgressesAtAnyCostAndWithoutMeasurements) {
 }
 
 // The response time of a client that gets at most one response in 20 ms is not affected by steps of 60 ms.
-TEST(StepTime, AFastDeviceIsHeldAgainstTheTimeBetweenResponses) {
+TEST(StepTime, AFastDeviceUsesTheTimeBetweenResponses) {
   StepTime time(-1, 20, 2048);
   time.measured({.decodes = 4}, 0.005);
   EXPECT_DOUBLE_EQ(time.target_s(4), 0.06);

@@ -127,7 +127,7 @@ std::size_t decodable_prefix(std::string_view bytes) {
   return end;
 }
 
-TEST(Utf8, InvalidBytesAreReplacedAsPythonDoesIt) {
+TEST(Utf8, InvalidBytesAreReplacedLikeInPython) {
   for (const auto& [bytes, text, decodable] : kUtf8Cases) {
     EXPECT_EQ(to_valid_utf8(bytes), text) << testing::PrintToString(bytes);
     EXPECT_EQ(decodable_prefix(bytes), decodable) << testing::PrintToString(bytes);
@@ -251,7 +251,7 @@ TEST(TextStream, AStopWordSplitOverTokensIsCut) {
   EXPECT_EQ(stream({"one E", "ND"}, {"END"}), "one $");
 }
 
-TEST(TextStream, ABeginningThatDoesNotBecomeAStopWordIsSent) {
+TEST(TextStream, TextThatDoesNotBecomeAStopWordIsSent) {
   EXPECT_EQ(stream({"E", "N", "G", "L"}, {"END"}), "ENG|L|");
   EXPECT_EQ(stream({"E", "N"}, {"END"}), "EN");
 }
@@ -272,7 +272,7 @@ TEST(TextStream, AStopWordMayEndOrBeginInsideOfACharacterSplitOverTokens) {
   EXPECT_EQ(stream({"x\xE4", "\xBD", "\xA0"}, {"\xBD"}), "x\xEF\xBF\xBD$");
 }
 
-TEST(TextStream, StopWordsDoNotCountWhileTheyMustNot) {
+TEST(TextStream, StopWordsDoNotCountWhileDisabled) {
   const auto table = table_of({"ST", "OP", "STOP", "S", "TOP!"});
   TextStream stream(table, stops({"STOP"}), false);
   EXPECT_FALSE(stream.push(2, false));
@@ -365,7 +365,7 @@ TEST(TextStream, AnEmptyStopWordIsRefused) {
   EXPECT_THROW(StopWords({"a", ""}), Error);
 }
 
-TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
+TEST(TextStream, HeldTokensAreNotExaminedRepeatedly) {
   const auto table = table_of({"a", "b"});
   constexpr int kTokens = 100'000;
   std::string word(kTokens, 'a');
@@ -450,7 +450,7 @@ std::string until(const std::vector<std::string>& tokens, const std::vector<std:
   return out + stream.finish().text;
 }
 
-TEST(TextStream, StopWordsCountUpToAMarkAndNotFromThereOn) {
+TEST(TextStream, StopWordsCountOnlyBeforeAMark) {
   EXPECT_EQ(until({"a", "<c", "all>", "x", "x"}, {"<call>", "{"}), "a<call>xx");
   EXPECT_EQ(until({"a", "x<call>"}, {"<call>"}), "a$") << "the stop word is in the mark's token, before the mark";
   EXPECT_EQ(until({"a<cal", "l>x"}, {"<call>"}), "a<call>x") << "the stop word is in the mark's token";
@@ -459,7 +459,7 @@ TEST(TextStream, StopWordsCountUpToAMarkAndNotFromThereOn) {
   EXPECT_EQ(until({"a", "x"}, {"<special>", "q"}), "a$");
 }
 
-TEST(TextStream, AStopWordWithinAMarkCountsWhereItIsNoMark) {
+TEST(TextStream, AStopWordWithinAnIncompleteMarkCounts) {
   const auto within = [](const std::vector<std::string>& words, const std::vector<std::string>& tokens) {
     return until(tokens, {"<call>", "<c|"}, false, words);
   };
@@ -546,7 +546,7 @@ TEST(TextStream, StopWordsAndMarksOverRandomTokens) {
   EXPECT_GT(waited, 200);
 }
 
-TEST(TextStream, NothingIsHeldBackForStopWordsThatCountNoMore) {
+TEST(TextStream, NothingIsHeldBackAfterStopWordsAreDisabled) {
   const auto table = table_of({"ab", "<c>", "ab"});
   TextStream stream(table, stops({"abc"}), false, stops({"<c>"}));
   EXPECT_FALSE(stream.push(0, true));

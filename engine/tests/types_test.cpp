@@ -62,7 +62,7 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
 }
 
 // The uploads of every step are limited.
-TEST(SamplingParams, BiasesForAllTokensAreBoundedWhereEachSequenceHasItsOwn) {
+TEST(SamplingParams, BiasesAreLimitedIfEachSequenceHasItsOwn) {
   constexpr int kVocab = 262'144;
   SamplingParams sampling;
   sampling.n = 128;

@@ -30,7 +30,7 @@ using HostMatrix = ops::Matrix;
 
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
-TEST(DequantisedTest, parts_are_alike_and_fit) {
+TEST(DequantisedTest, parts_have_equal_sizes_and_fit) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
   EXPECT_EQ(dequantised_parts(28672, 4096, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{7168, 3584}));
   EXPECT_EQ(dequantised_parts(4096, 4096, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{4096, 2048}));
@@ -51,7 +51,7 @@ TEST(DequantisedTest, parts_are_alike_and_fit) {
 }
 
 // For every format, from a weight's first row or a later row; the row behind the part does not change.
-TEST(DequantisedTest, numbers_are_the_product_in_double_precision_rounded_once) {
+TEST(DequantisedTest, dequantised_numbers_are_the_double_product_rounded_once) {
   Random random(160);
   Stream stream;
   MatrixUpload upload(stream);
@@ -250,7 +250,7 @@ class DequantisedRunnerTest : public ::testing::Test {
 using Weights = std::vector<std::int64_t>;
 const Weights kLargeParts{80, 80, 40}, kSmallParts{48, 48, 48, 48, 8};
 
-TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_parts_that_are_fastest) {
+TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) {
   Random random(161);
   struct One {
     std::int64_t k;
@@ -279,7 +279,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_parts_that_are_
   }
 }
 
-TEST_F(DequantisedRunnerTest, it_is_used_for_many_rows_if_faster_and_not_reproducible) {
+TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_not_reproducible) {
   Random random(162);
   QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
   QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
@@ -387,7 +387,7 @@ TEST_F(DequantisedRunnerTest, measurements_are_stored) {
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-TEST_F(DequantisedRunnerTest, it_can_be_captured) {
+TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
   Random random(165);
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
   GemmRunner runner(device(), options());

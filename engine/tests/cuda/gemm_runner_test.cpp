@@ -151,7 +151,7 @@ TEST_F(GemmRunnerTest, the_fastest_candidate_is_chosen) {
   }
 }
 
-TEST_F(GemmRunnerTest, rows_between_buckets_take_the_tactic_of_the_bucket_above) {
+TEST_F(GemmRunnerTest, rows_between_buckets_use_the_tactic_of_the_next_bucket) {
   auto with = options();
   const auto timer = with.timer;
   with.timer = [&](Stream& stream, double expected, const std::function<void(int)>& issue) {
@@ -211,7 +211,7 @@ TEST_F(GemmRunnerTest, measurements_are_stored_for_the_same_versions) {
   EXPECT_EQ(runner.report().front(), report.front());
 }
 
-TEST_F(GemmRunnerTest, a_file_that_is_not_ours_does_no_harm) {
+TEST_F(GemmRunnerTest, an_unknown_file_is_ignored) {
   GemmProblem problem(kCase);
   const auto gemm = problem.gemm();
   {
@@ -273,7 +273,7 @@ TEST_F(GemmRunnerTest, a_folder_that_cannot_be_written_is_a_warning) {
   problem.check(true);
 }
 
-TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
+TEST_F(GemmRunnerTest, concurrent_writers_leave_a_complete_file) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -302,7 +302,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
 }
 
 // Tactics are chosen at random here, so that many are tested.
-TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
+TEST_F(GemmRunnerTest, reproducible_bits_depend_only_on_the_row) {
   auto with = options();
   with.reproducible = true;
   std::mt19937 random(5);
@@ -386,7 +386,7 @@ TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
       << logged[0].second;
 }
 
-TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen) {
+TEST_F(GemmRunnerTest, a_tactic_that_is_rejected_when_measured_is_not_chosen) {
   GemmRunner runner(device_info(0), options());
   GemmProblem problem(kCase);
   auto gemm = problem.gemm();
@@ -400,7 +400,7 @@ TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen
 }
 
 // Only if the chosen kernel supports gates.
-TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
+TEST_F(GemmRunnerTest, gated_gemms_run_only_in_kernels_that_support_them) {
   const auto issued = [&](GemmRunner& runner, const Case& c) {
     GemmProblem problem(c);
     problem.clear_out();
@@ -427,7 +427,7 @@ TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
 }
 
-TEST_F(GemmRunnerTest, the_library_is_named) {
+TEST_F(GemmRunnerTest, the_report_names_the_library) {
   EXPECT_EQ(GemmRunner(device_info(0), options(true, "library 7")).library(), "library 7");
   auto with = options(true);
   with.reproducible = true;
@@ -463,7 +463,7 @@ TEST_F(GemmRunnerTest, unprepared_or_unaligned_gemms_are_computed_too) {
   EXPECT_TRUE(std::isnan(none.out.at(0, 0)));
 }
 
-TEST_F(GemmRunnerTest, without_time_or_timer_rules_choose) {
+TEST_F(GemmRunnerTest, without_time_or_timer_tactics_are_chosen_by_rule) {
   for (const bool timer : {false, true}) {
     auto with = options();
     with.seconds = 0;
@@ -501,7 +501,7 @@ TEST_F(GemmRunnerTest, a_gemm_can_be_captured) {
 }
 #endif
 
-TEST_F(GemmRunnerTest, seconds_to_measure_in_that_are_no_number_are_rejected) {
+TEST_F(GemmRunnerTest, an_invalid_measuring_time_is_rejected) {
   for (const char* const said : {"soon", "-1"}) {
     setenv("CHARONIA_CUDA_MEASURE_S", said, 1);
     try {
@@ -516,7 +516,7 @@ TEST_F(GemmRunnerTest, seconds_to_measure_in_that_are_no_number_are_rejected) {
   unsetenv("CHARONIA_CUDA_MEASURE_S");
 }
 
-TEST(AutotuneCacheTest, the_place_of_the_file_can_be_set) {
+TEST(AutotuneCacheTest, the_path_of_the_file_can_be_set) {
   const auto* const before = std::getenv("CHARONIA_CACHE_DIR");
   const std::string kept = before == nullptr ? "" : before;
   setenv("CHARONIA_CACHE_DIR", "/somewhere", 1);

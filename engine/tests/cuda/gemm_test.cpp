@@ -54,7 +54,7 @@ class BothOrders : public testing::Test {
 
 using GemmTest = BothOrders;
 
-TEST(GemmPlanTest, parts_cover_k_and_depend_on_it_alone) {
+TEST(GemmPlanTest, parts_cover_k_and_depend_only_on_k) {
   for (std::int64_t k = 1; k < 20000; k += k < 3000 ? 1 : 97) {
     const auto split = split_k(k);
     ASSERT_GE(split.parts, 1);
@@ -108,7 +108,7 @@ TEST(GemmPlanTest, tactics_are_distinct_and_fill_the_device_if_possible) {
   }
 }
 
-TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_workspace) {
+TEST(GemmPlanTest, sums_of_blocks_are_combined_in_a_cluster_or_the_workspace) {
   using Sums = GemmTactic::Sums;
   DeviceInfo h200 = device_info(0), a100 = device_info(0);
   h200.sms = 132, a100.sms = 108;
@@ -143,7 +143,7 @@ TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_worksp
   EXPECT_EQ(bytes(Sums::cluster), 0U);
 }
 
-TEST_F(GemmTest, every_tactic_is_the_gemm) {
+TEST_F(GemmTest, every_tactic_computes_the_gemm) {
   const Case cases[] = {
       {.rows = 3, .n = 40, .k = 64, .bias = true},
       {.out_type = DType::f32, .rows = 9, .n = 130, .k = 328, .in_gap = 8, .out_gap = 3},
@@ -178,7 +178,7 @@ TEST_F(GemmTest, every_tactic_is_the_gemm) {
   }
 }
 
-TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
+TEST_F(GemmTest, any_shape_stride_and_address_works) {
   std::mt19937 random(7);
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   constexpr DType kTypes[] = {DType::bf16, DType::f16, DType::f32};
@@ -241,7 +241,7 @@ TEST_F(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
   }
 }
 
-TEST_F(GemmTest, gates_that_no_kernel_has_are_rejected) {
+TEST_F(GemmTest, unsupported_gated_gemms_are_rejected) {
   GemmProblem problem({.rows = 2, .n = 24, .k = 72});
   DeviceMemory workspace(kGemmCounterBytes);
   const auto stream = gemm_tactics(device_info(0), problem.gemm()).front();
@@ -397,7 +397,7 @@ TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
 }
 #endif
 
-TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
+TEST_F(GemmTest, a_row_that_is_not_finite_does_not_affect_others) {
   const Case c{.rows = 12, .n = 64, .k = 128};
   GemmProblem problem(c);
   for (std::int64_t i = 0; i < c.k; ++i) problem.in.set(3 * c.k + i, std::numeric_limits<float>::quiet_NaN());

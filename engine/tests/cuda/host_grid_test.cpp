@@ -58,7 +58,7 @@ CHARONIA_KERNEL(256, 1) void sum_kernel(const SumParams p) {
   if (threadIdx.x == 0) p.out[blockIdx.x] = x;
 }
 
-TEST(HostGridTest, blocks_and_threads_sum_what_they_should_in_any_order) {
+TEST(HostGridTest, sums_of_blocks_and_threads_are_correct_in_any_order) {
   constexpr int kBlocks = 3, kN = 1000;
   std::vector<float> in(kBlocks * kN), out(kBlocks);
   std::iota(in.begin(), in.end(), 0.0F);
@@ -101,7 +101,7 @@ CHARONIA_KERNEL(32, 1) void matrix_kernel(const MatrixParams p) {
   for (int i = 0; i < 4; ++i) p.out[(g + (i >= 2 ? 8 : 0)) * 8 + 2 * t + i % 2] = d[i];
 }
 
-TEST(HostGridTest, a_product_over_tensor_cores_is_the_product) {
+TEST(HostGridTest, a_tensor_core_product_is_correct) {
   std::mt19937 random(1);
   std::uniform_int_distribution<int> small(-8, 8);
   alignas(16) bf16 a[256], b[128];
@@ -158,7 +158,7 @@ std::pair<std::vector<int>, std::vector<int>> order_of(std::uint64_t seed, host_
   return {in_turn, threads};
 }
 
-TEST(HostGridTest, blocks_and_threads_run_in_an_order_of_the_seed) {
+TEST(HostGridTest, the_seed_decides_the_order_of_blocks_and_threads) {
   using host_grid::Order;
   std::vector<int> blocks(12);
   std::iota(blocks.begin(), blocks.end(), 0);
@@ -346,7 +346,7 @@ TEST(HostGridTest, clusters_that_do_not_wait_for_each_other_are_found) {
   EXPECT_TRUE(says(error_of([] { cluster_sums(5); }), "map_shared_rank(): rank 4 of a cluster of 4"));
 }
 
-TEST(HostGridTest, clusters_that_a_device_does_not_start_are_refused) {
+TEST(HostGridTest, clusters_that_a_device_rejects_are_rejected) {
   for (const unsigned size : {0U, 3U, 5U, 16U}) {
     auto shape = kClusters;
     shape.grid_y = 48;
@@ -359,7 +359,7 @@ TEST(HostGridTest, clusters_that_a_device_does_not_start_are_refused) {
   EXPECT_TRUE(says(error_of([&] { run(shape, cluster_kernel, ClusterParams{}); }), "clusters of 4 of 6 blocks"));
 }
 
-TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
+TEST(HostGridTest, launches_that_a_device_rejects_are_rejected) {
   const auto error = [](const Launch& shape) { return error_of([&] { run(shape, nothing_kernel, NoParams{}); }); };
   EXPECT_EQ(error({.grid_x = 2, .grid_y = 2, .grid_z = 2, .threads = 1024, .dynamic_shared_bytes = 227 << 10}),
             "no error");
@@ -377,7 +377,7 @@ TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
                    "empty: a grid of (1, 0, 1) blocks"));
 }
 
-TEST(HostGridTest, a_refused_launch_is_refused_at_once_whenever_streams_do_their_work) {
+TEST(HostGridTest, an_invalid_launch_is_rejected_at_once_in_any_stream_mode) {
   Stream stream;
   EXPECT_THROW(launch(stream, "wide", {.threads = 2048}, nothing_kernel, NoParams{}), Error);
   stream.wait("wide");
@@ -500,7 +500,7 @@ CHARONIA_KERNEL(64, 1) void counting_kernel(const DependentParams p) {
   if (p.early) dependency_wait();
 }
 
-TEST(HostGridTest, every_thread_has_to_wait_for_the_kernel_before) {
+TEST(HostGridTest, every_thread_must_wait_for_the_previous_kernel) {
   alignas(16) int data[4] = {};
   std::vector<int> out(64);
   const auto error = [&](void (*kernel)(DependentParams), int before, bool early, bool overlap) {

@@ -90,7 +90,7 @@ TEST_F(KernelReportTest, the_engine_says_which_kernels_were_chosen) {
   EXPECT_EQ(logged(LogLevel::info, "EngineInfo::kernel_report"), 1) << "one log line must name the report";
 }
 
-TEST_F(KernelReportTest, several_ranks_have_lines_of_their_own) {
+TEST_F(KernelReportTest, every_rank_has_its_own_lines) {
   auto model = testing::TinyModel{};
   model.ranks = 2;
   testing::write_tiny_workspace(folder_ / "two", model);
@@ -102,7 +102,7 @@ TEST_F(KernelReportTest, several_ranks_have_lines_of_their_own) {
   }
 }
 
-TEST_F(KernelReportTest, the_cpu_has_no_choice_and_says_nothing) {
+TEST_F(KernelReportTest, the_cpu_has_no_kernel_report) {
   Engine engine(folder_ / "weights", {{"device", "cpu"}, {"threads", "1"}});
   EXPECT_TRUE(engine.info().kernel_report.empty());
   EXPECT_TRUE(engine.kernel_report().empty());
@@ -110,7 +110,7 @@ TEST_F(KernelReportTest, the_cpu_has_no_choice_and_says_nothing) {
   EXPECT_EQ(logged(LogLevel::info, "kernel_report"), 0);
 }
 
-TEST_F(KernelReportTest, refusals_are_counted_where_operators_look) {
+TEST_F(KernelReportTest, rejections_are_counted_in_a_metric) {
   std::atomic<int> asked = 0;
   cuda::set_host_blas([&] { return std::make_unique<RejectingLibrary>(asked); });
   const auto sink = std::make_shared<RejectionSink>();

@@ -66,7 +66,7 @@ TEST(CudaWeightsTest, a_large_weight_is_packed_chunk_by_chunk) {
   }
 }
 
-TEST(CudaWeightsTest, every_element_of_a_packed_weight_has_a_place_of_its_own) {
+TEST(CudaWeightsTest, every_element_of_a_packed_weight_has_its_own_address) {
   constexpr std::int64_t kRows = 16, kStride = 96;
   std::vector<int> seen(kRows * kStride);
   for (std::int64_t row = 0; row < kRows; ++row) {
