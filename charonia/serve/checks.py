@@ -33,10 +33,11 @@ def check_python() -> None:
     raise ServeError(f"{library} is missing, and Triton's Python models need it: sudo apt-get install {package}")
 
 
-def check_packages(*, own_triton: bool, gateway: bool) -> None:
-    """own_triton: the server comes from its package. gateway: it is to be started too."""
+def check_packages(*, own_triton: bool, gateway: bool, liveness: bool) -> None:
+    """own_triton: the server comes from its package. gateway: it is started too. liveness: Triton is probed."""
     needed = {"pytriton": "nvidia-pytriton==0.7.0"} if own_triton else {}
     needed |= {"charonia_gateway": "charonia-gateway"} if gateway else {}
+    needed |= {"grpc": "grpcio"} if liveness else {}
     for module, package in needed.items():
         if importlib.util.find_spec(module) is None:
             raise ServeError(

@@ -13,27 +13,29 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from charonia import _engine
-from charonia.serve import access, checks, control, drain, hang, logs, run_folder, shared_memory, shares, triton
-from charonia.serve.errors import DeviceFailure, ServeError
+from charonia.serve import access, checks, control, drain, logs, run_folder, shared_memory, shares, triton
+from charonia.serve.errors import ServeError
 from charonia.serve.fetch import answers, takes_tls
 from charonia.serve.models import Models, Served, make_repository, option_values
 from charonia.serve.prepared import model_name, prepare_all
 from charonia.serve.process import Child
-from charonia.serve.restarts import WINDOW_S, Restarts
 from charonia.serve.structured_output import StructuredOutput
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import WEIGHTS
 
-_KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
-_HURRIED_EXIT_S = 5  # what a gateway gets to end at once, so that it leaves no files
-_HUNG_EXIT_S = 5  # what a Triton that hangs gets to end by itself: the engine may still end its requests in order
-_LOST_EXIT_S = 2  # what a Triton gets to end whose engine has ended, and which waits for calls that never end
+if TYPE_CHECKING:
+    from charonia.serve.liveness import Liveness
+
+_KILL_AFTER_S = 10  # time for a process to end, in addition to drain_timeout_s for the gateway
+_HURRIED_EXIT_S = 5  # time for a gateway to end after the second signal, so that it leaves no files
+_MAX_DELAY_S = 30  # before a restart
+_STABLE_S = 600  # a Triton that was ready for that long is started again, however often that was before
 _POLL_S = 0.1
 _CHECK_S = 60  # what the gateway gets to look at its settings: it takes less than a second
 _OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # of several models
@@ -108,19 +110,21 @@ class _Stack:
         self._control = drain.ModelControl()
         self._models: Models  # set by _start()
         self._shared_memory = shared_memory.new_prefix()
-        self._restarts = Restarts(settings.max_restarts)
+        self._num_restarts = 0  # in a row
+        self._ready_at = math.inf  # when the Triton that runs became ready
         self._structured_output = StructuredOutput(self._say)
         self._start_server: Callable[[], Child]  # set by _start()
         self._children: list[Child] = []  # Triton, then the gateway
-        self._watch: hang.Watch | None = None  # of the Triton that is ready
-        self._hung = ""  # how the Triton that was ended hung, in words
+        self._liveness: Liveness | None = None  # of the Triton that is ready
 
     def run(self) -> None:
         began = time.monotonic()
         settings = self._settings
         for warning in misspelled():
             self._say(warning, "warning")
-        checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway)
+        checks.check_packages(
+            own_triton=settings.triton_dir is None, gateway=settings.gateway, liveness=settings.hang_timeout_s > 0
+        )
         checks.check_python()
         root = settings.run_dir.expanduser().absolute()
         with contextlib.ExitStack() as held:
@@ -144,7 +148,8 @@ class _Stack:
                 self._structured_output.look()
                 while not self._signals.wait(_POLL_S * 2):
                     self._structured_output.look()
-                    self._end_hung_server()
+                    if self._liveness and self._liveness.hung:
+                        self._kill_server(f"answered no request for {settings.hang_timeout_s:g} s and was killed")
                     if self._children[0].exit_status() is None or not self._restart():
                         self._check_alive(self._children)
             finally:
@@ -310,60 +315,41 @@ class _Stack:
         return Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
 
     def _is_ready(self) -> None:
-        """Triton takes requests, and is watched from now on."""
-        self._ready = True
+        self._ready, self._ready_at = True, time.monotonic()
         if self._settings.hang_timeout_s:
-            host, settings = access.bracketed(access.loopback(self._settings.triton_address)), self._settings
-            ports = (settings.http_port, settings.grpc_port, settings.metrics_port)
-            http, grpc, metrics = (f"{host}:{port}" for port in ports)
-            tls = None
-            if settings.grpc_tls_cert:
-                files = (settings.triton_tls_ca, settings.triton_tls_cert, settings.triton_tls_key)
-                tls = hang.GrpcTls(*files, settings.triton_tls_name)
-            self._watch = hang.Watch(
-                hang.Server(self._children[0].pid, http, grpc, metrics, tls),
-                settings.hang_timeout_s,
-                self._models.labels,
+            from charonia.serve.liveness import Liveness  # with grpcio, which takes long to import
+
+            self._liveness = Liveness(
+                self._settings, lambda: [drain.part_of(drain.ENSEMBLE, label) for label in self._models.labels()]
             )
 
     def _is_not_ready(self) -> None:
         self._ready = False
-        if self._watch:
-            self._watch.stop()
-            self._watch = None
-
-    def _end_hung_server(self) -> None:
-        """Ends a Triton that hangs, as if it had died."""
-        if not self._watch or not self._watch.found:
-            return
-        self._hung = f"hung ({self._watch.found} for {self._settings.hang_timeout_s:g} s)"
-        self._is_not_ready()
-        server = self._children[0]
-        if server.exit_status() is None:
-            server.terminate()
-            server.wait(_HUNG_EXIT_S, lambda: self._signals.count > 0)
-            server.kill_group()
+        if self._liveness:
+            self._liveness.stop()
+            self._liveness = None
 
     def _restart(self) -> bool:
-        """Starts a Triton that died again; false where it died too often. When this returns, it may have died anew or a
-        signal may have come. The gateway answers 503 meanwhile. Raises ServeError when the gateway has died, too."""
+        """Starts a Triton that has ended again. Returns False if that has failed too often. After it returns True,
+        Triton may have ended again, or a signal may have arrived. The gateway answers 503 meanwhile. Raises ServeError
+        if the gateway has ended, too."""
         self._check_alive(self._children[1:])
-        delay = self._restarts.begin()
-        if delay is None:
-            if 0 < self._restarts.limit <= self._restarts.unready:
-                self._say(f"Triton was started again {self._restarts.unready} times and never became ready", "error")
-            elif self._restarts.limit:
-                self._say(f"Triton died {self._restarts.limit + 1} times in {WINDOW_S // 60} minutes", "error")
+        if self._ready and time.monotonic() - self._ready_at >= _STABLE_S:
+            self._num_restarts = 0
+        if self._num_restarts >= self._settings.max_restarts:
+            if self._num_restarts:
+                self._say(f"Triton was started again {self._num_restarts} times in a row and has ended again", "error")
             return False
         self._is_not_ready()
+        delay = min(2**self._num_restarts, _MAX_DELAY_S)
+        self._num_restarts += 1
         self._say(
             f"{self._death_of(self._children[0])}\n"
-            f"Triton is started again in {delay:g} s (restart {self._restarts.count} of at most {self._restarts.limit} "
-            f"in {WINDOW_S // 60} minutes)",
+            f"Triton is started again in {delay} s (restart {self._num_restarts} of at most "
+            f"{self._settings.max_restarts} in a row)",
             "error",
         )
         self._kill_server()
-        self._hung = ""
         self._control.restarted()
         if self._signals.wait(delay):
             return True
@@ -374,14 +360,12 @@ class _Stack:
             if self._until_server_ready():
                 self._models.restarted()
                 self._is_ready()
+                self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
         except ServeError as error:
             self._check_alive(self._children[1:])
-            if self._children[0].exit_status() is None:  # not ready in time
+            if self._children[0].exit_status() is None:
                 self._say(str(error), "error")
-                self._kill_server()
-        if self._ready:
-            self._restarts.ready()
-            self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
+                self._kill_server("was not ready in time and was killed")
         return True
 
     def _until_server_ready(self) -> bool:
@@ -422,22 +406,16 @@ class _Stack:
     def _death_of(self, child: Child, remedy: str = "", *, starting: bool = False) -> ServeError:
         """remedy: against a device that has failed. starting: it never became ready."""
         status = f"{child.exit_status()}{self._hint_at(child)}"
-        if self._hung and child is self._children[0]:
-            status = f"{self._hung} and was ended"
         # Triton 24.10 may crash as it ends because a model could not be loaded: why is in what it said before.
         killed = (child.exit_code or 0) < 0 and not starting
         errors = triton.explain_failure(child.tail(_LAST_WORDS_S) if killed else child.tail())
         log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
-        if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
-            # What else it says are consequences.
-            cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
-            return DeviceFailure(f"the device has failed, and {child.name} {status}{remedy}; {log}:\n  {cause}")
         lines = "\n".join(f"  {text}" for text in errors or ["nothing of it"])
         return ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
     def _hint_at(self, child: Child) -> str:
-        """What often kills a process in the way that this one was killed; empty where nothing is known."""
-        if child.exit_code == -signal.SIGKILL:
+        """A frequent cause of this kind of death; empty if none is known."""
+        if child.exit_status() == "was killed by SIGKILL":
             return " (often the kernel's out-of-memory killer: see dmesg)"
         if child.exit_code == -signal.SIGSEGV and child is self._children[0] and self._settings.http_inference:
             opened = env_name("http_inference")
@@ -445,9 +423,9 @@ class _Stack:
         return ""
 
     def _stop(self) -> None:
-        """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""
-        if self._watch:
-            self._watch.stop()
+        """Ends the gateway first, which is a caller of Triton; then the calls of other clients; then Triton."""
+        if self._liveness:
+            self._liveness.stop()
         if self._ready:
             self._models.end()
         if self._signals.count and self._children:
@@ -456,34 +434,39 @@ class _Stack:
         if 0 < len(ended) < len(self._children):  # to end the others may take a while
             others = " and ".join(child.name for child in self._children if child not in ended)
             self._say(f"{ended[0].name} {ended[0].exit_status()}; stopping {others}", "error")
-        limit = self._drain_s + _KILL_AFTER_S
-        idle_s = drain.ORPHANED_IDLE_S if any(child in ended for child in self._children[1:]) else drain.IDLE_S
 
         def hurry() -> bool:
             return self._signals.count > 1
 
-        for child in reversed(self._children):
-            if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
-                loaded = self._models.labels()  # one that is being loaded has no calls
-                lost = self._control.drain(self._metrics_url(), self._drain_s, hurry, idle_s, loaded)
-                if lost is not None:
-                    limit = _LOST_EXIT_S
-                if lost:
-                    self._say(lost, "warning")
-            child.terminate()
-            ended_itself = child.wait(limit, hurry)
-            if not ended_itself and hurry() and child is not self._children[0]:
-                ended_itself = child.end_at_once(_HURRIED_EXIT_S)
-            if not ended_itself:
-                self._say(f"{child.name} has not ended by itself and is killed")
-            if child is self._children[0]:
-                self._kill_server()
-            else:
-                child.kill_group()
+        if not self._children:
+            return
+        server, *gateways = self._children
+        for gateway in gateways:
+            gateway.terminate()
+            if not gateway.wait(self._drain_s + _KILL_AFTER_S, hurry) and hurry():
+                gateway.terminate()
+                gateway.wait(_HURRIED_EXIT_S)
+            self._kill(gateway)
+        if self._ready:  # a model that is being loaded has no calls
+            self._control.drain(
+                self._metrics_url(),
+                self._drain_s,
+                lambda: hurry() or server.exit_status() is not None,
+                self._models.labels(),
+            )
+        server.terminate()
+        server.wait(_KILL_AFTER_S, hurry)
+        self._kill(server)
+        shared_memory.remove(self._shared_memory)
 
-    def _kill_server(self) -> None:
-        """Ends Triton and its Python models, and leaves nothing of them."""
-        self._children[0].kill_group()
+    def _kill(self, child: Child) -> None:
+        if child.exit_status() is None:
+            self._say(f"{child.name} has not ended by itself and is killed")
+        child.kill_group()
+
+    def _kill_server(self, why: str = "") -> None:
+        """Ends Triton and its Python models, and removes their shared memory."""
+        self._children[0].kill_group(why)
         shared_memory.remove(self._shared_memory)
 
     def _triton_url(self, port: int) -> str:

@@ -27,7 +27,8 @@ _NO_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_LABEL = 60
 _COUNT = re.compile(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+")
 _STEP = re.compile(r'(\bmodel_name\s*:\s*")([^"]*)"')
-_UNLOAD_S = 60  # that a part of a model may take to be gone once nobody calls it
+_UNLOAD_S = 60  # time for the parts of a model to be gone once it has no calls
+_LOST_S = 1  # time for the ensemble after that; calls that Triton counts for ever keep it loaded
 
 
 @dataclass(frozen=True)
@@ -214,24 +215,20 @@ class Models:
                 )
             self._states[name] = "unloading"
             self._wanted.discard(name)
-            lost = self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
+            self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
             for part in reversed(one.parts):
                 self._control.unload(part)
-            # An ensemble with calls that never end stays, and holds nothing.
-            awaited = [part for part in one.parts if lost is None or part != one.part(drain.ENSEMBLE)]
-            gone = self._control.wait_unloaded(awaited, _UNLOAD_S, self._alive)
+            ensemble = one.part(drain.ENSEMBLE)
+            others = [part for part in one.parts if part != ensemble]
+            gone = self._control.wait_unloaded(others, _UNLOAD_S, self._alive)
+            gone = gone and self._control.wait_unloaded([ensemble], _LOST_S, self._alive)
             self._states[name] = "unloaded"
-            if not gone and self._alive():
-                return (
-                    f"{name} takes no requests any more. Triton still counts calls of it, of clients that cancelled "
-                    "them or are gone: its memory is free when they end, or when charonia serve is started again"
-                )
-            if lost is not None and self._alive():
-                return (
-                    f"{name} is unloaded. Triton still counts calls of it, of clients that cancelled them or are gone: "
-                    f"Triton's /v2/health/ready is 400 until {name} is loaded again"
-                )
-            return f"{name} is unloaded"
+            if gone or not self._alive():
+                return f"{name} is unloaded"
+            return (
+                f"{name} takes no requests any more. Triton still counts calls that clients cancelled by gRPC as "
+                f"running: until {name} is loaded again, its /v2/health/ready is 400, and some memory may be in use"
+            )
 
     @contextmanager
     def _ordered(self, name: str) -> Any:

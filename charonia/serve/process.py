@@ -89,6 +89,7 @@ class Child:
         self._on_line = on_line
         self._render = render
         self._complain = complain
+        self._killed_because = ""
         self._process = subprocess.Popen(
             command,
             env=dict(env),
@@ -136,10 +137,10 @@ class Child:
         return self._process.poll()
 
     def exit_status(self) -> str | None:
-        """None while it runs; else what became of it, for people."""
+        """None while the process runs, else how it ended, for people."""
         code = self._process.poll()
-        if code is None:
-            return None
+        if code is None or self._killed_because:
+            return self._killed_because or None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def tail(self, seconds: float = math.inf) -> list[str]:
@@ -165,17 +166,9 @@ class Child:
                 continue
         return self._process.poll() is not None
 
-    def end_at_once(self, timeout_s: float) -> bool:
-        """Asks again one that was asked to end, which then does not wait for what runs. True once it has ended."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            self.terminate()  # two signals that come together may be one
-            if self.wait(0.5):
-                return True
-        return False
-
-    def kill_group(self) -> None:
-        """Ends it and whatever is left of what it started, at once, and reads what it has said."""
+    def kill_group(self, why: str = "") -> None:
+        """Kills the process and all that it has started, and reads its last output. why: for exit_status()."""
+        self._killed_because = why
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it in the kernel for ever

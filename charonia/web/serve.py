@@ -98,7 +98,7 @@ def serve_elsewhere(
 def _begin(settings: ServeSettings) -> None:
     for warning in misspelled():
         _say(f"warning: {warning}")
-    checks.check_packages(own_triton=False, gateway=True)
+    checks.check_packages(own_triton=False, gateway=True, liveness=False)
     for warning in access.warnings(settings):
         _say(f"warning: {warning}")
     name, port = env_name("host"), env_name("gateway_port")

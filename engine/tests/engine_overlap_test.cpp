@@ -280,62 +280,6 @@ TEST_P(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
   EXPECT_EQ(overlapping->stats().blocks_active, 0);
 }
 
-TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
-  const auto all = requests(40);
-  const auto expected = outcomes(*engine(false), all);
-  for (const bool asynchronous : {false, true}) {
-    const auto failing = engine(asynchronous, {{"max_batch_size", "4"}, {"token_budget", "40"}});
-    for (const int after : {0, 1, 2, 5, 9, 20}) {
-      for (const bool launch : {false, true}) {
-        SCOPED_TRACE(std::string(asynchronous ? "asynchronous, " : "synchronous, ") + (launch ? "launch" : "step") +
-                     " fails after " + std::to_string(after));
-        (launch ? faults_->launch_in : faults_->collect_in) = after;
-        const auto got = outcomes(*failing, all);
-        std::size_t failed = 0;
-        for (std::size_t i = 0; i < all.size(); ++i) {
-          const auto errors = std::ranges::count(got[i].reasons, FinishReason::error);
-          if (errors > 0 || all[i].sampling.best_of > all[i].sampling.n) {
-            failed += static_cast<std::size_t>(errors);  // of the best the failed ones may have been
-          } else {
-            ASSERT_EQ(got[i], expected[i]) << "request " << i;
-          }
-        }
-        std::string errors;  // what they say of themselves
-        for (const auto& one : got) errors += one.errors;
-        SCOPED_TRACE(errors);
-        EXPECT_GE(failed, 1U);
-        // A rank that cannot launch a step takes the one in flight with it, in which the others wait for it.
-        EXPECT_LE(failed, 4U * static_cast<unsigned>(GetParam())) << "more than were in a step";
-      }
-    }
-    EXPECT_EQ(outcomes(*failing, all), expected) << "afterwards";
-  }
-}
-
-TEST_P(OverlapTest, BlocksThatAFailedStepShouldHaveFilledAreFoundByNobody) {
-  std::vector<TokenId> prompt;
-  for (TokenId t = 0; t < 21; ++t) prompt.push_back(1 + t % 7);
-  const auto one = request(prompt, 20);
-  const auto expected = outcomes(*engine(false), {one}).front();
-  // The prompt's blocks are indexed when its step is launched, and the next step finds them for the second request.
-  const auto failing = engine(true, {{"token_budget", "21"}, {"step_time_ms", "0"}});
-  // While the engine waits for a step, both come; then one plan after the other has them.
-  Collector before, first, second, third;
-  faults_->hold = true;
-  failing->submit(request({1, 2}, 1), before.callback());
-  while (failing->stats().num_steps == 0) std::this_thread::yield();
-  faults_->collect_in = 0;
-  failing->submit(one, first.callback());
-  failing->submit(one, second.callback());
-  faults_->hold = false;
-  faults_->hold.notify_all();
-  EXPECT_EQ(first.wait().back().finish_reason, FinishReason::error);
-  EXPECT_EQ(second.tokens(), expected.tokens.front());
-  EXPECT_EQ(second.wait().back().num_cached_tokens, 20) << "they were found, and are no longer";
-  failing->submit(one, third.callback());
-  EXPECT_EQ(third.tokens(), expected.tokens.front());
-}
-
 TEST_P(OverlapTest, ShutdownAndDestructionWithAStepInFlight) {
   for (const int timeout_ms : {0, 60'000}) {
     Collector last;

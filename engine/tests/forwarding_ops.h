@@ -105,7 +105,6 @@ class ForwardingOps : public ops::Ops {
   void all_reduce(const ops::Tensor& tensor) override { to_->all_reduce(tensor); }
   void all_gather(const ops::Tensor& out, const ops::Tensor& in) override { to_->all_gather(out, in); }
   void abort_collectives(std::string_view why) noexcept override { to_->abort_collectives(why); }
-  void resume_collectives() override { to_->resume_collectives(); }
 
  private:
   std::unique_ptr<ops::Ops> to_;

@@ -30,7 +30,7 @@ class ManifestTest : public ::testing::Test {
     model.ranks = 2;
     model.biases = true;
     testing::write_tiny_workspace(dir_, model);
-    manifest_ = json::parse(model::Manifest::read(dir_));
+    manifest_ = json::parse(std::ifstream(dir_ / "manifest.json"));
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 

@@ -112,12 +112,6 @@ class FakeDevice {
     }
   }
 
-  // The last two steps failed: what they wrote is anything.
-  void spoil() {
-    for (const auto& slots : written_) {
-      for (const auto slot : slots) slots_[slot] = kSpoilt;
-    }
-  }
 
  private:
   static constexpr std::uint64_t kSpoilt = 666;

@@ -116,13 +116,6 @@ def _triton() -> list[Panel]:
 def _engine() -> list[Panel]:
     return [
         graph(
-            "Device failed",
-            COUNT,
-            "1: this process cannot use its GPU again, and ends or has to be restarted; runbook CharoniaDeviceFailed.",
-            [Query("charonia_engine_failed", "{{instance}}")],
-            top=1,
-        ),
-        graph(
             "GEMMs rejected",
             PER_SECOND,
             "Not 0: own kernels take what cuBLASLt rejects, slower for prompts. Report the warning in Triton's log.",

@@ -91,8 +91,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Queues a request. Throws Error: invalid_argument (bad parameter; prompt and max_tokens do not fit, with the
-  // numbers), resource_exhausted (queue full), unavailable (shutting down), device_failed (see failure()). After a
-  // throw no callback follows.
+  // numbers), resource_exhausted (queue full), unavailable (shutting down, or a step has failed). After a throw
+  // no callback follows.
   Handle submit(Request request, Callback callback);
 
   // Ends a request; its last result has FinishReason::cancelled. Unknown or finished ones are no error: returns false
@@ -116,12 +116,9 @@ class Engine {
   // shutdown(0), and waits until every callback has returned and its copies are destroyed. Not from a callback.
   void close();
 
-  // Why the engine computes no more: its device has failed, as a GPU has after an illegal access. Empty while it works.
-  // All requests have then ended, or are about to end, with ErrorCode::device_failed, and submit() throws it. CUDA
-  // leaves the whole process without that device: only a new process mends it.
-  std::string failure() const;
-  // Called once, on the engine's thread, when failure() is there and the last results of all requests are on their way;
-  // at once where that is so already. It must not throw. One function: a later one replaces it.
+  // Called on the engine's thread when a step has failed, for example because of a CUDA error. The function may end the
+  // process. If it returns, all requests end with ErrorCode::unavailable, and submit() throws it from then on. After
+  // most CUDA errors only a new process can use the device again. Set it before the first submit().
   void on_failure(std::function<void()> function);
 
   // Called on the delivery thread whenever the callbacks of the results that were there together, as those of a step are,

@@ -2,7 +2,6 @@
 // exactly one place (Triton's C API, pybind11).
 #pragma once
 
-#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -11,12 +10,11 @@ namespace charonia {
 enum class ErrorCode {
   invalid_argument,    // the caller's request or configuration is wrong; the text says what would be right
   resource_exhausted,  // the queue is full or memory does not suffice; worth another try later
-  unavailable,         // the engine is shutting down
+  unavailable,         // the engine is shutting down or has failed
   pending,             // what the request needs is not there yet; worth another try later
   deadline_exceeded,   // the request did not end within its own time limit
   unsupported,         // a model or feature that this build or installation does not have
   internal,            // a broken invariant: a bug of ours
-  device_failed,       // the device computes no more for this process; a new process is needed
 };
 
 class Error : public std::runtime_error {
@@ -27,11 +25,5 @@ class Error : public std::runtime_error {
  private:
   ErrorCode code_;
 };
-
-// Whether an exception says that the device has failed.
-inline bool is_device_failure(const std::exception& error) {
-  const auto* const ours = dynamic_cast<const Error*>(&error);
-  return ours != nullptr && ours->code() == ErrorCode::device_failed;
-}
 
 }  // namespace charonia

@@ -22,7 +22,6 @@ enum class Metric {
   subscriptions,  // of the server's backend: an engine knows none
   weight_bytes,
   kv_cache_bytes,
-  engine_failed,
   prompt_tokens,
   generation_tokens,
   prefix_cache_queries,

@@ -49,8 +49,6 @@ std::span<const MetricInfo> metric_catalogue() {
              "Subscriptions that are open: streams of clients that have the answers of many requests by one"),
       simple(weight_bytes, kGauge, "charonia_weight_bytes", "Memory that the weights take"),
       simple(kv_cache_bytes, kGauge, "charonia_kv_cache_bytes", "Memory that the KV blocks take"),
-      simple(engine_failed, kGauge, "charonia_engine_failed",
-             "1 once the device has failed: the engine computes no more until its process is started again; else 0"),
       simple(prompt_tokens, kCounter, "charonia_prompt_tokens_total", "Prompt tokens of admitted requests"),
       simple(generation_tokens, kCounter, "charonia_generation_tokens_total", "Tokens of completions"),
       simple(prefix_cache_queries, kCounter, "charonia_prefix_cache_queries_total",

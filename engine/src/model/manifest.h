@@ -60,10 +60,6 @@ class Manifest {
   // Throws Error(invalid_argument), with the command that mends it, when the manifest is missing, not valid, of another
   // format version or for another number of ranks. The files need not be there.
   Manifest(std::filesystem::path weights_dir, int ranks);
-  // With the text of a manifest that was read before.
-  Manifest(std::filesystem::path weights_dir, int ranks, const std::string& text);
-  // The text of manifest.json. Throws Error(invalid_argument).
-  static std::string read(const std::filesystem::path& weights_dir);
 
   const std::filesystem::path& dir() const { return dir_; }
   int ranks() const { return ranks_; }

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,9 +21,8 @@ class WeightFiles {
   // Throws Error(invalid_argument) as Manifest does, when a file is missing or has another size, and, with the name of
   // the tensor, when a part is not what the manifest says of it: not in its file, of another type or outside of what is
   // there. The message says which command mends it.
-  WeightFiles(const std::filesystem::path& weights_dir, int ranks) : WeightFiles(Manifest(weights_dir, ranks), true) {}
-  // all_files: those without a tensor, as the token table, must be there as well.
-  WeightFiles(Manifest manifest, bool all_files);
+  WeightFiles(const std::filesystem::path& weights_dir, int ranks) : WeightFiles(Manifest(weights_dir, ranks)) {}
+  explicit WeightFiles(Manifest manifest);
 
   const Manifest& manifest() const { return manifest_; }
   // The parts of a canonical tensor, in the order in which they are stacked, with the manifest's shapes: tensors of the
@@ -41,9 +39,6 @@ class WeightFiles {
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
   // Gives back the memory that what was read so far takes in this process; what was returned stays valid.
   void drop_pages() const;
-  // Reads everything: the first tensor with values that are not finite, or that become so when a matrix that is not
-  // quantised is rounded to `data`, what is wrong with it and what to do; empty: none, or it was asked to stop.
-  std::string find_broken(DType data, const std::stop_token& stop) const;
 
  private:
   struct Part {
@@ -53,18 +48,17 @@ class WeightFiles {
     std::optional<QuantPart> quantised;  // not opened
   };
 
-  void open_files(bool all_files);
+  void open_files();
   std::vector<Part> find_parts(const std::string& name, const Manifest::Tensor& tensor) const;
   TensorView find_tensor(const std::string& name, std::size_t file, const std::string& in_file, DType dtype) const;
   ops::HostMatrix find_matrix(const std::string& name, const Manifest::Part& part) const;
   QuantPart find_quantised(const std::string& name, const Quantization& how, const Manifest::Part& part) const;
   void check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const;
   static std::unique_ptr<QuantPart> opened(const Part& part);  // which will be read now
-  static std::string find_broken(const Part& part, const std::stop_token& stop);
   static const ops::HostMatrix& view(const Part& part);  // which will be read now
 
   Manifest manifest_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // by the manifest's indices; null: not needed
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // by the manifest's indices
   std::map<std::string_view, std::vector<Part>> tensors_;
 };
 

@@ -18,11 +18,9 @@ class Collectives {
   virtual void all_reduce(const Tensor& tensor) = 0;
   // out [rows, ranks * cols] = the ranks' in [rows, cols] side by side.
   virtual void all_gather(const Tensor& out, const Tensor& in) = 0;
-  // This rank's step has failed and it will not come to the next collective: the ranks that wait for it get an
-  // Error(internal) with `why`, as do all that come before resume_collectives(). That is called on every rank once all
-  // of them are out of the step, and throws Error(device_failed) where collectives cannot be resumed.
+  // This rank's step has failed, so the rank will not join the next collective. All ranks that wait in a collective, or
+  // join one later, get an Error(internal) with `why`. There are no collectives after that.
   virtual void abort_collectives(std::string_view why) noexcept = 0;
-  virtual void resume_collectives() = 0;
 };
 
 }  // namespace charonia::ops

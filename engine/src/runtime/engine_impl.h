@@ -27,7 +27,6 @@
 #include "runtime/mask_thread.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
-#include "runtime/weight_check.h"
 #include "schedule/scheduler.h"
 #include "text/token_split.h"
 #include "text/token_table.h"
@@ -47,8 +46,7 @@ class Engine::Impl {
   std::vector<SessionInfo> sessions() const { return sessions_->list(); }
   void shutdown(int timeout_ms);
   void close();
-  std::string failure() const;
-  void on_failure(std::function<void()> function);
+  void on_failure(std::function<void()> function) { on_failure_ = std::move(function); }
   void on_delivered(std::function<void()> function) { delivery_.after_each(std::move(function)); }
   EngineStats stats() const;
   std::string_view token_bytes(TokenId id) const { return tokens_->text_bytes(id); }
@@ -93,7 +91,6 @@ class Engine::Impl {
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // of sample_rows: they outlive sequences that end
     double streams = 0;  // weights of sequences with a sample whose requests stream
     Clock::time_point begun;
-    std::string error;  // why it could not be launched
   };
 
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
@@ -148,10 +145,8 @@ class Engine::Impl {
   void fill(Step& step, schedule::StepPlan plan);
   void fill_rows(Step& step, const schedule::ScheduledSeq& part, Sequence& sequence);
   void schedule_first(Sequence& sequence, Clock::time_point now);
-  bool settle(Step& step);
+  void settle(Step& step);
   void measure(const Step& step);
-  void drop_launched();
-  std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
   void sit_out(Sequence& sequence);
@@ -159,11 +154,8 @@ class Engine::Impl {
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence);
   bool deliver_rows(Result result, const Sequence& sequence);
   int accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now);
-  void fail(const schedule::StepPlan& plan, const std::string& error);
-  void fail_all(const std::exception& error);
-  void end_all(const std::string& error, ErrorCode code);
-  std::string lose_device(const std::string& cause);
-  void tell_failure();
+  void fail(const std::exception& error);
+  void end_all(const std::string& error);
 
   // engine_metrics.cpp
   void count_requests(EngineStats& stats) const;
@@ -189,9 +181,7 @@ class Engine::Impl {
   std::unordered_map<Handle, std::string> live_;  // requests without a last result, with their ids
   Handle next_handle_ = 1;
   bool closing_ = false, stop_ = false;
-  std::string failure_;                // see Engine::failure()
-  std::function<void()> on_failure_;   // until it is called
-  bool failure_told_ = false;          // it was called, or there was none to call
+  std::string failure_;  // why the engine has failed; written by the engine thread; empty while it works
   EngineStats stats_;
   std::mt19937_64 seeds_{std::random_device{}()};
   std::mutex shutdown_mutex_;  // one shutdown at a time
@@ -212,14 +202,12 @@ class Engine::Impl {
   std::chrono::nanoseconds interval_{};  // between two responses of a stream, as of the step that is delivered
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   Step* in_flight_ = nullptr;  // launched and advanced, not settled; only on asynchronous devices
-  int num_uncollected_ = 0;    // steps launched
-  bool device_lost_ = false;   // failure_ is there: nothing is given to the device any more
+  std::function<void()> on_failure_;
   int num_sessions_ = 0;
   EngineStats reported_;        // what the metrics have seen
   bool reported_any_ = false;
   int reported_committed_ = 0;  // KV blocks that have memory
 
-  std::unique_ptr<runtime::WeightCheck> weight_check_;
   runtime::MaskThread masks_;
   std::unique_ptr<runtime::GuideThread> guides_;
 

@@ -42,30 +42,23 @@ void Engine::Impl::run() {
       const bool began_idle = idle();
       take(inbox);
       if (began_idle && !idle()) report_gauges();  // a first step may take seconds, in which it does not look idle
-      if (device_lost_) end_all(failure(), ErrorCode::device_failed);  // they came before submit() knew of it
+      if (!failure_.empty()) end_all(failure_);  // requests that were submitted before the engine failed
       end_overdue(Clock::now());
       delivery_.wake();
       if (!idle()) step();
     } catch (const std::exception& error) {
-      fail_all(error);
+      fail(error);
     }
     delivery_.wake();
     report_gauges();
-    if (device_lost_) tell_failure();
   }
 }
 
 void Engine::Impl::step() {
   auto* const next = in_flight_ == nullptr || may_overlap(*in_flight_) ? launch_next() : nullptr;
-  const bool launched = next != nullptr && next->error.empty();
-  if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr && !settle(*running)) {
-    scheduler_->restart();
-    if (launched) return;
-  }
+  if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr) settle(*running);
   if (next == nullptr) return;
-  if (!launched) {
-    fail(next->plan, next->error);
-  } else if (executor_->asynchronous()) {
+  if (executor_->asynchronous()) {
     scheduler_->advance(next->plan);
     in_flight_ = next;
   } else {
@@ -89,8 +82,7 @@ bool Engine::Impl::wants_mask(const StepPlan& plan) const {
                              [this](const auto& part) { return part.samples && sequences_.at(part.id)->mask; });
 }
 
-// The step that was launched, or that failed to be (then it says why); null when there is nothing to compute before the
-// step in flight is settled.
+// The step that was launched; null when there is nothing to compute before the step in flight is settled.
 Engine::Impl::Step* Engine::Impl::launch_next() {
   if (sequences_.empty()) return nullptr;
   auto plan = scheduler_->plan();
@@ -112,18 +104,12 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   fill(step, std::move(plan));
   masks_.hand_over();
   const auto stride = static_cast<std::int64_t>(step.block_tables.size() / step.plan.seqs.size());
-  try {
-    executor_->launch({.ids = step.ids,
-                       .attention = {step.query_start, step.positions, step.block_tables, stride},
-                       .logits_rows = step.logits_rows,
-                       .sample = step.sample_rows,
-                       .prompt_tokens = step.prompt_tokens,
-                       .block_copies = step.plan.block_copies});
-    ++num_uncollected_;
-  } catch (const std::exception& error) {
-    if (is_device_failure(error)) throw;
-    step.error = error.what();
-  }
+  executor_->launch({.ids = step.ids,
+                     .attention = {step.query_start, step.positions, step.block_tables, stride},
+                     .logits_rows = step.logits_rows,
+                     .sample = step.sample_rows,
+                     .prompt_tokens = step.prompt_tokens,
+                     .block_copies = step.plan.block_copies});
   count(Metric::engine_steps, 1);
   return &step;
 }
@@ -131,7 +117,6 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
 void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.begun = Clock::now();
   step.plan = std::move(plan);
-  step.error.clear();
   step.ids.clear();
   step.positions.clear();
   step.query_start.assign(1, 0);
@@ -194,20 +179,9 @@ void Engine::Impl::schedule_first(Sequence& sequence, Clock::time_point now) {
   observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - group.submitted).count());
 }
 
-// Waits for a launched step and hands out its tokens. False when it failed; then its sequences did, and those alone, and
-// the step behind it is dropped.
-bool Engine::Impl::settle(Step& step) {
-  std::vector<ops::Sampled> sampled;
-  try {
-    sampled = collect();
-  } catch (const std::exception& error) {
-    if (is_device_failure(error)) throw;
-    // What the step should have left in the KV cache is not there, and the one behind it has computed with that. Before
-    // its requests are told: where one rank's device fails, the others may notice a step earlier.
-    drop_launched();
-    fail(step.plan, error.what());
-    return false;
-  }
+// Waits for a launched step and hands out its tokens.
+void Engine::Impl::settle(Step& step) {
+  auto sampled = executor_->collect();
   std::vector<TokenId> tokens;
   std::size_t rows = 0;
   for (const auto& part : step.plan.seqs) {
@@ -221,7 +195,6 @@ bool Engine::Impl::settle(Step& step) {
   measure(step);
   interval_ = runtime::stream_interval(info.config, step.streams);
   deliver(step.plan, std::move(sampled));
-  return true;
 }
 
 // How long the step took, from when it or, where it waited for the one before, that one was done.
@@ -247,22 +220,6 @@ void Engine::Impl::measure(const Step& step) {
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
   observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + output_tokens));
   last_settled_ = now;
-}
-
-// Waits for all steps in flight. Throws where one of them says that the device has failed.
-void Engine::Impl::drop_launched() {
-  while (num_uncollected_ > 0) {
-    try {
-      collect();
-    } catch (const std::exception& error) {
-      if (is_device_failure(error)) throw;
-    }
-  }
-}
-
-std::vector<ops::Sampled> Engine::Impl::collect() {
-  --num_uncollected_;
-  return executor_->collect();
 }
 
 void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampled) {
@@ -311,8 +268,8 @@ void Engine::Impl::resume_known() {
   });
 }
 
-// Ends a sequence that could not be sampled from. Where its logits are not finite, its KV may not be either: no later
-// request may begin with it. The error names the tensor that is to blame.
+// Ends a sequence that could not be sampled from. If its logits are not finite, its KV may not be finite either, so no
+// later request may reuse it.
 void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   if (!ops::has_broken_logit(error)) {
     // With a grammar it is the request's own: it allows nothing here, or takes too long.
@@ -320,7 +277,7 @@ void Engine::Impl::fail_row(SeqId id, const std::string& error) {
     return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
   }
   scheduler_->forget_prefix(id);
-  finish(id, FinishReason::error, weight_check_->explain(error));
+  finish(id, FinishReason::error, error);
 }
 
 // False when one could not be computed: then the sequence has ended.
@@ -405,60 +362,28 @@ int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock:
   return taken;
 }
 
-void Engine::Impl::fail(const StepPlan& plan, const std::string& error) {
-  for (const auto& part : plan.seqs) finish(part.id, FinishReason::error, error);
-}
-
-// After an error that nobody expected: everything ends, and the engine begins anew. After one of the device it does not:
-// what is in flight is left there, since every call of the device fails from now on.
-void Engine::Impl::fail_all(const std::exception& error) {
-  std::string text = error.what();
-  bool lost = is_device_failure(error);
-  try {
-    if (!lost) drop_launched();
-  } catch (const std::exception& next) {
-    lost = true;
-    text = next.what();
+// An error in a step comes from a device that computes no more, or from a bug. Both leave the KV cache in an unknown state,
+// so the engine ends all requests and rejects new ones.
+void Engine::Impl::fail(const std::exception& error) {
+  const auto text = cat("the engine has failed, and its process must be started again: ", error.what());
+  log({LogLevel::error, text, "", {}});
+  if (on_failure_) on_failure_();
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = text;
   }
-  num_uncollected_ = 0;
   in_flight_ = nullptr;
-  if (lost) text = lose_device(text);
-  end_all(text, lost ? ErrorCode::device_failed : ErrorCode::internal);
-  scheduler_->restart();
+  end_all(failure_);
 }
 
-void Engine::Impl::end_all(const std::string& error, ErrorCode code) {
+void Engine::Impl::end_all(const std::string& error) {
   std::vector<Handle> handles;
   for (const auto& [handle, group] : groups_) handles.push_back(handle);
   for (const auto handle : handles) {
     if (const auto found = groups_.find(handle); found != groups_.end()) {
-      end_request(*found->second, FinishReason::error, error, code);
+      end_request(*found->second, FinishReason::error, error, ErrorCode::unavailable);
     }
   }
-}
-
-// From here on submit() rejects. Returns what requests are told.
-std::string Engine::Impl::lose_device(const std::string& cause) {
-  auto text = cat("the device has failed, and this process cannot use it again: ", cause,
-                  ". Start a new process; where the server is supervised, that happens by itself");
-  device_lost_ = true;
-  {
-    const std::lock_guard lock(mutex_);
-    failure_ = text;
-  }
-  if (sink_) sink_->set(Metric::engine_failed, 1);
-  log({LogLevel::error, text, "", {}});
-  return text;
-}
-
-void Engine::Impl::tell_failure() {
-  std::function<void()> function;
-  {
-    const std::lock_guard lock(mutex_);
-    failure_told_ = true;
-    function = std::exchange(on_failure_, nullptr);
-  }
-  if (function) function();
 }
 
 }  // namespace charonia

@@ -226,7 +226,7 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
   const auto max_tokens = asked.sampling.max_tokens.value_or(info.config.session_len - static_cast<int>(prompt));
 
   std::unique_lock lock(mutex_);
-  if (!failure_.empty()) throw Error(ErrorCode::device_failed, failure_);
+  if (!failure_.empty()) throw Error(ErrorCode::unavailable, failure_);
   if (closing_) throw Error(ErrorCode::unavailable, "the engine is shutting down and takes no new request");
   const auto waiting = static_cast<int>(inbox_.submitted.size()) + stats_.num_waiting;
   if (auto rejected = admission_->admit(waiting, prompt, group->num_sequences(), max_tokens, group->work)) {

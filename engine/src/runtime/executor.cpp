@@ -33,19 +33,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
   on_ranks([&](int rank) { of(rank).load(model, files, limits); });
   num_blocks_ = blocks_of_all(config);
   chunk_blocks_ = blocks_per_chunk(config.cache_chunk_size, num_blocks_);
-  prepare_ranks();
-}
-
-// Where a rank cannot get what steps need, those that wait for it in a collective are told by an abort, after which they
-// call their device failed. Before the first step the cause alone counts: too little memory is no failed device.
-void Executor::prepare_ranks() {
-  try {
-    on_ranks([&](int rank) { of(rank).make_cache(num_blocks_, chunk_blocks_); });
-  } catch (const Error& error) {
-    const Error cause = threads_->first_error();
-    if (is_device_failure(error) && !is_device_failure(cause)) throw cause;
-    throw;
-  }
+  on_ranks([&](int rank) { of(rank).make_cache(num_blocks_, chunk_blocks_); });
 }
 
 int Executor::blocks_of_all(const EngineConfig& config) const {
@@ -70,34 +58,14 @@ void Executor::on_ranks(const RankThreads::Task& task) {
   threads_->run(task, [this](int rank, std::string_view why) { of(rank).ops().abort_collectives(why); });
 }
 
-void Executor::recover() {
-  for (auto& rank : ranks_) rank->settle();
-  for (auto& rank : ranks_) rank->ops().resume_collectives();
-}
-
 void Executor::launch(const ops::StepInput& input) {
-  const auto before = ranks_.front()->in_flight();
-  try {
-    on_ranks([&](int rank) { of(rank).launch(input); });
-  } catch (...) {
-    recover();
-    // A rank may have come to the end of the step before another one failed.
-    for (auto& rank : ranks_) {
-      if (rank->in_flight() > before) rank->withdraw();
-    }
-    throw;
-  }
+  on_ranks([&](int rank) { of(rank).launch(input); });
 }
 
 std::vector<ops::Sampled> Executor::collect() {
   std::vector<std::vector<ops::Sampled>> samples(ranks_.size());
-  try {
-    // All at once, so that an error of one releases those whose step waits for it.
-    on_ranks([&](int rank) { samples[static_cast<std::size_t>(rank)] = of(rank).collect(); });
-  } catch (...) {
-    recover();
-    throw;
-  }
+  // On all ranks at the same time, so that an error of one rank releases the ranks whose step waits for it.
+  on_ranks([&](int rank) { samples[static_cast<std::size_t>(rank)] = of(rank).collect(); });
   for (std::size_t rank = 1; rank < samples.size(); ++rank) {
     if (!std::ranges::equal(samples[rank], samples[0], {}, &ops::Sampled::token, &ops::Sampled::token)) {
       throw Error(ErrorCode::internal, cat("rank ", rank, ": it has sampled other tokens than rank 0"));

@@ -31,11 +31,10 @@ class Executor {
   bool asynchronous() const { return asynchronous_; }
 
   // Issues a step. The input's arrays must live until launch() returns, and where the executor is not asynchronous
-  // until the step is collected. When it throws, the step is not there, on any rank: nothing of it is to be collected.
+  // until the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error
+  // comes from the first rank to fail, and names it.
   void launch(const ops::StepInput& input);
-  // Waits for the oldest step not yet collected; its samples in the order of its sample rows. When it throws, the step
-  // counts as collected, and those after it are still to be. Errors of several ranks are that of the first to fail and
-  // name it.
+  // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
 
   int num_blocks() const { return num_blocks_; }
@@ -57,10 +56,7 @@ class Executor {
 
  private:
   // Runs a task on every rank's thread; an error of one aborts the collectives of all.
-  void prepare_ranks();
   void on_ranks(const RankThreads::Task& task);
-  // After an error: waits for all that is in flight and resumes the collectives.
-  void recover();
   int blocks_of_all(const EngineConfig& config) const;
   Rank& of(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 

@@ -63,7 +63,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const auto& config = out.config;
   const model::Manifest manifest(weights_dir, config.tensor_para_size);
   if (!manifest.files().empty()) {
-    const model::WeightFiles checked(manifest, true);
+    const model::WeightFiles checked(manifest);
   }
   const auto choice = choose(config, memory_bytes);
   out.device = out.config.device = choice.device;

@@ -38,32 +38,4 @@ void Rank::make_cache(int num_blocks, int committed) {
   decoder_->prepare(*cache_);
 }
 
-void Rank::launch(const ops::StepInput& input) {
-  decoder_->launch(input);
-  steps_.emplace_back();
-}
-
-std::vector<ops::Sampled> Rank::collect() {
-  if (steps_.empty()) throw Error(ErrorCode::internal, "no step is in flight");
-  wait(steps_.front());
-  auto oldest = std::move(steps_.front());
-  steps_.pop_front();
-  if (oldest.error) std::rethrow_exception(oldest.error);
-  return std::move(oldest.samples);
-}
-
-void Rank::settle() noexcept {
-  for (auto& step : steps_) wait(step);
-}
-
-void Rank::wait(Step& step) noexcept {
-  if (step.done) return;
-  step.done = true;
-  try {
-    step.samples = ops_->collect();
-  } catch (...) {
-    step.error = std::current_exception();
-  }
-}
-
 }  // namespace charonia::runtime

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
-#include <exception>
 #include <memory>
 #include <vector>
 
@@ -35,14 +33,9 @@ class Rank {
 
   // After make_cache(). Provides memory for the first `num_blocks` blocks. Between steps.
   void commit_blocks(int num_blocks) { ops_->commit_blocks(*cache_, num_blocks); }
-  void launch(const ops::StepInput& input);
-  std::size_t in_flight() const { return steps_.size(); }  // steps that are launched and not collected
+  void launch(const ops::StepInput& input) { decoder_->launch(input); }
   // Waits for the oldest step in flight.
-  std::vector<ops::Sampled> collect();
-  // Waits for all steps in flight, which are still to be collected.
-  void settle() noexcept;
-  // Drops the youngest step in flight, which was waited for.
-  void withdraw() noexcept { steps_.pop_back(); }
+  std::vector<ops::Sampled> collect() { return ops_->collect(); }
 
   ops::Ops& ops() { return *ops_; }
   const ops::Ops& ops() const { return *ops_; }
@@ -57,16 +50,6 @@ class Rank {
   std::unique_ptr<ops::Ops> ops_;  // what follows lives on it
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<ops::KvCache> cache_;
-
-  // A step that was waited for before it is collected keeps what came out.
-  struct Step {
-    bool done = false;
-    std::vector<ops::Sampled> samples;
-    std::exception_ptr error;
-  };
-  void wait(Step& step) noexcept;
-
-  std::deque<Step> steps_;  // in flight, oldest first
 };
 
 }  // namespace charonia::runtime

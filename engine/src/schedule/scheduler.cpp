@@ -217,18 +217,6 @@ void Scheduler::resume(SeqId id) {
   if (seq.state == State::held) impl_->enqueue(seq);
 }
 
-void Scheduler::restart() {
-  for (const auto& [id, seq] : impl_->seqs) {
-    if (seq->has_placeholder()) broken(cat("restart, and the last token of sequence ", id, " is not known"));
-  }
-  while (!impl_->running.empty()) {
-    auto& seq = *impl_->running.back();
-    impl_->stop_running(seq);
-    impl_->enqueue(seq);
-  }
-  impl_->pool.forget_prefixes();
-}
-
 void Scheduler::forget_prefix(SeqId id) {
   // By its tokens, since one that was preempted has no blocks of its own any more.
   const auto& seq = impl_->at(id);

@@ -131,11 +131,6 @@ class Scheduler {
   void hold(SeqId id);
   void resume(SeqId id);
 
-  // After a step failed that had advanced, nobody knows what the blocks hold. Every running sequence gives its blocks
-  // back and is computed anew, and the prefix index is emptied. The sequences of that step must have been removed: they
-  // may have placeholders, and their rows of logits count as given.
-  void restart();
-
   // What the blocks of a known sequence hold is suspect (it gave logits that are not finite): they leave the prefix
   // index, with all descendants of the first, so that no later sequence begins with them. Those that it shares leave it
   // too, as they may be the cause; who uses them now goes on, and indexes nothing more.

@@ -74,9 +74,6 @@ struct EngineConfig {
   double request_timeout_s = 0.0;
   // seconds that running requests have to end when the service is asked to shut down; >= 0
   double drain_timeout_s = 30.0;
-  // Triton: the server's process ends with exit code 75 once the device has failed, so that its supervisor starts a new
-  // one; False: it stays, with a model that is not ready
-  bool exit_on_device_failure = true;
   // longest schema, expression or grammar of a request with structured output, in bytes; >= 1
   int guide_max_bytes = 65536;
   // a request whose grammar is not compiled after this time, in seconds, is rejected; > 0

@@ -325,10 +325,6 @@ void CpuOps::abort_collectives(std::string_view why) noexcept {
   if (group_) group_->abort(rank_, why);
 }
 
-void CpuOps::resume_collectives() {
-  if (group_) group_->resume();
-}
-
 }  // namespace cpu
 
 std::shared_ptr<ProcessGroup> make_process_group(int ranks) { return std::make_shared<ProcessGroup>(ranks); }

@@ -87,7 +87,6 @@ class CpuOps : public Ops {
   void all_reduce(const Tensor& tensor) override;
   void all_gather(const Tensor& out, const Tensor& in) override;
   void abort_collectives(std::string_view why) noexcept override;
-  void resume_collectives() override;
 
  private:
   // fn(row) for every row: inline when rows * elements is little work.

@@ -31,11 +31,9 @@ class ProcessGroup {
   // Waits until all ranks have come: spins for some microseconds, then sleeps.
   void barrier();
 
-  // A rank will not come any more: whoever waits, or comes before resume(), gets Error(internal) with the rank and
-  // `why` of the first call. Any thread may call it.
+  // This rank will not join any more. All ranks that wait, or join later, get Error(internal) with the rank and `why` of
+  // the first call. Any thread may call it.
   void abort(int rank, std::string_view why) noexcept;
-  // As new. No rank may be inside.
-  void resume();
 
  private:
   enum class Call : std::uint8_t { all_reduce, all_gather };

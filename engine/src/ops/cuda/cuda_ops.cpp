@@ -341,10 +341,6 @@ void CudaOps::abort_collectives(std::string_view why) noexcept {
   if (group_) group_->abort(rank_, why);
 }
 
-void CudaOps::resume_collectives() {
-  if (group_) group_->resume();
-}
-
 const DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
   if (tracing_) {
     trace_.collective_bytes = std::max(trace_.collective_bytes, bytes);

@@ -96,7 +96,6 @@ class CudaOps final : public ops::Ops {
   void all_reduce(const ops::Tensor& tensor) override;
   void all_gather(const ops::Tensor& out, const ops::Tensor& in) override;
   void abort_collectives(std::string_view why) noexcept override;
-  void resume_collectives() override;
 
   // For tests: how many steps were replayed.
   std::int64_t replayed_steps() const { return replayed_steps_; }

@@ -139,7 +139,6 @@ class NullOps : public Ops {
   void all_reduce(const Tensor&) override {}
   void all_gather(const Tensor&, const Tensor&) override {}
   void abort_collectives(std::string_view) noexcept override {}
-  void resume_collectives() override {}
 
  private:
   struct Step {

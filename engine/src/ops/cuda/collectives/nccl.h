@@ -25,11 +25,9 @@ class NcclGroup {
   // out [ranks][bytes] = all ranks' in [bytes].
   virtual void all_gather(cuda::Stream& stream, int rank, void* out, const void* in, std::size_t bytes) = 0;
 
-  // As Ops::abort_collectives and resume_collectives. A collective over NCCL cannot be resumed: that throws
-  // Error(device_failed).
+  // As Ops::abort_collectives.
   virtual void abort(int rank, std::string_view why) noexcept = 0;
-  virtual void resume() = 0;
-  // Throws Error when a collective was aborted and not resumed: internal, or device_failed where it cannot be.
+  // Throws Error(internal) after abort().
   virtual void check() = 0;
 };
 

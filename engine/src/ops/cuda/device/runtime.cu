@@ -42,34 +42,6 @@ std::string what_failed(std::string_view operation, cudaError_t result) {
   return text;
 }
 
-// Whether the process must end to use CUDA again: the errors of which driver_types.h says so, and those of memory and
-// links, after which contents are lost. CUresult has the same numbers.
-ErrorCode code_of(int result) {
-  constexpr int kContained = 226, kTensorMemoryLeak = 721;  // not named by CUDA's older versions
-  switch (result) {
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case kContained:
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case kTensorMemoryLeak:
-    case cudaErrorMpsClientTerminated:
-    case cudaErrorExternalDevice:
-    case cudaErrorContextIsDestroyed:
-    case cudaErrorUnknown:  // what a GPU gives that has fallen off the bus
-      return ErrorCode::device_failed;
-    default:
-      return ErrorCode::internal;
-  }
-}
-
 int attribute(int device, cudaDeviceAttr which) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, which, device), "device attribute");
@@ -142,7 +114,7 @@ struct AddressCalls {
     if (result == CUDA_SUCCESS) return;
     const char* text = nullptr;
     if (error_string(result, &text) != CUDA_SUCCESS || text == nullptr) text = "unknown error";
-    throw Error(code_of(result), cat(operation, ": ", text, " (CUresult ", static_cast<int>(result), ")"));
+    throw Error(ErrorCode::internal, cat(operation, ": ", text, " (CUresult ", static_cast<int>(result), ")"));
   }
 
  private:
@@ -177,7 +149,7 @@ CUmemAllocationProp memory_of(int device) {
 void check(cudaError_t result, std::string_view operation) {
   if (result == cudaSuccess) return;
   (void)cudaGetLastError();  // an error that does not stay must not be taken for the next call's
-  throw Error(code_of(result), what_failed(operation, result));
+  throw Error(ErrorCode::internal, what_failed(operation, result));
 }
 
 int device_count(std::string& why) {
