@@ -7,6 +7,7 @@ import functools
 import gc
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,17 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks each test by its folder: stack, gpu and docker; the tests that `make test` runs are fast."""
+    root = Path(__file__).parent
+    for item in items:
+        folder, *rest = item.path.relative_to(root).parts
+        if folder in ("stack", "gpu", "docker"):
+            item.add_marker(folder)
+        if rest == ["test_smoke.py"] or (folder == "unit" and item.get_closest_marker("slow") is None):
+            item.add_marker("fast")
 
 
 def pytest_collection_finish() -> None:

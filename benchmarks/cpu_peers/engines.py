@@ -15,7 +15,7 @@ WORKERS = Path(__file__).parent / "workers"
 # The CPU build of this version is taken where there is one; the parity tests run on the same.
 _TORCH = next(
     line
-    for line in (ROOT / "scripts" / "requirements-test.txt").read_text(encoding="utf-8").split()
+    for line in (ROOT / "scripts" / "requirements-test-all.txt").read_text(encoding="utf-8").split()
     if line.startswith("torch==")
 )
 

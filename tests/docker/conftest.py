@@ -25,7 +25,6 @@ sys.path.append(str(ROOT / "tests" / "stack"))  # tiny_models
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.docker)
             # The first one builds the images.
             item.add_marker(pytest.mark.timeout(BUILD_LIMIT_S + 600))
 

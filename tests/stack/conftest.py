@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["browser", "new_context"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.stack)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def shared_workspaces(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A process of the tests makes the workspace of a model once, however many stacks serve it one after another."""
