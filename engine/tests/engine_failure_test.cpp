@@ -9,6 +9,7 @@
 
 #include "charonia/engine.h"
 #include "engine_fixture.h"
+#include "errors.h"
 
 namespace charonia {
 namespace {
@@ -35,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, EngineFailureTest, ::testing::Combine(::testin
                                   std::to_string(std::get<1>(info.param));
                          });
 
-void expect_error(const std::string& text) {
+void expect_failure(const std::string& text) {
   for (const auto* part : {"the engine has failed", "the test fails this", "must be started again"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
@@ -59,9 +60,9 @@ TEST_P(EngineFailureTest, EveryRequestEndsAndLaterOnesAreRejected) {
     for (auto& one : collectors) {
       EXPECT_EQ(one.last().finish_reason, FinishReason::error);
       EXPECT_EQ(one.last().error_code, ErrorCode::unavailable);
-      expect_error(one.last().error);
+      expect_failure(one.last().error);
     }
-    expect_error(error_of([&] { failing->submit(request({1, 2}, 5), {}); }, ErrorCode::unavailable));
+    expect_failure(error_of([&] { failing->submit(request({1, 2}, 5), {}); }, ErrorCode::unavailable));
     failing->check_integrity();  // runs on the engine's thread, after on_failure
     EXPECT_EQ(calls, 1);
     EXPECT_EQ(failing->stats().num_running + failing->stats().num_waiting, 0);

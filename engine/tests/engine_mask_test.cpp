@@ -37,8 +37,7 @@ TEST_P(EngineMaskTest, OnlyTokensOfTheMaskAreSampled) {
       return bytes.size() == 1 && std::string_view("aeiou").find(bytes[0]) != std::string_view::npos;
     });
     asked.sampling.temperature = temperature;
-    Collector out;
-    one->submit(asked, out.callback());
+    Collector out(*one, asked);
     EXPECT_EQ(out.text().size(), 60U);
     EXPECT_EQ(out.text().find_first_not_of("aeiou"), std::string::npos) << out.text();
   }
@@ -81,8 +80,7 @@ TEST_P(EngineMaskTest, EverySequenceHasAMaskOfItsOwn) {
   several.sampling.n = 4;
   several.sampling.temperature = 1.0F;
   several.sampling.seed = 5;
-  Collector all(4);
-  one->submit(several, all.callback());
+  Collector all(*one, several);
   for (int i = 0; i < 4; ++i) {
     const auto tokens = all.tokens(i);
     for (std::size_t t = 1; t < tokens.size(); ++t) EXPECT_EQ(tokens[t], (tokens[t - 1] + 1) % kVocab);
@@ -95,8 +93,7 @@ TEST_P(EngineMaskTest, AnEndIdEndsOnlyWhereTheMaskAllowsIt) {
     return output.size() == 17 ? token == 0 : token == 7 || token == 8;
   });
   asked.sampling.ignore_eos = false;
-  Collector out;
-  one->submit(asked, out.callback());
+  Collector out(*one, asked);
   EXPECT_EQ(out.last().finish_reason, FinishReason::stop);
   EXPECT_EQ(out.tokens().size(), 18U);
   EXPECT_EQ(out.tokens().back(), 0);

@@ -10,11 +10,7 @@
 #include <thread>
 
 #include "charonia/engine.h"
-#include "engine_support.h"
-#include "runtime/devices.h"
-#include "test_folder.h"
-#include "tiny_workspace.h"
-#include "wrapped_ops.h"
+#include "engine_fixture.h"
 
 namespace charonia {
 namespace {
@@ -22,28 +18,22 @@ namespace {
 using testing::Collector;
 using testing::Faults;
 using testing::request;
-using testing::WrappedOps;
 using testing::write_tiny_workspace;
 
 // With one rank and with two, which wait for each other within a step.
-class OverlapTest : public ::testing::TestWithParam<int> {
+class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
  protected:
   void SetUp() override {
-    dir_ = testing::test_folder();
+    EngineFixtureBase::SetUp();
     testing::TinyModel model;
     model.ranks = GetParam();
-    write_tiny_workspace(dir_, model);
+    write_tiny_workspace(weights(), model);
   }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
 
   std::unique_ptr<Engine> engine(bool asynchronous, const Settings& settings = {}) {
     faults_ = std::make_shared<Faults>();
-    runtime::wrap_devices_for_tests([=, this](std::unique_ptr<ops::Ops> ops) {
-      return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
-    });
-    auto out = std::make_unique<Engine>(dir_, settings);
-    runtime::wrap_devices_for_tests({});
-    return out;
+    wrap_devices(asynchronous);
+    return EngineFixtureBase::engine(settings);
   }
 
   // Steps are planned without regard to ranks: one rank takes every combination, several, which wait for each other some
@@ -51,9 +41,6 @@ class OverlapTest : public ::testing::TestWithParam<int> {
   static bool is_for_these_ranks(std::string_view blocks, std::string_view budget) {
     return GetParam() == 1 || (blocks == "2000") == (budget == "200");
   }
-
-  std::shared_ptr<Faults> faults_;
-  std::filesystem::path dir_;
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
                          [](const auto& info) { return std::to_string(info.param); });
@@ -197,8 +184,7 @@ TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
   overlapping->submit(banned, one.callback());
   one.wait();
   EXPECT_EQ(faults_->most_in_flight, 1);
-  Collector other;
-  overlapping->submit(request({1, 2, 3}, 30), other.callback());
+  Collector other(*overlapping, request({1, 2, 3}, 30));
   other.wait();
   EXPECT_EQ(faults_->most_in_flight, 2);
 }
@@ -211,8 +197,7 @@ TEST_P(OverlapTest, BansReachTheDeviceAscending) {
   banned.sampling.min_tokens = 20;
   banned.sampling.end_ids = {30, 7, 30, 21};
   banned.sampling.bad_words = {{22}, {3, 39}, {9}, {3, 4}, {22}};
-  Collector out;
-  one->submit(banned, out.callback());
+  Collector out(*one, banned);
   const auto tokens = out.tokens();
   EXPECT_GE(tokens.size(), 20U);
   for (const TokenId id : {22, 9}) EXPECT_EQ(std::ranges::count(tokens, id), 0) << id;
@@ -229,7 +214,7 @@ TEST_P(OverlapTest, ARequestThatIsGoneWhenItsLogitsAreNotFiniteLeavesNoPrefix) {
     const bool poisoned = name == "tok_embeddings.weight" && element++ / broken.hidden == kPoison;
     return poisoned ? std::numeric_limits<float>::quiet_NaN() : value;
   };
-  write_tiny_workspace(dir_, broken);
+  write_tiny_workspace(weights(), broken);
   const auto one = engine(true, {{"token_budget", "8"}});
   const auto poisoned = request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9, 10}, 5);
   faults_->hold = true;

@@ -9,11 +9,8 @@
 #include <vector>
 
 #include "charonia/engine.h"
-#include "engine_support.h"
+#include "engine_fixture.h"
 #include "forwarding_ops.h"
-#include "runtime/devices.h"
-#include "test_folder.h"
-#include "tiny_workspace.h"
 
 namespace charonia {
 namespace {
@@ -23,14 +20,8 @@ using testing::request;
 using testing::TinyModel;
 using testing::write_tiny_workspace;
 
-class EngineRanksTest : public ::testing::TestWithParam<int> {
+class EngineRanksTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
  protected:
-  void SetUp() override { dir_ = testing::test_folder(); }
-  void TearDown() override {
-    runtime::wrap_devices_for_tests(nullptr);
-    std::filesystem::remove_all(dir_);
-  }
-
   // The folder of `model` for so many ranks.
   std::filesystem::path write(TinyModel model, int ranks) const {
     model.ranks = ranks;
@@ -38,8 +29,6 @@ class EngineRanksTest : public ::testing::TestWithParam<int> {
     write_tiny_workspace(folder, model);
     return folder;
   }
-
-  std::filesystem::path dir_;
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, EngineRanksTest, ::testing::Values(2, 4),
                          [](const auto& info) { return std::to_string(info.param); });
@@ -119,8 +108,7 @@ TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneB
     EXPECT_EQ(completions(write(model, GetParam()), runs(false), few).tokens, expected.tokens);
   }
   Engine engine(write(model, GetParam()), settings);
-  Collector out;
-  engine.submit(runs(false)[1], out.callback());
+  Collector out(engine, runs(false)[1]);
   EXPECT_EQ(out.tokens(), expected.tokens[1]);
   EXPECT_EQ(engine.stats().jump_forward_tokens, 33) << "of 60 tokens";
   EXPECT_LT(engine.stats().num_steps, 30);
@@ -321,28 +309,17 @@ TEST(EngineRanksLoadTest, ALoadThatFailsReportsTheErrorOfTheFirstRank) {
   runtime::wrap_devices_for_tests([aborted = std::make_shared<std::atomic<bool>>(false)](std::unique_ptr<ops::Ops> ops) {
     return std::make_unique<UnpreparedOps>(std::move(ops), aborted);
   });
-  try {
-    Engine engine(dir);
-    ADD_FAILURE() << "it loads";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted) << error.what();
-    EXPECT_STREQ(error.what(), "rank 0: no memory is left");
-  }
+  EXPECT_EQ(testing::error_of([&] { Engine engine(dir); }, ErrorCode::resource_exhausted), "rank 0: no memory is left");
   runtime::wrap_devices_for_tests(nullptr);
   std::filesystem::remove_all(dir);
 }
 
 TEST(EngineRanksRejectionTest, AnotherNumberOfRanksIsRejectedWithTheCommand) {
   const auto dir = testing::test_folder();
-  const auto rejection = [&](const TinyModel& model, const Settings& settings) -> std::string {
+  const auto rejection = [&](const TinyModel& model, const Settings& settings) {
     std::filesystem::remove_all(dir);
     write_tiny_workspace(dir, model);
-    try {
-      Engine engine(dir, settings);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return testing::error_of([&] { Engine engine(dir, settings); }, std::nullopt);
   };
   const auto other = rejection({}, {{"tensor_para_size", "2"}});
   EXPECT_NE(other.find("charonia convert MODEL --dst-path WORKSPACE --tp 2 --force"), std::string::npos) << other;

@@ -33,8 +33,7 @@ class EngineSessionTest : public testing::EngineFixture {
   }
   // Says `input`, and checks the completion against the whole conversation without a session.
   Result say(Engine& engine, Talk& talk, const std::vector<TokenId>& input, int max_tokens = 12) {
-    Collector out;
-    engine.submit(turn(talk, input, max_tokens), out.callback());
+    Collector out(engine, turn(talk, input, max_tokens));
     const auto before = static_cast<int>(talk.history.size());
     talk.history.insert(talk.history.end(), input.begin(), input.end());
     EXPECT_EQ(out.tokens(), alone(request(talk.history, max_tokens)));
@@ -78,8 +77,7 @@ TEST_P(EngineSessionTest, AWholeConversationReplacesTheHistory) {
   say(*one, talk, words(10, 1));
   auto whole = request(words(15, 9), 10);
   whole.session_id = "s";
-  Collector out;
-  one->submit(whole, out.callback());
+  Collector out(*one, whole);
   talk.history = whole.input_ids;
   EXPECT_EQ(out.tokens(), alone(whole));
   EXPECT_EQ(out.last().num_session_tokens, 0);
@@ -90,8 +88,7 @@ TEST_P(EngineSessionTest, AWholeConversationReplacesTheHistory) {
   auto longer = whole;
   longer.input_ids = talk.history;
   longer.input_ids.push_back(7);
-  Collector last;
-  one->submit(longer, last.callback());
+  Collector last(*one, longer);
   EXPECT_EQ(last.tokens(), alone(longer));
   EXPECT_EQ(info_of(*one, "s").num_turns, 3);
 }
@@ -152,12 +149,10 @@ TEST_P(EngineSessionTest, ManyClientsInFewSessionsWithFewBlocks) {
       }
       // The last completion stands for all: its prompt is all that was said.
       const auto last = words(5, 90 + c);
-      Collector out;
-      one->submit(turn(talk, last, 8), out.callback());
+      Collector out(*one, turn(talk, last, 8));
       talk.history.insert(talk.history.end(), last.begin(), last.end());
       EXPECT_EQ(out.last().num_input_tokens, static_cast<int>(talk.history.size()));
-      Collector whole;
-      one->submit(request(talk.history, 8), whole.callback());
+      Collector whole(*one, request(talk.history, 8));
       EXPECT_EQ(out.tokens(), whole.tokens());
     });
   }
@@ -228,8 +223,7 @@ TEST_P(EngineSessionTest, AFailedTurnIsDropped) {
   auto late = turn(talk, words(5, 2), 200);
   late.timeout_ms = 1;
   faults_->step_ms = 3;
-  Collector cut;
-  one->submit(late, cut.callback());
+  Collector cut(*one, late);
   if (GetParam()) {
     EXPECT_EQ(cut.last().finish_reason, FinishReason::error);
     EXPECT_EQ(cut.last().error_code, ErrorCode::deadline_exceeded);
@@ -245,8 +239,7 @@ TEST_P(EngineSessionTest, AConversationLongerThanTheContextLosesItsOldestTurns) 
   std::vector<std::size_t> begins;  // of the turns in talk.history
   for (int i = 0; i < 12; ++i) {
     const auto input = words(9, i);
-    Collector out;
-    one->submit(turn(talk, input, 15), out.callback());
+    Collector out(*one, turn(talk, input, 15));
     begins.push_back(talk.history.size());
     talk.history.insert(talk.history.end(), input.begin(), input.end());
     // What fits with 15 tokens of room, by whole turns.
@@ -262,15 +255,13 @@ TEST_P(EngineSessionTest, AConversationLongerThanTheContextLosesItsOldestTurns) 
   // Without max_tokens a quarter of the context stays free.
   auto open_end = turn(talk, words(9, 50), 1);
   open_end.sampling.max_tokens.reset();
-  Collector out;
-  one->submit(open_end, out.callback());
+  Collector out(*one, open_end);
   EXPECT_LE(out.last().num_input_tokens, 75);
   EXPECT_EQ(out.last().num_input_tokens + out.last().num_output_tokens, 100);
   // So it does where max_tokens may be more than is left.
   auto fitted = turn(talk, words(9, 51), 90);
   fitted.fit_max_tokens = true;
-  Collector as_much;
-  one->submit(fitted, as_much.callback());
+  Collector as_much(*one, fitted);
   EXPECT_GT(as_much.last().num_input_tokens, 9);  // with some of the history
   EXPECT_EQ(as_much.last().num_input_tokens + as_much.last().num_output_tokens, 100);
   // Only what does not fit by itself is an error.
@@ -308,8 +299,7 @@ TEST_P(EngineSessionTest, EndSessionForgetsAndARunningRequestGoesOn) {
   EXPECT_EQ(one->stats().blocks_pinned, 0);
   auto last = turn(talk, words(5, 4), 5);
   last.end_session = true;
-  Collector ends;
-  one->submit(last, ends.callback());
+  Collector ends(*one, last);
   ends.wait();
   EXPECT_TRUE(one->sessions().empty());
 }
@@ -414,8 +404,7 @@ TEST_P(EngineSessionTest, WithoutSessionsWholeConversationsAreAnsweredAndContinu
   const auto one = engine({{"session_ttl_s", "0"}});
   auto whole = request(words(9, 1), 8);
   whole.session_id = "s";
-  Collector out;
-  one->submit(whole, out.callback());
+  Collector out(*one, whole);
   EXPECT_EQ(out.tokens(), alone(whole));
   EXPECT_TRUE(one->sessions().empty());
   const auto text =
@@ -443,15 +432,13 @@ TEST_P(EngineSessionTest, AnEndIdThatTheContinuationRepeatsIsNotDoubled) {
   begin.sampling.ignore_eos = false;
   const auto free_running = alone(request(words(6, 1), 40));
   begin.sampling.end_ids = {free_running[3]};
-  Collector first;
-  one->submit(begin, first.callback());
+  Collector first(*one, begin);
   auto history = begin.input_ids;
   for (const auto token : first.tokens()) history.push_back(token);
   ASSERT_EQ(history.back(), free_running[3]);
   auto next = turn({}, {free_running[3], 5, 6}, 6);
   next.sampling.end_ids = {free_running[3]};
-  Collector second;
-  one->submit(next, second.callback());
+  Collector second(*one, next);
   history.insert(history.end(), {5, 6});
   EXPECT_EQ(second.last().num_input_tokens, static_cast<int>(history.size()));
   EXPECT_EQ(second.tokens(), alone(request(history, 6)));

@@ -7,48 +7,22 @@
 #include <map>
 #include <thread>
 
-#include "engine_support.h"
-#include "runtime/devices.h"
-#include "test_folder.h"
-#include "tiny_workspace.h"
-#include "wrapped_ops.h"
+#include "engine_fixture.h"
 
 namespace charonia {
 namespace {
 
 using testing::Collector;
 using testing::error_of;
-using testing::Faults;
 using testing::request;
 using testing::TinyModel;
-using testing::WrappedOps;
 using testing::write_tiny_workspace;
 
-// Everything holds on a device that computes while the engine goes on as on one that does not.
-class EngineTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    if (GetParam()) {
-      runtime::wrap_devices_for_tests([this](std::unique_ptr<ops::Ops> ops) {
-        return std::make_unique<WrappedOps>(std::move(ops), true, faults_);
-      });
-    }
-    dir_ = testing::test_folder();
-    write_tiny_workspace(dir_);
-  }
-  void TearDown() override {
-    runtime::wrap_devices_for_tests({});
-    std::filesystem::remove_all(dir_);
-  }
-
-  std::shared_ptr<Faults> faults_ = std::make_shared<Faults>();
-  std::filesystem::path dir_;
-};
-INSTANTIATE_TEST_SUITE_P(Device, EngineTest, ::testing::Bool(),
-                         [](const auto& i) { return i.param ? "asynchronous" : "synchronous"; });
+class EngineTest : public testing::EngineFixture {};
+INSTANTIATE_TEST_SUITE_P(Device, EngineTest, testing::kDevices, testing::device_name);
 
 TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector streamed, whole;
   auto one = request({1, 2, 3}, 20);
   engine.submit(one, streamed.callback());
@@ -67,7 +41,7 @@ TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
 }
 
 TEST_P(EngineTest, MoreThanTheContextIsRejectedWithTheNumbers) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector unused;
   const auto message = error_of([&] { engine.submit(request(std::vector<TokenId>(200, 1), 100), unused.callback()); },
                                 ErrorCode::invalid_argument);
@@ -82,7 +56,7 @@ TEST_P(EngineTest, MoreThanTheContextIsRejectedWithTheNumbers) {
 }
 
 TEST_P(EngineTest, WithoutMaxTokensTheContextIsFilled) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector all;
   auto open_end = request({5}, 1);
   open_end.sampling.max_tokens.reset();
@@ -92,7 +66,7 @@ TEST_P(EngineTest, WithoutMaxTokensTheContextIsFilled) {
 }
 
 TEST_P(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector free_running, ended;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
   const auto tokens = free_running.tokens();
@@ -108,7 +82,7 @@ TEST_P(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
 }
 
 TEST_P(EngineTest, MinTokensKeepsTheEndAway) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector free_running, held;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
   auto minimum = request({1, 2, 3}, 30);
@@ -120,9 +94,8 @@ TEST_P(EngineTest, MinTokensKeepsTheEndAway) {
 }
 
 TEST_P(EngineTest, TheFirstTokenAfterMinTokensMayBeTheEnd) {
-  Engine engine(dir_);
-  Collector free_running;
-  engine.submit(request({1, 2, 3}, 30), free_running.callback());
+  Engine engine(weights());
+  Collector free_running(engine, request({1, 2, 3}, 30));
   const auto tokens = free_running.tokens();
   int tried = 0;
   for (std::size_t i = 1; i < tokens.size(); ++i) {
@@ -134,8 +107,7 @@ TEST_P(EngineTest, TheFirstTokenAfterMinTokensMayBeTheEnd) {
     ends.sampling.ignore_eos = false;
     ends.sampling.end_ids = {tokens[i]};
     ends.sampling.min_tokens = static_cast<int>(i);
-    Collector ended;
-    engine.submit(ends, ended.callback());
+    Collector ended(engine, ends);
     EXPECT_EQ(ended.tokens().size(), i + 1);
     ++tried;
   }
@@ -143,7 +115,7 @@ TEST_P(EngineTest, TheFirstTokenAfterMinTokensMayBeTheEnd) {
 }
 
 TEST_P(EngineTest, BadWordsAreNeverCompleted) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector free_running, without;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
   const auto tokens = free_running.tokens();
@@ -160,7 +132,7 @@ TEST_P(EngineTest, BadWordsAreNeverCompleted) {
 }
 
 TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
-  Engine one(dir_, {});
+  Engine one(weights(), {});
   auto named_once = request({1, 2, 3}, 8);
   named_once.sampling.bad_words = {{20}};
   named_once.sampling.logit_bias = {{5, 60.0F}, {7, 80.0F}, {20, 90.0F}};
@@ -176,8 +148,8 @@ TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
 TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   TinyModel long_context;
   long_context.positions = 20'000;
-  write_tiny_workspace(dir_, long_context);
-  Engine engine(dir_);
+  write_tiny_workspace(weights(), long_context);
+  Engine engine(weights());
   Collector by_handle, by_id;
   auto long_one = request({1, 2}, 19'000);
   const auto handle = engine.submit(long_one, by_handle.callback());
@@ -200,7 +172,7 @@ TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
 }
 
 TEST_P(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
-  Engine engine(dir_, {{"max_queue_size", "2"}, {"max_batch_size", "1"}});
+  Engine engine(weights(), {{"max_queue_size", "2"}, {"max_batch_size", "1"}});
   std::vector<std::unique_ptr<Collector>> admitted;
   std::string message;
   for (int i = 0; i < 50 && message.empty(); ++i) {
@@ -219,9 +191,8 @@ TEST_P(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
 }
 
 TEST_P(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
-  Engine engine(dir_);
-  Collector finishes;
-  engine.submit(request({1, 2}, 100), finishes.callback());
+  Engine engine(weights());
+  Collector finishes(engine, request({1, 2}, 100));
   engine.shutdown(60'000);
   EXPECT_EQ(finishes.wait().back().finish_reason, FinishReason::length);
   Collector unused;
@@ -231,10 +202,10 @@ TEST_P(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
 TEST_P(EngineTest, DestructionEndsWhatRuns) {
   TinyModel long_context;
   long_context.positions = 20'000;
-  write_tiny_workspace(dir_, long_context);
+  write_tiny_workspace(weights(), long_context);
   Collector cut;
   {
-    Engine engine(dir_);
+    Engine engine(weights());
     engine.submit(request({1, 2}, 19'000), cut.callback());
     cut.wait_for(1);
   }
@@ -243,7 +214,7 @@ TEST_P(EngineTest, DestructionEndsWhatRuns) {
 
 TEST_P(EngineTest, ACallbackMaySubmitAndCancel) {
   Collector second;
-  Engine engine(dir_);
+  Engine engine(weights());
   std::promise<void> first_done;
   std::promise<Engine::Handle> own;
   const auto handle = own.get_future().share();
@@ -258,7 +229,7 @@ TEST_P(EngineTest, ACallbackMaySubmitAndCancel) {
 }
 
 TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
-  Engine engine(dir_);
+  Engine engine(weights());
   std::promise<void> release;
   auto released = release.get_future().share();
   std::promise<void> slow_done;
@@ -266,8 +237,7 @@ TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
     released.wait();
     if (result.finish_reason != FinishReason::none) slow_done.set_value();
   });
-  Collector other;
-  engine.submit(request({2}, 50), other.callback());
+  Collector other(engine, request({2}, 50));
   while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed though nobody has taken a result
   release.set_value();
   slow_done.get_future().wait();
@@ -275,11 +245,10 @@ TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
 }
 
 TEST_P(EngineTest, ManyThreadsAtOnce) {
-  Engine engine(dir_, {{"max_batch_size", "8"}, {"cache_max_entry_count", "40"}});
+  Engine engine(weights(), {{"max_batch_size", "8"}, {"cache_max_entry_count", "40"}});
   std::map<int, std::vector<TokenId>> expected;
   for (int length = 1; length <= 4; ++length) {
-    Collector alone;
-    engine.submit(request(std::vector<TokenId>(static_cast<std::size_t>(length), 3), 40), alone.callback());
+    Collector alone(engine, request(std::vector<TokenId>(static_cast<std::size_t>(length), 3), 40));
     expected[length] = alone.tokens();
   }
   std::vector<std::thread> threads;
@@ -287,8 +256,7 @@ TEST_P(EngineTest, ManyThreadsAtOnce) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 10; ++i) {
         const int length = 1 + (t + i) % 4;
-        Collector one;
-        engine.submit(request(std::vector<TokenId>(static_cast<std::size_t>(length), 3), 40), one.callback());
+        Collector one(engine, request(std::vector<TokenId>(static_cast<std::size_t>(length), 3), 40));
         EXPECT_EQ(one.tokens(), expected[length]);
       }
     });
@@ -303,11 +271,10 @@ TEST_P(EngineTest, NotANumberEndsTheRequestWithAnErrorAndTheEngineLives) {
   broken.change = [](const std::string& name, float value) {
     return name == "output.weight" ? std::numeric_limits<float>::quiet_NaN() : value;
   };
-  write_tiny_workspace(dir_, broken);
-  Engine engine(dir_);
+  write_tiny_workspace(weights(), broken);
+  Engine engine(weights());
   for (int i = 0; i < 2; ++i) {
-    Collector failed;
-    engine.submit(request({1}, 3), failed.callback());
+    Collector failed(engine, request({1}, 3));
     EXPECT_EQ(failed.wait().back().finish_reason, FinishReason::error);
     EXPECT_FALSE(failed.wait().back().error.empty());
   }
@@ -322,8 +289,8 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
     const bool poisoned = name == "tok_embeddings.weight" && element++ / broken.hidden == kPoison;
     return poisoned ? std::numeric_limits<float>::quiet_NaN() : value;
   };
-  write_tiny_workspace(dir_, broken);
-  Engine engine(dir_, {{"cache_max_entry_count", "60"}});
+  write_tiny_workspace(weights(), broken);
+  Engine engine(weights(), {{"cache_max_entry_count", "60"}});
   auto clean = request({1, 2}, 100);
   clean.sampling.bad_words = {{kPoison}};
   Collector before, beside, poisoned, after;
@@ -334,8 +301,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   EXPECT_EQ(poisoned.wait().back().finish_reason, FinishReason::error);
   EXPECT_NE(poisoned.wait().back().error.find("logit"), std::string::npos);
   EXPECT_EQ(beside.tokens(), expected);
-  Collector repeated;
-  engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
+  Collector repeated(engine, request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50));
   EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
   for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
     Collector again;
@@ -350,27 +316,27 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
 }
 
 TEST_P(EngineTest, AWorkspaceThatDoesNotMatchIsRejectedWithTheCommand) {
-  std::filesystem::resize_file(dir_ / "rank-0.safetensors", 100);
-  const auto message = error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
+  std::filesystem::resize_file(weights() / "rank-0.safetensors", 100);
+  const auto message = error_of([&] { Engine engine(weights()); }, ErrorCode::invalid_argument);
   EXPECT_NE(message.find("charonia convert"), std::string::npos) << message;
-  std::filesystem::remove(dir_ / "manifest.json");
-  error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
+  std::filesystem::remove(weights() / "manifest.json");
+  error_of([&] { Engine engine(weights()); }, ErrorCode::invalid_argument);
 }
 
 TEST_P(EngineTest, ACacheThatDoesNotFitIsRejectedBeforeServing) {
   const auto message =
-      error_of([&] { Engine engine(dir_, {{"cache_max_entry_count", "900000000"}}); }, ErrorCode::resource_exhausted);
+      error_of([&] { Engine engine(weights(), {{"cache_max_entry_count", "900000000"}}); }, ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("cache_max_entry_count"), std::string::npos) << message;
 }
 
 TEST_P(EngineTest, AModelThatDoesNotFitIsRejectedBeforeItsWeightsAreLoaded) {
   const auto message =
-      error_of([&] { Engine engine(dir_, {{"token_budget", "2000000000"}}); }, ErrorCode::resource_exhausted);
+      error_of([&] { Engine engine(weights(), {{"token_budget", "2000000000"}}); }, ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("2000000000 tokens (token_budget)"), std::string::npos) << message;
 }
 
 TEST_P(EngineTest, FewBlocksLowerTheContextWithAWarning) {
-  Engine engine(dir_, {{"cache_max_entry_count", "10"}});
+  Engine engine(weights(), {{"cache_max_entry_count", "10"}});
   EXPECT_EQ(engine.info().config.session_len, 40);
   ASSERT_EQ(engine.info().warnings.size(), 1U);
   EXPECT_NE(engine.info().warnings[0].find("cache_max_entry_count"), std::string::npos);
@@ -378,9 +344,9 @@ TEST_P(EngineTest, FewBlocksLowerTheContextWithAWarning) {
 
 TEST_P(EngineTest, SettingsThatThisBuildLacksAreRejectedByName) {
   for (const auto& setting : {Settings{{"device", "cuda"}}, Settings{{"device_ids", "0"}}}) {
-    EXPECT_NE(error_of([&] { Engine engine(dir_, setting); }, ErrorCode::unsupported).find("CUDA"), std::string::npos);
+    EXPECT_NE(error_of([&] { Engine engine(weights(), setting); }, ErrorCode::unsupported).find("CUDA"), std::string::npos);
   }
-  EXPECT_NE(error_of([&] { Engine engine(dir_, {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
+  EXPECT_NE(error_of([&] { Engine engine(weights(), {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
             std::string::npos);
 }
 

@@ -46,8 +46,7 @@ class QuantEngine : public testing::EngineFixtureBase {
     const auto loaded = engine();
     auto one = request({5, 6, 7, 8}, 12);
     one.sampling.logprobs = 0;
-    Collector out;
-    loaded->submit(one, out.callback());
+    Collector out(*loaded, one);
     return {out.tokens(), out.logprobs()};
   }
   // With a device that has the dense values: the same bits.
@@ -128,8 +127,7 @@ TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
       many->submit(requests.back(), out[static_cast<std::size_t>(i)].callback());
     }
     for (std::size_t i = 0; i < out.size(); ++i) {
-      Collector alone;
-      single->submit(requests[i], alone.callback());
+      Collector alone(*single, requests[i]);
       EXPECT_EQ(out[i].tokens(), alone.tokens());
       EXPECT_EQ(out[i].logprobs(), alone.logprobs());
       EXPECT_EQ(alone.tokens().size(), 10 + i);

@@ -100,9 +100,6 @@ class BlockManager {
   // ones when they are released. A node that is no longer in the index is skipped.
   void forget_prefix(const PrefixNode& node);
 
-  // Empties the index. Cached blocks become Free, and Active ones when they are released.
-  void forget_prefixes();
-
   // For tests. Throws Error(internal), naming the defect, unless states, counts, lists, index and pins agree.
   // `expected_use`, when given, is the use count of every block.
   void check_integrity(std::span<const std::int32_t> expected_use = {}) const;

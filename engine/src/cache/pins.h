@@ -37,12 +37,6 @@ class Pins {
   // Of a block that is about to leave the index.
   void remove_all(BlockId id) { remove(id, blocks_[id].pins); }
 
-  // All blocks leave the index at once; the eviction queue is empty already.
-  void clear(int num_blocks) {
-    for (BlockId id = 0; id < num_blocks; ++id) blocks_[id].pins = blocks_[id].pinned_children = 0;
-    count_ = 0;
-  }
-
   void check(int num_blocks) const;  // block_manager_check.cpp
 
  private:

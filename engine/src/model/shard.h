@@ -6,6 +6,7 @@
 
 #include "charonia/config.h"
 #include "model/manifest.h"
+#include "ops/device.h"
 
 namespace charonia::model {
 
@@ -24,5 +25,8 @@ struct Shard {
   // do not make the model.
   Shard(const ModelConfig& config, const Manifest& manifest, int rank);
 };
+
+// The shape of one rank's experts of a layer.
+ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight);
 
 }  // namespace charonia::model

@@ -230,10 +230,7 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
     rest = rest.subspan(rows.size());
     const auto found = sequences_.find(part.id);
-    if (found == sequences_.end()) {  // it ended while the step ran; which blocks it left is not known any more
-      if (std::ranges::any_of(rows, ops::has_broken_logit, &ops::Sampled::error)) blocks_->forget_prefixes();
-      continue;
-    }
+    if (found == sequences_.end()) continue;  // it ended while the step ran
     auto& sequence = *found->second;
     if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;

@@ -11,6 +11,7 @@
 
 #include "charonia/engine.h"
 #include "engine_support.h"
+#include "errors.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/make_cuda_ops.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
@@ -358,8 +359,7 @@ void expect_completions_of_the_request_alone(const std::filesystem::path& folder
     Engine engine(folder, settings);
     EXPECT_EQ(completions(engine, all), alone) << "together";
     EXPECT_EQ(completions(engine, all), alone) << "with the prompts' blocks found again";
-    Collector again;
-    engine.submit(all[1], again.callback());
+    Collector again(engine, all[1]);
     EXPECT_GT(again.wait().back().num_cached_tokens, 0);
   }
   {
@@ -483,13 +483,8 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
 
 TEST_F(CudaEngineTest, memory_that_does_not_suffice_is_refused_before_anything_is_served) {
   const auto folder = write();
-  try {
-    Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000"));
-    FAIL() << "it was taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    EXPECT_NE(std::string(error.what()).find("cache_max_entry_count"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorCode::resource_exhausted, {"cache_max_entry_count"},
+               [&] { Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000")); });
 }
 
 }  // namespace
