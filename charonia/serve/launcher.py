@@ -1,4 +1,4 @@
-"""Starts the stack, waits until all of it is ready, watches it, and ends it in order."""
+"""Starts Triton and the gateway, waits until they are ready, supervises them, and stops them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 _KILL_AFTER_S = 10  # time for a process to end, in addition to drain_timeout_s for the gateway
 _HURRIED_EXIT_S = 5  # time for a gateway to end after the second signal, so that it leaves no files
 _MAX_DELAY_S = 30  # before a restart
-_STABLE_S = 600  # a Triton that was ready for that long is started again, however often that was before
+_STABLE_S = 600  # restarts before a Triton that was ready for so long do not count
 _POLL_S = 0.1
-_CHECK_S = 60  # what the gateway gets to look at its settings: it takes less than a second
-_OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # of several models
-_LAST_WORDS_S = 10  # before a death by signal: what a process said earlier has nothing to do with it
-# A signal to a whole process group comes twice where make or a shell passes it on: together they are one.
+_CHECK_S = 60  # time for the gateway to check its settings, which takes less than a second
+_OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # each of several models has its own value
+_LAST_OUTPUT_S = 10  # older output of a process that was killed by a signal is not shown
+# A signal to a process group arrives twice if make or a shell passes it on. It counts once.
 _TOGETHER_S = 0.3
 
 
 class _Signals:
-    """Counts Ctrl-C and SIGTERM: the first asks for an orderly end, the second for an end at once."""
+    """Counts Ctrl-C and SIGTERM. After the first, running requests may end. After the second, they are not awaited."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
@@ -61,7 +61,7 @@ class _Signals:
         self._arrived.set()
 
     def wait(self, seconds: float) -> bool:
-        """True once a signal has come."""
+        """Returns True if a signal has arrived."""
         return self._arrived.wait(seconds)
 
     @contextmanager
@@ -84,10 +84,9 @@ def serve(
 ) -> None:
     """Serves until Ctrl-C, SIGTERM or SIGHUP, and returns when everything has ended.
 
-    inference: inference parameters that win over the environment. exits: the caller has nothing to do afterwards but
-    to exit, so these signals are ignored from then on: one more Ctrl-C does not turn an orderly end into a death by
-    signal. Call it from the main thread. Raises CharoniaError when something cannot start or a process ends by itself;
-    nothing runs any more then.
+    inference: inference parameters, which take precedence over the environment. exits: the caller exits afterwards, so
+    these signals are ignored from then on. Call it in the main thread. Raises CharoniaError if something cannot start
+    or if a process ends by itself; no process is running then.
     """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     signals = _Signals()
@@ -104,9 +103,9 @@ class _Stack:
         self._console = console
         self._signals = signals
         self._ready = False
-        self._drain_s = 0.0  # how long requests may go on at the end
-        self._device: list[str] = []  # what the engine said of where it runs
-        self._warnings: list[tuple[str, str]] = []  # of the settings: the model's name, and the text
+        self._drain_s = 0.0  # time for requests to end at the end
+        self._device: list[str] = []  # where the engines run, by their log
+        self._warnings: list[tuple[str, str]] = []  # about settings: the model's name, and the text
         self._control = drain.ModelControl()
         self._models: Models  # set by _start()
         self._shared_memory = shared_memory.new_prefix()
@@ -160,7 +159,7 @@ class _Stack:
         """Answers `charonia models` until `held` is closed."""
         try:
             held.enter_context(control.answering(own, self._answer))
-        except OSError as error:  # file systems of other machines may have no sockets
+        except OSError as error:  # network file systems may not support sockets
             if len(self._models.describe()) > 1:
                 self._say(
                     f"charonia models does not reach this server: a socket cannot be made in {own} ({error.strerror}). "
@@ -169,7 +168,7 @@ class _Stack:
                 )
 
     def _answer(self, question: Mapping[str, Any]) -> Any:
-        """What `charonia models` asks. Raises ServeError."""
+        """Answers a request of `charonia models`. Raises ServeError."""
         do, name = question["do"], question.get("name", "")
         if do == "list":
             return self._models.describe()
@@ -180,7 +179,7 @@ class _Stack:
         return said
 
     def _start(self, own: Path, served: Sequence[Served]) -> bool:
-        """Starts Triton, then the gateway; false when a signal came first. own: the folder of this stack."""
+        """Starts Triton, then the gateway. Returns False if a signal arrived. own: the folder of this stack."""
         settings = self._settings
         distribution = triton.Distribution.find(settings.triton_dir)
         self._drain_s = max(_drain_s(one.workspace, self._inference) for one in served)
@@ -192,7 +191,7 @@ class _Stack:
             **shared_environment(settings),
             **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()},
         }
-        if len(served) > 1:  # each engine is told its own
+        if len(served) > 1:  # the repository has them
             base = {name: value for name, value in base.items() if name not in _OF_EACH}
         self._models = Models(
             self._control,
@@ -229,7 +228,7 @@ class _Stack:
             {
                 **base,
                 **self._gateway_environment(),
-                # The cores are the engine's where it computes on them.
+                # An engine on the CPU needs the cores.
                 "CHARONIA_GATEWAY_WORKERS": str(settings.gateway_workers or int(triton.on_cpu(self._device))),
                 "CHARONIA_MODEL_NAME": served[0].name,
                 "CHARONIA_GATEWAY_MORE_MODELS": option_values(served),
@@ -245,7 +244,7 @@ class _Stack:
         return self._until_ready(gateway, [f"{access.gateway_url(settings)}/health/ready"])
 
     def _gateway_environment(self) -> dict[str, str]:
-        """What the gateway is told whatever the models are."""
+        """The settings of the gateway that do not depend on the models."""
         settings = self._settings
         keys = settings.gateway_keys_file
         return {
@@ -258,14 +257,14 @@ class _Stack:
         }
 
     def _check_gateway(self) -> bool:
-        """Has the gateway say what is wrong with its settings, files and port: it starts when the model has been
-        loaded, which may take minutes. False when a signal came first. Raises ServeError."""
+        """Makes the gateway check its settings, files and port now. It is started only after the model is loaded, which
+        may take minutes. Returns False if a signal arrived. Raises ServeError."""
         env = {
             **environment(),
             **shared_environment(self._settings),
             **self._gateway_environment(),
             "CHARONIA_GATEWAY_WORKERS": str(self._settings.gateway_workers),
-            # These it is told, whatever the environment says.
+            # Values for the check, in place of the environment's.
             "CHARONIA_MODEL_NAME": "any",
             "CHARONIA_GATEWAY_MORE_MODELS": "",
             "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "0",
@@ -273,7 +272,7 @@ class _Stack:
         check = Child("the gateway's check", [sys.executable, "-m", "charonia_gateway.check"], env, None)
         try:
             if not check.wait(_CHECK_S, lambda: self._signals.count > 0):
-                return self._signals.count == 0  # a machine so slow: the gateway itself says it later
+                return self._signals.count == 0  # a slow machine: the gateway reports errors when it starts
             if check.exit_code:
                 raise ServeError(
                     "\n".join(check.tail()) or f"the gateway cannot start: its check {check.exit_status()}"
@@ -306,8 +305,8 @@ class _Stack:
                 return
             level, text = triton.worth_showing(line) or ("", "")
             if any(text.endswith(known) for _, known in self._warnings):
-                return  # _announce() prints it
-            # Errors of the start are shown together, if it fails.
+                return  # _announce() prints this warning
+            # Errors during the start are shown together if it fails.
             shows = level == "warning" or (level and self._ready)
             if shows and (passed := repeats.passed(text)) is not None:
                 self._say(passed, level, of=name)
@@ -375,11 +374,11 @@ class _Stack:
         return self._until_ready(self._children[0], urls)
 
     def _until_ready(self, child: Child, urls: list[str]) -> bool:
-        """True when every URL answers 200, false when a signal came first."""
+        """Returns True when every URL answers 200, and False if a signal arrived."""
         return self._until(child, {url: partial(answers, url) for url in urls})
 
     def _until(self, child: Child, checks: Mapping[str, Callable[[], bool]]) -> bool:
-        """True when every check held once, false when a signal came first."""
+        """Returns True when every check has held once, and False if a signal arrived."""
         deadline = time.monotonic() + self._settings.start_timeout_s
         waiting = list(checks)
         while waiting:
@@ -404,11 +403,11 @@ class _Stack:
                 )
 
     def _death_of(self, child: Child, remedy: str = "", *, starting: bool = False) -> ServeError:
-        """remedy: against a device that has failed. starting: it never became ready."""
+        """remedy: what to do. starting: the process never became ready."""
         status = f"{child.exit_status()}{self._hint_at(child)}"
-        # Triton 24.10 may crash as it ends because a model could not be loaded: why is in what it said before.
+        # Triton 24.10 may crash when it ends because a model could not be loaded: the reason is in earlier output.
         killed = (child.exit_code or 0) < 0 and not starting
-        errors = triton.explain_failure(child.tail(_LAST_WORDS_S) if killed else child.tail())
+        errors = triton.explain_failure(child.tail(_LAST_OUTPUT_S) if killed else child.tail())
         log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
         lines = "\n".join(f"  {text}" for text in errors or ["nothing of it"])
         return ServeError(f"{child.name} {status}; {log}:\n{lines}")
@@ -514,7 +513,7 @@ class _Stack:
         )
 
     def _say(self, text: str, level: str = "info", *, of: str = "") -> None:
-        """of: the process that said it first. Whoever read this may be gone; the service and its orderly end go on."""
+        """of: the process that logged the text. Ignores a terminal that is gone."""
         with contextlib.suppress(OSError, SystemExit):  # rich ends the program where a pipe is broken
             if self._settings.log_format == "json":
                 logs.write(level, f"{of}: {text}" if of else text)
@@ -524,7 +523,7 @@ class _Stack:
 
 
 def _drain_s(workspace: Path, inference: Mapping[str, str]) -> float:
-    """The setting drain_timeout_s: what was given, or the workspace's, or the default."""
+    """The setting drain_timeout_s: of the command, else of the workspace, else the default."""
     from charonia import _engine
 
     key = "drain_timeout_s"

@@ -68,7 +68,7 @@ def test_lines_are_written_again_when_there_is_room(tmp_path: Path) -> None:
     folder.mkdir()
     log.write("kept")
     log.write("kept too")
-    log.end()
+    log.close()
     assert (folder / "log").read_text() == "kept\nkept too\n"
     assert [("cannot be written" in text, "2 lines are missing" in text) for text in complaints] == [
         (True, False),

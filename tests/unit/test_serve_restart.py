@@ -166,7 +166,7 @@ def test_a_death_by_signal_names_what_often_sends_it(
 def test_of_a_killed_process_only_its_last_words_are_quoted(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     child = stack._children[0] = killed("Triton", signal.SIGKILL, "ERROR: something")
     assert str(stack._death_of(child)).endswith("its log says:\n  something")
-    monkeypatch.setattr(launcher, "_LAST_WORDS_S", -1)
+    monkeypatch.setattr(launcher, "_LAST_OUTPUT_S", -1)
     assert str(stack._death_of(child)).endswith("its log says:\n  nothing of it")
 
 
