@@ -22,8 +22,8 @@ from charonia import _engine
 from charonia.serve import access, checks, control, drain, logs, run_folder, shared_memory, shares, triton
 from charonia.serve.errors import ServeError
 from charonia.serve.fetch import answers, takes_tls
+from charonia.serve.model import model_name, prepare_all
 from charonia.serve.models import Models, Served, make_repository, option_values
-from charonia.serve.prepared import model_name, prepare_all
 from charonia.serve.process import Child
 from charonia.serve.structured_output import StructuredOutput
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
@@ -264,7 +264,7 @@ class _Stack:
             **shared_environment(self._settings),
             **self._gateway_environment(),
             "CHARONIA_GATEWAY_WORKERS": str(self._settings.gateway_workers),
-            # Values for the check, in place of the environment's.
+            # The check needs values, but not the real ones.
             "CHARONIA_MODEL_NAME": "any",
             "CHARONIA_GATEWAY_MORE_MODELS": "",
             "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "0",

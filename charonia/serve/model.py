@@ -1,4 +1,4 @@
-"""From what the user named to a workspace that Triton can serve."""
+"""Finds the models that the user named, and makes workspaces of them that Triton can serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import IO
 
 from charonia import _engine
 from charonia.errors import ModelError
+from charonia.serve import shares
 from charonia.serve.errors import ServeError
+from charonia.serve.models import Served, asked_for, with_labels
+from charonia.settings import ServeSettings
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.tensor_parallel import ranks_of
@@ -30,6 +33,31 @@ def demo_model() -> Path | None:
     """The demo model of a checkout."""
     folder = source_dir() / "models" / "demo" / "model"
     return folder if (folder / "config.json").is_file() else None
+
+
+def prepare_all(
+    settings: ServeSettings,
+    run_dir: Path,
+    inference: Mapping[str, str],
+    say: Callable[[str], None],
+    held: ExitStack,
+) -> list[Served]:
+    """The models to serve with their workspaces, in the order of the settings. The workspaces count as served until
+    `held` is closed. Several models share the memory. Raises CharoniaError for models that do not exist, are not
+    supported or do not fit."""
+    found = []
+    for name, model in asked_for(settings):
+        workspace_dir = prepare(model, run_dir, inference, say, held)
+        found.append((name or model_name(workspace_dir), workspace_dir))
+    given = shares.parse_shares(settings.model_shares, len(found))
+    served = with_labels(found)
+    return shares.divide(served, inference, given) if len(served) > 1 else served
+
+
+def model_name(workspace_dir: Path) -> str:
+    """The name that config.ini gives the model."""
+    config = workspace_dir / workspace.WEIGHTS / "config.ini"
+    return str(_engine.read_config_ini(config).get("model_name") or workspace_dir.name)
 
 
 def prepare(

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from charonia.errors import InvalidRequestError
 from charonia.serve import access, checks, shares
+from charonia.serve.model import prepare_all
 from charonia.serve.models import Served, option_values
-from charonia.serve.prepared import prepare_all
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled
 from charonia.weights import workspace
 

@@ -359,8 +359,8 @@ int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock:
   return taken;
 }
 
-// An error in a step comes from a device that computes no more, or from a bug. Both leave the KV cache in an unknown state,
-// so the engine ends all requests and rejects new ones.
+// An error in a step comes from a device that computes no more, or from a bug. Both leave the KV cache in an unknown
+// state, so the engine ends all requests and rejects new ones.
 void Engine::Impl::fail(const std::exception& error) {
   const auto text = cat("the engine has failed, and its process must be started again: ", error.what());
   log({LogLevel::error, text, "", {}});

@@ -19,7 +19,7 @@ namespace charonia::runtime {
 struct Executor::Rank {
   explicit Rank(std::unique_ptr<ops::Ops> device) : ops(std::move(device)) {}
 
-  // Throws as check_model_fits(). Called on all ranks before the first of them loads, because they may share the memory.
+  // Throws as check_model_fits(). Called on all ranks before the first one loads, because they may share the memory.
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());

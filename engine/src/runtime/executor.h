@@ -1,5 +1,5 @@
-// Computes steps: it is between the engine loop, which knows sequences, and the devices, which know tensors. The ranks of
-// a tensor-parallel model are one executor.
+// Computes steps: it is between the engine loop, which knows sequences, and the devices, which know tensors. The ranks
+// of a tensor-parallel model are one executor.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace charonia::runtime {
 
 class Executor {
  public:
-  // Chooses the devices (config.device, device_ids, threads and the sizes of steps are resolved), loads the weights, and
-  // makes the KV cache by cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws Error:
-  // unsupported (no such device), resource_exhausted (weights or cache do not fit), invalid_argument (the files do not
-  // describe the model).
+  // Chooses the devices (config.device, device_ids, threads and the sizes of steps are resolved), loads the weights,
+  // and makes the KV cache by cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws
+  // Error: unsupported (no such device), resource_exhausted (weights or cache do not fit), invalid_argument (the files
+  // do not describe the model).
   Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);
   ~Executor();
 

@@ -55,10 +55,10 @@ void require_step_sizes(const EngineConfig& config) {
   }
 }
 
-// What a GPU takes for steps next to the model's activations, at most.
+// Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
-  // cuBLASLt's work space (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and the
-  // graphs of decode steps.
+  // cuBLASLt's work space (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and
+  // the graphs of decode steps.
   constexpr std::size_t kFixed = 192 * kMiB;
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
@@ -139,8 +139,9 @@ DeviceRules rules_of(const ops::Device& device) {
 
 DeviceRules rules_of(std::string_view device) {
   if (device == "cuda") {
-    return {ops::cuda_precision,
-            [](const ops::ExpertsShape& shape, std::int64_t rows) { return cuda::ExpertsWorkspace(shape, rows).bytes; }};
+    return {ops::cuda_precision, [](const ops::ExpertsShape& shape, std::int64_t rows) {
+              return cuda::ExpertsWorkspace(shape, rows).bytes;
+            }};
   }
   const std::shared_ptr<ops::Ops> cpu = ops::make_cpu_ops(1);
   return {[cpu](DType weight) { return cpu->precision(weight); },

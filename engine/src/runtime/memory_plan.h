@@ -19,11 +19,11 @@ namespace charonia::runtime {
 //
 // token_budget = 0 and max_batch_size = 0 leave the sizes of steps to the device.
 //
-// On the CPU: 512 tokens, 64 sequences. More tokens make it no faster, because its GEMMs are bound by arithmetic from a few
-// dozen rows on, and decoding requests wait longer.
+// On the CPU: 512 tokens, 64 sequences. More tokens make it no faster, because its GEMMs are bound by arithmetic from a
+// few dozen rows on, and decoding requests wait longer.
 //
-// On a GPU with S SMs (the minimum of all ranks' GPUs), of which a rank has F bytes free before its weights are loaded
-// (the minimum of all ranks):
+// On a GPU, S is its number of SMs, and F the free memory of a rank in bytes before the weights are loaded. With
+// several ranks, S and F are the smallest of all ranks.
 //
 //     token_budget   = min(16 S, F / 8 MiB),   rounded down to a multiple of 256, within [512, 8192]
 //     max_batch_size = min(2 S, F / 256 MiB),  rounded down to a multiple of 64, within [64, 512]
@@ -36,12 +36,12 @@ namespace charonia::runtime {
 // 2 S: a decode step reads all weights once. It takes hardly longer with more rows until arithmetic takes as long as
 // these reads, which is at as many rows as the GPU does 16-bit operations per byte that it reads: about 150 on an A100,
 // 200 on an H200, 300 on an H100, 400 on an L4. 2 S is 216, 264, 264, 116. Beyond that each user pays for the next one.
-// F / 256 MiB: keys and values of 2048 tokens of Llama-3-8B take so much. Sequences for which the cache has no room
-// would only preempt each other.
+// F / 256 MiB: keys and values of 2048 tokens of Llama-3-8B take so much. If the cache had no room for the sequences,
+// they would only preempt each other.
 //
 // An H200 (S = 132, F = 139 GiB) has 2048 and 256 by that, an A100 of 80 GiB 1536 and 192, an L4 of 22 GiB 768 and 64.
 
-// A GPU on another machine, of which only the memory is known, is planned with the SMs of an H100 and an H200.
+// For a GPU on another machine only the memory is known. It is planned with the SMs of an H100 and an H200.
 inline constexpr int kUsualSms = 132;
 
 struct StepDevice {
@@ -80,7 +80,7 @@ struct RankMemory {
 RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits);
 
-// Throws Error(resource_exhausted), with the numbers and what to change, if not even one KV block fits next to the model.
+// Throws Error(resource_exhausted), with the numbers and the remedy, if not even one KV block fits next to the model.
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
                       std::size_t free_bytes);
 
@@ -91,8 +91,8 @@ struct CacheMemory {
   std::size_t free_bytes = 0;   // available to the cache of one rank
   int ranks = 1;                // cache_size is divided by this
 };
-// The number of blocks by cache_users, else cache_size, else cache_max_entry_count. Throws Error(resource_exhausted), with
-// the numbers and what to change, if they do not fit. config.session_len must be resolved.
+// The number of blocks by cache_users, else cache_size, else cache_max_entry_count. Throws Error(resource_exhausted),
+// with the numbers and the remedy, if they do not fit. config.session_len must be resolved.
 int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory);
 
 // cache_chunk_size as a number of blocks: -1 is all of them, 0 the square root of their number.

@@ -31,8 +31,8 @@ class ProcessGroup {
   // Waits until all ranks have come: spins for some microseconds, then sleeps.
   void barrier();
 
-  // This rank will not join any more. All ranks that wait, or join later, get Error(internal) with the rank and `why` of
-  // the first call. Any thread may call it.
+  // This rank will not join any more. All ranks that wait, or join later, get Error(internal) with the rank and `why`
+  // of the first call. Any thread may call it.
   void abort(int rank, std::string_view why) noexcept;
 
  private:

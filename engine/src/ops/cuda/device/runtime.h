@@ -1,9 +1,9 @@
 // Streams, events, memory, graphs and kernel launches of a CUDA device, by RAII. Two implementations: runtime.cu on the
 // CUDA runtime, and runtime_host.cpp, where the device is this process (device/host_grid.h), for tests without a GPU.
 //
-// Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step). An error of a
-// kernel shows only at a later call. With CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names the
-// kernel that failed.
+// Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step). An error of
+// a kernel shows only at a later call. With CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names
+// the kernel that failed.
 #pragma once
 
 #include <cstddef>
