@@ -18,6 +18,16 @@ namespace charonia::runtime {
 // Used by one thread at a time.
 struct Executor::Rank {
   explicit Rank(std::unique_ptr<ops::Ops> device) : ops(std::move(device)) {}
+  Rank(const Rank&) = delete;
+  // Steps in flight use the members. There are none unless a step has failed.
+  ~Rank() {
+    while (in_flight > 0) {
+      try {
+        collect();
+      } catch (const std::exception&) {  // the engine knows the first error
+      }
+    }
+  }
 
   // Throws as check_model_fits(). Called on all ranks before the first one loads, because they may share the memory.
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
@@ -47,6 +57,16 @@ struct Executor::Rank {
     decoder->prepare(*cache);
   }
 
+  void launch(const ops::StepInput& input) {
+    decoder->launch(input);
+    ++in_flight;
+  }
+  std::vector<ops::Sampled> collect() {
+    --in_flight;
+    return ops->collect();
+  }
+
+  int in_flight = 0;              // steps that are launched and not collected
   std::size_t left = 0;           // free memory before loading, minus everything that the model and its steps take
   std::size_t step_bytes = 0;     // memory that steps will take once the model is loaded
   std::unique_ptr<ops::Ops> ops;  // the following members use it
@@ -109,13 +129,13 @@ void Executor::commit_blocks(int num_blocks) {
 }
 
 void Executor::launch(const ops::StepInput& input) {
-  on_ranks([&](Rank& rank) { rank.decoder->launch(input); });
+  on_ranks([&](Rank& rank) { rank.launch(input); });
 }
 
 std::vector<ops::Sampled> Executor::collect() {
   std::vector<std::vector<ops::Sampled>> samples(ranks_.size());
   // On all ranks at the same time, so that an error of one rank releases the ranks whose step waits for it.
-  on_ranks([&](Rank& rank) { samples[static_cast<std::size_t>(rank.ops->rank())] = rank.ops->collect(); });
+  on_ranks([&](Rank& rank) { samples[static_cast<std::size_t>(rank.ops->rank())] = rank.collect(); });
   for (std::size_t rank = 1; rank < samples.size(); ++rank) {
     if (!std::ranges::equal(samples[rank], samples[0], {}, &ops::Sampled::token, &ops::Sampled::token)) {
       throw Error(ErrorCode::internal, cat("rank ", rank, ": it has sampled other tokens than rank 0"));
