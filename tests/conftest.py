@@ -65,7 +65,7 @@ def pytest_collection_finish() -> None:
 _SAME_SERVERS = {
     "demo": (
         "access benchmark choices demo_served demo_tools deploy gateway_doors gateway_openai lm_eval logs malformed "
-        "messages monitoring_live openapi page_served prompt_logprobs responses soak structured_output timings tracing"
+        "messages monitoring_live openapi page_served prompt_logprobs responses structured_output timings tracing"
     ),
     "small": (
         "client_chat client_server drain ensemble gateway_errors gateway_leaving gateway_subscribed limits "

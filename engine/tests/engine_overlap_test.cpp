@@ -1,5 +1,5 @@
-// The engine on a device that computes one step while the next is planned and launched, beside the same engine on a
-// device that does not: tokens are the same, bit by bit, and what goes wrong goes wrong for the same requests.
+// The engine on a device that computes one step while the next is planned and launched, compared with the engine on a
+// synchronous device: the tokens are the same, bit by bit, and errors affect the same requests.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using testing::Faults;
 using testing::request;
 using testing::write_tiny_workspace;
 
-// With one rank and with two, which wait for each other within a step.
+// With one rank, and with two ranks, which wait for each other within a step.
 class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
  protected:
   void SetUp() override {
@@ -35,8 +35,8 @@ class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithPar
     return EngineFixtureBase::engine(settings);
   }
 
-  // Steps are planned without regard to ranks: one rank takes every combination, several, which wait for each other some
-  // times in each step, take two of them: large steps with many blocks and small steps with few.
+  // Plans do not depend on ranks. So one rank runs every combination. Several ranks, which wait for each other some 50
+  // times per step, run two of them: large steps with many blocks, and small steps with few.
   static bool is_for_these_ranks(std::string_view blocks, std::string_view budget) {
     return GetParam() == 1 || (blocks == "2000") == (budget == "200");
   }
@@ -44,7 +44,7 @@ class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithPar
 INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
                          [](const auto& info) { return std::to_string(info.param); });
 
-// Requests of every kind; many begin alike, so that prefixes are found.
+// Requests of every kind; many have common prefixes.
 std::vector<Request> requests(int count) {
   std::mt19937 random(23);
   const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
@@ -150,7 +150,7 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
   }
 }
 
-// A prefill's own rows are attended to through the cache's integers, so that nothing can tell how it was cut.
+// A prefill attends to its own rows through the cache's integers, so that chunking has no effect.
 TEST_P(OverlapTest, AQuantisedCacheChangesTheTokensOfNoRequestByWhatElseRuns) {
   const auto all = requests(60);
   const auto plain = outcomes(*engine(false), all);
@@ -188,7 +188,7 @@ TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
   EXPECT_EQ(faults_->most_in_flight, 2);
 }
 
-// Where they come from, in whatever order: end ids, words of one token and of several. (StepCopy looks at every step.)
+// Bans from all sources in any order: end ids, words of one token and of several. (StepCopy checks every step.)
 TEST_P(OverlapTest, BansReachTheDeviceAscending) {
   const auto one = engine(true);
   auto banned = request({1, 2, 3}, 30);
@@ -203,7 +203,6 @@ TEST_P(OverlapTest, BansReachTheDeviceAscending) {
   for (const TokenId id : {30, 7, 21}) EXPECT_LE(std::ranges::count(tokens, id), 1) << id << " ends the sequence";
 }
 
-// It is cancelled while the step that samples runs, whose row is the first to show what its KV is worth.
 TEST_P(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
   auto all = requests(60);
   for (auto& one : all) {

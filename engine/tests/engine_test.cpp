@@ -1,7 +1,5 @@
 #include "charonia/engine.h"
 
-#include <gtest/gtest.h>
-
 #include <future>
 #include <limits>
 #include <map>
@@ -131,7 +129,7 @@ TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
-TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
+TEST_P(EngineTest, BiasesOfOneTokenAddUpInAnyOrder) {
   Engine one(weights(), {});
   auto named_once = request({1, 2, 3}, 8);
   named_once.sampling.bad_words = {{20}};
@@ -146,9 +144,7 @@ TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
 }
 
 TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
-  TinyModel long_context;
-  long_context.positions = 20'000;
-  write_tiny_workspace(weights(), long_context);
+  lengthen();
   Engine engine(weights());
   Collector by_handle, by_id;
   auto long_one = request({1, 2}, 19'000);
@@ -157,25 +153,32 @@ TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   engine.submit(long_one, by_id.callback());
   by_handle.wait_for(1);
   by_id.wait_for(1);
-  for (const bool keeps : {false, true}) EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "it names nobody";
+  for (const bool keeps : {false, true})
+    EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "no request has it";
   EXPECT_FALSE(by_handle.ended());
+  faults_->hold = true;  // no step ends before both are cancelled
+  const auto steps = engine.stats().num_steps;
   EXPECT_TRUE(engine.cancel(handle));
   EXPECT_TRUE(engine.cancel(std::string_view("mine")));
+  faults_->hold = false;
+  faults_->hold.notify_all();
   EXPECT_EQ(by_handle.wait().back().finish_reason, FinishReason::cancelled);
   EXPECT_EQ(by_id.wait().back().finish_reason, FinishReason::cancelled);
-  engine.check_integrity();  // runs on the engine thread, hence after both
+  engine.check_integrity();  // runs on the engine thread, after both
   const auto stats = engine.stats();
   EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
   EXPECT_EQ(stats.blocks_active, 0);
+  EXPECT_LE(stats.num_steps - steps, 2);
   EXPECT_FALSE(engine.cancel(handle));
   EXPECT_FALSE(engine.cancel(std::string_view("mine")));
 }
 
 TEST_P(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
   Engine engine(weights(), {{"max_queue_size", "2"}, {"max_batch_size", "1"}});
+  faults_->hold = true;
   std::vector<std::unique_ptr<Collector>> admitted;
   std::string message;
-  for (int i = 0; i < 50 && message.empty(); ++i) {
+  while (message.empty() && admitted.size() < 10) {
     auto one = std::make_unique<Collector>();
     try {
       engine.submit(request({1, 2}, 200), one->callback());
@@ -185,6 +188,8 @@ TEST_P(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
       message = error.what();
     }
   }
+  faults_->hold = false;
+  faults_->hold.notify_all();
   EXPECT_NE(message.find("retry after"), std::string::npos) << message;
   EXPECT_GE(admitted.size(), 2U);
   for (auto& one : admitted) EXPECT_EQ(one->tokens().size(), 200U);
@@ -200,9 +205,7 @@ TEST_P(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
 }
 
 TEST_P(EngineTest, DestructionEndsWhatRuns) {
-  TinyModel long_context;
-  long_context.positions = 20'000;
-  write_tiny_workspace(weights(), long_context);
+  lengthen();
   Collector cut;
   {
     Engine engine(weights());
@@ -238,7 +241,7 @@ TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
     if (result.finish_reason != FinishReason::none) slow_done.set_value();
   });
   Collector other(engine, request({2}, 50));
-  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed though nobody has taken a result
+  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed although no result was taken
   release.set_value();
   slow_done.get_future().wait();
   EXPECT_EQ(other.tokens().size(), 50U);
@@ -303,7 +306,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   EXPECT_EQ(beside.tokens(), expected);
   Collector repeated(engine, request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50));
   EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
-  for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
+  for (int i = 0; i < 4; ++i) {  // uses all blocks, also the blocks of the poisoned request
     Collector again;
     auto other = clean;
     other.input_ids = {3, 1 + i};

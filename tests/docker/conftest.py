@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _answers(*command: str) -> str | None:
     """None when it succeeds, else why not."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except OSError as error:
         return f"{command[0]}: {error.strerror}"
     lines = (done.stderr or done.stdout).strip().splitlines()

@@ -76,10 +76,9 @@ def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A babbler that never ends by itself. It takes some milliseconds for a token, as SLOW does without computing, so
-    that a long answer is still under way when it is left."""
+    """A babbler that never ends by itself, with a context that holds ENDLESS tokens."""
     folder = tmp_path_factory.mktemp("slow_model") / "slow"
-    write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=4096, ends=False)
+    write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=1 << 14, ends=False)
     return folder
 
 

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("smoke"))) as stack:
+    env = {"CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
+    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("smoke"), env)) as stack:
         yield stack
 
 
@@ -210,6 +213,17 @@ def test_health_metrics_and_errors(http: httpx.Client, served: Stack, model: str
     wrong = http.post("/v1/chat/completions", json={"model": model, "messages": MESSAGES, "temperature": -1})
     assert wrong.status_code == 400 and "temperature" in wrong.json()["error"]["message"]
     assert http.post("/v1/chat/completions", json={"model": "other", "messages": MESSAGES}).status_code == 404
+
+
+def test_only_the_user_can_read_files_and_shared_memory(served: Stack) -> None:
+    (run_folder,) = served.run_dir.glob("port-*")
+    logs = list(run_folder.glob("*.log"))
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in served.processes()]
+    shared = {Path(path) for text in maps for path in re.findall(r" (/dev/shm/\S+)$", text, re.MULTILINE)}
+    assert logs and shared
+    assert {stat.filemode(path.stat().st_mode)[4:] for path in (run_folder, *logs)} == {"------"}
+    while any(path.stat().st_mode & 0o077 for path in shared):  # until charonia serve has seen new files
+        time.sleep(0.05)
 
 
 def test_keys_are_asked_for_and_their_limits_answered_with_429(served: Stack, model: str, tmp_path: Path) -> None:

@@ -285,17 +285,16 @@ def test_drain_returns_when_the_engine_was_idle_twice_in_a_row(
 def test_an_engine_that_stays_busy_ends_what_it_has_when_its_time_is_over(
     orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, hurried: bool
 ) -> None:
-    log, looks = Log(orders), 0
+    log, now = Log(orders), [0.0]
 
     def are_idle(url: str, engines: list[str]) -> bool:
-        nonlocal looks
-        looks += 1
+        now[0] += 1
         return False
 
     monkeypatch.setattr(drain, "_are_idle", are_idle)
-    monkeypatch.setattr(drain, "_LOOK_S", 0.01)
-    orders.drain("", 0.1, lambda: hurried)
-    assert (looks > 1) is not hurried
+    monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    orders.drain("", 3, lambda: hurried)
+    assert now[0] == (0 if hurried else 3)
     assert log.orders[1:] == ([] if hurried else ["engine"])
 
 
