@@ -1,4 +1,4 @@
-"""What keeps the stack from starting or going on."""
+"""Errors of `charonia serve`."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from charonia.errors import CharoniaError
 
 
 class ServeError(CharoniaError):
-    """The text says what was wrong and what would be right; it may have the last lines of a log below."""
+    """The text names the fault and the remedy. It may have the last lines of a log below."""

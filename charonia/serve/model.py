@@ -23,14 +23,14 @@ from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.tensor_parallel import ranks_of
 
-_LOCK_S = 600.0  # making a workspace takes less than a second, but for weights in .bin files, which are converted
+_LOCK_S = 600.0  # making a workspace takes less than a second, except if weights in .bin files are converted
 _LOOK_EVERY_S = 0.1
 _LATEST_KEY = "default_temperature"  # of config.ini; workspaces of versions before it are served as they are
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 
 
 def demo_model() -> Path | None:
-    """The demo model of a checkout."""
+    """The demo model of a checkout, if there is one."""
     folder = source_dir() / "models" / "demo" / "model"
     return folder if (folder / "config.json").is_file() else None
 
@@ -68,8 +68,8 @@ def prepare(
     held: ExitStack | None = None,
 ) -> Path:
     """The workspace of `model` (folder, workspace or hub id; None: the demo model), linked in run_dir where there is
-    none yet, for the ranks of `inference`. `say` is told which commit of a hub id was taken. held: until it is closed,
-    the workspace counts as served. Raises CharoniaError for what is not there or not supported."""
+    none yet, for the ranks of `inference`. `say` is called with the commit of a hub id. The workspace counts as served
+    until `held` is closed. Raises CharoniaError for a model that does not exist or is not supported."""
     if held is None:
         with ExitStack() as for_now:
             return prepare(model, run_dir, inference, say, for_now)
@@ -116,11 +116,11 @@ def _say_notes(root: Path, say: Callable[[str], None]) -> None:
 
 
 def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], held: ExitStack) -> Path:
-    """A linked workspace, made anew when the model or this package has changed. The one before stays while a server has
-    it: that reads it again when its Triton is restarted."""
+    """A linked workspace. It is made again when the model or this package has changed. The old workspace stays while a
+    server uses it, because that server reads it again when its Triton is restarted."""
     name = model.parent.name if model.name == "model" else model.name
     tp = f"-tp{ranks}" if ranks > 1 else ""
-    # Folders of the same name in other places have workspaces of their own, which may be served now.
+    # Folders with the same name elsewhere have other workspaces, which may be in use.
     place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
     destination = folder / f"{place}-{_fingerprint(model)}"
     lock = folder / f".{place}.lock"
@@ -141,7 +141,7 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], h
 
 
 def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
-    """Those that nobody serves, also what a server has left that was served when a newer one started."""
+    """Removes old workspaces that no server uses."""
     for other in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
         if other != destination:
             workspace.remove_unheld(other)
@@ -149,8 +149,8 @@ def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Others that start with the same model and run folder, on ports of their own, wait: they would replace what is
-    served. Raises ModelError after _LOCK_S."""
+    """Makes other servers wait that start with the same model and run folder, because they would replace the workspace.
+    Raises ModelError after _LOCK_S."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as file:
         deadline = time.monotonic() + _LOCK_S
