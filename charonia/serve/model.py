@@ -25,7 +25,6 @@ from charonia.weights.tensor_parallel import ranks_of
 
 _LOCK_S = 600.0  # making a workspace takes less than a second, except if weights in .bin files are converted
 _LOOK_EVERY_S = 0.1
-_LATEST_KEY = "default_temperature"  # of config.ini; workspaces of versions before it are served as they are
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 
 
@@ -98,12 +97,6 @@ def prepare(
                 f"{ranks_of(inference)}: run {mend}"
             )
         drop_outdated(location)
-        if _LATEST_KEY not in _engine.read_config_ini(location.path / workspace.WEIGHTS / "config.ini"):
-            mend = workspace.convert_command(manifest.source, location.path, manifest.ranks)
-            say(
-                f"{location.path} was converted by an older version, and keeps what that version read of the model's "
-                f"files: no sampling defaults, and faults that CHANGELOG.md names. To convert it again, run {mend}"
-            )
         workspace.hold(location.path, held)
         _say_notes(location.path, say)
         return location.path
