@@ -182,7 +182,7 @@ class _Stack:
         """Starts Triton, then the gateway. Returns False if a signal arrived. own: the folder of this stack."""
         settings = self._settings
         distribution = triton.Distribution.find(settings.triton_dir)
-        self._drain_s = max(_drain_s(one.workspace, self._inference) for one in served)
+        self._drain_s = max(float(shares.setting_of(one, self._inference, "drain_timeout_s")) for one in served)
         repository = served[0].workspace / "model_repository"
         if settings.text_instances is not None or len(served) > 1:
             repository = make_repository(served, own / "model_repository", settings.text_instances)
@@ -520,13 +520,3 @@ class _Stack:
                 return
             whose = f"{level} of {of}: " if of else "" if level == "info" else f"{level}: "
             self._console.print(escape(whose + text))
-
-
-def _drain_s(workspace: Path, inference: Mapping[str, str]) -> float:
-    """The setting drain_timeout_s: of the command, else of the workspace, else the default."""
-    from charonia import _engine
-
-    key = "drain_timeout_s"
-    default = next(entry.default_value for entry in _engine.config_fields() if entry.key == key)
-    written = _engine.read_config_ini(workspace / "triton_models" / "weights" / "config.ini")
-    return float(inference.get(key) or written.get(key) or default)
