@@ -143,7 +143,7 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
         EXPECT_GT(stats.prefix_hit_tokens, 0);
         EXPECT_EQ(stats.num_preemptions > 0, std::string(blocks) == "30");
         EXPECT_EQ(stats.generation_tokens, expected_tokens)
-            << "what was sampled for sequences that had ended does not count";
+            << "tokens sampled after the end of a sequence must not count";
         EXPECT_EQ(faults_->most_in_flight, 2);
       }
     }

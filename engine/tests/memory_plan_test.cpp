@@ -33,7 +33,7 @@ void expect_named(const std::string& message, std::initializer_list<const char*>
   for (const auto* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << ": " << message;
 }
 
-TEST(CacheSize, AShareIsOfWhatIsFreeAndNoMoreThanAllSequencesFill) {
+TEST(CacheSize, AFractionOfFreeMemoryIsLimitedToWhatAllSequencesNeed) {
   auto one = config();
   one.cache_max_entry_count = 0.5;
   EXPECT_EQ(blocks(one, 41 * kBlock), 20);
@@ -43,7 +43,7 @@ TEST(CacheSize, AShareIsOfWhatIsFreeAndNoMoreThanAllSequencesFill) {
                {"cache_max_entry_count = 0.5", "0.98 KiB", "1.46 KiB", "cache_block_seq_len (now 10)"});
 }
 
-TEST(CacheSize, AWholeNumberIsThatManyBlocks) {
+TEST(CacheSize, AWholeNumberIsANumberOfBlocks) {
   auto one = config();
   one.cache_max_entry_count = 7;
   EXPECT_EQ(blocks(one, 7 * kBlock), 7);
@@ -51,7 +51,7 @@ TEST(CacheSize, AWholeNumberIsThatManyBlocks) {
                {"cache_max_entry_count = 7", "7 blocks", "hold 6", "Lower cache_max_entry_count"});
 }
 
-TEST(CacheSize, BytesWinOverTheShareAndAreOfAllRanks) {
+TEST(CacheSize, BytesOverrideTheFractionAndCountAllRanks) {
   auto one = config();
   one.cache_max_entry_count = 3;
   one.cache_size = "10kB";
@@ -62,7 +62,7 @@ TEST(CacheSize, BytesWinOverTheShareAndAreOfAllRanks) {
   expect_named(refusal(one, 9 * kBlock), {"cache_size = 999", "no block", "Raise cache_size"});
 }
 
-TEST(CacheSize, UsersWinOverAllAndTheirTokensAreRoundedUpToBlocks) {
+TEST(CacheSize, UsersOverrideAllAndTheirTokensAreRoundedUpToBlocks) {
   auto one = config();
   one.cache_size = "10kB";
   one.cache_users = 3;
@@ -73,7 +73,7 @@ TEST(CacheSize, UsersWinOverAllAndTheirTokensAreRoundedUpToBlocks) {
                {"cache_users = 3 with 11 tokens each", "6 blocks", "hold 5", "Lower cache_users or cache_user_tokens"});
 }
 
-TEST(CacheSize, ChunksAreANumberAllOrTheSquareRoot) {
+TEST(CacheSize, AChunkIsANumberOfBlocksAllOrTheSquareRoot) {
   EXPECT_EQ(blocks_per_chunk(-1, 50), 50);
   EXPECT_EQ(blocks_per_chunk(8, 50), 8);
   EXPECT_EQ(blocks_per_chunk(80, 50), 50);
@@ -82,7 +82,7 @@ TEST(CacheSize, ChunksAreANumberAllOrTheSquareRoot) {
   EXPECT_EQ(blocks_per_chunk(0, 1), 1);
 }
 
-TEST(CacheSize, AModelThatDoesNotFitIsNamedWithItsNumbers) {
+TEST(CacheSize, AModelThatDoesNotFitIsRejectedWithTheNumbers) {
   const RankMemory memory{.weights = 2048, .activations = 512, .loaded_steps = 256, .steps = 256, .kv_block = 512};
   EXPECT_NO_THROW(check_model_fits(config(), "cpu", memory, 3584));
   expect_error(ErrorCode::resource_exhausted, {"2.00 KiB", "1.00 KiB", "512 B", "3.50 KiB", "cpu", "token_budget"},
@@ -105,12 +105,12 @@ void expect_sizes(const StepDevice& device, int token_budget, int max_batch_size
   EXPECT_EQ(got.max_batch_size, max_batch_size) << device.sms << ", " << device.free_bytes / kGiB << " GiB";
 }
 
-TEST(StepSizes, TheCpuHasItsOwnWhateverItsMemory) {
+TEST(StepSizes, SizesOnACpuDoNotDependOnMemory) {
   expect_sizes({"cpu", 0, kGiB}, 512, 64);
   expect_sizes({"cpu", 0, 2000 * kGiB}, 512, 64);
 }
 
-TEST(StepSizes, AGpuHasThemByItsSmsAndFreeMemory) {
+TEST(StepSizes, SizesOnAGpuDependOnItsSmsAndFreeMemory) {
   expect_sizes({"cuda", 132, 139 * kGiB}, 2048, 256);  // H200
   expect_sizes({"cuda", 108, 79 * kGiB}, 1536, 192);   // A100
   expect_sizes({"cuda", 58, 22 * kGiB}, 768, 64);      // L4
@@ -118,13 +118,13 @@ TEST(StepSizes, AGpuHasThemByItsSmsAndFreeMemory) {
   expect_sizes({"cuda", 132, 10 * kGiB}, 1280, 64);
 }
 
-TEST(StepSizes, NoGpuHasLessThanTheCpuOrMoreThanABound) {
+TEST(StepSizes, SizesOnAGpuAreBounded) {
   expect_sizes({"cuda", 6, 2 * kGiB}, 512, 64);
   expect_sizes({"cuda", 132, 0}, 512, 64);
   expect_sizes({"cuda", 5000, 4000 * kGiB}, 8192, 512);
 }
 
-TEST(StepSizes, WhatIsSetStays) {
+TEST(StepSizes, SizesSetByTheUserAreKept) {
   const StepDevice h200{"cuda", 132, 139 * kGiB};
   EXPECT_EQ(sizes(h200, 7).token_budget, 7);
   EXPECT_EQ(sizes(h200, 7).max_batch_size, 256);
@@ -132,7 +132,7 @@ TEST(StepSizes, WhatIsSetStays) {
   EXPECT_EQ(sizes(h200, 0, 3).token_budget, 2048);
 }
 
-TEST(StepSizes, NothingComputesWithSizesThatAreNotResolved) {
+TEST(StepSizes, UnresolvedSizesAreAnError) {
   const auto refused = [](const auto& use, const EngineConfig& config, const std::string& name) {
     expect_error(ErrorCode::internal, {name + " = 0 was not resolved"}, [&] { use(config); });
   };
