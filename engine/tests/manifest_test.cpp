@@ -171,7 +171,7 @@ TEST_F(ManifestTest, ARankReadsItsOwnTensorsAndThoseOfAll) {
 
 TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRejected) {
   const std::vector<std::pair<json, std::string>> wrong = {
-      {{{"format_version", 1}}, "its format_version is 1, this engine reads 2"},
+      {{{"format_version", 1}}, "its format_version is 1, but this engine reads 2"},
       {{{"ranks", 4}}, "it was converted for tensor_para_size = 4, but the setting is now 2"},
       {{{"ranks", "2"}}, "manifest.json has ranks = \"2\""},
       {{{"tensors", nullptr}}, "is missing"},

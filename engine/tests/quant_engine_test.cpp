@@ -237,7 +237,7 @@ TEST_F(QuantEngine, InconsistentWeightsAreRejectedByName) {
          [&](json& tensors) { tensors[expert]["quantization"]["activations"] = "int8-token"; });
   expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "of shape [512, 1], expected [512, 4]"},
          [&](json& tensors) { tensors[expert]["quantization"]["group_size"] = 16; });
-  expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "has shape [64, 64], and its 1 parts have 32 rows"},
+  expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "has shape [64, 64], but its 1 parts have 32 rows"},
          [&](json& tensors) { tensors[expert]["parts"][0]["row_step"] = 2; });
   for (const auto& wrong : std::vector<json>{0, -1, 1.5, "2"}) {
     expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "row_step = " + wrong.dump() + ", expected"},
