@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "engine_fixture.h"
-#include "runtime/admission.h"
+#include "runtime/load_tracker.h"
 
 namespace charonia {
 namespace {
@@ -356,7 +356,7 @@ TEST_P(EngineLimitsTest, AShareOfBlocksGetsItsMemoryAsItIsNeeded) {
 TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   EngineConfig config;
   config.max_queue_size = 10;
-  runtime::Admission admission(config);
+  runtime::LoadTracker admission(config);
   EXPECT_EQ(admission.retry_after_s(), 1) << "there are no measurements yet";
   runtime::Work work, other;
   ASSERT_FALSE(admission.admit(0, 1000, 1, 300, work));

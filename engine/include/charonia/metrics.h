@@ -33,7 +33,7 @@ enum class Metric {
   guide_cache_misses,
   jump_forward_tokens,
   request_success,    // label finished_reason, in the order of FinishReason from `stop` on
-  requests_rejected,  // label reason, see runtime/admission.h
+  requests_rejected,  // label reason, see runtime/load_tracker.h
   time_to_first_token_seconds,
   inter_token_latency_seconds,
   e2e_request_latency_seconds,

@@ -89,7 +89,7 @@ void Engine::Impl::make_scheduler() {
                                 " KV blocks hold; raise cache_max_entry_count for more"));
     config.session_len = static_cast<int>(scheduler_->capacity_tokens());
   }
-  admission_ = std::make_unique<runtime::Admission>(config);
+  load_ = std::make_unique<runtime::LoadTracker>(config);
 }
 
 void Engine::Impl::make_sessions() {

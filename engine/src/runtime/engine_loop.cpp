@@ -31,7 +31,7 @@ void Engine::Impl::run() {
       } else {
         wake_.wait(lock, ready);
       }
-      if (stop_ && inbox_.empty() && inbox.empty() && sequences_.empty() && idle()) return;
+      if (stop_ && inbox_.empty() && inbox.empty() && completions_.empty() && idle()) return;
       if (inbox.empty()) {  // else an exception came between, and the rest is taken first
         std::swap(inbox, inbox_);
         // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
@@ -69,8 +69,8 @@ void Engine::Impl::step() {
 // Whether the next step can be launched before the host knows what this one samples.
 bool Engine::Impl::may_overlap(const Step& running) const {
   return std::ranges::none_of(running.plan.seqs, [this](const auto& part) {
-    const auto found = sequences_.find(part.id);
-    if (found == sequences_.end()) return false;
+    const auto found = completions_.find(part.id);
+    if (found == completions_.end()) return false;
     // A mask is asked for when the token before it is known, and a part that does not sample may be the last before
     // one.
     return found->second->mask != nullptr || (part.samples && found->second->needs_last_token());
@@ -79,12 +79,12 @@ bool Engine::Impl::may_overlap(const Step& running) const {
 
 bool Engine::Impl::wants_mask(const StepPlan& plan) const {
   return std::ranges::any_of(plan.seqs,
-                             [this](const auto& part) { return part.samples && sequences_.at(part.id)->mask; });
+                             [this](const auto& part) { return part.samples && completions_.at(part.id)->mask; });
 }
 
 // The step that was launched; null when there is nothing to compute before the step in flight is settled.
 Engine::Impl::Step* Engine::Impl::launch_next() {
-  if (sequences_.empty()) return nullptr;
+  if (completions_.empty()) return nullptr;
   auto plan = scheduler_->plan();
   // A sequence with a mask that begins: this step is planned anew once the one in flight is settled.
   if (in_flight_ != nullptr && wants_mask(plan)) return nullptr;
@@ -93,7 +93,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
         id, FinishReason::error,
         cat("the KV cache cannot grow, and its ", blocks_->num_blocks(), " blocks do not hold this request: the ",
             "machine has no more memory. Lower cache_max_entry_count or cache_size, or send a shorter request; retry ",
-            "after ", admission_->retry_after_s(), " s"),
+            "after ", load_->retry_after_s(), " s"),
         ErrorCode::resource_exhausted);
   }
   if (plan.empty()) {
@@ -132,51 +132,51 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
 
   for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
     const auto& part = step.plan.seqs[s];
-    auto& sequence = *sequences_.at(part.id);
-    if (!sequence.first_scheduled) schedule_first(sequence, step.begun);
+    auto& completion = *completions_.at(part.id);
+    if (!completion.first_scheduled) schedule_first(completion, step.begun);
     // The scheduler's placeholders are the numbers by which the device knows the samples of the step before.
     const auto planned = scheduler_->tokens(part.id).subspan(static_cast<std::size_t>(part.first_position),
                                                              static_cast<std::size_t>(part.num_tokens));
     step.ids.insert(step.ids.end(), planned.begin(), planned.end());
     for (std::int32_t i = 0; i < part.num_tokens; ++i) step.positions.push_back(part.first_position + i);
     step.query_start.push_back(static_cast<std::int32_t>(step.ids.size()));
-    step.prompt_tokens.push_back(sequence.num_input());
+    step.prompt_tokens.push_back(completion.num_input());
     const auto blocks = scheduler_->blocks(part.id);
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
-    fill_rows(step, part, sequence);
-    if (part.samples) step.streams += runtime::stream_weight(sequence.group.request);
-    if (part.samples && sequence.mask) sequence.mask->set_deadline(mask_deadline);
+    fill_rows(step, part, completion);
+    if (part.samples) step.streams += runtime::stream_weight(completion.state.request);
+    if (part.samples && completion.mask) completion.mask->set_deadline(mask_deadline);
   }
 }
 
 // The rows of logits of a part, whose tokens are the last of the step so far: those of the prompt that report the token
 // after them, and the one that is sampled from.
-void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Sequence& sequence) {
+void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Completion& completion) {
   const auto tokens = scheduler_->tokens(part.id);
   const auto end = static_cast<std::int32_t>(step.ids.size());
   const auto rows = part.num_logits_rows();
   for (std::int32_t i = part.num_tokens - rows; i < part.num_tokens; ++i) {
     step.logits_rows.push_back(end - part.num_tokens + i);
     const bool samples = part.samples && i == part.num_tokens - 1;
-    step.sample_rows.push_back(samples ? sequence.sample_row(tokens)
+    step.sample_rows.push_back(samples ? completion.sample_row(tokens)
                                        : runtime::PromptLogprobs::row(part.first_position + i, tokens,
-                                                                      sequence.group.request));
+                                                                      completion.state.request));
     step.sample_rows.back().sequence = part.id;
-    if (samples && sequence.mask) step.masks.push_back(sequence.mask);
+    if (samples && completion.mask) step.masks.push_back(completion.mask);
   }
 }
 
-void Engine::Impl::schedule_first(Sequence& sequence, Clock::time_point now) {
-  auto& group = sequence.group;
-  sequence.first_scheduled = now;
-  sequence.num_cached = scheduler_->num_cached_tokens(sequence.id);
-  if (sequence.index == 0) admission_->computed(group.work, sequence.num_cached);
-  if (std::exchange(group.first_scheduled, true)) return;
-  admission_->begun(group.work);
-  if (group.queue_deadline) {
-    timers_.erase({*std::exchange(group.queue_deadline, std::nullopt), group.handle, Timer::Kind::queue_deadline});
+void Engine::Impl::schedule_first(Completion& completion, Clock::time_point now) {
+  auto& state = completion.state;
+  completion.first_scheduled = now;
+  completion.num_cached = scheduler_->num_cached_tokens(completion.id);
+  if (completion.index == 0) load_->computed(state.work, completion.num_cached);
+  if (std::exchange(state.first_scheduled, true)) return;
+  load_->begun(state.work);
+  if (state.queue_deadline) {
+    timers_.erase({*std::exchange(state.queue_deadline, std::nullopt), state.handle, Timer::Kind::queue_deadline});
   }
-  observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - group.submitted).count());
+  observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - state.submitted).count());
 }
 
 // Waits for a launched step and hands out its tokens.
@@ -215,7 +215,7 @@ void Engine::Impl::measure(const Step& step) {
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
   step_time_->measured(work, took_s);
-  admission_->step(work.prefill_tokens, output_tokens, took_s);
+  load_->step(work.prefill_tokens, output_tokens, took_s);
   observe(Metric::engine_step_seconds, took_s);
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
   observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + output_tokens));
@@ -229,37 +229,37 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
   for (const auto& part : plan.seqs) {
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
     rest = rest.subspan(rows.size());
-    const auto found = sequences_.find(part.id);
-    if (found == sequences_.end()) continue;  // it ended while the step ran
-    auto& sequence = *found->second;
-    if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
-    if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
+    const auto found = completions_.find(part.id);
+    if (found == completions_.end()) continue;  // it ended while the step ran
+    auto& completion = *found->second;
+    if (completion.index == 0) load_->computed(completion.state.work, part.num_tokens);
+    if (!take_prompt_rows(part, rows, completion) || !part.samples) continue;
     if (runtime::is_late_mask(rows.back().error)) {
-      sit_out(sequence);
+      sit_out(completion);
       continue;
     }
     if (!rows.back().error.empty()) {
       fail_row(part.id, rows.back().error);
       continue;
     }
-    accepted += accept(sequence, rows.back(), now);
+    accepted += accept(completion, rows.back(), now);
   }
   masks_.hand_over();  // at once, so that they are worked out while the next forward pass runs
   count(Metric::generation_tokens, accepted);
 }
 
 // The sequence, which the scheduler holds, goes on once its mask is known.
-void Engine::Impl::sit_out(Sequence& sequence) {
-  if (sequence.mask->sit_out()) {
-    held_.insert(sequence.id);
+void Engine::Impl::sit_out(Completion& completion) {
+  if (completion.mask->sit_out()) {
+    held_.insert(completion.id);
   } else {
-    scheduler_->resume(sequence.id);
+    scheduler_->resume(completion.id);
   }
 }
 
 void Engine::Impl::resume_known() {
   std::erase_if(held_, [this](SeqId id) {
-    if (!sequences_.at(id)->mask->known()) return false;
+    if (!completions_.at(id)->mask->known()) return false;
     scheduler_->resume(id);
     return true;
   });
@@ -270,7 +270,7 @@ void Engine::Impl::resume_known() {
 void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   if (!ops::has_broken_logit(error)) {
     // With a grammar it is the request's own: it allows nothing here, or takes too long.
-    const bool guided = sequences_.at(id)->group.grammar != nullptr;
+    const bool guided = completions_.at(id)->state.grammar != nullptr;
     return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
   }
   scheduler_->forget_prefix(id);
@@ -278,7 +278,7 @@ void Engine::Impl::fail_row(SeqId id, const std::string& error) {
 }
 
 // False when one could not be computed: then the sequence has ended.
-bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence) {
+bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion) {
   if (!part.all_rows) return true;
   const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
   Result logits;
@@ -287,74 +287,74 @@ bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sam
       fail_row(part.id, reports[i].error);
       return false;
     }
-    if (!sequence.prompt_logprobs) continue;  // delivered; this is computed again
+    if (!completion.prompt_logprobs) continue;  // delivered; this is computed again
     const auto position = part.first_position + static_cast<std::int32_t>(i);
-    if (!sequence.prompt_logprobs->take(position, reports[i]) || reports[i].logits.empty()) continue;
+    if (!completion.prompt_logprobs->take(position, reports[i]) || reports[i].logits.empty()) continue;
     if (logits.prompt_logits.empty()) logits.first_logits = position;
     logits.prompt_logits.push_back(std::move(reports[i].logits));
   }
-  return logits.prompt_logits.empty() || deliver_rows(std::move(logits), sequence);
+  return logits.prompt_logits.empty() || deliver_rows(std::move(logits), completion);
 }
 
 // False when too many are unread already: then the sequence has ended.
-bool Engine::Impl::deliver_rows(Result result, const Sequence& sequence) {
-  auto& group = sequence.group;
+bool Engine::Impl::deliver_rows(Result result, const Completion& completion) {
+  auto& state = completion.state;
   std::size_t bytes = 0;
   for (const auto& row : result.prompt_logits) bytes += row.size() * sizeof(float);
-  result.unread_logits = group.unread_logits.add(static_cast<std::int64_t>(bytes));
-  const auto unread = group.unread_logits.bytes();
-  if (unread <= group.request.max_unread_logits_bytes) {
-    delivery_.push(group.callback, std::move(result));
+  result.unread_logits = state.unread_logits.add(static_cast<std::int64_t>(bytes));
+  const auto unread = state.unread_logits.bytes();
+  if (unread <= state.request.max_unread_logits_bytes) {
+    delivery_.push(state.callback, std::move(result));
     return true;
   }
-  finish(sequence.id, FinishReason::error,
+  finish(completion.id, FinishReason::error,
          cat("rows of prompt_logits that nobody has let go of take ", unread, " bytes, more than ",
-             group.request.max_unread_logits_bytes,
+             state.request.max_unread_logits_bytes,
              " (max_unread_logits_bytes): read them as they come, or send a shorter prompt"),
          ErrorCode::resource_exhausted);
   return false;
 }
 
 // Takes a sampled token, and those that are certain to follow it. Returns how many: the last may be the sequence's end.
-int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now) {
+int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now) {
   const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
-  auto& group = sequence.group;
+  auto& state = completion.state;
   const auto take = [&](const ops::Sampled& token) {
-    if (sequence.first_token) {
-      observe(Metric::inter_token_latency_seconds, seconds_since(*sequence.last_token));
-    } else if (sequence.index == 0) {
-      observe(Metric::time_to_first_token_seconds, seconds_since(group.submitted));
+    if (completion.first_token) {
+      observe(Metric::inter_token_latency_seconds, seconds_since(*completion.last_token));
+    } else if (completion.index == 0) {
+      observe(Metric::time_to_first_token_seconds, seconds_since(state.submitted));
     }
-    admission_->sampled(group.work);
-    return sequence.accept(token, now);
+    load_->sampled(state.work);
+    return completion.accept(token, now);
   };
   auto reason = take(sampled);
   int taken = 1;
   std::vector<TokenId> tokens;  // where there is a mask: made for no other sequence
-  if (sequence.mask && reason == FinishReason::none) {
+  if (completion.mask && reason == FinishReason::none) {
     tokens.push_back(sampled.token);
-    if (!group.steered() && !sequence.scores()) sequence.mask->add_forced(tokens);
+    if (!state.steered() && !completion.scores()) completion.mask->add_forced(tokens);
     for (; taken < std::ssize(tokens) && reason == FinishReason::none; ++taken) {
       ops::Sampled forced;
       forced.token = tokens[static_cast<std::size_t>(taken)];
-      scheduler_->append(sequence.id, forced.token);
+      scheduler_->append(completion.id, forced.token);
       reason = take(forced);
     }
     if (taken > 1) count(Metric::jump_forward_tokens, taken - 1);
   }
   if (reason != FinishReason::none) {
-    finish(sequence.id, reason);
+    finish(completion.id, reason);
     return taken;
   }
-  if (sequence.mask) {
-    masks_.next(sequence.mask, tokens);
-    if (sequence.mask->slow()) {
-      scheduler_->hold(sequence.id);
-      sit_out(sequence);
+  if (completion.mask) {
+    masks_.next(completion.mask, tokens);
+    if (completion.mask->slow()) {
+      scheduler_->hold(completion.id);
+      sit_out(completion);
     }
   }
-  if (auto result = sequence.due(now, interval_)) {
-    delivery_.push(group.callback, std::move(*result));
+  if (auto result = completion.due(now, interval_)) {
+    delivery_.push(state.callback, std::move(*result));
   }
   return taken;
 }
@@ -375,9 +375,9 @@ void Engine::Impl::fail(const std::exception& error) {
 
 void Engine::Impl::end_all(const std::string& error) {
   std::vector<Handle> handles;
-  for (const auto& [handle, group] : groups_) handles.push_back(handle);
+  for (const auto& [handle, state] : requests_) handles.push_back(handle);
   for (const auto handle : handles) {
-    if (const auto found = groups_.find(handle); found != groups_.end()) {
+    if (const auto found = requests_.find(handle); found != requests_.end()) {
       end_request(*found->second, FinishReason::error, error, ErrorCode::unavailable);
     }
   }
