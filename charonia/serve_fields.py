@@ -58,14 +58,14 @@ class ServeFields(BaseSettings):
         5,
         ge=0,
         validation_alias="CHARONIA_MAX_RESTARTS",
-        description="how often in ten minutes a Triton that died is started again; one more ends the service. 0: its "
-        "end is the service's, for what supervises that",
+        description="how often in a row a Triton that ended is started again, until one has been ready for ten "
+        "minutes; one more ends the service. 0: the service ends when Triton does, and a supervisor "
+        "starts it again",
     )
     hang_timeout_s: Annotated[float, off_or_at_least(5)] = Field(
         60,
         validation_alias="CHARONIA_HANG_TIMEOUT_S",
-        description="seconds after which a Triton that lives and does nothing any more is killed, and is started "
-        "again as one that died; 0: never",
+        description="seconds after which a Triton that answers no request is killed and started again; 0: never",
     )
     http_port: int = Field(
         33336,
@@ -311,7 +311,6 @@ OTHERS = (
     "CHARONIA_CUDA_PDL",
     "CHARONIA_CUDA_SYNC",
     "CHARONIA_DRAIN_TIMEOUT_S",
-    "CHARONIA_EMULATED_CUDA_FAULT",
     "CHARONIA_EMULATED_ORDER",
     "CHARONIA_EMULATED_STREAMS",
     "CHARONIA_ENDPOINT_CHECK_INTERVAL_S",

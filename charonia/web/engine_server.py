@@ -46,7 +46,6 @@ _CODES: dict[type[errors.CharoniaError], int] = {
     errors.UnsupportedError: 501,
     errors.EngineClosedError: 503,
     errors.PendingError: 503,
-    errors.DeviceFailedError: 503,
     errors.DeadlineExceededError: 504,
 }
 
@@ -134,8 +133,8 @@ class EngineServer:
                     raise result
                 if result.finish_reason == "error":
                     error = getattr(errors, result.error_class)(result.error)
-                    if isinstance(error, errors.DeviceFailedError):
-                        self._over = f"{error}. Only a new process can use the device: start this one again"
+                    if isinstance(error, errors.EngineClosedError):
+                        self._over = str(error)
                     raise _to_client(error)
                 running.begun = True
                 left -= bool(result.finish_reason)

@@ -124,23 +124,6 @@ TEST(BlockManager, AnEqualNodeIsReturnedAndTheCopyBecomesFree) {
   pool.check_integrity();
 }
 
-TEST(BlockManager, ForgottenPrefixesAreNotFoundAndTheirBlocksBecomeFree) {
-  BlockManager pool(8, 2, true);
-  const auto used = insert_all(pool, numbers(4)), cached = insert_all(pool, numbers(6, 10));
-  pool.release(cached);
-  pool.forget_prefixes();
-  pool.check_integrity();
-  EXPECT_EQ(pool.num_active(), 2);
-  EXPECT_EQ(pool.num_free(), 6);
-  EXPECT_EQ(matched_tokens(pool, numbers(4)), 0);
-  EXPECT_EQ(matched_tokens(pool, numbers(6, 10)), 0);
-  pool.insert({}, used[0], numbers(2));
-  EXPECT_EQ(matched_tokens(pool, numbers(4)), 2);
-  pool.release(used);
-  pool.check_integrity();
-  EXPECT_EQ(pool.num_free(), 7);
-}
-
 TEST(BlockManager, TheLeastRecentlyUsedChainIsEvictedFromItsEnd) {
   BlockManager pool(6, 1, true);
   const auto old_tokens = numbers(3, 10), new_tokens = numbers(3, 20);
@@ -266,9 +249,8 @@ TEST(BlockManager, PinsAreCountedAndBelongToTheNodeNotTheBlock) {
   pool.pin(node);
   pool.unpin(old);
   EXPECT_EQ(pool.num_pinned(), 1);
-  pool.forget_prefixes();
-  EXPECT_EQ(pool.num_pinned(), 0);
   pool.unpin(node);
+  EXPECT_EQ(pool.num_pinned(), 0);
   pool.check_integrity();
 }
 

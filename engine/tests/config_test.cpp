@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "charonia/error.h"
+#include "errors.h"
 #include "test_folder.h"
 
 namespace charonia {
@@ -17,14 +18,7 @@ namespace {
 std::string message_of(const Settings& settings) {
   EngineConfig engine;
   ModelConfig model;
-  try {
-    apply_settings(settings, engine, &model);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
+  return charonia::error_of([&] { apply_settings(settings, engine, &model); }, ErrorCode::invalid_argument);
 }
 
 TEST(Config, DefaultsOfTheTableAreThoseOfTheStruct) {

@@ -13,11 +13,10 @@
 #include "charonia/engine.h"
 #include "forwarding_ops.h"
 #include "model/decoder.h"
-#include "model/memory_needs.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
-#include "runtime/step_sizes.h"
+#include "runtime/memory_plan.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 
@@ -74,8 +73,8 @@ class DecoderMemory : public ::testing::Test {
     CountingOps ops(ops::make_cpu_ops(1));
     const model::WeightFiles files(dir_, 1);
     const auto& manifest = files.manifest();
-    const auto needs = model::memory_needs(settings.model, manifest, model::Shard(settings.model, manifest, 0),
-                                           model::sizes_of(ops), limits);
+    const auto needs = runtime::rank_memory("cpu", runtime::rules_of(ops), settings.model, manifest,
+                                            model::Shard(settings.model, manifest, 0), limits);
     const model::Decoder decoder(settings.model, files, ops, limits);
     const auto needed = static_cast<double>(needs.weights);
     EXPECT_NEAR(needed,
@@ -83,7 +82,7 @@ class DecoderMemory : public ::testing::Test {
                     static_cast<double>(ops.allocated + ops.biases - needs.activations),
                 share * needed)
         << model.more;
-    EXPECT_EQ(needs.kv_block, ops.kv_block_bytes(decoder.kv_layout(limits.block_len)));
+    EXPECT_EQ(needs.kv_block, decoder.kv_layout(limits.block_len).block_bytes());
   }
 
   std::filesystem::path dir_;

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "engine_fixture.h"
-#include "runtime/admission.h"
+#include "runtime/load_tracker.h"
 
 namespace charonia {
 namespace {
@@ -72,8 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Device, EngineLimitsTest, testing::kDevices, testing::d
 TEST_P(EngineLimitsTest, AnEngineThatTakesARequestDoesNotLookIdleDuringTheFirstStep) {
   const auto one = engine({});
   EXPECT_LT(recorder_->requests_at_first_step(), 0);
-  Collector whole;
-  one->submit(request({1, 2, 3}, 2), whole.callback());
+  Collector whole(*one, request({1, 2, 3}, 2));
   EXPECT_EQ(std::ssize(whole.tokens()), 2);
   EXPECT_EQ(recorder_->requests_at_first_step(), 1);
 }
@@ -83,19 +82,16 @@ TEST_P(EngineLimitsTest, MaxTokensMayBeMoreThanTheContextLeavesWhereThatIsAskedF
   const int limit = one->info().config.session_len;
   auto more = request({1, 2, 3}, 1 << 30);
   Collector none;
-  EXPECT_NE(error_of([&] { one->submit(more, none.callback()); }, ErrorCode::invalid_argument).find("do not fit"), std::string::npos);
+  expect_error(ErrorCode::invalid_argument, {"do not fit"}, [&] { one->submit(more, none.callback()); });
   more.fit_max_tokens = true;
-  Collector all;
-  one->submit(more, all.callback());
+  Collector all(*one, more);
   EXPECT_EQ(all.last().finish_reason, FinishReason::length);
   EXPECT_EQ(std::ssize(all.tokens()), limit - 3);
   more.input_ids.assign(static_cast<std::size_t>(limit), 1);
-  EXPECT_NE(error_of([&] { one->submit(more, none.callback()); }, ErrorCode::invalid_argument).find("the prompt does not fit"),
-            std::string::npos);
+  expect_error(ErrorCode::invalid_argument, {"the prompt does not fit"}, [&] { one->submit(more, none.callback()); });
   auto few = request({1, 2, 3}, 2);
   few.fit_max_tokens = true;
-  Collector two;
-  one->submit(few, two.callback());
+  Collector two(*one, few);
   EXPECT_EQ(std::ssize(two.tokens()), 2);
 }
 
@@ -128,13 +124,11 @@ TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
 TEST_P(EngineLimitsTest, TheSettingIsTheDeadlineOfRequestsThatNameNone) {
   lengthen();
   const auto one = engine({{"request_timeout_s", "0.05"}});
-  Collector cut;
-  one->submit(request({1, 2, 3}, 19'000), cut.callback());
+  Collector cut(*one, request({1, 2, 3}, 19'000));
   EXPECT_EQ(cut.last().error_code, ErrorCode::deadline_exceeded);
   auto longer = request({1, 2, 3}, 20);
   longer.timeout_ms = 60'000;
-  Collector whole;
-  one->submit(longer, whole.callback());
+  Collector whole(*one, longer);
   EXPECT_EQ(whole.last().finish_reason, FinishReason::length);
 }
 
@@ -145,8 +139,7 @@ TEST_P(EngineLimitsTest, ADeadlineThatIsAlsoTheQueuesEndsWhatHasBegun) {
     const auto one = engine({{"max_queue_time_s", std::to_string(limit_ms / 1000.0)}});
     auto late = request({1, 2, 3}, 19'000);
     late.timeout_ms = limit_ms;
-    Collector running;
-    one->submit(late, running.callback());
+    Collector running(*one, late);
     if (running.tokens().empty() && limit_ms < 60'000) continue;
     EXPECT_EQ(running.last().error_code, ErrorCode::deadline_exceeded) << running.last().error;
     EXPECT_GT(running.tokens().size(), 0U);
@@ -363,7 +356,7 @@ TEST_P(EngineLimitsTest, AShareOfBlocksGetsItsMemoryAsItIsNeeded) {
 TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   EngineConfig config;
   config.max_queue_size = 10;
-  runtime::Admission admission(config);
+  runtime::LoadTracker admission(config);
   EXPECT_EQ(admission.retry_after_s(), 1) << "there are no measurements yet";
   runtime::Work work, other;
   ASSERT_FALSE(admission.admit(0, 1000, 1, 300, work));
@@ -403,8 +396,7 @@ TEST_P(EngineLimitsTest, TokensThatTakeNoStepOfTheirOwnAreCounted) {
     asked.sampling.n = n;
     const auto before = recorder_->of(Metric::jump_forward_tokens);
     const auto before_stats = one->stats().jump_forward_tokens;
-    Collector out(n);
-    one->submit(testing::with_runs(asked, 40, one_by_one), out.callback());
+    Collector out(*one, testing::with_runs(asked, 40, one_by_one));
     out.wait();
     EXPECT_EQ(recorder_->of(Metric::jump_forward_tokens) - before, expected) << max_tokens;
     EXPECT_EQ(one->stats().jump_forward_tokens - before_stats, expected) << max_tokens;

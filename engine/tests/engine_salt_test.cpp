@@ -50,8 +50,7 @@ class EngineSaltTest : public testing::EngineFixture {
     return out;
   }
   static Result run(Engine& engine, Request one) {
-    Collector out;
-    engine.submit(std::move(one), out.callback());
+    Collector out(engine, std::move(one));
     auto last = out.last();
     last.token_ids = out.tokens();
     engine.check_integrity();
@@ -78,8 +77,7 @@ TEST_P(EngineSaltTest, ChildrenOfAPromptShareItUnderItsSalt) {
   for (const int cached : {0, 40}) {
     auto several = salted("alice");
     several.sampling.n = 3;
-    Collector all(3);
-    one->submit(several, all.callback());
+    Collector all(*one, several);
     all.wait();
     EXPECT_EQ(all.last(0).num_cached_tokens, cached);
     for (const int i : {1, 2}) EXPECT_EQ(all.last(i).num_cached_tokens, 40);

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "charonia/engine.h"
 #include "charonia/error.h"
+#include "errors.h"
 #include "model/weights.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
@@ -30,21 +31,16 @@ class ManifestTest : public ::testing::Test {
     model.ranks = 2;
     model.biases = true;
     testing::write_tiny_workspace(dir_, model);
-    manifest_ = json::parse(model::Manifest::read(dir_));
+    manifest_ = json::parse(std::ifstream(dir_ / "manifest.json"));
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   void write(const json& manifest) const { std::ofstream(dir_ / "manifest.json") << manifest.dump(); }
   // The error if the engine loads the folder.
   std::string error() const {
-    try {
-      const Engine engine(dir_);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
-      EXPECT_NE(std::string(error.what()).find("charonia convert"), std::string::npos) << error.what();
-      return error.what();
-    }
-    return "it was loaded";
+    auto text = charonia::error_of([this] { const Engine engine(dir_); }, ErrorCode::invalid_argument);
+    EXPECT_NE(text.find("charonia convert"), std::string::npos) << text;
+    return text;
   }
   // Changes the entry of a tensor, and expects an error with its name and `what`.
   void expect_refused(const std::string& tensor, const json& patch, const std::string& what) const {

@@ -36,8 +36,7 @@ Request sampled(std::uint64_t seed, int max_tokens = 30) {
 }
 
 std::vector<TokenId> tokens_of(Engine& engine, Request one) {
-  Collector out;
-  engine.submit(std::move(one), out.callback());
+  Collector out(engine, std::move(one));
   return out.tokens();
 }
 
@@ -54,8 +53,7 @@ TEST_F(NullDeviceTest, TokensDependOnSeedAndPosition) {
   const auto null = null_engine();
   auto ends = sampled(7);
   ends.sampling.ignore_eos = false;
-  Collector out;
-  null->submit(ends, out.callback());
+  Collector out(*null, ends);
   const auto first = out.tokens();
   EXPECT_EQ(first.size(), 30U);
   EXPECT_EQ(out.last().finish_reason, FinishReason::length);
@@ -69,8 +67,7 @@ TEST_F(NullDeviceTest, TokensDependOnSeedAndPosition) {
 
   auto several = sampled(7);
   several.sampling.n = 3;
-  Collector all(3);
-  null->submit(several, all.callback());
+  Collector all(*null, several);
   EXPECT_EQ(all.tokens(0), first);
   for (const int i : {1, 2}) EXPECT_EQ(all.tokens(i), tokens_of(*null, sampled(7 + static_cast<std::uint64_t>(i))));
   EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)),
@@ -90,8 +87,7 @@ TEST_F(NullDeviceTest, LogProbabilitiesFormADistribution) {
   auto one = sampled(7, 10);
   one.sampling.logprobs = 20;
   one.sampling.prompt_logprobs = 1;
-  Collector out;
-  null->submit(one, out.callback());
+  Collector out(*null, one);
   const auto tokens = out.tokens();
   EXPECT_EQ(tokens, tokens_of(*null, sampled(7, 10)));
   EXPECT_EQ(out.prompt_logprobs().size(), 2U);
@@ -181,14 +177,12 @@ TEST_F(NullDeviceTest, BlocksPrefixesAndSessionsAreReal) {
     auto one = request(ids, 8);
     one.session_id = "a";
     one.continuation_ids = std::move(ids);
-    Collector out;
-    null->submit(std::move(one), out.callback());
+    Collector out(*null, std::move(one));
     return out.last();
   };
   EXPECT_EQ(turn(std::vector<TokenId>(13, 5)).num_session_tokens, 0);
   EXPECT_GT(turn({6, 7}).num_session_tokens, 13);
-  Collector cached;
-  null->submit(request(std::vector<TokenId>(13, 5), 2), cached.callback());
+  Collector cached(*null, request(std::vector<TokenId>(13, 5), 2));
   EXPECT_EQ(cached.last().num_cached_tokens, 12);
   null->end_session("a");
   null->check_integrity();

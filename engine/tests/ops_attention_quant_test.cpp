@@ -95,7 +95,7 @@ TEST_P(QuantisedAttentionTest, a_head_that_is_not_finite_affects_only_its_own_se
 
 TEST_P(QuantisedAttentionTest, a_block_has_the_documented_size) {
   const auto ops = make_ops(GetParam(), 1);
-  const auto bytes = [&](int bits) { return ops->kv_block_bytes({32, 8, 128, 64, DType::bf16, bits}); };
+  const auto bytes = [](int bits) { return KvLayout{32, 8, 128, 64, DType::bf16, bits}.block_bytes(); };
   EXPECT_EQ(bytes(0), std::size_t{32} * 8 * 64 * 2 * 256);
   EXPECT_EQ(bytes(8), std::size_t{32} * 8 * 64 * 2 * (128 + 4));
   EXPECT_EQ(bytes(4), std::size_t{32} * 8 * 64 * 2 * (64 + 4));

@@ -148,9 +148,9 @@ TEST_P(AttentionTest, a_block_table_that_is_too_short_is_rejected) {
   EXPECT_THROW(world.step(*ops, *cache, {{0, 0, 9}}, DType::f32), Error);
 }
 
-TEST_P(AttentionTest, a_block_has_the_documented_size) {
+TEST(KvLayoutTest, a_block_has_the_documented_size) {
   // Llama-2-7B in half precision: 64 MiB for a block of 128 tokens.
-  EXPECT_EQ(make_ops(GetParam(), 1)->kv_block_bytes({32, 32, 128, 128, DType::f16}), std::size_t{64} << 20);
+  EXPECT_EQ((KvLayout{32, 32, 128, 128, DType::f16}.block_bytes()), std::size_t{64} << 20);
 }
 
 }  // namespace

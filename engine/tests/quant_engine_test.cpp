@@ -11,7 +11,6 @@
 #include "base/json.h"
 #include "dequantising_ops.h"
 #include "engine_fixture.h"
-#include "model/weights.h"
 
 namespace charonia {
 namespace {
@@ -41,11 +40,13 @@ class QuantEngine : public testing::EngineFixtureBase {
   };
   Answer answer(const TinyModel& model) const {
     write_tiny_workspace(weights(), model);
+    return answer();
+  }
+  Answer answer() const {
     const auto loaded = engine();
     auto one = request({5, 6, 7, 8}, 12);
     one.sampling.logprobs = 0;
-    Collector out;
-    loaded->submit(one, out.callback());
+    Collector out(*loaded, one);
     return {out.tokens(), out.logprobs()};
   }
   // With a device that stores the dense values: the same bits.
@@ -125,8 +126,7 @@ TEST_F(QuantEngine, InBf16AnAnswerDependsOnlyOnItsRequest) {
       many->submit(requests.back(), out[static_cast<std::size_t>(i)].callback());
     }
     for (std::size_t i = 0; i < out.size(); ++i) {
-      Collector alone;
-      single->submit(requests[i], alone.callback());
+      Collector alone(*single, requests[i]);
       EXPECT_EQ(out[i].tokens(), alone.tokens());
       EXPECT_EQ(out[i].logprobs(), alone.logprobs());
       EXPECT_EQ(alone.tokens().size(), 10 + i);
@@ -256,8 +256,8 @@ TEST_F(QuantEngine, TheTypeOfActivationsMustBeGiven) {
   EXPECT_NE(message.find("weight_type = int4 needs data_type = bf16, fp16 or fp32"), std::string::npos) << message;
 }
 
-TEST_F(QuantEngine, ScalesMayBeInAnotherFile) {
-  write_tiny_workspace(weights(), tiny({"rows", "I8", 0}));
+TEST_F(QuantEngine, ScalesMayBeInAFileOfTheirOwn) {
+  const auto expected = answer(tiny({"rows", "I8", 0}));
   std::filesystem::copy_file(weights() / "rank-0.safetensors", weights() / "scales.safetensors");
   auto manifest = json::parse(std::ifstream(weights() / "manifest.json"));
   manifest["files"]["scales.safetensors"] = manifest["files"]["rank-0.safetensors"];
@@ -266,24 +266,19 @@ TEST_F(QuantEngine, ScalesMayBeInAnotherFile) {
       if (part.contains("scales")) part["scales"]["file"] = "scales.safetensors";
     }
   }
-  for (const bool all_files : {true, false}) {
-    const model::WeightFiles files(model::Manifest(weights(), 1, manifest.dump()), all_files);
-    EXPECT_EQ(files.find_broken(DType::bf16, {}), "") << all_files;
-  }
+  std::ofstream(weights() / "manifest.json") << manifest.dump();
+  EXPECT_EQ(answer().logprobs, expected.logprobs);
 }
 
-TEST_F(QuantEngine, ABrokenScaleOrCodeIsFoundByName) {
+TEST_F(QuantEngine, ABrokenScaleIsRejectedByName) {
   auto broken = tiny({"rows", "F8_E4M3", 16});
   broken.change = [](const std::string& name, float value) {
     return name == "layers.1.feed_forward.w2.0.weight" ? value * std::numeric_limits<float>::infinity() : value;
   };
   write_tiny_workspace(weights(), broken);
-  const auto found = model::WeightFiles(weights(), 1).find_broken(DType::bf16, {});
-  EXPECT_NE(found.find("tensor layers.1.feed_forward.w2.0.weight of "), std::string::npos) << found;
-  EXPECT_NE(found.find("are not finite"), std::string::npos) << found;
-  broken.change = [](const std::string&, float value) { return value; };
-  write_tiny_workspace(weights(), broken);
-  EXPECT_EQ(model::WeightFiles(weights(), 1).find_broken(DType::bf16, {}), "");
+  const auto message = error(ErrorCode::invalid_argument);
+  EXPECT_NE(message.find("layers.1.feed_forward.w2.0.weight"), std::string::npos) << message;
+  EXPECT_NE(message.find("are not finite"), std::string::npos) << message;
 }
 
 }  // namespace

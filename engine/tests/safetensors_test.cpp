@@ -9,6 +9,7 @@
 #include <string>
 
 #include "charonia/error.h"
+#include "errors.h"
 #include "test_folder.h"
 
 namespace charonia {
@@ -38,15 +39,7 @@ class Safetensors : public ::testing::Test {
   }
   void expect_refused(const std::function<void()>& call, const std::string& why,
                       ErrorCode code = ErrorCode::invalid_argument) {
-    try {
-      call();
-      ADD_FAILURE() << "was accepted, should be refused for: " << why;
-    } catch (const Error& error) {
-      const std::string what = error.what();
-      EXPECT_EQ(error.code(), code);
-      EXPECT_NE(what.find(why), std::string::npos) << what;
-      EXPECT_NE(what.find(file_.string()), std::string::npos) << what;
-    }
+    expect_error(code, {why, file_.string()}, [&] { call(); });
   }
 
   std::filesystem::path file_;

@@ -85,24 +85,6 @@ TEST(SchedulerRows, APromptWithAllRowsIsComputedCompletelyAndIndexed) {
   EXPECT_EQ(scheduler.num_cached_tokens(4), 8);
 }
 
-TEST(SchedulerRows, ReceivedRowsAreNotRequestedAgain) {
-  BlockManager pool(64, 4, false);
-  Scheduler scheduler({4, 5}, pool);
-  scheduler.add(1, numbers(8), 20, {.all_rows = true});
-  expect_parts(step(scheduler), {part(1, 0, 5, false, true)});
-  scheduler.restart();
-  expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
-  scheduler.restart();
-  scheduler.plan();  // is discarded
-  expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
-  expect_parts(scheduler.plan(), {part(1, 5, 3, true, true)});
-  expect_parts(step(scheduler), {part(1, 5, 3, true, true)});
-  step(scheduler);
-  scheduler.restart();
-  expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
-  expect_parts(step(scheduler), {part(1, 5, 5, true, false)});
-}
-
 TEST(SchedulerRows, TheBoundAllowsAtLeastOneRowForEachDecode) {
   BlockManager pool(64, 4, false);
   EXPECT_THROW(Scheduler({4, 5, 3}, pool), Error);

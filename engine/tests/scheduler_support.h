@@ -110,12 +110,6 @@ class FakeDevice {
     }
   }
 
-  // The last two steps failed: the contents of their slots are undefined.
-  void spoil() {
-    for (const auto& slots : written_) {
-      for (const auto slot : slots) slots_[slot] = kSpoilt;
-    }
-  }
 
  private:
   static constexpr std::uint64_t kSpoilt = 666;

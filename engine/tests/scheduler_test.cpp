@@ -304,28 +304,6 @@ TEST(Scheduler, APreemptedSequenceWaitsForItsLastToken) {
   EXPECT_EQ(scheduler.tokens(2).back(), 4);
 }
 
-TEST(Scheduler, AfterAFailedStepEverythingIsRecomputedWithoutPrefixHits) {
-  BlockManager pool(32, 2, true);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(6), 20);
-  step(scheduler);
-  scheduler.add(2, numbers(6), 20);
-  const auto failed = scheduler.plan();
-  EXPECT_EQ(failed.seqs[1].first_position, 4);
-  scheduler.advance(failed);
-  EXPECT_THROW(scheduler.restart(), Error) << "sequences of the failed step still exist";
-  scheduler.remove(2);
-  scheduler.resolve(failed, std::vector<TokenId>{1, 1});
-  scheduler.restart();
-  scheduler.check_integrity();
-  EXPECT_EQ(pool.num_free(), 32);
-  scheduler.add(3, numbers(6), 20);
-  const auto plan = step(scheduler);
-  EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{1, 3}));
-  EXPECT_EQ(plan.seqs[0].num_tokens, 8);
-  EXPECT_EQ(plan.seqs[1].first_position, 0);
-}
-
 TEST(Scheduler, AppendedTokensRunAfterDecodesAndBeforeLaterPrefill) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 10}, pool);

@@ -11,6 +11,7 @@
 
 #include "charonia/engine.h"
 #include "engine_support.h"
+#include "errors.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/make_cuda_ops.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
@@ -358,8 +359,7 @@ void expect_completions_of_the_request_alone(const std::filesystem::path& folder
     Engine engine(folder, settings);
     EXPECT_EQ(completions(engine, all), alone) << "all requests together";
     EXPECT_EQ(completions(engine, all), alone) << "with cached prompt blocks";
-    Collector again;
-    engine.submit(all[1], again.callback());
+    Collector again(engine, all[1]);
     EXPECT_GT(again.wait().back().num_cached_tokens, 0);
   }
   {
@@ -451,7 +451,7 @@ TEST_F(CudaEngineTest, a_cache_whose_memory_grows_gives_equal_tokens) {
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// Only the emulated device can be made to fail and to work again.
+// Only an emulated device can be made to fail and to work again.
 TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
   for (const int ranks : {1, 2}) {
     for (const auto* graphs : {"True", "False"}) {
@@ -466,15 +466,14 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
         cuda::host_fault::arm(5);
         for (auto& one : collectors) engine.submit(request(prompt(9, 1), 40), one.callback());
         for (auto& one : collectors) {
-          EXPECT_EQ(one.last().error_code, ErrorCode::device_failed);
+          EXPECT_EQ(one.last().error_code, ErrorCode::unavailable);
           EXPECT_NE(one.last().error.find("in step 5 ("), std::string::npos) << one.last().error;
         }
-        const auto refused = error_of([&] { engine.submit(request({1}, 2), {}); }, ErrorCode::device_failed);
-        EXPECT_EQ(refused, engine.failure());
+        error_of([&] { engine.submit(request({1}, 2), {}); }, ErrorCode::unavailable);
         engine.check_integrity();
       }
-      // Another engine cannot use it either.
-      error_of([&] { Engine engine(folder, settings); }, ErrorCode::device_failed);
+      // Not even another engine can use it.
+      error_of([&] { Engine engine(folder, settings); }, ErrorCode::internal);
       cuda::host_fault::arm(0);
       EXPECT_EQ(completions(folder, settings, {request(prompt(9, 1), 8)})[0].tokens.size(), 8U);
     }
@@ -484,13 +483,8 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
 
 TEST_F(CudaEngineTest, too_little_memory_is_rejected_before_serving) {
   const auto folder = write();
-  try {
-    Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000"));
-    FAIL() << "the setting was accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    EXPECT_NE(std::string(error.what()).find("cache_max_entry_count"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorCode::resource_exhausted, {"cache_max_entry_count"},
+               [&] { Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000")); });
 }
 
 }  // namespace

@@ -82,8 +82,7 @@ class CudaQuantEngineTest : public ::testing::Test {
       auto one = request(turn ? std::vector<TokenId>{} : ids, max_tokens);
       if (turn) one.session_id = "s", one.continuation_ids = ids;
       one.sampling.logprobs = 0;
-      Collector more;
-      engine.submit(one, more.callback());
+      Collector more(engine, one);
       EXPECT_GT(more.last().num_cached_tokens, 0);
       all.push_back({more.tokens(), more.logprobs()});
     }

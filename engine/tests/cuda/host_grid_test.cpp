@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/device/tensor_core.h"
 #include "ops/cuda/emulated/host_stream.h"
@@ -27,13 +28,7 @@ void run(const Launch& shape, void (*kernel)(Params), const Params& params) {
 }
 
 std::string error_of(const std::function<void()>& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::internal);
-    return error.what();
-  }
-  return "no error";
+  return charonia::error_of(what, ErrorCode::internal);
 }
 
 testing::AssertionResult says(const std::string& text, std::string_view part) {

@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops/cuda/device/carveout.h"
 #include "ops/cuda/device/growing_memory.h"
 #include "ops/cuda/kernels/collective.h"
@@ -32,14 +33,8 @@ TEST(RuntimeTest, the_carveout_is_a_percentage_or_left_to_the_driver) {
   EXPECT_EQ(shared_carveout("100"), 100);
   EXPECT_EQ(shared_carveout("-1"), kDriversCarveout);
   for (const char* wrong : {"-2", "101", "50%", "all", " 50", "1e2"}) {
-    try {
-      shared_carveout(wrong);
-      FAIL() << wrong;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      EXPECT_NE(std::string_view(error.what()).find(cat("CHARONIA_CUDA_CARVEOUT = ", wrong)), std::string_view::npos)
-          << error.what();
-    }
+    expect_error(ErrorCode::invalid_argument, {cat("CHARONIA_CUDA_CARVEOUT = ", wrong)},
+                 [&] { shared_carveout(wrong); });
   }
 }
 
@@ -67,15 +62,8 @@ TEST(RuntimeTest, memory_is_zero_at_first_and_freed_with_its_owner) {
 TEST(RuntimeTest, too_large_allocations_are_rejected_and_lose_no_memory) {
   const auto free = free_device_bytes();
   const auto wanted = std::size_t{1} << 50;
-  try {
-    const DeviceMemory memory(wanted, "the test's memory");
-    FAIL() << "the allocation succeeded";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    const std::string text = error.what();
-    EXPECT_NE(text.find("the test's memory"), std::string::npos) << text;
-    EXPECT_NE(text.find(std::to_string(wanted)), std::string::npos) << text;
-  }
+  expect_error(ErrorCode::resource_exhausted, {"the test's memory", std::to_string(wanted)},
+               [&] { const DeviceMemory memory(wanted, "the test's memory"); });
   EXPECT_GE(free_device_bytes(), free / 2);
 }
 
@@ -126,13 +114,7 @@ TEST(GrowingMemoryTest, too_much_memory_is_rejected_with_the_numbers) {
   const auto most = free / unit * unit;
   GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice the available memory
   const auto left = free_device_bytes();
-  try {
-    memory.commit(most / 4 * 3);  // enough for the first region only
-    FAIL() << "the allocation succeeded";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    EXPECT_NE(std::string(error.what()).find("the test's memory"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorCode::resource_exhausted, {"the test's memory"}, [&] { memory.commit(most / 4 * 3); });
   EXPECT_GE(free_device_bytes() + unit, left) << "the memory of the first region was not returned";
   memory.commit(2 * unit);
   const int value = 5;

@@ -11,6 +11,7 @@
 
 #include "charonia/error.h"
 #include "device_arrays.h"
+#include "errors.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/sample.h"
 #include "ops/cuda/sampling/sampler.h"
@@ -716,13 +717,7 @@ TEST(CudaSampleTest, invalid_rows_are_rejected) {
   Device device(10, 2);
   std::vector<std::byte> bytes;
   const auto refused = [&](std::span<const SampleRow> rows, std::int64_t padded, std::string_view why) {
-    try {
-      device.sampler().pack(rows, padded, bytes, device.notes());
-      ADD_FAILURE() << why;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::internal);
-      EXPECT_NE(std::string_view(error.what()).find(why), std::string_view::npos) << error.what();
-    }
+    expect_error(ErrorCode::internal, {why}, [&] { device.sampler().pack(rows, padded, bytes, device.notes()); });
   };
   Rows rows(2);
   refused(rows, 1, "padded to 1");
