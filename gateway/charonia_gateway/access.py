@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from datetime import datetime, timezone
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -63,7 +64,8 @@ class KeyMiddleware:
         try:
             key = record.key = self._checked(presented(Headers(scope=scope)))
             self._check_access(key, "metrics" if _is_metrics(scope["path"]) else "inference")
-            headers = await self._limiter.begin(key) if scope["method"] == "POST" else None
+            holder = uuid.uuid4().hex
+            headers = await self._limiter.begin(key, holder) if scope["method"] == "POST" else None
         except ApiError as error:
             record.error = error.code
             if isinstance(error, LimitExceeded) and record.key:
@@ -84,7 +86,7 @@ class KeyMiddleware:
             await self._app(scope, receive, with_limits)
         finally:
             # Also where this task is cancelled: what was used is used.
-            await asyncio.shield(asyncio.ensure_future(self._charge(key, scope, record)))
+            await asyncio.shield(asyncio.ensure_future(self._charge(key, holder, scope, record)))
 
     def _checked(self, text: str | None) -> Key:
         if text is None:
@@ -106,12 +108,12 @@ class KeyMiddleware:
                 code="access_denied",
             )
 
-    async def _charge(self, key: Key, scope: Scope, record: Record) -> None:
+    async def _charge(self, key: Key, holder: str, scope: Scope, record: Record) -> None:
         prompt, generated = _tokens(scope, record)
         for kind, tokens in (("prompt", prompt), ("completion", generated)):
             if tokens:
                 self._metrics.key_tokens.labels(key.name, kind).inc(tokens)
-        await self._limiter.end(key, prompt + generated)
+        await self._limiter.end(key, holder, prompt + generated)
 
 
 def _tokens(scope: Scope, record: Record) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from charonia_gateway.port import PortError, held_port
 from charonia_gateway.settings import FILES, Settings
 from charonia_gateway.tls import Certificates
 
-_SECRET = "limits_storage"  # its address may hold a password
+_SECRET = "redis_url"  # it may contain a password
 
 
 class SettingsError(ValueError):
@@ -96,11 +96,11 @@ def check_files(settings: Settings) -> None:
         settings.certificates()
     with _said_of("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
         settings.tls_to_triton()
-    if settings.keys_file and settings.limits_storage:
-        from charonia_gateway.limiter import Limiter  # not imported where it counts nothing, as in app.py
+    if settings.redis_url:
+        from charonia_gateway.state import RedisState
 
         try:
-            Limiter(settings.limits_storage)
+            RedisState(settings.redis_url)
         except ValueError as error:  # it names the setting, and not the value
             raise SettingsError(str(error)) from None
 

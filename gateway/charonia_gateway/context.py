@@ -27,7 +27,6 @@ from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from charonia_gateway.settings import Settings
 from charonia_gateway.stored import ResponseStore
 from charonia_gateway.usage import Usage
-from charonia_gateway.worker import Worker
 
 ForText = Sampling | InteractiveRequest | CountTokensRequest | ResponsesRequest
 Body = TypeVar("Body", bound=ForText | TokenizeBody | DetokenizeBody)
@@ -45,7 +44,6 @@ class Gateway:
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
-    worker: Worker | None = None  # where the gateway has several
 
     def system_fingerprint(self, model: str | None) -> str:
         """Changes when answers may: with the model's name and the version."""

@@ -24,8 +24,8 @@ FILES = (  # fields
     "triton_tls_cert",
     "triton_tls_key",
 )
-# Of the shared storage of limits. Valkey speaks Redis' protocol.
-STORAGE_SCHEMES = ("redis", "rediss", "redis+unix", "valkey", "valkeys", "valkey+unix")
+# Valkey speaks the protocol of Redis.
+REDIS_SCHEMES = ("redis", "rediss", "unix", "valkey", "valkeys")
 
 
 # Of every environment variable that is a setting.
@@ -109,14 +109,14 @@ class Settings(GatewayFields):
     def _may_be_empty(cls, path: Any) -> Any:
         return path or None  # as compose hands on a variable that is empty
 
-    @field_validator("limits_storage")
+    @field_validator("redis_url")
     @classmethod
-    def _is_storage(cls, uri: str) -> str:
-        scheme, separator, _ = uri.partition("://")
-        if uri and not (separator and scheme in STORAGE_SCHEMES):
-            # Nothing else of it: it may hold a password.
-            raise ValueError(f"{scheme[:20]!r} is none of {', '.join(STORAGE_SCHEMES)}: expected redis://HOST:PORT")
-        return uri
+    def _is_redis(cls, url: str) -> str:
+        scheme, separator, _ = url.partition("://")
+        if url and not (separator and scheme in REDIS_SCHEMES):
+            # Only the scheme is shown: the URL may contain a password.
+            raise ValueError(f"{scheme[:20]!r} is none of {', '.join(REDIS_SCHEMES)}: expected redis://HOST:PORT")
+        return url
 
     @model_validator(mode="after")
     def _go_together(self) -> Settings:
@@ -128,6 +128,14 @@ class Settings(GatewayFields):
             raise ValueError("CHARONIA_GATEWAY_TLS_CERT and CHARONIA_GATEWAY_TLS_KEY go together: set both, or none")
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("CHARONIA_GATEWAY_TLS_CLIENT_CA needs CHARONIA_GATEWAY_TLS_CERT")
+        shared = {"CHARONIA_GATEWAY_KEYS_FILE": self.keys_file, "CHARONIA_GATEWAY_MAX_RESPONSES": self.max_responses}
+        if self.workers > 1 and not self.redis_url and any(shared.values()):
+            names = " and ".join(name for name, value in shared.items() if value)
+            raise ValueError(
+                f"CHARONIA_GATEWAY_WORKERS={self.workers} needs CHARONIA_GATEWAY_REDIS_URL: several processes share "
+                f"the limits of keys and stored responses in Redis ({names}). Set it to redis://HOST:PORT, use one "
+                "process, or set CHARONIA_GATEWAY_MAX_RESPONSES=0 and no file of keys"
+            )
         return self
 
     def tls_to_triton(self) -> Tls | None:
