@@ -12,7 +12,6 @@ from monitoring.dashboards.panels import (
     RATIO,
     REQUESTS_PER_SECOND,
     SECONDS,
-    TOKENS,
     TOKENS_PER_SECOND,
     Query,
     figure,
@@ -265,21 +264,11 @@ def _gateway_load() -> list[Panel]:
             [Query("min by (endpoint, model) (charonia_gateway_endpoint_up)", "{{endpoint}} {{model}}")],
             top=1,
         ),
-        graph(
-            "Outstanding tokens",
-            TOKENS,
-            "One server far above the others: it is slower, or sessions hold clients there; see step time on Engine.",
-            [
-                Query(
-                    "sum by (endpoint, model) (charonia_gateway_endpoint_outstanding_tokens)", "{{endpoint}} {{model}}"
-                )
-            ],
-        ),
     ]
 
 
 def _gateway_choices() -> list[Panel]:
-    """What fails, and where requests go then and else."""
+    """Failures of processes and servers, and how answers come."""
     return [
         graph(
             "Processes that died and were replaced",
@@ -297,18 +286,6 @@ def _gateway_choices() -> list[Panel]:
             PER_SECOND,
             "Not 0 for long: a server fails or is full; see which takes no requests, and read its log.",
             [Query("sum(rate(charonia_gateway_retries_total[$__rate_interval]))", "sent on to another server")],
-        ),
-        graph(
-            "How a server was chosen",
-            PER_SECOND,
-            "load alone with several servers: clients send no session_id and share no prefix; prefix hits will be few.",
-            [
-                Query(
-                    "sum by (reason) (rate(charonia_gateway_endpoint_choices_total[$__rate_interval]))",
-                    "by {{reason}}",
-                )
-            ],
-            stacked=True,
         ),
         graph(
             "How answers come from Triton",
