@@ -29,7 +29,7 @@ class SiteCopy:
         for file in (ROOT / "charonia").iterdir():
             if file.suffix != ".so" and file.name != "__pycache__":
                 (package / file.name).symlink_to(file)
-        shutil.copy2(ROOT / "scripts" / "gpu_check" / "site" / "sitecustomize.py", folder)
+        shutil.copy2(ROOT / "scripts" / "before_editable" / "sitecustomize.py", folder)
         self._given = module.with_name("libcharonia_grammar.so")
         self.library = package / self._given.name
         self.environment = {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

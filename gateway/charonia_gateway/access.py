@@ -85,7 +85,7 @@ class KeyMiddleware:
         try:
             await self._app(scope, receive, with_limits)
         finally:
-            # Also where this task is cancelled: what was used is used.
+            # Also if this task is cancelled: the tokens were used.
             await asyncio.shield(asyncio.ensure_future(self._charge(key, holder, scope, record)))
 
     def _checked(self, text: str | None) -> Key:

@@ -1,6 +1,6 @@
-"""What the processes of a gateway know together: the limits of keys, the owners of sessions, and stored responses.
+"""State that the processes of a gateway share: the limits of keys, the owners of sessions, and stored responses.
 
-A gateway of one process keeps it in memory. Several processes, and several gateways, keep it in Redis or Valkey.
+A gateway of one process keeps the state in memory. Several processes or gateways keep it in Redis or Valkey.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ async def test_a_killed_server_takes_only_streams_that_had_begun_with_it(
             before = await engine_metrics.idle(one.metrics)
             reads = asyncio.create_task(ask(ENDLESS, session_id=next(sessions), stream=True))
             waits = asyncio.create_task(ask(LONG, session_id=next(sessions)))
-            # Both have tokens, of which the client of the whole answer has none.
+            # Both have tokens. The client of the whole answer has received none.
             await engine_metrics.until(
                 one.metrics,
                 lambda now: now.running == 2 and now.generated_tokens >= before.generated_tokens + 10,

@@ -1,4 +1,4 @@
-"""A gateway in several processes: what they share, what happens when one dies, and their orderly end."""
+"""A gateway in several processes: shared state, a process that dies, and the orderly end."""
 
 from __future__ import annotations
 

@@ -297,11 +297,11 @@ class Pool:
     # --- questions about the model
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        """Tokenize by one of the servers. Raises the client's errors."""
+        """Tokenize at a server. Raises the client's errors."""
         return await self._ask(lambda client: client.tokenize(request))
 
     async def tokenizer_info(self) -> dict[str, Any]:
-        """Client.tokenizer_info() of one of the servers. Raises the client's errors."""
+        """Client.tokenizer_info() of a server. Raises the client's errors."""
         return await self._ask(lambda client: client.tokenizer_info())
 
     async def _ask(self, question: Callable[[Server], Awaitable[Result]]) -> Result:
@@ -329,7 +329,7 @@ class Pool:
         return await self._described("quality", lambda client: client.quality(_DESCRIPTION_TIMEOUT_S), [])
 
     async def model_info(self) -> dict[str, Any]:
-        """Client.model_info() of one of the servers, {} if it is not known."""
+        """Client.model_info() of a server, {} if it is not known."""
         return await self._described("info", lambda client: client.model_info(_DESCRIPTION_TIMEOUT_S), {})
 
     async def _described(self, what: str, question: Callable[[Server], Awaitable[Result]], unknown: Result) -> Result:

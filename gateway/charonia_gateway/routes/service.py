@@ -21,7 +21,7 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", summary="Whether requests can be served", responses={503: {"description": "why not"}})
 async def ready(gateway: GatewayState) -> Response:
-    """200 if a Triton server answers, has at least one of the models ready, and the gateway does not shut down; else
+    """200 if a Triton server answers, has a model ready, and the gateway does not shut down; else
     503 with the reason. With several models, `models` says which are ready."""
     if gateway.drain.begun:
         return JSONResponse({"status": "not ready", "reason": "the gateway is shutting down"}, 503)
