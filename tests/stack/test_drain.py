@@ -142,9 +142,9 @@ async def retries(http: httpx.AsyncClient) -> float:
 async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_there_have(
     slow: Stack, slow_model: Path, tmp_path: Path
 ) -> None:
-    """Neither its gateway nor its server is ready any more at once, and both refuse what is new so that it can go to
-    another server. What has begun ends, streams and whole answers, and no turn goes on at another server as if it had
-    its history there. Who leaves meanwhile is not computed for."""
+    """Its gateway and its server are no longer ready and reject new requests, so that clients can try another server.
+    Streams and whole answers that have begun are completed. A turn is not continued at another server that does not
+    have its history. Requests of clients that leave are cancelled."""
     workers = {"CHARONIA_GATEWAY_WORKERS": "2", "CHARONIA_GATEWAY_MAX_RESPONSES": "0"}
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), **workers}
     with (
