@@ -1,4 +1,4 @@
-"""The application: routes, error format and metrics around the servers that work."""
+"""The application: routes, error format, metrics and middleware in front of the Triton servers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class _Parts:
 
     @property
     def is_open(self) -> Callable[[str, str], bool] | None:
-        """Of method and path: whether they need no key. None where nothing needs one."""
+        """Takes method and path; returns whether they need no key. None if no request needs a key."""
         if not self.keys:
             return None
         from charonia_gateway.access import is_open

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.record import begins_text
 
-# Who asks for these looks at the gateway, and is no work of its own.
+# Requests for these paths do not count as running.
 _WATCHING = frozenset(("/metrics", "/health/live", "/health/ready"))
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -74,7 +74,7 @@ class Metrics:
         )
         self.ways = {way: self._ways.labels(way) for way in ("call", "subscription")}
 
-        # Names of keys are those of the file of keys: what clients make up is no label.
+        # Names of keys are from the file of keys. Clients cannot make up labels.
         self.key_requests = Counter(
             "charonia_gateway_key_requests", "HTTP requests by a key", ("key",), registry=self.registry
         )

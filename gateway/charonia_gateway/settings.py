@@ -28,14 +28,14 @@ FILES = (  # fields
 REDIS_SCHEMES = ("redis", "rediss", "unix", "valkey", "valkeys")
 
 
-# Of every environment variable that is a setting.
+# All environment variables of settings begin with it.
 _PREFIX = "charonia_"
 ANY_ORIGIN = "*"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def parse_models(text: str) -> dict[str, str]:
-    """Label by name of a list of NAME or NAME=LABEL. ValueError for what is none, or there twice."""
+    """Label by name, from a list of NAME or NAME=LABEL. Raises ValueError for a wrong or a duplicate entry."""
     found: dict[str, str] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         # Labels have no "=", and names may.
@@ -52,7 +52,7 @@ def parse_models(text: str) -> dict[str, str]:
 
 
 def parse_origins(text: str) -> frozenset[str]:
-    """Origins separated by commas or spaces. ValueError for what is none."""
+    """Origins separated by commas or spaces. Raises ValueError for a wrong one."""
     origins = {part.rstrip("/").lower() for part in re.split(r"[,\s]+", text) if part}
     for origin in origins:
         if origin != ANY_ORIGIN and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
@@ -148,14 +148,14 @@ class Settings(GatewayFields):
         return Tls(*files, self.triton_tls_name)
 
     def certificates(self) -> Certificates | None:
-        """Of the gateway's own port; None where it has no TLS. ValueError for files that cannot be used."""
+        """For the gateway's own port; None without TLS. Raises ValueError for files that cannot be used."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return Certificates(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def models(self) -> dict[str, str]:
-        """The label of each model, by name; that of the first, the default, is empty."""
+        """The label of each model, by name. The label of the default model, which is first, is empty."""
         return {self.model_name: "", **parse_models(self.more_models)}
 
     @property
