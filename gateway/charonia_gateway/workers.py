@@ -83,7 +83,11 @@ class _Supervisor:
         restarted = False
         while not self._ending.is_set():
             began = time.monotonic()
-            code = await self._run_one(restarted)
+            try:
+                code = await self._run_one(restarted)
+            except OSError as error:  # there is no descriptor, process or memory for it
+                log.error("worker %d cannot be started: %s", number, error)
+                code = 1
             if self._ending.is_set():
                 return
             if code == SETTINGS_EXIT_CODE:
@@ -113,9 +117,10 @@ class _Supervisor:
             )
             its.close()
             self._workers[process] = own
-            own.send((self._settings, restarted))
-            if self._ending.is_set():  # since it was started
-                own.send("stop")
+            with contextlib.suppress(OSError):  # it has ended
+                own.send((self._settings, restarted))
+                if self._ending.is_set():  # since it was started
+                    own.send("stop")
             code = await process.wait()
             del self._workers[process]
         mark_process_dead(process.pid, self._folder)  # type: ignore[no-untyped-call]

@@ -128,7 +128,7 @@ def test_a_prefix_does_not_outweigh_any_load() -> None:
     assert choose(servers, ask(LONG)) is other
 
 
-def test_an_interactive_turn_waits_for_its_owner_and_a_whole_conversation_does_not() -> None:
+def test_choose_interactive_turn_waits_for_its_owner() -> None:
     servers = [endpoint(name) for name in "abc"]
     owner = servers[1]
     assert choose(servers, ask(session_id="s", interactive=True), [owner], "b") is None
@@ -197,7 +197,7 @@ def test_a_wrong_entry_is_named(entry: str) -> None:
         Settings(triton_endpoints=f"good:1,{entry}")
 
 
-async def test_a_dns_name_is_resolved_again_and_keeps_its_addresses_while_it_fails(
+async def test_a_dns_name_keeps_its_addresses_while_it_cannot_be_resolved(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: list[str] | OSError = ["10.0.0.2", "10.0.0.1", "::1"]

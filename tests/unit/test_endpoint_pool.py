@@ -311,7 +311,7 @@ async def test_a_model_that_no_server_has_loaded_has_an_error_of_its_own() -> No
 
 
 @pytest.mark.parametrize("how", ["drains", "goes", "is removed"])
-async def test_a_turn_is_rejected_once_if_its_history_is_on_a_server_that_is_away(how: str) -> None:
+async def test_a_turn_is_rejected_once_if_its_server_is_away(how: str) -> None:
     servers = Servers()
     home = servers.fake(await servers.text(turn()))
     assert await servers.text(turn()) == home.target

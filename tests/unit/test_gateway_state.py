@@ -230,7 +230,7 @@ async def test_old_responses_are_removed(redis: str) -> None:
     await shared.close()
 
 
-async def test_a_stored_response_is_the_one_that_was_given_and_belongs_to_its_owner(make: Make) -> None:
+async def test_a_stored_response_belongs_to_its_owner_and_is_unchanged(make: Make) -> None:
     one, two = (store_of(made) for made in make(DEFAULT))
     message = {"role": "user", "content": 'a \u2028 "text" \0', "parts": [1, 2.5, None, True, {}]}
     given = Stored({"id": "a", "output": [message]}, [message], "s", owner="me")

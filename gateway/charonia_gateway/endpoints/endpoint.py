@@ -103,8 +103,9 @@ class Endpoint:
             self._wake.clear()
             try:
                 await self._check(timeout_s)
-            except Exception:
+            except Exception as error:
                 log.exception("the check of server %s failed", self.target)
+                self.failed(repr(error))
             self.checked.set()
             if not (self.up and self.doubtful):  # a doubtful server is checked again immediately
                 await comes_within(self._wake, interval_s)
