@@ -269,7 +269,7 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
   std::vector<std::vector<PrefixNode>> sessions_;  // the nodes that they pinned
 };
 
-TEST_P(AgainstReference, BlocksPinsAndMemoryAreWhatTheRulesSay) {
+TEST_P(AgainstReference, BlocksPinsAndMemoryFollowTheRules) {
   SCOPED_TRACE(testing::Message() << "seed " << std::get<1>(GetParam()));
   for (int step = 0; step < 3000; ++step) {
     const auto any = [&](auto& list) { return list.begin() + below(static_cast<int>(list.size())); };

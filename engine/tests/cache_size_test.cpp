@@ -39,7 +39,7 @@ void expect_named(const std::string& message, std::initializer_list<const char*>
   for (const auto* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << ": " << message;
 }
 
-TEST(CacheSize, AShareIsOfTheFreeMemoryAndLimitedToAllSequences) {
+TEST(CacheSize, AFractionOfFreeMemoryIsLimitedToWhatAllSequencesNeed) {
   auto one = config();
   one.cache_max_entry_count = 0.5;
   EXPECT_EQ(blocks(one, 41 * kBlock), 20);
@@ -49,7 +49,7 @@ TEST(CacheSize, AShareIsOfTheFreeMemoryAndLimitedToAllSequences) {
                {"cache_max_entry_count = 0.5", "0.98 KiB", "1.46 KiB", "cache_block_seq_len (now 10)"});
 }
 
-TEST(CacheSize, AWholeNumberIsThatManyBlocks) {
+TEST(CacheSize, AWholeNumberIsANumberOfBlocks) {
   auto one = config();
   one.cache_max_entry_count = 7;
   EXPECT_EQ(blocks(one, 7 * kBlock), 7);
@@ -57,7 +57,7 @@ TEST(CacheSize, AWholeNumberIsThatManyBlocks) {
                {"cache_max_entry_count = 7", "7 blocks", "hold 6", "Lower cache_max_entry_count"});
 }
 
-TEST(CacheSize, BytesWinOverTheShareAndAreOfAllRanks) {
+TEST(CacheSize, BytesOverrideTheFractionAndCountAllRanks) {
   auto one = config();
   one.cache_max_entry_count = 3;
   one.cache_size = "10kB";
@@ -68,7 +68,7 @@ TEST(CacheSize, BytesWinOverTheShareAndAreOfAllRanks) {
   expect_named(refusal(one, 9 * kBlock), {"cache_size = 999", "no block", "Raise cache_size"});
 }
 
-TEST(CacheSize, UsersWinOverAllAndTheirTokensAreRoundedUpToBlocks) {
+TEST(CacheSize, UsersOverrideAllAndTheirTokensAreRoundedUpToBlocks) {
   auto one = config();
   one.cache_size = "10kB";
   one.cache_users = 3;
@@ -79,7 +79,7 @@ TEST(CacheSize, UsersWinOverAllAndTheirTokensAreRoundedUpToBlocks) {
                {"cache_users = 3 with 11 tokens each", "6 blocks", "hold 5", "Lower cache_users or cache_user_tokens"});
 }
 
-TEST(CacheSize, ChunksAreANumberAllOrTheSquareRoot) {
+TEST(CacheSize, AChunkIsANumberOfBlocksAllOrTheSquareRoot) {
   EXPECT_EQ(blocks_per_chunk(-1, 50), 50);
   EXPECT_EQ(blocks_per_chunk(8, 50), 8);
   EXPECT_EQ(blocks_per_chunk(80, 50), 50);
@@ -88,7 +88,7 @@ TEST(CacheSize, ChunksAreANumberAllOrTheSquareRoot) {
   EXPECT_EQ(blocks_per_chunk(0, 1), 1);
 }
 
-TEST(CacheSize, AModelThatDoesNotFitIsNamedWithItsNumbers) {
+TEST(CacheSize, AModelThatDoesNotFitIsRejectedWithTheNumbers) {
   EXPECT_NO_THROW(check_model_fits(config(), {"cpu", 2048, 1024, 512, 3584}));
   try {
     check_model_fits(config(), {"cpu", 2048, 1024, 512, 3583});

@@ -83,7 +83,7 @@ class DecoderRouter : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-TEST_F(DecoderRouter, StaysFp32InA16BitModelWhereItsAttributesSaySo) {
+TEST_F(DecoderRouter, StaysFp32InA16BitModelIfItsAttributesSaySo) {
   const auto bf16 = [](float value) { return bf16_to_float(float_to_bf16(value)); };
   const auto halves = [&](float value) { return bf16(value) + bf16(value - bf16(value)); };
   const auto as_it_is = [](float value) { return value; };

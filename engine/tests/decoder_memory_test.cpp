@@ -89,7 +89,7 @@ class DecoderMemory : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-TEST_F(DecoderMemory, MatchesThePlanForEveryKindOfDecoder) {
+TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
   auto model = even();
   expect_exact(model);
   model.biases = model.tied = true;
@@ -167,7 +167,7 @@ TEST_F(DecoderMemory, AStepReadsTheExpertsOfOneToken) {
   EXPECT_EQ(shared.info().weight_bytes - shared.info().weight_bytes_per_step, not_read);
 }
 
-TEST_F(DecoderMemory, APlanSaysWhatTheEngineHas) {
+TEST_F(DecoderMemory, APlanEqualsTheEngine) {
   auto model = even();
   model.experts = 64;
   write_tiny_workspace(dir_, model);
@@ -193,7 +193,7 @@ TEST_F(DecoderMemory, APlanSaysWhatTheEngineHas) {
   EXPECT_EQ(plan.config.session_len, model.positions);
 }
 
-TEST_F(DecoderMemory, APlanForAMachineThatIsElsewhereTakesItsMemory) {
+TEST_F(DecoderMemory, APlanForAnotherMachineUsesItsMemory) {
   const auto model = even();
   write_tiny_workspace(dir_, model);
   const auto plan = plan_memory(dir_, {{"device", "cuda"}, {"cache_max_entry_count", "0.5"}}, std::int64_t{1} << 30);
@@ -207,7 +207,7 @@ TEST_F(DecoderMemory, APlanForAMachineThatIsElsewhereTakesItsMemory) {
   EXPECT_NE(small.warnings[0].find("the model does not fit"), std::string::npos) << small.warnings[0];
 }
 
-TEST_F(DecoderMemory, TheWholeCacheOrAChunkOfItHasMemoryAtFirst) {
+TEST_F(DecoderMemory, TheCacheOrItsFirstChunkHasMemoryAtStart) {
   write_tiny_workspace(dir_, even());
   const auto chunk = [&](const char* size) {
     auto settings =

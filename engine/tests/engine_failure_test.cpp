@@ -97,7 +97,7 @@ TEST_P(EngineFailureTest, EveryRequestEndsAndLaterOnesAreRejected) {
     // Each rank may have started the next step, and the other ranks the step itself.
     EXPECT_LE(faults_->steps_after_loss, 2 * std::get<1>(GetParam()) - 1);
     failing->on_failure([&told] { told += 10; });
-    EXPECT_EQ(told, 11) << "who asks later is told at once";
+    EXPECT_EQ(told, 11) << "a late listener must be called at once";
   }
 }
 

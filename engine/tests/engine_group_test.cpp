@@ -79,7 +79,7 @@ TEST_P(EngineGroupTest, SequencesShareThePromptAndCountAsOneRequest) {
   together->submit(several, all.callback());
   all.wait();
   EXPECT_EQ(all.last(0).num_cached_tokens, 0);
-  EXPECT_EQ(all.last(1).num_cached_tokens, 40) << "all of the prompt but its last token";
+  EXPECT_EQ(all.last(1).num_cached_tokens, 40) << "all prompt tokens except the last";
   EXPECT_EQ(all.last(2).num_cached_tokens, 40);
   together->check_integrity();
   const auto stats = together->stats();
@@ -121,7 +121,7 @@ TEST_P(EngineGroupTest, BestOfGivesTheBestOnesInTheirOrder) {
       const auto& expected = (n == 5 ? by_seed : candidates)[static_cast<std::size_t>(i)];
       EXPECT_EQ(all.tokens(i), expected.tokens) << n << ", " << i;
       EXPECT_DOUBLE_EQ(all.last(i).cumulative_logprob / 12, expected.mean);
-      EXPECT_TRUE(all.logprobs(i).empty()) << "they were not asked for";
+      EXPECT_TRUE(all.logprobs(i).empty()) << "log probabilities were not requested";
       EXPECT_EQ(all.prompt_logprobs(i).size(), i == 0 ? 2U : 0U);
     }
     EXPECT_EQ(std::ssize(all.wait()), n);

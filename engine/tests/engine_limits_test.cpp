@@ -169,7 +169,7 @@ TEST_P(EngineLimitsTest, AWaitTimeoutErrorHasARetryTime) {
     EXPECT_EQ(waiting.last().error_code, ErrorCode::resource_exhausted);
     EXPECT_NE(waiting.last().error.find("; retry after "), std::string::npos) << waiting.last().error;
     EXPECT_TRUE(waiting.last().error.ends_with(" s"));
-    EXPECT_FALSE(running.ended()) << "what has begun may take its time";
+    EXPECT_FALSE(running.ended()) << "the limit must not end a running request";
     EXPECT_EQ(recorder_->rejected(runtime::Rejection::queue_time), 1);
     one->cancel(handle);
     running.wait();
@@ -211,7 +211,7 @@ TEST_P(EngineLimitsTest, RejectionsAndRequestsAreCountedNotSequences) {
   one->submit(three, several.callback());
   several.wait();
   one.reset();  // the last step is counted after its results
-  EXPECT_EQ(recorder_->of(Metric::request_success, 1), 1) << "length";
+  EXPECT_EQ(recorder_->of(Metric::request_success, 1), 1) << "finish reason: length";
   EXPECT_EQ(recorder_->of(Metric::e2e_request_latency_seconds), 1);
   EXPECT_EQ(recorder_->of(Metric::time_to_first_token_seconds), 1);
   EXPECT_EQ(recorder_->of(Metric::request_queue_time_seconds), 1);
@@ -267,12 +267,12 @@ TEST_P(EngineLimitsTest, AStepTimeLimitSplitsPromptsAndChangesNoToken) {
     fresh->submit(request(prompt, 1), alone.callback());
     EXPECT_EQ(alone.tokens(), tokens.back());
     fresh->shutdown(1000);
-    EXPECT_EQ(recorder_->greatest_observed(Metric::engine_step_tokens), 512) << "without decodes there is no bound";
+    EXPECT_EQ(recorder_->greatest_observed(Metric::engine_step_tokens), 512) << "a step without decodes has no limit";
     recorder_ = std::make_shared<Recorder>();
   }
   EXPECT_EQ(tokens[0], tokens[1]);
   EXPECT_EQ(most_at_once[0], 512);
-  EXPECT_EQ(most_at_once[1], 512 / 16) << "of the budget, to measure; later steps have 16 tokens";
+  EXPECT_EQ(most_at_once[1], 512 / 16) << "the first steps measure with the whole budget; later steps have 16 tokens";
 }
 
 TEST_P(EngineLimitsTest, ANewEngineResetsAllGaugesOfThePreviousEngine) {
@@ -364,7 +364,7 @@ TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   EngineConfig config;
   config.max_queue_size = 10;
   runtime::Admission admission(config);
-  EXPECT_EQ(admission.retry_after_s(), 1) << "nothing is known yet";
+  EXPECT_EQ(admission.retry_after_s(), 1) << "there are no measurements yet";
   runtime::Work work, other;
   ASSERT_FALSE(admission.admit(0, 1000, 1, 300, work));
   admission.step(500, 0, 5.0);  // 100 prompt tokens per second

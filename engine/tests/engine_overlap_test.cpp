@@ -157,7 +157,7 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
         EXPECT_GT(stats.prefix_hit_tokens, 0);
         EXPECT_EQ(stats.num_preemptions > 0, std::string(blocks) == "30");
         EXPECT_EQ(stats.generation_tokens, expected_tokens)
-            << "what was sampled for sequences that had ended does not count";
+            << "tokens sampled after the end of a sequence must not count";
         EXPECT_EQ(faults_->most_in_flight, 2);
       }
     }
@@ -306,10 +306,10 @@ TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
         SCOPED_TRACE(errors);
         EXPECT_GE(failed, 1U);
         // If a rank cannot launch a step, it also aborts the step in flight, in which the others wait for it.
-        EXPECT_LE(failed, 4U * static_cast<unsigned>(GetParam())) << "more than were in a step";
+        EXPECT_LE(failed, 4U * static_cast<unsigned>(GetParam())) << "more requests failed than were in a step";
       }
     }
-    EXPECT_EQ(outcomes(*failing, all), expected) << "afterwards";
+    EXPECT_EQ(outcomes(*failing, all), expected) << "after the failure";
   }
 }
 
@@ -332,7 +332,8 @@ TEST_P(OverlapTest, BlocksOfAFailedStepAreNotFound) {
   faults_->hold.notify_all();
   EXPECT_EQ(first.wait().back().finish_reason, FinishReason::error);
   EXPECT_EQ(second.tokens(), expected.tokens.front());
-  EXPECT_EQ(second.wait().back().num_cached_tokens, 20) << "they were found, and are no longer";
+  EXPECT_EQ(second.wait().back().num_cached_tokens, 20)
+      << "the second request found cached blocks; after the failure they are gone";
   failing->submit(one, third.callback());
   EXPECT_EQ(third.tokens(), expected.tokens.front());
 }

@@ -314,7 +314,7 @@ TEST(EngineRanksLoadTest, ALoadThatFailsSaysTheCauseAndNotThatADeviceHasFailed) 
   });
   try {
     Engine engine(dir);
-    ADD_FAILURE() << "it loads";
+    ADD_FAILURE() << "the engine loaded the workspace";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::resource_exhausted) << error.what();
     EXPECT_STREQ(error.what(), "rank 0: no memory is left");

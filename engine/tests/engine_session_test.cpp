@@ -341,7 +341,7 @@ TEST_P(EngineSessionTest, TheLongestIdleSessionLosesItsBlocksFirst) {
   EXPECT_EQ(info_of(*one, "3").num_pinned_blocks, 6);
   Talk longest{"long", {}};
   say(*one, longest, words(120, 7), 8);
-  EXPECT_EQ(info_of(*one, "long").num_pinned_blocks, 16) << "its beginning";
+  EXPECT_EQ(info_of(*one, "long").num_pinned_blocks, 16) << "only the first blocks of the history are pinned";
   for (auto& talk : talks) say(*one, talk, words(3, 9), 4);
 }
 
@@ -475,7 +475,7 @@ TEST_P(EngineSessionTest, ATurnOfOneEndIdThatNeedsAllTheRoomHasAPrompt) {
   auto closing = turn({}, {end_id}, 5);
   closing.sampling.end_ids = {end_id};
   ASSERT_TRUE(one->stop(one->submit(closing, stopped.callback())));
-  EXPECT_TRUE(stopped.tokens().empty()) << "it waits for its first token while another one runs";
+  EXPECT_TRUE(stopped.tokens().empty()) << "it must wait for its first token while another request runs";
   closing.sampling.max_tokens = one->info().config.session_len - 1;
   const auto handle = one->submit(closing, last.callback());
   one->cancel(runs);

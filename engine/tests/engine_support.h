@@ -40,7 +40,7 @@ class Collector {
         ADD_FAILURE() << "a result of sequence " << index;
         return;
       }
-      EXPECT_FALSE(done_[index]) << "a result came after the last";
+      EXPECT_FALSE(done_[index]) << "a result came after the last one";
       done_[index] = result.finish_reason != FinishReason::none;
       results_.push_back(std::move(result));
       changed_.notify_all();

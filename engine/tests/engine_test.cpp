@@ -156,7 +156,7 @@ TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   by_handle.wait_for(1);
   by_id.wait_for(1);
   for (const bool keeps : {false, true})
-    EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "no request has it";
+    EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "no request has this id";
   EXPECT_FALSE(by_handle.ended());
   faults_->hold = true;  // no step ends before both are cancelled
   const auto steps = engine.stats().num_steps;
@@ -313,7 +313,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   EXPECT_EQ(beside.tokens(), expected);
   Collector repeated;
   engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
-  EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
+  EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it must be computed again: the fault may have gone";
   for (int i = 0; i < 4; ++i) {  // uses all blocks, also the blocks of the poisoned request
     Collector again;
     auto other = clean;

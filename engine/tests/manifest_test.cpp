@@ -68,7 +68,7 @@ class ManifestTest : public ::testing::Test {
   json manifest_;
 };
 
-TEST_F(ManifestTest, ARangeOutsideOfItsTensorIsRefused) {
+TEST_F(ManifestTest, ARangeOutsideItsTensorIsRejected) {
   const json largest = json::parse("[0, 9223372036854775807]");
   for (const auto& range : std::vector<json>{{16, 48}, {-8, 8}, {16, 16}, {32, 16}, {32, 48}, largest}) {
     expect_refused(kOut, "/parts/0/cols", range, "which has shape [32, 32]");
@@ -86,7 +86,7 @@ TEST_F(ManifestTest, OnlyQuantisedTensorsHaveARowStep) {
   expect_refused(kOut, "/parts/0/row_step", 2, "row_step = 2, expected 1 to 1");
 }
 
-TEST_F(ManifestTest, PartsThatDoNotMakeTheShapeAreRefused) {
+TEST_F(ManifestTest, PartsThatDoNotFitTheShapeAreRejected) {
   expect_refused(kOut, "/shape", {32, 24}, "has shape [32, 24], but its part layers.0.attention.wo.0.weight has 16");
   expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], but its 1 parts have 32 rows");
   expect_refused(kOut, "/parts", json::array(), "its 0 parts have 0 rows");
@@ -98,7 +98,7 @@ TEST_F(ManifestTest, PartsThatDoNotMakeTheShapeAreRefused) {
   expect_refused(kOut, "/shape", {32.5, 16}, "expected a whole number");
 }
 
-TEST_F(ManifestTest, AValueOfAMillionLevelsIsRefusedByItsType) {
+TEST_F(ManifestTest, AValueWithAMillionLevelsIsRejected) {
   const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
   const std::vector<std::pair<std::string, std::string>> entries = {
       {"shape", ""}, {"dtype", R"("shape": [1], )"}, {"rank", R"("shape": [1], "dtype": "F32", )"}};
@@ -109,7 +109,7 @@ TEST_F(ManifestTest, AValueOfAMillionLevelsIsRefusedByItsType) {
   }
 }
 
-TEST_F(ManifestTest, AnotherTypeOrPlaceThanTheFilesIsRefused) {
+TEST_F(ManifestTest, ATypeOrPlaceUnlikeTheFilesIsRejected) {
   expect_refused(kOut, "/dtype", "BF16", "has type fp32 in");
   expect_refused(kOut, "/parts/0/dtype", "F16", "expected fp16");
   for (const json& type : {json("I32"), json("fp32"), json(4), json()}) {
@@ -122,7 +122,7 @@ TEST_F(ManifestTest, AnotherTypeOrPlaceThanTheFilesIsRefused) {
   expect_refused(kOut, "/rank", -1, "rank = -1, expected 0 to 1");
 }
 
-TEST_F(ManifestTest, ATensorThatIsNotThereIsNamed) {
+TEST_F(ManifestTest, TheErrorNamesAMissingTensor) {
   for (const auto& tensor : {kOut, kQkv, kDown, kOutput, std::string("norm.weight")}) {
     auto manifest = manifest_;
     manifest["tensors"].erase(tensor);
@@ -131,7 +131,7 @@ TEST_F(ManifestTest, ATensorThatIsNotThereIsNamed) {
   }
 }
 
-TEST_F(ManifestTest, ShapesThatAreNotTheModelsAreRefusedWithBoth) {
+TEST_F(ManifestTest, UnexpectedShapesAreRejectedWithBothShapes) {
   const auto cut = [](const char* dimension, int begin, int end, const std::vector<int>& shape) {
     return json::array({set(std::string("/parts/0/") + dimension, {begin, end}), set("/shape", shape)});
   };
@@ -145,7 +145,7 @@ TEST_F(ManifestTest, ShapesThatAreNotTheModelsAreRefusedWithBoth) {
   expect_refused("layers.1.attention.w_qkv.1.bias", cut("rows", 16, 31, {31}), "has shape [31], expected [32]");
 }
 
-TEST_F(ManifestTest, WithoutFilesItIsEnoughForAPlan) {
+TEST_F(ManifestTest, APlanNeedsNoFiles) {
   const auto planned = plan_memory(dir_);
   auto manifest = manifest_;
   manifest["files"] = json::object();
@@ -173,7 +173,7 @@ TEST_F(ManifestTest, ARankReadsItsOwnTensorsAndThoseOfAll) {
   }
 }
 
-TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRefused) {
+TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRejected) {
   const std::vector<std::pair<json, std::string>> wrong = {
       {{{"format_version", 1}}, "its format_version is 1, this engine reads 2"},
       {{{"ranks", 4}}, "it was converted for tensor_para_size = 4, but the setting is now 2"},

@@ -41,7 +41,7 @@ std::vector<TokenId> tokens_of(Engine& engine, Request one) {
   return out.tokens();
 }
 
-TEST_F(NullDeviceTest, SaysThatItsAnswersMeanNothing) {
+TEST_F(NullDeviceTest, WarnsThatItsAnswersAreMeaningless) {
   const auto null = null_engine();
   EXPECT_EQ(null->info().device, "null");
   EXPECT_EQ(null->info().weight_bytes, 0);
@@ -50,7 +50,7 @@ TEST_F(NullDeviceTest, SaysThatItsAnswersMeanNothing) {
   EXPECT_EQ(plan_memory(weights(), {{"device", "null"}}).num_blocks, null->info().num_blocks);
 }
 
-TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
+TEST_F(NullDeviceTest, TokensDependOnSeedAndPosition) {
   const auto null = null_engine();
   auto ends = sampled(7);
   ends.sampling.ignore_eos = false;
@@ -60,7 +60,7 @@ TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
   EXPECT_EQ(first.size(), 30U);
   EXPECT_EQ(out.last().finish_reason, FinishReason::length);
   EXPECT_EQ(out.text().size(), 30U);
-  EXPECT_EQ(std::ranges::count(first, 0), 0) << "the end id";
+  EXPECT_EQ(std::ranges::count(first, 0), 0) << "the end id must not be sampled";
   EXPECT_GT(std::set(first.begin(), first.end()).size(), 5U);
   EXPECT_EQ(tokens_of(*null, sampled(7)), first);
   EXPECT_NE(tokens_of(*null, sampled(8)), first);
@@ -85,7 +85,7 @@ TEST_F(NullDeviceTest, RanksGiveTheSameTokens) {
   EXPECT_EQ(tokens_of(*null_engine({{"tensor_para_size", "2"}}), sampled(7)), first);
 }
 
-TEST_F(NullDeviceTest, LogProbabilitiesAreThoseOfADistribution) {
+TEST_F(NullDeviceTest, LogProbabilitiesFormADistribution) {
   const auto null = null_engine();
   auto one = sampled(7, 10);
   one.sampling.logprobs = 20;
@@ -147,7 +147,7 @@ TEST_F(NullDeviceTest, StepsTakeTheirTime) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(100));
 }
 
-TEST_F(NullDeviceTest, SettingsThatMakeNoSenseWithItAreRefused) {
+TEST_F(NullDeviceTest, SettingsThatDoNotApplyAreRejected) {
   const auto refused = [&](const Settings& settings) {
     return error_of([&] { engine(settings); }, ErrorCode::invalid_argument);
   };
@@ -158,7 +158,7 @@ TEST_F(NullDeviceTest, SettingsThatMakeNoSenseWithItAreRefused) {
             std::string::npos);
 }
 
-TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
+TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndEqualTokens) {
   const auto null = null_engine({{"null_step_ms", "1"},
                                  {"stream_interval_ms", "2"},
                                  {"stream_interval_per_stream_ms", "100000"},
@@ -171,7 +171,7 @@ TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     EXPECT_EQ(out[i].tokens(), tokens_of(*null, sampled(i, 40)));
-    EXPECT_LE(out[i].wait().size(), 2U) << "the first and the last";
+    EXPECT_LE(out[i].wait().size(), 2U) << "only the first and the last result";
   }
 }
 

@@ -86,9 +86,11 @@ TEST_F(FreeMemoryTest, without_meminfo_the_error_names_the_file) {
   }
 }
 
-TEST(FreeMemoryHereTest, this_machine_has_some) { EXPECT_GT(make_ops("", 1)->free_memory(), std::size_t{1} << 20); }
+TEST(FreeMemoryHereTest, this_machine_has_free_memory) {
+  EXPECT_GT(make_ops("", 1)->free_memory(), std::size_t{1} << 20);
+}
 
-TEST(CommitBlocksTest, more_blocks_than_there_is_memory_for_are_refused_with_the_numbers) {
+TEST(CommitBlocksTest, too_many_blocks_for_the_memory_are_rejected_with_the_numbers) {
   const auto ops = make_ops("", 1);
   const KvLayout layout{.num_layers = 4, .kv_heads = 2, .head_dim = 128, .block_len = 1024, .dtype = DType::f32};
   const auto block_bytes = ops->kv_block_bytes(layout);

@@ -173,7 +173,7 @@ TEST_P(QuantLinearTest, a_row_alone_equals_the_row_among_more_than_are_multiplie
 }
 
 // Tiles read beyond the end of a group that is not a multiple of their size; after the last group follows the next row.
-TEST_P(QuantLinearTest, a_row_of_nan_stays_alone) {
+TEST_P(QuantLinearTest, a_row_of_nan_does_not_affect_others) {
   Random random(6);
   const auto ops = make_ops(GetParam(), 1);
   for (const std::int64_t group : {48, 44, 32}) {
@@ -210,7 +210,7 @@ TEST_P(QuantLinearTest, memory_is_at_most_5_percent_above_the_file_s) {
   }
 }
 
-TEST_P(QuantLinearTest, every_code_has_its_number) {
+TEST_P(QuantLinearTest, every_code_has_the_correct_number) {
   const auto ops = make_ops(GetParam(), 1);
   for (const auto& kind : kKinds) {
     if (has_integer_activations(kind)) continue;  // cpu_integers_test.cpp
@@ -349,7 +349,7 @@ TEST_P(QuantLinearTest, experts_equal_their_products_in_double) {
 
 // Between the GEMMs activations are rounded to codes, which may differ by one on a device. So this compares with the
 // device's own dense GEMMs.
-TEST_P(QuantLinearTest, experts_with_integer_activations_are_their_gemms) {
+TEST_P(QuantLinearTest, experts_with_integer_activations_equal_their_gemms) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(6);
   const auto ops = make_ops(GetParam(), 2);

@@ -73,7 +73,7 @@ const std::vector<TinyQuant> kQuants = {
     {"rows", "I8", 0},       {"rows", "F8_E4M3", 16},  {"packed-rows", "U4", 32, true}, {"packed-rows", "I8", 16},
     {"awq", "U4", 16, true}, {"gptq", "U4", 32, true}, {"gptq", "I8", 16, true},        {"mxfp4", "F4_E2M1", 32}};
 
-TEST_F(QuantEngine, EveryLayoutMakesTheModelOfItsValues) {
+TEST_F(QuantEngine, EveryLayoutEqualsTheModelOfItsValues) {
   dequantise();
   for (const auto& how : kQuants) {
     auto some = tiny(how);  // both ranks have parts of all divided tensors, and of experts
@@ -85,7 +85,7 @@ TEST_F(QuantEngine, EveryLayoutMakesTheModelOfItsValues) {
 }
 
 // With the CPU's kernels, whose sums have another order: 128 products per row, some layers, and logits of a few tens.
-TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
+TEST_F(QuantEngine, TheCpuEqualsTheModelOfItsValues) {
   constexpr float kTolerance = 1e-3F;
   auto quants = kQuants;
   quants.push_back({"gptq", "U4", 16, true, true});
@@ -106,7 +106,7 @@ TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
 
 // In bf16 the device may use other kernels than in fp32. Alone on one thread, and in a batch on two threads with
 // chunked prompts: the same bits.
-TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
+TEST_F(QuantEngine, InBf16AnAnswerDependsOnlyOnItsRequest) {
   for (TinyQuant how : {TinyQuant{"packed-rows", "U4", 32, true}, {"rows", "I8", 0}, {"mxfp4", "F4_E2M1", 32}}) {
     SCOPED_TRACE(how.layout + " " + how.dtype);
     how.data_type = "bf16";
@@ -136,7 +136,7 @@ TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
 
 // A quantised model in combination with two ranks, experts, a quantised cache, turns of a session, and prompts with
 // cached prefixes.
-TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) {
+TEST_F(QuantEngine, EveryLayoutWorksWithRanksAQuantisedCacheSessionsAndPrefixes) {
   // Allows a key or value to round to the next integer: sums have another order.
   constexpr float kTolerance = 2e-2F;
   const auto expect_near = [](const Answer& found, const Answer& expected) {
@@ -196,7 +196,7 @@ TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) 
   }
 }
 
-TEST_F(QuantEngine, GroupsOfColumnsAllOverMakeTheSameModelOnOneRank) {
+TEST_F(QuantEngine, ScatteredGroupsOfColumnsGiveTheSameModelOnOneRank) {
   dequantise();
   auto shuffled = tiny({"gptq", "U4", 16, true, true});
   expect_same(shuffled);
@@ -245,7 +245,7 @@ TEST_F(QuantEngine, InconsistentWeightsAreRejectedByName) {
   }
 }
 
-TEST_F(QuantEngine, TheTypeOfActivationsHasToBeKnown) {
+TEST_F(QuantEngine, TheTypeOfActivationsMustBeGiven) {
   dequantise();
   write_tiny_workspace(weights(), tiny({"awq", "U4", 16, true}));
   std::string config{std::istreambuf_iterator<char>(std::ifstream(weights() / "config.ini").rdbuf()), {}};
@@ -256,7 +256,7 @@ TEST_F(QuantEngine, TheTypeOfActivationsHasToBeKnown) {
   EXPECT_NE(message.find("weight_type = int4 needs data_type = bf16, fp16 or fp32"), std::string::npos) << message;
 }
 
-TEST_F(QuantEngine, ScalesMayLieInAFileOfTheirOwn) {
+TEST_F(QuantEngine, ScalesMayBeInAnotherFile) {
   write_tiny_workspace(weights(), tiny({"rows", "I8", 0}));
   std::filesystem::copy_file(weights() / "rank-0.safetensors", weights() / "scales.safetensors");
   auto manifest = json::parse(std::ifstream(weights() / "manifest.json"));

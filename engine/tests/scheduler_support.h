@@ -161,7 +161,7 @@ inline void check_plan(const Scheduler& scheduler, const StepPlan& plan, const L
   ASSERT_LE(scheduler.num_running(), limits.max_batch_size);
   for (const auto& gone : {plan.preempted, plan.impossible}) {
     for (const auto id : gone) {
-      ASSERT_FALSE(ids.contains(id)) << "planned, and preempted or impossible";
+      ASSERT_FALSE(ids.contains(id)) << "a sequence is planned, but also preempted or impossible";
       ASSERT_TRUE(scheduler.blocks(id).empty());
     }
   }

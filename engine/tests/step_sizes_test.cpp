@@ -27,12 +27,12 @@ void expect_sizes(const StepDevice& device, int token_budget, int max_batch_size
   EXPECT_EQ(got.max_batch_size, max_batch_size) << device.sms << ", " << device.free_bytes / kGiB << " GiB";
 }
 
-TEST(StepSizes, TheCpusSizesDoNotDependOnMemory) {
+TEST(StepSizes, SizesOnACpuDoNotDependOnMemory) {
   expect_sizes({"cpu", 0, kGiB}, 512, 64);
   expect_sizes({"cpu", 0, 2000 * kGiB}, 512, 64);
 }
 
-TEST(StepSizes, AGpuHasThemByItsSmsAndFreeMemory) {
+TEST(StepSizes, SizesOnAGpuDependOnItsSmsAndFreeMemory) {
   expect_sizes({"cuda", 132, 139 * kGiB}, 2048, 256);  // H200
   expect_sizes({"cuda", 108, 79 * kGiB}, 1536, 192);   // A100
   expect_sizes({"cuda", 58, 22 * kGiB}, 768, 64);      // L4
@@ -40,13 +40,13 @@ TEST(StepSizes, AGpuHasThemByItsSmsAndFreeMemory) {
   expect_sizes({"cuda", 132, 10 * kGiB}, 1280, 64);
 }
 
-TEST(StepSizes, NoGpuHasLessThanTheCpuOrMoreThanABound) {
+TEST(StepSizes, SizesOnAGpuAreBounded) {
   expect_sizes({"cuda", 6, 2 * kGiB}, 512, 64);
   expect_sizes({"cuda", 132, 0}, 512, 64);
   expect_sizes({"cuda", 5000, 4000 * kGiB}, 8192, 512);
 }
 
-TEST(StepSizes, SizesThatTheUserSetStay) {
+TEST(StepSizes, SizesSetByTheUserAreKept) {
   const StepDevice h200{"cuda", 132, 139 * kGiB};
   EXPECT_EQ(sizes(h200, 7).token_budget, 7);
   EXPECT_EQ(sizes(h200, 7).max_batch_size, 256);
@@ -54,7 +54,7 @@ TEST(StepSizes, SizesThatTheUserSetStay) {
   EXPECT_EQ(sizes(h200, 0, 3).token_budget, 2048);
 }
 
-TEST(StepSizes, NothingComputesWithSizesThatAreNotResolved) {
+TEST(StepSizes, UnresolvedSizesAreAnError) {
   const auto refused = [](const auto& use, const EngineConfig& config, const std::string& name) {
     try {
       use(config);

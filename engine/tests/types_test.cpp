@@ -62,12 +62,12 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
 }
 
 // The uploads of every step are limited.
-TEST(SamplingParams, BiasesForAllTokensAreBoundedWhereEachSequenceHasItsOwn) {
+TEST(SamplingParams, BiasesAreLimitedIfEachSequenceHasItsOwn) {
   constexpr int kVocab = 262'144;
   SamplingParams sampling;
   sampling.n = 128;
   sampling.logit_bias.assign(kVocab, {1, 1.0F});
-  EXPECT_NO_THROW(sampling.validate(kVocab)) << "all sequences share one list";
+  EXPECT_NO_THROW(sampling.validate(kVocab)) << "all sequences must share one list";
   sampling.logprobs = 0;
   EXPECT_THROW(sampling.validate(kVocab), Error);
   sampling.n = 8;

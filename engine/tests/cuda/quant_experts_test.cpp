@@ -101,7 +101,7 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
 
 // Each row takes one expert. Formats for both kernels and for the plain kernel only, and shapes that are not multiples
 // of vectors.
-TEST(CudaQuantExpertsTest, every_format_is_its_experts_in_double_precision) {
+TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) {
   using enum Activations;
   Random random(140);
   struct Case {
@@ -165,7 +165,7 @@ TEST(CudaQuantExpertsTest, every_format_is_its_experts_in_double_precision) {
   }
 }
 
-TEST(CudaQuantExpertsTest, a_row_has_the_same_bits_among_any_rows) {
+TEST(CudaQuantExpertsTest, the_bits_of_a_row_do_not_depend_on_other_rows) {
   Random random(141);
   const auto device = make_ops("cuda_reproducible", 1);
   const Layer layer(random, 2, 640, 512, {Code::u4, 128, true, DType::f16}, {Code::u4, 32, false, DType::f16});
