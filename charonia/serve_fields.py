@@ -140,8 +140,9 @@ class ServeFields(BaseSettings):
         ge=0,
         le=64,
         validation_alias="CHARONIA_GATEWAY_WORKERS",
-        description="processes that the gateway runs in behind its port; 0: one for every four cores of the machine, "
-        "or of the container's quota, at most 8; where `charonia serve` computes on the CPU one",
+        description="number of processes of the gateway; 0: one, or with CHARONIA_GATEWAY_REDIS_URL one for every "
+        "four cores of the machine or of the container's quota, at most 8 (one if `charonia serve` "
+        "computes on the CPU)",
     )
     gateway_keys_file: Path | None = Field(
         None,
@@ -322,7 +323,6 @@ OTHERS = (
     "CHARONIA_GATEWAY_ALLOWED_ORIGINS",
     "CHARONIA_GATEWAY_CACHE_BY_KEY",
     "CHARONIA_GATEWAY_HEARTBEAT_S",
-    "CHARONIA_GATEWAY_LIMITS_STORAGE",
     "CHARONIA_GATEWAY_LOG_LEVEL",
     "CHARONIA_GATEWAY_MAX_BODY_BYTES",
     "CHARONIA_GATEWAY_MAX_CHOICES",
@@ -331,6 +331,7 @@ OTHERS = (
     "CHARONIA_GATEWAY_MORE_MODELS",
     "CHARONIA_GATEWAY_PAGE",
     "CHARONIA_GATEWAY_READ_TIMEOUT_S",
+    "CHARONIA_GATEWAY_REDIS_URL",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_RESPONSE_TTL_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",

@@ -70,7 +70,6 @@ class _Running:
     session_id: str | None
     results: asyncio.Queue[_engine.Result | ClientError] = field(default_factory=asyncio.Queue)
     handle: int | None = None  # None: not submitted yet
-    begun: bool = False
 
 
 class EngineServer:
@@ -136,7 +135,6 @@ class EngineServer:
                     if isinstance(error, errors.EngineClosedError):
                         self._over = str(error)
                     raise _to_client(error)
-                running.begun = True
                 left -= bool(result.finish_reason)
                 yield await self._response(request, made, result, first=result.index not in echoed)
                 echoed.add(result.index)
@@ -245,13 +243,6 @@ class EngineServer:
         await self.check()
         with _translated():
             self._native.end_session(session_id)
-
-    def abort(self, request_id: str, why: str) -> bool:
-        running = self._active.get(request_id)
-        if running is None or running.begun:
-            return False
-        running.results.put_nowait(Unavailable(why))
-        return True
 
     async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         return self._text.look_up(ids)

@@ -85,7 +85,6 @@ def serve_elsewhere(
         await asyncio.gather(*(wait_for(name, pool) for name, pool in pools.items()))
 
     async def wait_for(name: str, pool: Pool) -> None:
-        await asyncio.gather(*(endpoint.checked() for endpoint in pool.endpoints))
         if reason := await pool.why_not_ready():
             _say(f"No answer from {name} yet: {reason}. The page shows this too, and works as soon as Triton is there")
             while await pool.why_not_ready():
