@@ -77,7 +77,7 @@ def split_into_shards(folder: Path) -> None:
 
 def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None:
     root = convert(model, tmp_path / "w")
-    for name in ("preprocessing", "engine", "postprocessing", "parsing", "ensemble"):
+    for name in ("preprocessing", "engine", "postprocessing", "ensemble"):
         link = root / "model_repository" / name
         assert link.is_symlink() and not link.readlink().is_absolute()
         assert (link / "config.pbtxt").is_file() and (link / "1").is_dir()
@@ -95,8 +95,8 @@ def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None
 
 def test_a_workspace_of_an_older_version_names_the_command_that_mends_it(model: Path, tmp_path: Path) -> None:
     root = convert(model, tmp_path / "w")
-    (root / "model_repository" / "parsing").unlink()
-    with pytest.raises(ModelError, match="older version, without Triton model 'parsing': run charonia convert"):
+    (root / "model_repository" / "postprocessing").unlink()
+    with pytest.raises(ModelError, match="older version, without Triton model 'postprocessing': run charonia convert"):
         prepare(str(root), tmp_path, {})
 
 
