@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from charonia import _engine
+from charonia import _engine, guide_library
 from charonia.api.guides import Guide
 from charonia.api.prompts import Prompt, encode, native_sampling, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
@@ -63,6 +63,7 @@ class Engine:
         self._tokenizer_folder = None if tokenizer is None else Path(tokenizer)
         self._tokenizer: PreTrainedTokenizerFast | None = None
         self._tokenizer_lock = threading.Lock()
+        os.environ.update(guide_library.environment(os.environ))
         native = _engine.Engine(Path(weights), overrides)
         self._native: _engine.Engine | None = native
         self.info: _engine.EngineInfo = native.info()

@@ -26,7 +26,6 @@ from charonia.serve.models import Models, Served, make_repository, option_values
 from charonia.serve.prepared import model_name, prepare_all
 from charonia.serve.process import Child
 from charonia.serve.restarts import WINDOW_S, Restarts
-from charonia.serve.structured_output import StructuredOutput
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import WEIGHTS
 
@@ -109,7 +108,6 @@ class _Stack:
         self._models: Models  # set by _start()
         self._shared_memory = shared_memory.new_prefix()
         self._restarts = Restarts(settings.max_restarts)
-        self._structured_output = StructuredOutput(self._say)
         self._start_server: Callable[[], Child]  # set by _start()
         self._children: list[Child] = []  # Triton, then the gateway
         self._watch: hang.Watch | None = None  # of the Triton that is ready
@@ -141,9 +139,7 @@ class _Stack:
                 self._is_ready()
                 self._take_orders(held, own)
                 self._announce(served, time.monotonic() - began)
-                self._structured_output.look()
                 while not self._signals.wait(_POLL_S * 2):
-                    self._structured_output.look()
                     self._end_hung_server()
                     if self._children[0].exit_status() is None or not self._restart():
                         self._check_alive(self._children)

@@ -97,7 +97,7 @@ class Model:
     def __init__(self, folder: Path, kind: tiny_models.TokenizerKind, special: bool) -> None:
         marks = {"special": MARKS} if special else {"added": [*MARKS, *JOINED]}
         tiny_models.write_model(folder, kind, "babbler", hidden=128, positions=512, **marks)  # type: ignore[arg-type]
-        self.engine = Engine.from_pretrained(folder, threads=1, guide_timeout_s=120)
+        self.engine = Engine.from_pretrained(folder, threads=1)
         self.tokenizer = self.engine.tokenizer
         made = build_token_table(self.tokenizer, self.engine.info.vocab_size)
         self.table = TokenTable(

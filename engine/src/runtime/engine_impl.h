@@ -76,9 +76,9 @@ class Engine::Impl {
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
   };
 
-  // When a request has to have begun, to have ended, or to have its grammar. They may be the same point in time.
+  // When a request has to have begun, or to have ended. They may be the same point in time.
   struct Timer {
-    enum class Kind : std::uint8_t { queue_deadline, deadline, guide };
+    enum class Kind : std::uint8_t { queue_deadline, deadline };
     Clock::time_point when;
     Handle handle;
     Kind kind;
@@ -118,10 +118,7 @@ class Engine::Impl {
   void take(Inbox& inbox);
   void take(std::unique_ptr<Group> group);
   void begin(Group& group);
-  void wait_for_grammar(Group& group);
   void begin_compiled();
-  void end_waiting_for_grammar(Group& group);
-  void reject_slow_grammar(Group& group);
   void make_providers(Group& group);
   void make_sequences(Group& group);
   void set_prompt(Group& group);
@@ -206,7 +203,7 @@ class Engine::Impl {
   runtime::CacheSalts salts_;
   int num_parked_ = 0;                                         // requests that wait for theirs
   std::set<Handle> compiling_;                                 // requests that wait for nothing but their grammar
-  std::set<Timer> timers_;                                     // queue_deadline, deadline, guide_deadline of all groups
+  std::set<Timer> timers_;                                     // queue_deadline and deadline of all groups
   std::optional<Clock::time_point> next_expiry_;               // of a session
   Clock::time_point last_settled_{};
   std::chrono::nanoseconds interval_{};  // between two responses of a stream, as of the step that is delivered

@@ -304,10 +304,10 @@ void Engine::Impl::take(std::unique_ptr<Group> taken) {
   if (group.queue_deadline) timers_.insert({*group.queue_deadline, group.handle, Timer::Kind::queue_deadline});
   if (group.deadline) timers_.insert({*group.deadline, group.handle, Timer::Kind::deadline});
   if (auto& guide = group.request.guide) {
-    // Threads are nudged, and nothing is waited for. A gateway's salts begin with the id of the client's key.
+    // A gateway's salts begin with the id of the client's key.
     const auto& salt = group.request.cache_salt;
-    group.grammar = guides_->find(*guide, group.request.strip_leading_space && tokens_->strip_leading_space(),
-                                  salt.substr(0, salt.find('/')));
+    group.grammar = guides_->compile(std::move(*guide), group.request.strip_leading_space && tokens_->strip_leading_space(),
+                                     salt.substr(0, salt.find('/')));
     guide.reset();
   }
   if (!group.in_session()) return begin(group);
@@ -322,7 +322,10 @@ void Engine::Impl::take(std::unique_ptr<Group> taken) {
 
 // A request that cannot begin ends, and no other one does.
 void Engine::Impl::begin(Group& group) {
-  if (group.grammar && !group.grammar->done()) return wait_for_grammar(group);
+  if (group.grammar && !group.grammar->done()) {
+    compiling_.insert(group.handle);
+    return;
+  }
   try {
     if (group.grammar) {
       const auto* const grammar = group.grammar->compiled();
@@ -341,44 +344,14 @@ void Engine::Impl::begin(Group& group) {
   }
 }
 
-void Engine::Impl::wait_for_grammar(Group& group) {
-  group.guide_deadline = Clock::now() + duration_of(info.config.guide_timeout_s);
-  timers_.insert({*group.guide_deadline, group.handle, Timer::Kind::guide});
-  compiling_.insert(group.handle);
-}
-
-void Engine::Impl::end_waiting_for_grammar(Group& group) {
-  if (group.guide_deadline) {
-    timers_.erase({*std::exchange(group.guide_deadline, std::nullopt), group.handle, Timer::Kind::guide});
-  }
-  compiling_.erase(group.handle);
-}
-
-// A grammar is done, or several are.
+// Begins the requests whose grammars are compiled.
 void Engine::Impl::begin_compiled() {
   const std::vector<Handle> waiting(compiling_.begin(), compiling_.end());
   for (const auto handle : waiting) {
-    const auto found = groups_.find(handle);
-    if (found == groups_.end() || !compiling_.contains(handle) || !found->second->grammar->done()) continue;
-    end_waiting_for_grammar(*found->second);
-    begin(*found->second);
+    if (!compiling_.contains(handle) || !groups_.at(handle)->grammar->done()) continue;
+    compiling_.erase(handle);
+    begin(*groups_.at(handle));
   }
-}
-
-void Engine::Impl::reject_slow_grammar(Group& group) {
-  const auto limit = info.config.guide_timeout_s;
-  if (const auto left = guides_->overdue(group.grammar, limit)) {
-    timers_.erase({*std::exchange(group.guide_deadline, std::nullopt), group.handle, Timer::Kind::guide});
-    if (*left <= 0) return;  // it ends when the thread has noticed
-    group.guide_deadline = Clock::now() + duration_of(*left);
-    timers_.insert({*group.guide_deadline, group.handle, Timer::Kind::guide});
-    return;
-  }
-  reject(runtime::Rejection::queue_time);
-  end_request(group, FinishReason::error,
-              cat("the request's grammar waited ", limit, " s (guide_timeout_s) behind others that are compiled; ",
-                  "retry after ", admission_->retry_after_s(), " s"),
-              ErrorCode::resource_exhausted);
 }
 
 void Engine::Impl::make_providers(Group& group) {
@@ -464,8 +437,6 @@ void Engine::Impl::end_overdue(Clock::time_point now) {
           cat("the request did not end within its time limit: ",
               std::round(1000 * seconds(*group.deadline - group.submitted)), " ms (timeout_ms or request_timeout_s)"),
           ErrorCode::deadline_exceeded);
-    } else if (timers_.begin()->kind == Timer::Kind::guide) {
-      reject_slow_grammar(group);
     } else {
       reject(runtime::Rejection::queue_time);
       end_request(group, FinishReason::error,
@@ -552,7 +523,7 @@ void Engine::Impl::close(Group& group, std::vector<Result> last) {
   admission_->ended(group.work, group.num_output / group.num_sequences());
   if (group.queue_deadline) timers_.erase({*group.queue_deadline, handle, Timer::Kind::queue_deadline});
   if (group.deadline) timers_.erase({*group.deadline, handle, Timer::Kind::deadline});
-  end_waiting_for_grammar(group);
+  compiling_.erase(handle);
   several_.erase(&group);
   const auto owned = std::move(groups_.at(handle));
   groups_.erase(handle);

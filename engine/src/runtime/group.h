@@ -33,7 +33,6 @@ struct Group {
   Clock::time_point submitted;
   std::optional<Clock::time_point> queue_deadline;  // it ends when it has not begun by then; unset once it has
   std::optional<Clock::time_point> deadline;
-  std::optional<Clock::time_point> guide_deadline;  // while nothing but its grammar is missing
   Work work;
   UnreadRows unread_logits;  // of Request::prompt_logits
 
