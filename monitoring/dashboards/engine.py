@@ -229,13 +229,12 @@ def _grammars() -> list[Panel]:
     def per_second(metric: str) -> str:
         return f"sum by (instance) (rate({metric}{{{SERVERS}}}[$__rate_interval]))"
 
-    hits, misses = (per_second(f"charonia_guide_cache_{kind}_total") for kind in ("hits", "misses"))
     certain = per_second("charonia_jump_forward_tokens_total")
     return [
         graph(
             "Time to compile a grammar",
             SECONDS,
-            "Near guide_timeout_s: requests with such guides are rejected; ask who sends them for simpler ones.",
+            "Milliseconds. Longer: large schemas, or guides that are made to cost much.",
             quantiles("charonia_guide_compile_seconds", SERVERS),
         ),
         graph(
@@ -243,12 +242,6 @@ def _grammars() -> list[Panel]:
             SECONDS,
             "Longer than a forward pass: steps wait for it. Ambiguous grammars take long.",
             quantiles("charonia_token_mask_seconds", SERVERS),
-        ),
-        graph(
-            "Grammars found",
-            RATIO,
-            "Falling: guides are new each time, or guide_cache_size does not hold those in use.",
-            [Query(f"{hits} / ({hits} + {misses})", "{{instance}}")],
         ),
         graph(
             "Tokens that were certain",
