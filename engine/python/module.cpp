@@ -27,6 +27,7 @@
 #include "charonia/engine.h"
 #include "charonia/error.h"
 #include "charonia/types.h"
+#include "grammar/guide_compiler.h"
 #include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
 #include "runtime/settings.h"
@@ -477,6 +478,8 @@ PYBIND11_MODULE(_engine, m) {
   bind_split(m);
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { registry().close(); }, py::call_guard<py::gil_scoped_release>()));
+  m.def("schema_for_llguidance", &grammar::schema_for_llguidance, py::arg("schema"),
+        "The text of a JSON schema as llguidance gets it. Raises InvalidRequestError.");
   py::class_<EngineHolder>(m, "Engine", "A loaded model; see engine/include/charonia/engine.h.")
       .def(py::init<const std::filesystem::path&, const Settings&>(), py::arg("weights_dir"),
            py::arg("overrides") = Settings{})

@@ -383,6 +383,10 @@ std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
   return out;
 }
 
+std::string schema_for_llguidance(const std::string& schema) {
+  return checked_schema(parse_json(schema, "the JSON schema"), Space::fixed).dump();
+}
+
 // The error with the part that has it, and the place in its schema.
 std::string GuideCompiler::explain(const std::vector<Part>& parts, const std::string& error) const {
   const auto error_of_schema = [&](const Json& schema) {

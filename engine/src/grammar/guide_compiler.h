@@ -75,4 +75,7 @@ class GuideCompiler {
   TokenizerPtr bytes_;  // of single bytes; null: no text is forced
 };
 
+// The text of a JSON schema as llguidance gets it, for tests. Throws Error(invalid_argument).
+std::string schema_for_llguidance(const std::string& schema);
+
 }  // namespace charonia::grammar
