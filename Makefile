@@ -1,13 +1,10 @@
 # make serve   everything that is needed, then Triton, the four models and the gateway. MODEL=<folder or hub id> serves
 #              another model than the demo model; docs/configuration.md lists the other variables. Ctrl-C ends it
 # make chat    a chat with what make serve runs. TOOLS=<file.py>: the model may call the functions of that file
-# make test    all checks and tests except those of containers and of released models
-# make test-docker  the tests of the containers, on a Docker engine
-# make test-clients  gets LangChain, instructor and OpenAI's agents SDK, and tests clients with them; make test runs these
-#              tests then, too
-# make test-released  downloads SmolLM2 135M and Gemma 3 270M (390 MB), and compares the engine with transformers and
-#              llama.cpp on them
-# make sanitize  the C++ tests under the address, undefined-behaviour and thread sanitizers
+# make test    lint, types, C++ and Python unit tests, and each interface once before one server: some minutes
+# make test-all    everything else: CUDA, the emulated device, sanitizers, all servers, clients, released models (downloads
+#              390 MB) and containers
+# make sanitize  only the C++ tests under the address, undefined-behaviour and thread sanitizers
 # make generate  what follows from definitions/*.toml: C++, Python, config.pbtxt, docs/configuration.md
 # make convert MODEL=<folder or hub id> DST=<workspace>
 
@@ -15,7 +12,7 @@ BIN := .venv/bin
 # Hundreds of processes would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help serve chat convert setup test test-docker test-clients test-released sanitize format generate clean distclean
+.PHONY: help serve chat convert setup test test-all sanitize format generate clean distclean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -37,24 +34,14 @@ convert: setup
 
 test:
 	@scripts/setup.sh test
-	@exec scripts/test.sh
+	@exec scripts/test.sh fast
 
-test-docker:
-	@scripts/setup.sh test
-	@exec $(BIN)/pytest -rs tests/docker
-
-test-clients:
-	@scripts/setup.sh test
-	@scripts/get_clients.sh >/dev/null
-	@exec $(BIN)/pytest -rs tests/stack/test_clients.py
-
-test-released:
-	@scripts/setup.sh test
-	@$(BIN)/python scripts/get_released.py
-	@OMP_NUM_THREADS=1 exec $(BIN)/pytest -n 2 --dist worksteal -rsP tests/released
+test-all:
+	@scripts/setup.sh test-all
+	@exec scripts/test.sh all
 
 sanitize:
-	@scripts/setup.sh test
+	@scripts/setup.sh test-all
 	@exec scripts/sanitize.sh
 
 format:

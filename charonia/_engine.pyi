@@ -26,6 +26,25 @@ def read_config_ini(file: Path) -> dict[str, str]: ...
 def plan_memory(weights: Path, settings: dict[str, str], memory: str = "") -> dict[str, Any]: ...
 def measure_read_bandwidth(threads: int = 0, megabytes: int = 1024) -> float: ...
 
+class KernelBench:
+    def __init__(self, device: str, threads: int = 0, reproducible: bool = False) -> None: ...
+    instruction_set: str
+    def gemm(
+        self, n: int, k: int, format: str, rows: list[int], layers: int, rounds: int
+    ) -> tuple[int, dict[int, list[float]]]: ...
+    def attention(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        kv_bits: int,
+        batch: int,
+        fresh: int,
+        context: int,
+        layers: int,
+        rounds: int,
+    ) -> tuple[float, list[float]]: ...
+
 class SamplingParams:
     # generated: sampling parameters, from definitions/ by `make generate`
     max_tokens: int | None

@@ -36,9 +36,10 @@ class ServeFields(BaseSettings):
         description="name under which clients ask for the model; default: its folder's name",
     )
     host: str = Field(
-        "0.0.0.0",
+        "127.0.0.1",
         validation_alias="CHARONIA_HOST",
-        description="address that the gateway listens on",
+        description="address that the gateway listens on; 0.0.0.0: all addresses, so that other machines can use the "
+        "gateway",
     )
     triton_address: str = Field(
         "127.0.0.1",
@@ -296,7 +297,6 @@ SHARED = (
 
 # What the gateway, the engine and scripts read themselves.
 OTHERS = (
-    "CHARONIA_ADVISORIES_URL",
     "CHARONIA_API_KEY",
     "CHARONIA_CACHE_DIR",
     "CHARONIA_CCACHE",
@@ -316,6 +316,7 @@ OTHERS = (
     "CHARONIA_EMULATED_STREAMS",
     "CHARONIA_ENDPOINT_CHECK_INTERVAL_S",
     "CHARONIA_ENDPOINT_CHECK_TIMEOUT_S",
+    "CHARONIA_ENGINE_BUILD",
     "CHARONIA_FAILURES",
     "CHARONIA_GATEWAY_ACCESS_LOG",
     "CHARONIA_GATEWAY_ADDRESS",

@@ -59,7 +59,7 @@ docker info >/dev/null 2>&1 ||
   fail "the Docker daemon does not answer: is it running (systemctl status docker), and may this user talk to it (group docker)?"
 docker image inspect "$image" >/dev/null 2>&1 ||
   fail "there is no image $image on this machine: build it in a checkout (docker compose build server), load it" \
-    "(scripts/save_images.sh load), or docker pull one and name it with --image"
+    "(docker load), or docker pull one and name it with --image"
 
 if [ -z "$gpus" ]; then
   gpus=none

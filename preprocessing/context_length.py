@@ -31,13 +31,13 @@ _PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"([^"
 
 def context_length(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int | None:
     """session_len as the engine has it; 0 there: what the model was trained for. None where nothing says it."""
-    given = _setting("session_len", weights, engine_config, environment)
+    given = setting("session_len", weights, engine_config, environment)
     return _number(given) or _number(_section(weights / "config.ini").get("max_position_embeddings", ""))
 
 
 def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int:
     """The same setting of the engine."""
-    return _number(_setting("guide_max_bytes", weights, engine_config, environment)) or GUIDE_MAX_BYTES
+    return _number(setting("guide_max_bytes", weights, engine_config, environment)) or GUIDE_MAX_BYTES
 
 
 def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str], limit: int | None) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str
     defaults of sampling parameters."""
     ini = _section(weights / "config.ini")
     types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
-    off = _setting("generation_config", weights, engine_config, environment).strip() == "none"
+    off = setting("generation_config", weights, engine_config, environment).strip() == "none"
     sampling = {
         name: default if off else type(default)(ini.get(f"default_{name}", default))
         for name, default in DEFAULT_SAMPLING.items()
@@ -54,7 +54,7 @@ def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str
     return {"context_length": limit, **types, "group_size": group_size, "default_sampling_parameters": sampling}
 
 
-def _setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:
+def setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:
     """A setting by the environment, else by the parameters in the engine's config.pbtxt, else by config.ini in
     `weights`. "" where nothing says it."""
     ini = _section(weights / "config.ini")

@@ -20,6 +20,7 @@ import prompt
 import prompt_ids
 from answer_guide import Guide
 from context_length import context_length, guide_max_bytes, model_info
+from model_fingerprint import fingerprint
 from model_log import ModelLog
 from prepare import Fields, Preparation
 from prompt_ids import PromptError, TokenizerError, load_tokenizer
@@ -43,7 +44,7 @@ class TritonPythonModel:
         weights = folder.resolve().parent / "weights"
         settings = (weights, engine_config, os.environ)
         limit = context_length(*settings)
-        self.info = model_info(*settings, limit)
+        self.info = {**model_info(*settings, limit), "fingerprint": fingerprint(*settings, folder)}
         try:
             special = read_special_tokens(folder / "token_table.safetensors")
             tokenizer, guide_bytes = load_tokenizer(folder), guide_max_bytes(*settings)

@@ -1,5 +1,5 @@
-# find_program NAME... -- PACKAGE...: prints the first of these programs that is installed; else installs Debian's packages, as
-# root in continuous integration (CI=true), and looks again. Exit code 1: none can be had. To be sourced, in the checkout.
+# To be sourced in the checkout: programs and libraries from Debian's packages.
+
 find_installed() {
   local name
   for name in "$@"; do
@@ -8,6 +8,8 @@ find_installed() {
   return 1
 }
 
+# find_program NAME... -- PACKAGE...: prints the first of these programs that is installed. As root in continuous integration
+# (CI=true) it installs the packages and looks again. Exit code 1 if there is none.
 find_program() {
   local names=()
   while [ "$1" != -- ]; do names+=("$1") && shift; done
@@ -15,17 +17,26 @@ find_program() {
   if find_installed "${names[@]}"; then return; fi
   if [ "${CI:-}" != true ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then return 1; fi
   mkdir -p build
-  # Two that need it at once install it one after the other. 8>&-: what is started by an installation may stay, and must
-  # not hold the lock.
+  # 8>&-: a service that the installation starts must not hold the lock.
   exec 8>"build/${names[0]}.lock"
   flock 8
   if find_installed "${names[@]}"; then return; fi
-  install_packages "build/${names[0]}.log" "$@" 8>&- || true
+  local install=(env DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends "$@")
+  with_new_lists "${install[@]}" >"build/${names[0]}.log" 2>&1 8>&- || true
   find_installed "${names[@]}"
 }
 
-# install_packages LOG PACKAGE...: the second time with new lists of what there is.
-install_packages() {
-  local install=(env DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends "${@:2}")
-  "${install[@]}" >"$1" 2>&1 || { apt-get -q update >/dev/null 2>&1 && "${install[@]}" >"$1" 2>&1; }
-}
+# unpack_packages FOLDER PACKAGE...: downloads Debian's packages and unpacks them into the folder, without installing them.
+unpack_packages() (
+  if [ -f "$1/unpacked" ]; then exit; fi
+  mkdir -p "$1/packages" && cd "$1/packages" || exit
+  exec 8>"$1/lock"
+  flock 8
+  if [ -f "$1/unpacked" ]; then exit; fi
+  with_new_lists apt-get -q download "${@:2}" >"$1/log" 2>&1 || exit
+  for package in *.deb; do dpkg -x "$package" "$1" || exit; done
+  touch "$1/unpacked"
+)
+
+# with_new_lists COMMAND...: runs it; if it fails, again after root has updated apt's lists.
+with_new_lists() { "$@" || { if [ "$(id -u)" = 0 ]; then apt-get -q update; fi && "$@"; }; }

@@ -1,4 +1,4 @@
-"""Makes Hugging Face folders of released models under build/released/, for `make test-released`.
+"""Makes Hugging Face folders of released models under build/released/, for tests/released.
 
     python scripts/get_released.py [--probe]
 

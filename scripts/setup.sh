@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# setup.sh serve|test: brings .venv up to date with this checkout. It does nothing that has been done, so it may run before
-# every command.
+# setup.sh serve|test|test-all: brings .venv up to date with this checkout, for `make serve`, `make test` or `make test-all`. It
+# does nothing that has been done, so it may run before every command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-purpose=${1:?serve or test}
+purpose=${1:?serve, test or test-all}
 stamps=.venv/stamps
 mkdir -p build
 exec 9>build/setup.lock
@@ -42,10 +42,10 @@ if [ "$cuda" = auto ]; then
   fi
 fi
 
-# For serving, the CPU's kernels are compiled for this processor alone, which is an eighth less to compile; tests need all.
+# The CPU's kernels are compiled only for this processor, unless for `make test-all`.
 kernels_built=$(cat "$stamps/kernels" 2>/dev/null || { [ ! -e "$stamps/engine" ] || echo all; })
 kernels=all
-if [ "$purpose" = serve ] && [ "$kernels_built" != all ]; then
+if [ "$purpose" != test-all ] && [ "$kernels_built" != all ]; then
   kernels="native $(grep -m1 ^flags /proc/cpuinfo | grep -owE 'avx2|avx512vl|avx512dq|avx512_bf16|amx_bf16' | tr '\n' ' ' || true)"
 fi
 
@@ -101,8 +101,8 @@ install_all() {
 install_packages() {
   local needed=build/dependencies-$purpose.txt
   .venv/bin/python scripts/dependencies.py "$purpose" >"$needed"
-  if [ "$purpose" = test ]; then
-    get_packages --requirement "$needed" --requirement scripts/requirements-test.txt
+  if [ "$purpose" = test-all ]; then
+    get_packages --requirement "$needed" --requirement scripts/requirements-test-all.txt
     get_packages --no-deps --requirement scripts/requirements-test-alone.txt
   else
     get_packages --requirement "$needed"
@@ -135,12 +135,13 @@ elif [ ! -e "$stamps/packages" ]; then
   .venv/bin/python scripts/check_machine.py
 fi
 
-if [ "$purpose" = test ]; then
+# Not elsewhere: all would be compiled again after `make serve`, and a newer compiler may have new warnings.
+if [ "${CI:-}" = true ]; then
   export CMAKE_ARGS="${CMAKE_ARGS:-} -DCHARONIA_WERROR=ON"
 fi
 sources=(pyproject.toml client/pyproject.toml gateway/pyproject.toml scripts/requirements-build.txt)
 if outdated packages "${sources[@]}" ||
-  { [ "$purpose" = test ] && outdated test "${sources[@]}" scripts/requirements-test*.txt; }; then
+  { [ "$purpose" != serve ] && outdated "$purpose" "${sources[@]}" scripts/requirements-test*.txt; }; then
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
   with_progress get_packages --requirement scripts/requirements-build.txt
@@ -153,7 +154,8 @@ if outdated packages "${sources[@]}" ||
   done_at packages
   done_at engine
   if [ -n "$page" ] && wait "$page"; then done_at page; fi
-  if [ "$purpose" = test ]; then done_at test; fi
+  if [ "$purpose" != serve ]; then done_at "$purpose"; fi
+  if [ "$purpose" = test-all ]; then done_at test; fi
 fi
 
 if [ -z "${page:-}" ] && page_outdated; then
@@ -161,8 +163,8 @@ if [ -z "${page:-}" ] && page_outdated; then
   if .venv/bin/python scripts/get_page_libraries.py; then done_at page; fi
 fi
 
-# What the tests of the page need beside them.
-if [ "$purpose" = test ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
+# Libraries that only the tests of the page need.
+if [ "$purpose" = test-all ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
 
 if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
   [ "$(cat "$stamps/kernels" 2>/dev/null || echo all)" != "$kernels" ]; then

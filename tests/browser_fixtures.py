@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE_HANG_S = 60
+PAGE_HANG_S = 120
 
 
 @pytest.fixture(scope="module")  # while it lives, no asynchronous test can run in this process

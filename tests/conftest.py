@@ -7,6 +7,7 @@ import functools
 import gc
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ for number, handler in (
         signal.signal(number, handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks each test by its folder: stack, gpu and docker; the tests that `make test` runs are fast."""
+    root = Path(__file__).parent
+    for item in items:
+        folder, *rest = item.path.relative_to(root).parts
+        if folder in ("stack", "gpu", "docker"):
+            item.add_marker(folder)
+        if rest == ["test_smoke.py"] or (folder == "unit" and item.get_closest_marker("slow") is None):
+            item.add_marker("fast")
+
+
 def pytest_collection_finish() -> None:
     """What the modules of all tests hold stays to the end: the collector does not go through it again and again."""
     gc.freeze()
@@ -53,7 +65,7 @@ def pytest_collection_finish() -> None:
 _SAME_SERVERS = {
     "demo": (
         "access benchmark choices demo_served demo_tools deploy gateway_doors gateway_openai lm_eval logs malformed "
-        "messages monitoring_live openapi page_served prompt_logprobs responses soak structured_output timings tracing"
+        "messages monitoring_live openapi page_served prompt_logprobs responses structured_output timings tracing"
     ),
     "small": (
         "client_chat client_server drain ensemble gateway_errors gateway_leaving gateway_subscribed limits "

@@ -8,34 +8,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from charonia.bench.records import Record
 
 
 @dataclass
 class Trace:
-    """One request as its client saw it; times in seconds on one clock.
-
-    made_ms: when the engine made each response of `arrivals`, in milliseconds since it took the request, where the
-    target says so."""
+    """One request as its client saw it; times in seconds on one clock. arrivals: of each response with content."""
 
     began: float
-    arrivals: list[float] = field(default_factory=list)  # of each response that carried something
-    made_ms: list[float] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
     ended: float = 0.0
     input_tokens: int = 0
-    cached_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run, as records() has them; lists are of all requests or responses, in milliseconds.
+    """The figures of one run; lists have a value for each request or response, in milliseconds.
 
-    ttft: from sending to the first response. tpot: time per output token after the first, per request. itl: between two
-    responses of a request, which carry one token or, under load, a few. e2e: from sending to the last response.
+    ttft: from sending to the first response. tpot: time per output token after the first, for each request. itl:
+    between two responses of a request, which carry one token or, under load, several. e2e: from sending to the end.
     """
 
     requests: int
@@ -47,7 +41,7 @@ class Figures:
     tpot_ms: list[float]
     itl_ms: list[float]
     e2e_ms: list[float]
-    error_counts: dict[str, int]  # of each kind, the most frequent five
+    error_counts: dict[str, int]  # the five most frequent texts
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Figures:
@@ -66,8 +60,8 @@ class Figures:
             error_counts=dict(Counter(trace.error for trace in traces if trace.error).most_common(5)),
         )
 
-    def why(self) -> str:
-        """The errors, with how often each came."""
+    def errors_text(self) -> str:
+        """The errors, each with its count."""
         return "; ".join(f"{count} x {text}" for text, count in self.error_counts.items())
 
     @property
@@ -88,18 +82,17 @@ _TIMES = {
 
 
 def records(benchmark: str, rounds: Sequence[Figures], case: dict[str, Any]) -> list[Record]:
-    """Of one case that was measured several times. Rates and counts are of rounds. Times are of all requests of all
-    rounds, with the 99th percentile beside the median; there are none where nothing was answered."""
+    """Make the records of a case that was measured in several rounds. Rates and counts are medians of the rounds. Times
+    are medians and 99th percentiles of the requests of all rounds."""
 
-    def record(name: str, unit: str, values: Sequence[float], **details: Any) -> Record:
-        return Record.of(benchmark, name, unit, values, case=case, details=details)
+    def record(name: str, unit: str, values: Sequence[float]) -> Record:
+        return Record.of(benchmark, name, unit, values, case=case)
 
-    texts = sorted({text for one in rounds for text in one.error_counts})
     found = [
         record("requests", "1/s", [one.requests_per_s for one in rounds]),
         record("output", "tokens/s", [one.output_tokens_per_s for one in rounds]),
         record("requests", "", [one.requests for one in rounds]),
-        record("errors", "", [one.errors for one in rounds], texts=texts),
+        record("errors", "", [one.errors for one in rounds]),
         record("input tokens", "", [one.input_tokens for one in rounds]),
         record("output tokens", "", [one.output_tokens for one in rounds]),
     ]
@@ -109,8 +102,3 @@ def records(benchmark: str, rounds: Sequence[Figures], case: dict[str, Any]) -> 
             found.append(record(name, "ms", times))
             found.append(record(f"{name}, 99th", "ms", [float(np.percentile(times, 99))]))
     return found
-
-
-def print_errors(console: Console, records: Sequence[Record]) -> None:
-    for text in sorted({text for record in records for text in record.details.get("texts", ())}):
-        console.print(text, style="red", markup=False)

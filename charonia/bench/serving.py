@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -14,8 +11,6 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from charonia.bench.figures import Figures, Trace
 from charonia.bench.targets import OpenTarget, Target, clock
 from charonia.bench.workload import Job
-
-_START_LIMIT_S = 120.0
 
 
 def run_serving(
@@ -27,51 +22,13 @@ def run_serving(
     console: Console,
     title: str = "requests",
 ) -> Figures:
-    """concurrency: that many clients, each sending its next request when the last is answered; None: the jobs' arrival
-    times. warmup: requests sent before, not measured. Errors of requests are counted, not raised."""
+    """concurrency: the number of clients; a client sends its next request when its last one is answered. None: jobs
+    have arrival times. warmup: requests that are sent first and not measured. Errors are counted, not raised."""
     return asyncio.run(_run(open_target, jobs, concurrency, warmup, console, title))
 
 
-def run_in_processes(
-    make_target: Callable[[], OpenTarget], jobs: Sequence[Job], *, concurrency: int, warmup: int, processes: int
-) -> Figures:
-    """A closed loop like run_serving's, with the clients spread over processes: one Python process alone may be slower
-    than a GPU behind a server. make_target: runs in each process; what pickle can send. Each sends its own `warmup`."""
-    processes = min(processes, concurrency)
-    shares = [
-        (make_target, jobs[index::processes], len(range(index, concurrency, processes)), warmup)
-        for index in range(processes)
-    ]
-    # Spawned, not forked: nothing of this process's threads and devices is in them.
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, ProcessPoolExecutor(processes, context) as pool:
-        # All have started and warmed up before the first measured request.
-        barrier = manager.Barrier(processes)
-        futures = [pool.submit(_share, *share, barrier) for share in shares]
-        return Figures.of([trace for future in futures for trace in future.result()])
-
-
-def _share(
-    make_target: Callable[[], OpenTarget], jobs: Sequence[Job], clients: int, warmup: int, barrier: Any
-) -> list[Trace]:
-    """One process's part. Times are of a clock that all processes of a machine share."""
-
-    async def run() -> list[Trace]:
-        async with make_target()() as target:
-            await closed_loop(target, jobs[:warmup], clients, lambda: None)
-            await asyncio.to_thread(barrier.wait, _START_LIMIT_S)
-            return await closed_loop(target, jobs, clients, lambda: None)
-
-    return asyncio.run(run())
-
-
 async def _run(
-    open_target: OpenTarget,
-    jobs: Sequence[Job],
-    concurrency: int | None,
-    warmup: int,
-    console: Console,
-    title: str,
+    open_target: OpenTarget, jobs: Sequence[Job], concurrency: int | None, warmup: int, console: Console, title: str
 ) -> Figures:
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     async with open_target() as target:
@@ -85,27 +42,27 @@ async def _run(
     return Figures.of(traces)
 
 
-def _told(error: BaseException) -> str:
-    """With what is behind it: httpx's errors of a connection that broke have no words of their own."""
+def _text_of(error: BaseException) -> str:
+    """The error with its cause: httpx's errors of a broken connection have no text of their own."""
     first = error
-    while not str(error) and (behind := error.__cause__ or error.__context__):
-        error = behind
+    while not str(error) and (cause := error.__cause__ or error.__context__):
+        error = cause
     name = type(first).__name__
-    return f"{name}: {error}" if error is first else f"{name}, of {type(error).__name__}: {error}"
+    return f"{name}: {error}" if error is first else f"{name}, caused by {type(error).__name__}: {error}"
 
 
 async def _one(target: Target, job: Job) -> Trace:
     trace = Trace(clock())
     try:
         await target.run(job, trace)
-    except Exception as error:  # whatever a client library raises is an answer that did not come
-        trace.error = _told(error)
+    except Exception as error:  # client libraries raise many kinds
+        trace.error = _text_of(error)
     trace.ended = clock()
     return trace
 
 
 async def closed_loop(target: Target, jobs: Sequence[Job], clients: int, done: Callable[[], None]) -> list[Trace]:
-    """That many clients, each sending its next request when the last is answered. done: called after each."""
+    """Send the jobs from so many clients. `done` is called after each request."""
     waiting: Iterator[Job] = iter(jobs)
     traces: list[Trace] = []
 

@@ -1,7 +1,7 @@
-"""The static benchmark: batches of equal length in this process, and how near they come to the device's limits.
+"""The static benchmark: batches of equal length in this process, compared with the device's limits.
 
-Decoding is held against the time that reading the weights takes, and weights with the keys and values of the contexts;
-prefill against the rate of a large GEMM.
+Decoding is compared with the time to read the weights, and the weights with the keys and values of the contexts.
+Prefill is compared with the rate of a large GEMM.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ _TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 @dataclass(frozen=True)
 class Report:
-    """records: of every batch size and pair of lengths, which are their case; see _records().
-
-    bandwidth in bytes per second, gemm_flops in operations per second; the better of a measurement before and one after
-    the batches. kernel_report: which kernels the device's operations went to, a line each, after the batches;
-    gemms_rejected: how many GEMMs cuBLASLt rejected, which own kernels took."""
+    """bandwidth in bytes per second, gemm_flops in operations per second: the better of two measurements, before and
+    after the batches. records: see _records(). kernel_report: the kernels that the device chose, one in a line.
+    gemms_rejected: the number of GEMMs that cuBLASLt rejected, so that own kernels ran."""
 
     model: str
     weight_type: str
@@ -47,12 +45,8 @@ class Report:
     gemms_rejected: int = 0
 
     def about(self) -> dict[str, Any]:
-        """All but the records."""
+        """Everything except the records."""
         return {name: value for name, value in vars(self).items() if name != "records"}
-
-    def value(self, name: str, **case: int) -> float | None:
-        """Of the first record with this name, and a case with these values; None where that was not measured."""
-        return next((r.value for r in self.records if r.name == name and case.items() <= r.case.items()), None)
 
 
 def run_static(
@@ -66,8 +60,10 @@ def run_static(
     settings: dict[str, Setting],
     console: Console,
 ) -> Report:
-    """Loads the model with room for every combination, and no prefix cache, and measures it."""
-    _check(batches, prompt_lengths, output_lengths, runs)
+    """Load the model, without a prefix cache, and measure every combination `runs` times after a short warm-up.
+    Prompts are random token ids, and no token ends an answer."""
+    if min((*batches, *prompt_lengths), default=0) < 1 or min(output_lengths, default=0) < 2 or runs < 1:
+        raise InvalidRequestError("batch sizes, prompt lengths and runs must be at least 1, output lengths at least 2")
     chosen: dict[str, Setting] = {
         "session_len": max(prompt_lengths) + max(output_lengths),
         "max_batch_size": max(batches),
@@ -75,54 +71,32 @@ def run_static(
         **settings,
     }
     with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
-        return measure_static(engine, batches, prompt_lengths, output_lengths, runs=runs, console=console)
-
-
-def measure_static(
-    engine: Engine,
-    batches: Sequence[int],
-    prompt_lengths: Sequence[int],
-    output_lengths: Sequence[int],
-    *,
-    runs: int,
-    console: Console,
-) -> Report:
-    """Random token ids, no end token. Every combination is run `runs` times after one short run to warm up.
-
-    The engine must have room for it (session_len, max_batch_size), and no prefix cache, or prefill is not measured.
-    """
-    _check(batches, prompt_lengths, output_lengths, runs)
-    info = engine.info
-    limits = measure_limits(info.device, info.threads)
-    measured = []
-    for prompt in prompt_lengths:
-        for output in output_lengths:
-            for batch in batches:
-                with console.status(f"batch {batch}, prompt {prompt}, output {output}"):
-                    measured.append((batch, prompt, output, _measure(engine, batch, prompt, output, runs)))
-    limits = limits.better(measure_limits(info.device, info.threads))
-    return Report(
-        info.model_name,
-        info.weight_type,
-        info.device,
-        info.instruction_set,
-        info.threads,
-        info.weight_bytes_per_step,
-        limits.bandwidth,
-        limits.gemm_flops,
-        tuple(record for case in measured for record in _records(info, limits, *case)),
-        tuple(engine.kernel_report()),
-        engine.stats().gemms_rejected,
-    )
-
-
-def _check(batches: Sequence[int], prompts: Sequence[int], outputs: Sequence[int], runs: int) -> None:
-    if min((*batches, *prompts), default=0) < 1 or min(outputs, default=0) < 2 or runs < 1:
-        raise InvalidRequestError("batch sizes, prompt lengths and runs must be at least 1, output lengths at least 2")
+        info = engine.info
+        limits = measure_limits(info.device, info.threads)
+        measured = []
+        for prompt in prompt_lengths:
+            for output in output_lengths:
+                for batch in batches:
+                    with console.status(f"batch {batch}, prompt {prompt}, output {output}"):
+                        measured.append((batch, prompt, output, _measure(engine, batch, prompt, output, runs)))
+        limits = limits.better(measure_limits(info.device, info.threads))
+        return Report(
+            info.model_name,
+            info.weight_type,
+            info.device,
+            info.instruction_set,
+            info.threads,
+            info.weight_bytes_per_step,
+            limits.bandwidth,
+            limits.gemm_flops,
+            tuple(record for case in measured for record in _records(info, limits, *case)),
+            tuple(engine.kernel_report()),
+            engine.stats().gemms_rejected,
+        )
 
 
 def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int) -> list[tuple[float, float]]:
-    """Of every run the seconds to the last first token and from there to the end."""
+    """Return for each run the seconds until all sequences have their first token, and from there to the end."""
     generator = np.random.default_rng(0)
     seconds = []
     for tokens in (min(output, _WARMUP_TOKENS), *[output] * runs):
@@ -141,12 +115,9 @@ def _records(
     info: _engine.EngineInfo, limits: Limits, batch: int, prompt: int, output: int, runs: Sequence[tuple[float, float]]
 ) -> list[Record]:
     """prefill: prompt tokens per second until the last sequence's first token. decode: output tokens per second after
-    it. output: output tokens per second in all. weights: bytes of weights that the steps of decoding read per second,
-    of the bandwidth measured in the same run; weights and KV: with the keys and values of contexts of mean length.
-    GEMMs: operations per second of the layers' GEMMs with weights during prefill, of the rate measured in the same run;
-    those of attention and of the output layer are not counted. No share without the measurement of its limit; none of
-    GEMMs with quantised weights, whose number the bytes alone do not tell."""
-    # The sequence that began last takes one step for each of its tokens after the first.
+    it. output in all: output tokens per second over the whole run. weights: bytes of weights that decode steps read,
+    as a share of the bandwidth; weights and KV: with keys and values of contexts of mean length. GEMMs: the rate of the
+    layers' GEMMs during prefill, as a share of a large GEMM's rate; not known for quantised weights."""
     steps = [(output - 1) / decode for _, decode in runs]
     weights = info.weight_bytes_per_step
     kv_token = info.kv_cache_bytes / (info.num_blocks * info.cache_block_seq_len)
@@ -162,7 +133,7 @@ def _records(
         record("output in all", "tokens/s", [batch * output / (prefill + decode) for prefill, decode in runs]),
     ]
     if limits.gemm_flops and info.weight_type in _TYPE_BYTES:
-        # The output layer works on the last row of a prompt alone.
+        # The output layer computes the last row of a prompt only.
         layers = weights / _TYPE_BYTES[info.weight_type] - info.vocab_size * info.hidden_units
         operations = 2.0 * layers * batch * prompt
         shares = [100 * operations / prefill / limits.gemm_flops for prefill, _ in runs]
@@ -174,7 +145,7 @@ def _records(
 
 
 def print_report(console: Console, report: Report, *, verbose: bool = False) -> None:
-    """verbose: with the kernel report."""
+    """verbose: also print the kernel report."""
     what = f"{report.model}, {report.weight_type}, {report.instruction_set}"
     if report.device == "cpu":
         what += f", {report.threads} threads"
@@ -188,8 +159,8 @@ def print_report(console: Console, report: Report, *, verbose: bool = False) -> 
         console.print("shares need PyTorch, which measures the device: pip install torch", highlight=False)
     print_records(console, report.records)
     if report.gemms_rejected:
-        text = f"cuBLASLt rejected {report.gemms_rejected} GEMMs, which own kernels took"
-        console.print(text if verbose else f"{text}; --verbose says which", highlight=False, soft_wrap=True)
+        text = f"cuBLASLt rejected {report.gemms_rejected} GEMMs, so own kernels computed them"
+        console.print(text if verbose else f"{text}; --verbose shows which", highlight=False, soft_wrap=True)
     if verbose:
         for line in report.kernel_report or ("the CPU device has no kernels to choose from",):
             console.print(line, highlight=False, soft_wrap=True, markup=False)

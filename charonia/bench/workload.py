@@ -1,4 +1,4 @@
-"""What is asked: prompts from a file, or lengths and arrival times from a trace of a production service."""
+"""The requests of a benchmark: prompts from a file, or lengths and arrival times from a recorded trace."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Job:
-    """One request: `max_tokens` are generated, whatever the model says. arrival_s: since the benchmark's beginning.
-    logprobs: log probabilities of the tokens and of so many most likely ones; None: none."""
+    """One request, whose answer has exactly `max_tokens` tokens. arrival_s: seconds after the benchmark's start."""
 
     text: str
     max_tokens: int
     arrival_s: float = 0.0
-    logprobs: int | None = None
 
 
 def jobs_from_prompts(file: Path, count: int, max_tokens: int) -> list[Job]:
-    """`count` requests from a file of one prompt per line, from the top and over again; empty lines are left out."""
+    """Make `count` requests from a file with one prompt per line. Empty lines are skipped; the file is repeated."""
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
@@ -50,10 +48,9 @@ def jobs_from_prompts(file: Path, count: int, max_tokens: int) -> list[Job]:
 def jobs_from_trace(
     file: Path, count: int, tokenizer: PreTrainedTokenizerFast, session_len: int, seed: int
 ) -> list[Job]:
-    """The first `count` requests of a CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens.
+    """Make the first `count` requests of a CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens.
 
-    Prompts are random words of about ContextTokens tokens. Requests longer than session_len are shortened to fit, the
-    prompt first.
+    Prompts are random words of about ContextTokens tokens. Requests longer than session_len are shortened.
     """
     rows: list[tuple[datetime, int, int]] = []
     try:
@@ -64,7 +61,7 @@ def jobs_from_trace(
                     f"{file} has columns {reader.fieldnames}; expected {', '.join(_TRACE_COLUMNS)}"
                 )
             for row in itertools.islice(reader, count):
-                # Seven digits of a second are one too many for datetime.
+                # datetime takes six digits of a second, and traces have seven.
                 moment = datetime.fromisoformat(row["TIMESTAMP"][:26])
                 rows.append((moment, int(row["ContextTokens"]), int(row["GeneratedTokens"])))
     except OSError as error:
@@ -84,7 +81,7 @@ def jobs_from_trace(
 
 
 def random_jobs(model: str, count: int, tokens: int, max_tokens: int, seed: int) -> list[Job]:
-    """`count` requests of random words, of about `tokens` tokens in the tokenizer of `model` (a folder or hub id)."""
+    """Make `count` requests of random words, each of about `tokens` tokens of the model's tokenizer."""
     from charonia.text.tokenizer import load_tokenizer
     from charonia.weights import workspace
 
@@ -96,7 +93,7 @@ def random_jobs(model: str, count: int, tokens: int, max_tokens: int, seed: int)
 
 
 def random_text(tokenizer: PreTrainedTokenizerFast, tokens: int, generator: random.Random) -> str:
-    """A text of random words that has at most `tokens` tokens, and about as many."""
+    """Make a text of random words with about `tokens` tokens, and not more."""
     words: list[str] = []
     ids: list[int] = []
     while len(ids) < tokens:
@@ -107,7 +104,7 @@ def random_text(tokenizer: PreTrainedTokenizerFast, tokens: int, generator: rand
 
 
 def arrive_at_rate(jobs: Sequence[Job], requests_per_s: float, seed: int) -> list[Job]:
-    """Poisson arrivals: independent, exponentially distributed gaps."""
+    """Return the jobs with Poisson arrivals: independent, exponentially distributed gaps."""
     generator = random.Random(seed)
     moments = itertools.accumulate(generator.expovariate(requests_per_s) for _ in jobs)
     return [replace(job, arrival_s=moment) for job, moment in zip(jobs, moments, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +73,7 @@ def serve_command(
     from charonia.serve.launcher import serve
     from charonia.serve.logs import reported
 
+    os.umask(0o077)  # also of Triton and the gateway: their files and shared memory can hold prompts
     chosen = read_settings(
         **model_settings(models),
         model_name=model_name,

@@ -55,7 +55,7 @@ def _locked(folder: Path) -> int | None:
     """The lock, to be closed; None where another one has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ServeError(
             f"cannot write to {folder} ({error.strerror}): name another folder with CHARONIA_RUN_DIR"

@@ -13,11 +13,14 @@ import fcntl
 import os
 import re
 import secrets
+import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
+_CHECK_INTERVAL_S = 0.2
 _OWNER = "owner_of_"  # and the prefix: the name of the locked file
 # Every user of the machine can make files there: one of another name would stand for stacks that live.
 _PREFIX = re.compile(r"charonia_\d+_[0-9a-f]{8}_")
@@ -35,9 +38,12 @@ def option(prefix: str) -> str:
 
 @contextmanager
 def owned(prefix: str, folder: Path = FOLDER) -> Iterator[None]:
-    """Owns `prefix` until the context ends, and removes first what stacks have left that were killed. Where the folder
-    cannot be written, nobody owns it, and nobody removes what is left of it."""
+    """Owns `prefix` until the context ends, and keeps its files private. First removes the files of killed stacks.
+    If the folder cannot be written, the prefix has no owner, and its files stay after a kill."""
     remove_left(folder)
+    ended = threading.Event()
+    keeper = threading.Thread(target=_keep_private, args=(prefix, folder, ended), daemon=True)
+    keeper.start()
     lock = folder / f"{_OWNER}{prefix}"
     descriptor = None
     with contextlib.suppress(OSError):
@@ -49,11 +55,25 @@ def owned(prefix: str, folder: Path = FOLDER) -> Iterator[None]:
     try:
         yield
     finally:
+        ended.set()
+        keeper.join()
         remove(prefix, folder)
         with contextlib.suppress(OSError):
             lock.unlink(missing_ok=True)
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _keep_private(prefix: str, folder: Path, ended: threading.Event) -> None:
+    """Takes all files of the prefix from other users. Triton sets mode 0644 on each new file, whatever the umask is."""
+    while not ended.wait(_CHECK_INTERVAL_S):
+        for file in folder.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                found = file.lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
+                    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+                    os.fchmod(descriptor, 0o600)
+                    os.close(descriptor)
 
 
 def remove(prefix: str, folder: Path = FOLDER) -> None:

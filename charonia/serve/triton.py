@@ -19,6 +19,7 @@ from charonia import guide_library
 from charonia.serve import logs
 from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
+from charonia.weights.workspace import sha256
 
 # What the server gets on top of drain_timeout_s to unload its models.
 EXIT_MARGIN_S = 5
@@ -169,6 +170,7 @@ def environment(distribution: Distribution, base: Mapping[str, str], jemalloc: b
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
         # The Python models' process finds its packages by the first python3 on PATH.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+        "CHARONIA_ENGINE_BUILD": sha256(backend_library()),  # for preprocessing/model_fingerprint.py
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "TOKENIZERS_PARALLELISM": "false",

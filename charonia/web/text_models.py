@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from charonia_client import GenerateRequest, Tokenized, TokenizeRequest
 
+from charonia import _engine
 from charonia.errors import InvalidRequestError, ModelError
 from charonia.text import prompt_ids
 from charonia.triton_models import source_dir
@@ -38,8 +39,8 @@ class TextModels:
 
     def __init__(self, location: workspace.Location, limit: int, environment: Mapping[str, str]) -> None:
         assert location.weights and location.tokenizer
-        self._prepare, self._prompt, ids, lengths, detokenize, parse = _modules(
-            "prepare", "prompt", "prompt_ids", "context_length", "detokenize", "parse"
+        self._prepare, self._prompt, ids, lengths, detokenize, parse, identity = _modules(
+            "prepare", "prompt", "prompt_ids", "context_length", "detokenize", "parse", "model_fingerprint"
         )
         ids.tokenizers_alone = prompt_ids.tokenizers_alone
         try:
@@ -53,7 +54,15 @@ class TextModels:
             raise InvalidRequestError(str(error)) from error
         self._table = detokenize.TokenTable.load(location.weights / workspace.TOKEN_TABLE)
         self._answers = parse.Answers(self._table)
-        self.model_info: dict[str, Any] = lengths.model_info(location.weights, Path(), environment, limit)
+        settings = (
+            location.weights,
+            Path(),
+            {**environment, identity.ENGINE_BUILD: workspace.sha256(Path(_engine.__file__))},
+        )
+        self.model_info: dict[str, Any] = {
+            **lengths.model_info(*settings, limit),
+            "fingerprint": identity.fingerprint(*settings, location.tokenizer),
+        }
         self.answer_formats: dict[str, str | None] = {
             name: found and found.name
             for name, found in (

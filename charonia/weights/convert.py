@@ -42,6 +42,7 @@ from charonia.weights.checkpoint import (
     TensorInfo,
     open_checkpoint,
 )
+from charonia.weights.fingerprint import fingerprint
 from charonia.weights.generation_config import sampling_defaults
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
@@ -462,7 +463,8 @@ def write_weights(
     config = _with_end_of_tokenizer(spec.config, tokenizer, progress)
     workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
-    manifest = workspace.Manifest(str(source.folder.resolve()), ranks, quality=_quality_of(source.folder, spec))
+    weights_id, quality = fingerprint(source.folder), _quality_of(source.folder, spec)
+    manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, quality=quality)
     for file in (table, token_split):
         manifest.files[file.name] = {"bytes": file.stat().st_size, "sha256": workspace.sha256(file)}
     if link:

@@ -40,6 +40,7 @@ class Manifest:
 
     source: str
     ranks: int = 1
+    weights: str = ""  # fingerprint.py's of the files in `source`
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, where it was computed, sha256
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)  # by canonical name
     quality: list[dict[str, Any]] = field(default_factory=list)  # of quality_record.py
@@ -70,6 +71,7 @@ class Manifest:
             "charonia_version": __version__,
             "source": self.source,
             "ranks": self.ranks,
+            "weights": self.weights,
             "files": self.files,
             "tensors": self.tensors,
             **({"quality": self.quality} if self.quality else {}),
@@ -260,7 +262,12 @@ def read_manifest(weights: Path) -> Manifest:
         raise ModelError(f"{weights} has format_version {version}, this version reads {FORMAT_VERSION}: {mend}")
     try:
         return Manifest(
-            content["source"], content["ranks"], content["files"], content["tensors"], content.get("quality", [])
+            content["source"],
+            content["ranks"],
+            content.get("weights", ""),
+            content["files"],
+            content["tensors"],
+            content.get("quality", []),
         )
     except KeyError as error:
         raise ModelError(f"{weights / 'manifest.json'} has no {error}: {mend}") from error

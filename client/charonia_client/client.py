@@ -383,7 +383,7 @@ class Client:
 
     async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The model's context_length in tokens, weight_type, data_type, group_size and default_sampling_parameters.
-        Values that are not known are None. Raises Unavailable, ServerError."""
+        Unknown values are None. Its `fingerprint` changes when answers may change. Raises Unavailable, ServerError."""
         message = encode_question("model_info", self.tokenizer)
         try:
             return decode_described(await self._stub.ModelInfer(message, timeout=timeout_s))

@@ -28,6 +28,7 @@
 #include "charonia/error.h"
 #include "charonia/types.h"
 #include "grammar/guide_compiler.h"
+#include "kernel_bench.h"
 #include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
 #include "runtime/settings.h"
@@ -473,6 +474,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_config(m);
   bind_plan(m);
   bind_measurements(m);
+  bind_kernel_bench(m);
   bind_types(m);
   bind_info(m);
   bind_split(m);

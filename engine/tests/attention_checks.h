@@ -1,5 +1,5 @@
-// What the tests of attention ask of a device: that it gives what the reference in double gives, and the same bits
-// however a sequence was cut into steps.
+// Checks of attention on a device: it equals the reference in double, and gives the same bits for any division of a
+// sequence into steps.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,13 +17,13 @@ namespace charonia::ops {
 inline bool in_bf16(const std::string& device, const World& world) {
   return traits(device).attention_in_bf16 && world.kv == DType::bf16 && world.shape.quant_bits == 0;
 }
-// By how much element d may differ from what is expected because the weights were rounded.
+// The maximum difference of element d from the expected value that rounding the weights causes.
 inline double rounded_weights(const std::string& device, const World& world, const World::Expected& expected, int d) {
-  constexpr double e = 0x1p-8;  // of a rounding to bf16
+  constexpr double e = 0x1p-8;  // one rounding to bf16
   return in_bf16(device, world) ? e / (1 - e) * expected.spread[static_cast<std::size_t>(d)] : 0;
 }
 
-// Attention of one step over two sequences, probed at random rows.
+// Attention of one step over two sequences, checked at random rows.
 inline void expect_reference(Random& random, const std::string& device, const World& world) {
   const auto& shape = world.shape;
   const auto ops = make_ops(device, 2);
@@ -42,8 +42,8 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
                   2e-6 * (1 + std::abs(turned)) +
                       (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)))
           << "element " << d << " of head " << head << " at position " << position;
-      // k may be rounded to the other side, and slopes make great scores: more than plain attention has. Integers are
-      // the same whatever the arithmetic, unless k was normalised before.
+      // k may be rounded to the other side, and slopes cause large scores, so errors are larger than in plain
+      // attention. Integers do not depend on the arithmetic, unless k was normalised first.
       const auto quant_bits = shape.quant_bits;
       const double roundings = std::max(quant_bits != 0 ? 0.0 : 1.0, traits(device).attention_roundings);
       const double other_integer = !world.variant.normed ? 0 : quant_bits == 8 ? 2e-3 : quant_bits == 4 ? 3e-2 : 0;
@@ -80,8 +80,8 @@ inline int random_window(Random& random, const Shape& shape, int length) {
   return windows[static_cast<std::size_t>(uniform(random, 0, 6))];
 }
 
-// One prefill by `one` against chunks of any length and decodes among other sequences by `many`, bit by bit. The world
-// has three sequences; the first one is compared.
+// Compares one prefill on `one` with chunks of any length and decodes among other sequences on `many`, bit by bit. The
+// world has three sequences; the first is compared.
 inline void expect_chunks_change_nothing(Random& random, Ops& one, Ops& many, const World& world) {
   const int n = world.lengths[0];
   const auto out_type = one.precision(world.shape.weight).activation;

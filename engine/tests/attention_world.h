@@ -1,4 +1,4 @@
-// Sequences in a KV cache, one step of rotation, store and attention over them, and what must come out, in double.
+// Sequences in a KV cache, one step of rotation, store and attention over them, and the expected results in double.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace charonia::ops {
 
 struct Shape {
   int heads, kv_heads, head_dim, block_len;
-  DType weight;  // of the model; it decides on the others
+  DType weight;  // of the model; it determines the other types
   int quant_bits = 0;
 };
 
@@ -26,23 +26,23 @@ inline Shape random_shape(Random& random) {
           kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))]};
 }
 
-// What a family does beside plain rotation and attention.
+// The variations of model families on plain rotation and attention.
 struct Variant {
   bool rotated = true;
   int rotary_dim = 0;   // 0: the whole head
-  int row_shift = 0;    // != 0: position p is turned by row (7 p + row_shift) % positions of the table
+  int row_shift = 0;    // != 0: position p uses row (7 p + row_shift) % positions of the table
   bool interleaved = false;
-  bool normed = false;  // q and k, head by head
-  bool norm_after = false;  // the norm comes after the rotation
-  bool norm_rows = false;   // the norm is over all heads of q, and over all of k
+  bool normed = false;      // q and k, per head
+  bool norm_after = false;  // applies the norm after the rotation
+  bool norm_rows = false;   // the norm is over all heads of q, and over all heads of k
   bool scaled = false;  // q, by position
   int window = 0;
   float soft_cap = 0;
   bool alibi = false;
 };
 
-// What kv_quant.h says of one token's k or v of one head, written down again: the values that a cache of so many bits
-// gives back for `row`.
+// One token's k or v of one head after quantisation, from an independent implementation of kv_quant.h: the values that
+// a cache with this number of bits returns for `row`.
 inline std::vector<double> through_integers(const std::vector<double>& row, int bits) {
   const auto levels = static_cast<float>(bits == 8 ? 255 : 15);
   const auto minimum = static_cast<float>(*std::min_element(row.begin(), row.end()));
@@ -58,8 +58,8 @@ inline std::vector<double> through_integers(const std::vector<double>& row, int 
   return out;
 }
 
-// A cache with several sequences whose blocks lie anywhere, and their qkv rows before rotation. Where the cache holds
-// integers, rotations are quarter turns: k is then the same in any arithmetic, and no integer falls to the other side.
+// A cache with several sequences in random blocks, and their qkv rows before rotation. If the cache holds integers,
+// rotations are quarter turns: then k is the same in any arithmetic, and no integer is rounded to the other side.
 struct World {
   Shape shape;
   Variant variant;
@@ -72,7 +72,7 @@ struct World {
   std::vector<float> q_norm, k_norm;  // [head_dim], or [heads * head_dim]
   std::vector<float> q_scale;         // [positions]
   std::vector<float> slopes;          // [heads]
-  float norm_eps = 0.25F;             // large enough to count
+  float norm_eps = 0.25F;             // large enough to matter
   std::vector<std::int32_t> tables;   // [sequences, table_stride]
   std::int64_t table_stride = 0;
   std::int64_t columns = 0;
@@ -119,8 +119,8 @@ struct World {
     return variant.row_shift == 0 ? position : (7 * position + variant.row_shift) % positions;
   }
 
-  // One step over rows [begin, end) of each sequence, in the order given. Returns attention's output and the rotated
-  // qkv.
+  // Runs one step over rows [begin, end) of each sequence, in the given order. Returns attention's output and the
+  // rotated qkv.
   struct Chunk {
     int sequence, begin, end;
   };
@@ -176,13 +176,13 @@ struct World {
     return {out.host(), device_rows.host()};
   }
 
-  // Element d of a head of q (head < heads) or k as rotary_store leaves it, before it is rounded.
+  // Element d of a head of q (head < heads) or k after rotary_store, before rounding.
   double rotated(int sequence, int position, int head, int d) const {
     const auto& m = qkv[static_cast<std::size_t>(sequence)];
     const bool is_q = head < shape.heads;
     const int dim = shape.head_dim, own = is_q ? head : head - shape.heads;
     const auto plain = [&](int i) { return static_cast<double>(m.at(position, head * dim + i)); };
-    // x, turned where it is of a pair; element(i): what is turned.
+    // Element i, rotated if it belongs to a pair; element(i): the value before rotation.
     const auto turned = [&](int i, const auto& element) {
       if (!variant.rotated || i >= rotary_dim) return element(i);
       const int half = rotary_dim / 2, pair = variant.interleaved ? i / 2 : i % half;
@@ -211,17 +211,17 @@ struct World {
         variant.norm_after ? normed(d, turned(d, plain)) : turned(d, [&](int i) { return normed(i, plain(i)); });
     return variant.scaled && is_q ? out * static_cast<double>(q_scale[static_cast<std::size_t>(position)]) : out;
   }
-  // What the cache gives back for one token's k or v of a head.
+  // The values that the cache returns for one token's k or v of a head.
   std::vector<double> stored(std::vector<double> row) const {
     if (shape.quant_bits != 0) return through_integers(row, shape.quant_bits);
     for (auto& x : row) x = rounded(kv, x);
     return row;
   }
 
-  // Attention of one head of one row in double, with k and v as they are stored. The query is the device's own, from
-  // `row` of the rotated rows: another rounding of it would change every score. spread[d]: the sum over positions of
-  // weight * |v[d] - out[d]|. Where each weight is wrong by a share of e at most and they are divided by their own sum,
-  // out is wrong by e / (1 - e) * spread at most.
+  // Attention of one head of one row in double, with k and v as stored. The query is the device's own, from `row` of
+  // the rotated rows, because another rounding of it would change every score. spread[d]: the sum over positions of
+  // weight * |v[d] - out[d]|. If each weight has a relative error of at most e, and they are divided by their own sum,
+  // out has an error of at most e / (1 - e) * spread.
   struct Expected {
     std::vector<double> out, spread;
   };

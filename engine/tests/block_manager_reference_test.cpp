@@ -1,4 +1,4 @@
-// The pool against a slow reference that knows every block's text and looks through all of them each time.
+// Compares the pool with a slow reference that knows the text of every block and searches all blocks each time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,11 +12,12 @@ namespace charonia::cache {
 namespace {
 
 struct Shape {
-  int num_blocks, block_len, chunk, memory;  // chunk 0: all have memory; memory: for how many blocks it suffices
+  // chunk 0: all blocks have memory. memory: the number of blocks for which memory is enough.
+  int num_blocks, block_len, chunk, memory;
   bool bad_hash;
 };
 
-// All contents collide, but for one bit.
+// All contents collide, except for one bit.
 std::uint64_t bad_hash(std::uint64_t, std::uint64_t, std::span<const TokenId> tokens) {
   return static_cast<std::uint64_t>(tokens.front() & 1);
 }
@@ -56,7 +57,7 @@ class Reference {
   Node& at(BlockId id) { return nodes_[static_cast<std::size_t>(id)]; }
   const Node& at(BlockId id) const { return nodes_[static_cast<std::size_t>(id)]; }
 
-  // -1: there is none.
+  // -1 if not found.
   BlockId find(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens) const {
     for (BlockId id = 0; id < total_; ++id) {
       const auto& node = at(id);
@@ -77,7 +78,7 @@ class Reference {
     }
   }
 
-  // What `given` says the pool gave; whether it may.
+  // `given`: the pool's result; returns whether it is allowed.
   bool allocate(int n, bool given, std::span<const BlockId> blocks) {
     const auto free = [this] { return committed_ - active() - cached(); };
     if (n <= total_ - active()) {
@@ -136,8 +137,8 @@ class Reference {
     }
   }
 
-  // What nobody keeps first, then what was used longest ago. Of a chain the last one goes first, as it was released
-  // first.
+  // Unpinned blocks first, then the least recently used. The last block of a chain is evicted first, because it was
+  // released first.
   void evict() {
     Node* first = nullptr;
     const auto key = [this](const Node& node) { return std::pair(is_pinned(node), node.last_used); };
@@ -265,7 +266,7 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
   std::unique_ptr<BlockManager> pool_ = make_pool();
   Reference reference_{shape_};
   std::vector<User> users_;
-  std::vector<std::vector<PrefixNode>> sessions_;  // what they pinned
+  std::vector<std::vector<PrefixNode>> sessions_;  // the nodes that they pinned
 };
 
 TEST_P(AgainstReference, BlocksPinsAndMemoryAreWhatTheRulesSay) {

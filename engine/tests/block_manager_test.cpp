@@ -124,7 +124,7 @@ TEST(BlockManager, AnEqualNodeIsReturnedAndTheCopyBecomesFree) {
   pool.check_integrity();
 }
 
-TEST(BlockManager, WhatIsForgottenIsNotFoundAndItsBlocksAreFreeOnceNobodyUsesThem) {
+TEST(BlockManager, ForgottenPrefixesAreNotFoundAndTheirBlocksBecomeFree) {
   BlockManager pool(8, 2, true);
   const auto used = insert_all(pool, numbers(4)), cached = insert_all(pool, numbers(6, 10));
   pool.release(cached);
@@ -151,13 +151,13 @@ TEST(BlockManager, TheLeastRecentlyUsedChainIsEvictedFromItsEnd) {
   pool.allocate(2, taken);
   EXPECT_EQ(taken, (std::vector<BlockId>{old_blocks[2], old_blocks[1]}));
   EXPECT_EQ(matched_tokens(pool, new_tokens), 3);
-  EXPECT_EQ(matched_tokens(pool, old_tokens), 1);  // used last now
+  EXPECT_EQ(matched_tokens(pool, old_tokens), 1);  // it is now the most recently used
   pool.allocate(3, taken);
   EXPECT_EQ(matched_tokens(pool, old_tokens), 1);
   EXPECT_EQ(matched_tokens(pool, new_tokens), 0);
 }
 
-TEST(BlockManager, APrefixOutlivesWhatWasReleasedAfterItByAnotherUser) {
+TEST(BlockManager, APrefixIsEvictedAfterBlocksThatWereReleasedLater) {
   BlockManager pool(4, 1, true);
   const auto tokens = numbers(2);
   std::vector<BlockId> a, b;
@@ -186,9 +186,9 @@ TEST(BlockManager, EvictingAPrefixTakesItsDescendantsOutOfTheIndex) {
   const auto second = pool.insert(first, b[1], std::span(tokens).subspan(1, 1));
   pool.insert(second, b[2], std::span(tokens).last(1));
   pool.release(a);
-  pool.release(std::span(b).last(1));  // Cached behind an Active block behind a Cached one
+  pool.release(std::span(b).last(1));  // Cached, with an Active parent and a Cached grandparent
   EXPECT_EQ(pool.num_cached(), 2);
-  // Make the prefix the oldest: its grandchild is used again.
+  // Makes the prefix the oldest: its grandchild is used again.
   pool.retain(std::span(b).last(1));
   pool.release(std::span(b).last(1));
   std::vector<BlockId> taken;
@@ -304,14 +304,14 @@ TEST(BlockManager, MemoryIsTakenByTheChunkBeforeAnythingIsEvicted) {
   EXPECT_EQ(commits, (std::vector<int>{4, 6, 7}));
   EXPECT_EQ(matched_tokens(pool, tokens), 2);
   EXPECT_TRUE(pool.allocate(1, taken));
-  EXPECT_EQ(matched_tokens(pool, tokens), 1) << "nothing more is to be had";
+  EXPECT_EQ(matched_tokens(pool, tokens), 1) << "no more blocks are available";
   EXPECT_FALSE(pool.allocate(2, taken));
   EXPECT_TRUE(pool.allocate(1, taken));
   EXPECT_EQ(pool.num_committed(), 7);
   pool.check_integrity();
 }
 
-TEST(BlockManager, WhereMemoryDoesNotSufficeThePoolStaysAsItIs) {
+TEST(BlockManager, WithoutMoreMemoryThePoolKeepsItsSize) {
   int asked = 0;
   BlockManager pool(100, 1, true, 2, [&](int n) {
     ++asked;
@@ -359,9 +359,9 @@ TEST(BlockManager, MisuseIsAnError) {
   pool.check_integrity();
 }
 
-// ---- property test ----
+// Property test.
 
-// What a user of blocks holds: a chain of tokens, cut into blocks, of which some are inserted.
+// The blocks of a user: a chain of tokens, divided into blocks, some of them inserted.
 struct User {
   std::uint64_t salt = 0;
   std::vector<TokenId> tokens;
@@ -369,9 +369,9 @@ struct User {
   std::vector<PrefixNode> nodes;  // of the inserted blocks
 };
 
-// Keeps a model of the index: what was inserted, by everything that makes it what it is. An entry may be evicted at any
-// allocation, so it is a bound: what matches must be in it, with this block and unique id. While a node's whole chain
-// is in use it cannot be evicted, and must match.
+// Keeps a model of the index: all inserted blocks by their complete key. Any allocation may evict an entry, so the
+// model is a bound: each match must be in it, with the same block and unique id. While a node's whole chain is in use
+// it cannot be evicted, and must match.
 class RandomUse : public testing::TestWithParam<std::uint64_t> {
  protected:
   using Key = std::pair<std::uint64_t, std::vector<TokenId>>;  // salt, all tokens of the chain
@@ -379,7 +379,7 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
   int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
   User& any_user() { return users_[static_cast<std::size_t>(below(static_cast<int>(users_.size())))]; }
 
-  // Of the user's first `blocks` blocks.
+  // The key of the user's first `blocks` blocks.
   Key key_of(const User& user, std::size_t blocks) const {
     const auto end = static_cast<std::ptrdiff_t>(blocks * static_cast<std::size_t>(length_));
     return {user.salt, {user.tokens.begin(), user.tokens.begin() + end}};
@@ -403,13 +403,13 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
     }
   }
 
-  // A new user with a random text over few tokens, so that many share beginnings.
+  // Adds a user with a random text over few tokens, so that many have common prefixes.
   void add_user() {
     User user;
     user.salt = static_cast<std::uint64_t>(below(2));
     const int full = below(6);
     for (int i = 0; i < full * length_; ++i) user.tokens.push_back(below(2));
-    // Often it does not look the whole of it up, and computes copies of blocks that are there.
+    // Often looks up only a part, and computes copies of existing blocks.
     const int looked_up = below(2) == 0 ? full * length_ : below(full * length_ + 1);
     auto match = pool_->match(user.tokens, looked_up, user.salt);
     ASSERT_NO_FATAL_FAILURE(check_match(user, match));
@@ -428,7 +428,7 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
     }
   }
 
-  // The user's next full block, if it has one.
+  // Inserts the user's next full block, if there is one.
   void insert_block(User& user) {
     const auto index = user.nodes.size(), length = static_cast<std::size_t>(length_);
     if ((index + 1) * length > user.tokens.size()) return;
@@ -443,7 +443,7 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
       return;
     }
     ASSERT_EQ(inserted_.at(key).unique_id, node.unique_id);
-    if (below(2) == 0) {  // go over to the block that is there
+    if (below(2) == 0) {  // switch to the existing block
       pool_->retain({&node.block, 1});
       pool_->release({&user.blocks[index], 1});
       user.blocks[index] = node.block;
@@ -465,7 +465,7 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
   }
 
   void look_up(const User& user) {
-    std::size_t certain = 0;  // inserted blocks of the user's own: in use, so still there
+    std::size_t certain = 0;  // the user's own inserted blocks: in use, so they still exist
     while (certain < user.nodes.size() && user.nodes[certain].block == user.blocks[certain]) ++certain;
     const auto match = pool_->match(user.tokens, static_cast<std::int32_t>(user.tokens.size()), user.salt);
     ASSERT_NO_FATAL_FAILURE(check_match(user, match));
@@ -485,7 +485,7 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
   std::vector<User> users_;
 };
 
-TEST_P(RandomUse, OnlyWhatWasInsertedMatchesAndWhatIsInUseAlwaysDoes) {
+TEST_P(RandomUse, OnlyInsertedChainsMatchAndChainsInUseAlwaysMatch) {
   for (int round = 0; round < 12; ++round) {
     const int length = 1 + below(3), num_blocks = 1 + below(48);
     start(length, num_blocks);

@@ -39,7 +39,7 @@ void expect_named(const std::string& message, std::initializer_list<const char*>
   for (const auto* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << ": " << message;
 }
 
-TEST(CacheSize, AShareIsOfWhatIsFreeAndNoMoreThanAllSequencesFill) {
+TEST(CacheSize, AShareIsOfTheFreeMemoryAndLimitedToAllSequences) {
   auto one = config();
   one.cache_max_entry_count = 0.5;
   EXPECT_EQ(blocks(one, 41 * kBlock), 20);

@@ -1,5 +1,5 @@
-// Rows of fixed-point numbers and their GEMM with weights of integers (FixedRow in ops/cpu/kernels.h): what ordinary
-// products (ops_quant_linear_test.cpp) do not come near.
+// Rows of fixed-point numbers and their GEMM with integer weights (FixedRow in ops/cpu/kernels.h): extreme values that
+// ordinary products (ops_quant_linear_test.cpp) do not reach.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 using cpu::FixedRow;
 using cpu::QuantPanel;
 
-// The instruction sets of this processor that have it.
+// The instruction sets of this processor that have the kernel.
 std::vector<std::string> devices() {
   std::vector<std::string> names;
   for (const auto& set : cpu::instruction_sets()) {
@@ -69,7 +69,7 @@ std::vector<cpu::Bf16> bf16_of(std::span<const float> x) {
   return out;
 }
 
-TEST_P(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponents) {
+TEST_P(FixedPointTest, numbers_match_the_definition_for_all_exponents) {
   Random random(1);
   for (const Code code : {Code::u4, Code::i8}) {
     for (const std::int64_t group : {36, 128, 300, 704}) {
@@ -114,7 +114,7 @@ TEST_P(FixedPointTest, numbers_are_those_of_the_definition_whatever_the_exponent
   }
 }
 
-TEST_P(FixedPointTest, what_is_not_finite_is_told_by_the_scale_of_its_block_alone) {
+TEST_P(FixedPointTest, values_that_are_not_finite_make_only_their_blocks_scale_nan) {
   const QuantPanel shape{.code = Code::u4, .k = 512, .group = 256};
   for (const float broken : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), NAN}) {
     std::vector<float> x(512, 1.0F);
@@ -126,7 +126,8 @@ TEST_P(FixedPointTest, what_is_not_finite_is_told_by_the_scale_of_its_block_alon
   }
 }
 
-// Bit for bit what ops/cpu/kernels.h says: so all instruction sets that have it agree, and so do all numbers of rows.
+// Compares with the definition in ops/cpu/kernels.h bit by bit. So all instruction sets agree, and all numbers of rows
+// too.
 TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definition) {
   Random random(1);
   constexpr std::int64_t kRows = 30, kColumns = 70;
@@ -142,8 +143,8 @@ TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definit
         const auto ops = make_ops(GetParam(), 1);
         const auto linear = ops->make_quantised_linear({&part, 1}, {}, DType::bf16);
         const auto in = Matrix::random(random, DType::bf16, kRows, shape.k);
-        // The sum of a block of row r and column c, in steps of the row's scale: exact, since numbers are halves at
-        // least.
+        // The sum of a block of row r and column c, in units of the row's scale: exact, because numbers are multiples
+        // of one half.
         const auto block_sum = [&](const Row& row, std::int64_t c, std::int64_t g, std::int64_t b) {
           const double zero = zeros ? source.zeros[static_cast<std::size_t>(c * 2 + g)] : code == Code::u4 ? 8 : 0;
           double sum = 0;
@@ -181,7 +182,7 @@ TEST_P(FixedPointTest, sums_are_added_up_and_rounded_in_the_order_of_the_definit
   }
 }
 
-// The largest sums that there can be, of whole numbers: nothing may overflow or saturate.
+// The largest possible sums of integers: nothing may overflow or saturate.
 TEST_P(FixedPointTest, the_largest_codes_zeros_and_activations_give_the_exact_sum) {
   constexpr float kLargest = 1.9921875F;
   for (const Code code : {Code::u4, Code::i8, Code::f4_e2m1}) {

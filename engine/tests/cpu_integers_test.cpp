@@ -1,5 +1,5 @@
-// The CPU's kernels of 8-bit integers, per instruction set and way of multiplying: against whole numbers and the order
-// of operations that kernels.h promises, bit by bit.
+// The CPU's 8-bit integer kernels, per instruction set and multiplication method, compared with exact integers and the
+// order of operations of kernels.h, bit by bit.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -19,7 +19,7 @@
 namespace charonia::ops {
 namespace {
 
-// Tiles whose multiplication is that of TDPBSSD.
+// Tiles whose multiplication is the operation of TDPBSSD.
 struct EmulatedIntegerTiles : EmulatedTiles {
   template <int C, int A, int B>
   static void multiply() {
@@ -42,15 +42,15 @@ struct EmulatedIntegerTiles : EmulatedTiles {
   }
 };
 
-struct Way {
+struct Method {
   std::string name;
   void (*linear)(const cpu::IntegerLinearArgs&) = nullptr;
   int two_panel_rows = 0;
   bool tiles = false;
 };
 
-std::vector<Way> ways() {
-  std::vector<Way> out;
+std::vector<Method> methods() {
+  std::vector<Method> out;
   for (const auto& [name, kernels] : cpu::instruction_sets()) {
     const auto best = cpu::integer_kernels(*kernels);
     out.push_back({cat(name, ", plain"), kernels->linear_i8, kernels->two_integer_panel_rows});
@@ -70,7 +70,7 @@ struct IntegerGemm {
   std::int64_t stride;
   std::vector<std::uint8_t> weight;  // [128, k]
   std::vector<float> scales, bias;
-  std::vector<std::int8_t> zeros, a;  // a: of each row codes, a scale and 60 bytes behind it, sums
+  std::vector<std::int8_t> zeros, a;  // a: for each row codes, then a scale and 60 bytes, then sums
   HugeMemory panels;
 
   IntegerGemm(Random& random, int r, int n, std::int64_t k, std::int64_t group, bool has_zeros, bool extreme)
@@ -146,25 +146,25 @@ struct IntegerGemm {
     return out;
   }
 
-  // Rows [first, first + count), between columns of NaN that nobody may write.
-  std::vector<float> run(const Way& way, int first, int count) const {
+  // Computes rows [first, first + count), between columns of NaN that must not be written.
+  std::vector<float> run(const Method& method, int first, int count) const {
     const std::int64_t out_stride = columns + 3;
     std::vector<float> out(static_cast<std::size_t>(count * out_stride), NAN);
-    const bool together = count <= way.two_panel_rows;
+    const bool together = count <= method.two_panel_rows;
     for (int p = 0; p * 64 < columns; p += together ? 2 : 1) {
       const int both = together ? std::min(128, columns) : std::min(64, columns - p * 64);
-      way.linear({.a = a.data() + first * stride,
-                  .a_stride = stride,
-                  .scales = reinterpret_cast<const float*>(a.data() + first * stride + shape_k()),
-                  .sums = reinterpret_cast<const std::int32_t*>(a.data() + first * stride + shape_k() + 64),
-                  .rows = count,
-                  .shape = shape,
-                  .panel = panels.data() + p * shape.bytes(),
-                  .panels = both > 64 ? 2 : 1,
-                  .out = out.data() + p * 64,
-                  .out_stride = out_stride,
-                  .columns = both,
-                  .bias = bias.empty() ? nullptr : bias.data() + p * 64});
+      method.linear({.a = a.data() + first * stride,
+                     .a_stride = stride,
+                     .scales = reinterpret_cast<const float*>(a.data() + first * stride + shape_k()),
+                     .sums = reinterpret_cast<const std::int32_t*>(a.data() + first * stride + shape_k() + 64),
+                     .rows = count,
+                     .shape = shape,
+                     .panel = panels.data() + p * shape.bytes(),
+                     .panels = both > 64 ? 2 : 1,
+                     .out = out.data() + p * 64,
+                     .out_stride = out_stride,
+                     .columns = both,
+                     .bias = bias.empty() ? nullptr : bias.data() + p * 64});
     }
     std::vector<float> result;
     for (int row = 0; row < count; ++row) {
@@ -175,18 +175,18 @@ struct IntegerGemm {
     return result;
   }
 
-  // All rows at once, and some of them in a call of their own.
+  // Runs all rows together, and some of them in a separate call.
   void check(Random& random, const std::string& what) const {
     const auto want = expected();
-    for (const auto& way : ways()) {
-      if (way.tiles && !integer_tiles_take(shape)) continue;
+    for (const auto& method : methods()) {
+      if (method.tiles && !integer_tiles_take(shape)) continue;
       const int count = uniform(random, 1, rows), some = uniform(random, 0, rows - count);
       for (const auto& [first, length] : {std::pair{0, rows}, std::pair{some, count}}) {
-        const auto out = run(way, first, length);
+        const auto out = run(method, first, length);
         for (std::size_t i = 0; i < out.size(); ++i) {
           const float exact = want[static_cast<std::size_t>(first * columns) + i];
           ASSERT_EQ(std::bit_cast<std::uint32_t>(out[i]), std::bit_cast<std::uint32_t>(exact))
-              << way.name << ": " << out[i] << " instead of " << exact << ", element " << i << " of rows " << first
+              << method.name << ": " << out[i] << " instead of " << exact << ", element " << i << " of rows " << first
               << " + " << length << ", " << columns << " features, " << what;
         }
       }
@@ -194,7 +194,7 @@ struct IntegerGemm {
   }
 };
 
-TEST(CpuIntegersTest, every_way_of_multiplying_gives_the_same_bits) {
+TEST(CpuIntegersTest, all_multiplication_methods_give_the_same_bits) {
   Random random(31);
   for (int trial = 0; trial < 48; ++trial) {
     const int rows = trial < 14 ? trial + 1 : uniform(random, 1, cpu::kIntegerRowBlock);
@@ -229,11 +229,11 @@ TEST(CpuIntegersTest, rows_become_codes_and_a_scale_as_defined) {
       if (kind == 1) row = Matrix(type, 1, n);
       if (kind == 2) row.set(0, at, trial % 4 == 2 ? NAN : -kInfinity);
       if (kind == 3) row.set(0, at, type == DType::f32 ? -kMax : 3e38F);
-      if (kind == 6) {  // ties: halves of a scale of 1
+      if (kind == 6) {  // ties: multiples of one half with a scale of 1
         for (int i = 0; i < n; ++i) row.set(0, i, static_cast<float>(uniform(random, -254, 254)) / 2);
         row.set(0, at, 127);
       }
-      if (kind == 0) {  // quotients at a half, and as near to one as floats are
+      if (kind == 0) {  // quotients at one half, and the floats next to it
         row.set(0, at, 127 * 0.7F);
         for (int i = 0; i < n; ++i) {
           if (i == at) continue;
@@ -284,9 +284,9 @@ TEST(CpuIntegersTest, a_row_that_is_not_finite_gives_nan_and_its_neighbours_do_n
   Random random(34);
   IntegerGemm gemm(random, 5, 64, 70, 70, false, false);
   gemm.set_scale(3, NAN);
-  for (const auto& way : ways()) {
-    const auto out = gemm.run(way, 0, 5);
-    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / 64 == 3) << way.name;
+  for (const auto& method : methods()) {
+    const auto out = gemm.run(method, 0, 5);
+    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / 64 == 3) << method.name;
   }
 }
 

@@ -1,4 +1,4 @@
-// The CPU's kernels below its operations, per instruction set: exponentials, maxima, conversions of element types.
+// The CPU's kernels below the operations, per instruction set: exponentials, maxima, conversions of element types.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -149,7 +149,7 @@ TEST_P(CpuKernelsTest, roundings_agree_with_the_scalar_ones) {
   Random random(12);
   std::vector<float> in;
   for (int i = 0; i < 100000; ++i) {
-    // Any bits, and halves of a step of fp16, where ties go to even.
+    // Any bits, and multiples of half an fp16 step, where ties go to even.
     in.push_back(i % 2 == 0 ? std::bit_cast<float>(static_cast<std::uint32_t>(random()))
                             : std::bit_cast<float>(static_cast<std::uint32_t>(random()) % 0x50000000U & 0xfffff000U));
   }
@@ -167,7 +167,7 @@ TEST_P(CpuKernelsTest, roundings_agree_with_the_scalar_ones) {
     }
     ASSERT_EQ(f16[i].bits, float_to_f16(in[i])) << in[i];
     ASSERT_EQ(bf16[i].bits, float_to_bf16(in[i])) << in[i];
-    // Nearest: no other half is nearer.
+    // No other half is nearer.
     const float back = f16_to_float(f16[i].bits);
     if (std::abs(in[i]) < 65504) {
       const double step = std::max(std::abs(static_cast<double>(in[i])) * 0x1p-11, 0x1p-25);
@@ -176,7 +176,7 @@ TEST_P(CpuKernelsTest, roundings_agree_with_the_scalar_ones) {
   }
 }
 
-// A NaN that is read is a NaN in the sum, whatever its weight.
+// A NaN that is read makes the sum NaN, whatever its weight.
 TEST_P(CpuKernelsTest, blocks_that_no_query_sees_are_not_read) {
   Random random(13);
   const auto ops = make_ops(GetParam(), 2);
@@ -189,7 +189,7 @@ TEST_P(CpuKernelsTest, blocks_that_no_query_sees_are_not_read) {
     const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
     const auto out_type = ops->precision(shape.weight).activation;
     world.step(*ops, *cache, {{0, 0, length}}, out_type);
-    // Three rows at a time: the window of the first one counts.
+    // Three rows together: the window of the first row counts.
     const int rows = 3;
     const auto before = world.step(*ops, *cache, {{0, length - rows, length}}, out_type).first;
 

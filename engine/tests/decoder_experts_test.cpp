@@ -1,4 +1,5 @@
-// Routers and shared experts in the whole decoder: what is refused, and a router that stays fp32 in a 16-bit model.
+// Routers and shared experts in the whole decoder: rejected configurations, and a router that stays fp32 in a 16-bit
+// model.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -37,7 +38,7 @@ void expect_refused(const std::function<void(ModelConfig&)>& change, const std::
   }
 }
 
-TEST(DecoderExperts, WhatDoesNotFitTogetherIsRefusedWithKeyAndValue) {
+TEST(DecoderExperts, InconsistentAttributesAreRejectedWithKeyAndValue) {
   auto config = with_experts();
   config.router_groups = 4, config.router_top_groups = 2, config.router_norm_min = 0.1F;
   config.shared_expert_inter_size = 8, config.shared_expert_gate = true;
@@ -61,7 +62,7 @@ class DecoderRouter : public ::testing::Test {
   void SetUp() override { dir_ = testing::test_folder(); }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
-  // Log probabilities of an answer of a bf16 model, whose router's weights are those of `change`.
+  // Log probabilities of a response of a bf16 model; `change` modifies the router's weights.
   std::vector<float> logprobs(bool fp32, const std::function<float(float)>& change) const {
     std::filesystem::remove_all(dir_);
     TinyModel model;

@@ -1,4 +1,4 @@
-// What a decoder is said to need is what it takes.
+// A decoder's memory needs equal its actual memory.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -27,7 +27,7 @@ namespace {
 using testing::TinyModel;
 using testing::write_tiny_workspace;
 
-// Counts what is allocated for vectors, tables and activations.
+// Counts the allocations for vectors, tables and activations.
 class CountingOps : public testing::ForwardingOps {
  public:
   using ForwardingOps::ForwardingOps;
@@ -48,7 +48,7 @@ class DecoderMemory : public ::testing::Test {
   void SetUp() override { dir_ = testing::test_folder(); }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
-  // Sizes of whole panels of the CPU's layout, so that nothing is padded.
+  // Sizes that are whole panels of the CPU's layout, so that nothing is padded.
   static TinyModel even() {
     TinyModel model;
     model.hidden = 64, model.inter = 128, model.heads = 4, model.kv_heads = 2, model.head_dim = 32;
@@ -56,7 +56,7 @@ class DecoderMemory : public ::testing::Test {
     return model;
   }
 
-  // share: of the needs, that what is taken may differ by. activations: of quantised weights, as in the manifest.
+  // share: allowed relative difference. activations: of quantised weights, as in the manifest.
   void expect_exact(const TinyModel& model, const Settings& overrides = {}, double share = 0,
                     const std::string& activations = {}) {
     std::filesystem::remove_all(dir_);
@@ -89,7 +89,7 @@ class DecoderMemory : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
+TEST_F(DecoderMemory, MatchesThePlanForEveryKindOfDecoder) {
   auto model = even();
   expect_exact(model);
   model.biases = model.tied = true;
@@ -112,7 +112,7 @@ TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
   model.layer_experts = "md";
   expect_exact(model);
   model.shared_inter = 192, model.shared_gate = true, model.biases = false;
-  expect_exact(model, {}, 0.01);  // the router has a row more than whole panels
+  expect_exact(model, {}, 0.01);  // the router has one row more than whole panels
   model.shared_gate = false;
   model.router_bias = true, model.shared_inter = 64;
   model.more = "data_type = bf16\nrouter_fp32 = 1\n";
@@ -128,8 +128,8 @@ TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
   expect_exact(model, {{"rope_scaling_factor", "1"}, {"session_len", "512"}, {"use_logn_attn", "1"}});
 }
 
-// The device's layout of quantised weights is its own.
-TEST_F(DecoderMemory, QuantisedWeightsTakeAboutWhatWasSaid) {
+// The device has its own layout of quantised weights.
+TEST_F(DecoderMemory, QuantisedWeightsTakeAboutThePlannedMemory) {
   auto model = even();
   for (const testing::TinyQuant& how : std::vector<testing::TinyQuant>{{"awq", "U4", 32, true},
                                                                        {"packed-rows", "U4", 64},
@@ -140,7 +140,7 @@ TEST_F(DecoderMemory, QuantisedWeightsTakeAboutWhatWasSaid) {
     model.more = cat("# ", how.layout, "\n");
     expect_exact(model, {}, 0.05);
   }
-  // Groups that are multiplied as integers have more beside them.
+  // Groups that are multiplied as integers need more memory.
   for (const testing::TinyQuant& how :
        std::vector<testing::TinyQuant>{{"rows", "I8", 16}, {"packed-rows", "I8", 16, true}}) {
     model.quantised = how;
@@ -158,7 +158,7 @@ TEST_F(DecoderMemory, AStepReadsTheExpertsOfOneToken) {
   const std::int64_t embedding = std::int64_t{model.vocab} * model.hidden * 4;
   const auto not_read = embedding + all - model.layers * model.experts_per_token * expert;
   EXPECT_EQ(engine.info().weight_bytes - engine.info().weight_bytes_per_step, not_read);
-  // And all of the shared one.
+  // And all of the shared expert.
   const auto before = engine.info().weight_bytes;
   model.shared_inter = 128;
   write_tiny_workspace(dir_, model);
@@ -199,7 +199,7 @@ TEST_F(DecoderMemory, APlanForAMachineThatIsElsewhereTakesItsMemory) {
   const auto plan = plan_memory(dir_, {{"device", "cuda"}, {"cache_max_entry_count", "0.5"}}, std::int64_t{1} << 30);
   EXPECT_EQ(plan.device, "cuda");
   EXPECT_EQ(plan.free_bytes, std::int64_t{1} << 30);
-  EXPECT_EQ(plan.num_blocks, 64 * 256 / 4);  // no more than all sequences fill
+  EXPECT_EQ(plan.num_blocks, 64 * 256 / 4);  // not more than all sequences can fill
   EXPECT_TRUE(plan.warnings.empty());
   const auto small = plan_memory(dir_, {{"device", "cuda"}}, 1 << 20);
   EXPECT_EQ(small.num_blocks, 0);

@@ -33,8 +33,8 @@ class DecoderRope : public ::testing::TestWithParam<const char*> {
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
-  // Log probabilities of a text's tokens behind its prompt, which is computed `cut` tokens at a time. Another text, of
-  // a short prompt, is in every step. prompt: what the steps are told of the prompt's length.
+  // Log probabilities of the tokens after a prompt, which is computed `cut` tokens at a time. Every step also has
+  // another text with a short prompt. prompt: the prompt length that the steps receive.
   std::vector<float> logprobs(int cut, int prompt = kPrompt) const {
     auto settings = runtime::read_settings(dir_, {{"threads", "1"}});
     runtime::resolve_step_sizes(settings.config, {"cpu"});

@@ -1,4 +1,5 @@
-// A device that has the dense weight of each quantised one: what is computed with is what was read, in fp32 exactly.
+// A device that stores each quantised weight as a dense weight: its computations use exactly the values from the file,
+// in fp32.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +34,7 @@ class DequantisingOps : public ForwardingOps {
   }
 
  private:
-  // Its values are kept in `values`.
+  // Stores the values in `values`.
   static ops::HostMatrix dequantised(const ops::QuantSource& source, std::vector<std::vector<float>>& values) {
     const auto rows = source.rows(), cols = source.cols(), groups = source.groups();
     const auto& format = source.format();

@@ -1,9 +1,9 @@
-// Matrix tiles in plain C++, to run linear_tiles.h where there is no AMX.
+// Matrix tiles in plain C++, to run linear_tiles.h without AMX.
 //
-// multiply() is the documented operation of TDPBF16PS (Intel's Software Developer's Manual, volume 2): per element and
-// instruction two sums of 16 fused multiply-adds begin at zero, one over the first and one over the second of the
-// pairs; both are added, and that is added to the destination. Every step rounds to nearest even; denormals count as
-// zeros, in and out.
+// multiply() is the documented operation of TDPBF16PS (Intel's Software Developer's Manual, volume 2): for each element
+// and instruction, two sums of 16 fused multiply-adds start at zero, one over the first and one over the second
+// elements of the pairs. The two are added, and the result is added to the destination. Every step rounds to nearest
+// even; denormals count as zeros, as inputs and outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ struct EmulatedTile {
 
 struct EmulatedTiles {
   using Tile = EmulatedTile;
-  // Those of this thread, as in a processor.
+  // Per thread, as in a processor.
   static inline thread_local std::array<Tile, 8> tiles;
   static inline thread_local bool configured = false;
 

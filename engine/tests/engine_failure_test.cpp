@@ -1,5 +1,5 @@
-// What the engine does when its device has failed for good: nothing hangs, everybody is told, and nothing more is asked
-// of the device.
+// The engine after a permanent device failure: nothing hangs, all requests get the error, and the device is not used
+// any more.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -32,7 +32,7 @@ class FailedGauge : public MetricsSink {
   std::atomic<double> value_ = -1;
 };
 
-// By whether the device computes asynchronously, and its ranks.
+// Parameters: whether the device computes asynchronously, and its ranks.
 class EngineFailureTest : public testing::EngineFixtureBase,
                           public ::testing::WithParamInterface<std::tuple<bool, int>> {
  protected:
@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, EngineFailureTest, ::testing::Combine(::testin
                                   std::to_string(std::get<1>(info.param));
                          });
 
-// What a request is told.
+// Checks the error of a request.
 void expect_told(const std::string& text) {
   for (const auto* part : {"the device has failed", "the test fails this", "Start a new process"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
@@ -72,7 +72,7 @@ TEST_P(EngineFailureTest, EveryRequestEndsAndLaterOnesAreRejected) {
     EXPECT_EQ(sink_->value(), 0);
     std::atomic<int> told = 0;
     failing->on_failure([&told] { ++told; });
-    // Four run, six wait, and two of one session wait for the one before them.
+    // Four run, six wait, and two more of one session wait for its earlier request.
     std::deque<Collector> collectors;
     for (TokenId i = 0; i < 10; ++i) {
       auto one = request({1, i}, 9000);
@@ -91,10 +91,10 @@ TEST_P(EngineFailureTest, EveryRequestEndsAndLaterOnesAreRejected) {
     expect_told(rejected);
     EXPECT_EQ(failing->failure(), rejected);
     EXPECT_EQ(sink_->value(), 1);
-    failing->check_integrity();  // by the engine's thread, which told of the failure before
+    failing->check_integrity();  // runs on the engine's thread, so it comes after the notification of the failure
     EXPECT_EQ(told, 1);
     EXPECT_EQ(failing->stats().num_running + failing->stats().num_waiting, 0);
-    // On each rank the step after may have been on its way, and on the others the step itself.
+    // Each rank may have started the next step, and the other ranks the step itself.
     EXPECT_LE(faults_->steps_after_loss, 2 * std::get<1>(GetParam()) - 1);
     failing->on_failure([&told] { told += 10; });
     EXPECT_EQ(told, 11) << "who asks later is told at once";

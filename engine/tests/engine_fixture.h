@@ -1,5 +1,4 @@
-// An engine of a very small model for tests, on a device that computes while the engine goes on or on one that does
-// not.
+// An engine with a very small model for tests, on a device that computes asynchronously or not.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +17,7 @@
 
 namespace charonia::testing {
 
-// Whatever the parameters of its tests are. SetUp() of what derives from it writes the model.
+// For tests with any parameters. SetUp() of a derived class writes the model.
 class EngineFixtureBase : public ::testing::Test {
  protected:
   void SetUp() override { dir_ = test_folder(); }
@@ -26,7 +25,7 @@ class EngineFixtureBase : public ::testing::Test {
     runtime::wrap_devices_for_tests({});
     std::filesystem::remove_all(dir_);
   }
-  // From here on the devices of engines are wrapped: they have faults_.
+  // Wraps the devices of engines that are created after this call. faults_ controls them.
   void wrap_devices(bool asynchronous) {
     runtime::wrap_devices_for_tests([this, asynchronous](std::unique_ptr<ops::Ops> ops) {
       return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
@@ -34,8 +33,10 @@ class EngineFixtureBase : public ::testing::Test {
   }
 
   std::filesystem::path weights() const { return dir_ / "weights"; }
-  // A model whose requests may last until a test ends them.
-  void lengthen(int ranks = 1) const {
+  // Writes a model with a long context and makes each step of a wrapped device take 5 ms or more. A request for 15,000
+  // tokens then takes longer than any test.
+  void lengthen(int ranks = 1) {
+    faults_->step_ms = 5;
     TinyModel model;
     model.ranks = ranks;
     model.positions = 20'000;
@@ -44,7 +45,7 @@ class EngineFixtureBase : public ::testing::Test {
   std::unique_ptr<Engine> engine(const Settings& settings = {}) const {
     return std::make_unique<Engine>(weights(), settings);
   }
-  // What a request gives that has an engine of its own, without sessions.
+  // The tokens that a request gets in a separate engine without sessions.
   std::vector<TokenId> alone(Request one) const {
     one.session_id.clear();
     const auto fresh = engine();
@@ -57,12 +58,12 @@ class EngineFixtureBase : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-// By whether the device computes asynchronously.
+// Parameter: whether the device computes asynchronously.
 class EngineFixture : public EngineFixtureBase, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {
     EngineFixtureBase::SetUp();
-    if (GetParam()) wrap_devices(true);
+    wrap_devices(GetParam());
     write_tiny_workspace(weights());
   }
 };

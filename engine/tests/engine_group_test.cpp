@@ -25,7 +25,7 @@ Request sampled(std::vector<TokenId> ids, int max_tokens, std::uint64_t seed) {
   return out;
 }
 
-// What a request with prompt_logits got: rows in the order of positions, in so many results before all others.
+// The result of a request with prompt_logits: rows in the order of positions, and the number of results with rows.
 struct PromptRows {
   std::vector<std::vector<float>> logits;
   std::size_t results = 0;
@@ -53,7 +53,7 @@ double log_softmax(const std::vector<float>& logits, TokenId id) {
 TEST_P(EngineGroupTest, SequenceIHasTheTokensOfTheSeedPlusI) {
   for (const bool stream : {false, true}) {
     for (const auto* blocks :
-         {"200", "20"}) {  // with few blocks sequences are preempted, and begin without their parent
+         {"200", "20"}) {  // with few blocks, sequences are preempted and start without their parent
       const auto together = engine({{"cache_max_entry_count", blocks}, {"token_budget", "9"}, {"session_len", "60"}});
       auto several = sampled({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, 30, 50);
       several.sampling.n = 4;
@@ -117,7 +117,7 @@ TEST_P(EngineGroupTest, BestOfGivesTheBestOnesInTheirOrder) {
     Collector all(n);
     together->submit(best, all.callback());
     for (int i = 0; i < n; ++i) {
-      // Where nothing is chosen the order is that of the seeds.
+      // Without a selection, the order is the order of the seeds.
       const auto& expected = (n == 5 ? by_seed : candidates)[static_cast<std::size_t>(i)];
       EXPECT_EQ(all.tokens(i), expected.tokens) << n << ", " << i;
       EXPECT_DOUBLE_EQ(all.last(i).cumulative_logprob / 12, expected.mean);
@@ -162,7 +162,7 @@ TEST_P(EngineGroupTest, CancelEndsAllSequences) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(running.last(i).finish_reason, FinishReason::cancelled);
 }
 
-TEST_P(EngineGroupTest, WhatCannotBeIsRejectedByName) {
+TEST_P(EngineGroupTest, InvalidCombinationsAreRejectedByName) {
   const auto one = engine();
   Collector unused;
   const auto rejected = [&](auto change) {
@@ -181,7 +181,8 @@ TEST_P(EngineGroupTest, WhatCannotBeIsRejectedByName) {
   EXPECT_NE(rejected([](Request& r) { r.timeout_ms = 0; }).find("timeout_ms = 0"), std::string::npos);
 }
 
-// The log probability of each prompt token is that of the first token sampled after the tokens before it.
+// The log probability of each prompt token equals the log probability of the first token sampled after the tokens
+// before it.
 TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
   std::vector<TokenId> prompt;
   for (TokenId i = 0; i < 37; ++i) prompt.push_back((7 * i + 3) % 40);
@@ -196,13 +197,13 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
     for (const auto& [id, logprob] : out.last().top_logprobs.at(0)) row[id] = logprob;
   }
   for (const auto* budget : {"5", "512"}) {
-    for (const auto* batch : {"1", "3", "64"}) {  // also bounds the rows of logits in a step
+    for (const auto* batch : {"1", "3", "64"}) {  // also limits the rows of logits in a step
       SCOPED_TRACE(std::string(budget) + " " + batch);
       const auto asked_of = engine({{"token_budget", budget}, {"max_batch_size", batch}});
       auto asked = request(prompt, 8);
       asked.sampling.prompt_logprobs = 20;
       asked.prompt_logits = true;
-      for (int turn = 0; turn < 2; ++turn) {  // the second time the prefix index has it all
+      for (int turn = 0; turn < 2; ++turn) {  // the second time everything is in the prefix index
         Collector out, beside;
         asked_of->submit(request({9, 8, 7}, 30), beside.callback());
         asked_of->submit(asked, out.callback());
@@ -232,7 +233,7 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
   }
 }
 
-TEST_P(EngineGroupTest, RowsThatNobodyReadsEndTheirRequestAlone) {
+TEST_P(EngineGroupTest, TooManyUnreadRowsEndOnlyTheirRequest) {
   const auto asked_of = engine({{"max_batch_size", "3"}});
   auto asked = request(std::vector<TokenId>(40, 5), 4);
   asked.sampling.prompt_logprobs = 0;
@@ -262,7 +263,7 @@ TEST(UnreadRows, CountUntilTheLastCopyGoes) {
   copy.reset();
   EXPECT_EQ(rows->bytes(), 7);
   rows.reset();
-  second.reset();  // what it counts in is still there
+  second.reset();  // its counter still exists
 }
 
 TEST_P(EngineGroupTest, PromptLogprobsSurviveAPreemption) {

@@ -1,13 +1,10 @@
-// Token masks: who says which tokens may follow is asked on a thread of its own, and what it says holds.
+// Token masks: the provider runs on a separate thread, and its mask is applied.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <future>
 #include <memory>
 #include <stdexcept>
-#include <thread>
 
-#include "base/thread_time.h"
 #include "engine_fixture.h"
 
 namespace charonia {
@@ -31,7 +28,7 @@ INSTANTIATE_TEST_SUITE_P(Device, EngineMaskTest, testing::kDevices, testing::dev
 TEST_P(EngineMaskTest, OnlyTokensOfTheMaskAreSampled) {
   const auto one = engine();
   for (const float temperature : {0.0F, 1.5F}) {
-    // Only vowels, told by the bytes of the tokens.
+    // Only vowels, according to the bytes of the tokens.
     auto asked = masked({1, 2, 3}, 60, [&](TokenId token, auto) {
       const auto bytes = one->token_bytes(token);
       return bytes.size() == 1 && std::string_view("aeiou").find(bytes[0]) != std::string_view::npos;
@@ -51,7 +48,7 @@ TEST_P(EngineMaskTest, TheMaskSeesTheOutputAndIsAskedOncePerToken) {
     if (token == 0) ++asked_count;
     return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
   };
-  // With few blocks the sequence is preempted and computed anew: what is known is not asked for again.
+  // With few blocks the sequence is preempted and recomputed; known masks are not computed again.
   const auto one = engine({{"cache_max_entry_count", "16"}, {"session_len", "60"}});
   Collector before, out;
   one->submit(request({9, 9, 9}, 50), before.callback());
@@ -64,7 +61,7 @@ TEST_P(EngineMaskTest, TheMaskSeesTheOutputAndIsAskedOncePerToken) {
   EXPECT_LE(asked_count, 50) << "the last token needs no mask after it";
 }
 
-TEST_P(EngineMaskTest, ARequestBesideOneWithAMaskHasTheTokensThatItHasAlone) {
+TEST_P(EngineMaskTest, AMaskDoesNotChangeTheTokensOfOtherRequests) {
   const auto one = engine();
   Collector masked_out, free_out;
   one->submit(masked({1, 2}, 40, [](TokenId token, auto) { return token < 10; }), masked_out.callback());
@@ -122,64 +119,58 @@ TEST_P(EngineMaskTest, NoTokenAndAnExceptionAreErrorsThatSaySo) {
   one->check_integrity();
 }
 
-// Computes for so long, whatever else the processor does.
-void compute(std::chrono::milliseconds time) {
-  const double end = thread_seconds() + std::chrono::duration<double>(time).count();
-  while (thread_seconds() < end) {
-  }
-}
-
-TEST_P(EngineMaskTest, MasksThatTakeLongDelayNoOtherSequence) {
+TEST_P(EngineMaskTest, LateMasksDelayNoOtherSequence) {
   const auto one = engine({{"max_batch_size", "32"}});
   const auto step = [](TokenId token, std::span<const TokenId> output) {
     return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
   };
-  std::atomic<bool> ended = false;
-  // Together 0.7 s a step.
-  const auto dear = [&](TokenId token, std::span<const TokenId> output) {
-    if (token == 0 && !ended) compute(std::chrono::milliseconds(60));
+  std::atomic<bool> held = true;
+  const auto late = [&](TokenId token, std::span<const TokenId> output) {
+    held.wait(true);
     return step(token, output);
   };
   std::vector<std::unique_ptr<Collector>> slow;
   for (TokenId i = 0; i < 12; ++i) {
     slow.push_back(std::make_unique<Collector>());
-    one->submit(masked({1, 2, i % kVocab}, 12, dear), slow.back()->callback());
+    one->submit(masked({1, 2, i % kVocab}, 12, late), slow.back()->callback());
   }
   Collector cheap, other;
   one->submit(masked({6, 7}, 30, step), cheap.callback());
   one->submit(request({3, 4, 5}, 50), other.callback());
   other.wait();
-  EXPECT_TRUE(std::ranges::none_of(slow, [](const auto& out) { return out->ended(); })) << "steps wait for all masks";
+  held = false;
+  held.notify_all();
   EXPECT_EQ(other.tokens(), alone(request({3, 4, 5}, 50)));
   EXPECT_EQ(cheap.tokens().size(), 30U);
-  ended = true;
   std::vector<TokenId> expected{5};
   while (expected.size() < 12) expected.push_back((expected.back() + 3) % kVocab);
   for (const auto& out : slow) EXPECT_EQ(out->tokens(), expected);
   one->check_integrity();
 }
 
-TEST_P(EngineMaskTest, ASequenceThatSitsOutCanBeCancelled) {
+TEST_P(EngineMaskTest, ASequenceWhoseMaskIsLateCanBeCancelled) {
   const auto one = engine();
-  std::atomic<bool> ended = false;
+  std::atomic<bool> held = true;
   auto asked = masked({1, 2}, 50, [&](TokenId token, std::span<const TokenId> output) {
-    while (token == 0 && output.size() == 3 && !ended) compute(std::chrono::milliseconds(1));
+    if (output.size() == 3) held.wait(true);
     return token > 0;
   });
-  Collector out, after;
+  Collector out, other, after;
   const auto handle = one->submit(std::move(asked), out.callback());
   out.wait_for(3);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // longer than a step waits
+  one->submit(request({3}, 5), other.callback());
+  other.wait();  // steps go on without the masked sequence
   one->cancel(handle);
   EXPECT_EQ(out.last().finish_reason, FinishReason::cancelled);
   EXPECT_EQ(out.tokens().size(), 3U);
   one->submit(request({3}, 5), after.callback());
   EXPECT_EQ(after.tokens().size(), 5U);
   one->check_integrity();
-  ended = true;
+  held = false;
+  held.notify_all();
 }
 
-// The provider lives until its call has returned, and says when it goes.
+// The provider must live until its call has returned; records when it is destroyed.
 class SlowMask : public TokenMaskProvider {
  public:
   SlowMask(std::promise<void> entered, std::shared_future<void> go, std::promise<void> gone)
@@ -201,7 +192,7 @@ class SlowMask : public TokenMaskProvider {
 };
 
 TEST_P(EngineMaskTest, CancelWhileTheProviderWorksIsSafe) {
-  // Its prompt waits behind another one, so that the engine does not wait for the mask.
+  // Its prompt waits for another one, so the engine does not wait for the mask.
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});
   Collector first, cancelled, after;

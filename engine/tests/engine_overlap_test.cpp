@@ -1,5 +1,5 @@
-// The engine on a device that computes one step while the next is planned and launched, beside the same engine on a
-// device that does not: tokens are the same, bit by bit, and what goes wrong goes wrong for the same requests.
+// The engine on a device that computes one step while the next is planned and launched, compared with the engine on a
+// synchronous device: the tokens are the same, bit by bit, and errors affect the same requests.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using testing::request;
 using testing::WrappedOps;
 using testing::write_tiny_workspace;
 
-// With one rank and with two, which wait for each other within a step.
+// With one rank, and with two ranks, which wait for each other within a step.
 class OverlapTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
@@ -46,8 +46,8 @@ class OverlapTest : public ::testing::TestWithParam<int> {
     return out;
   }
 
-  // Steps are planned without regard to ranks: one rank takes every combination, several, which wait for each other some
-  // times in each step, take two of them: large steps with many blocks and small steps with few.
+  // Plans do not depend on ranks. So one rank runs every combination. Several ranks, which wait for each other some 50
+  // times per step, run two of them: large steps with many blocks, and small steps with few.
   static bool is_for_these_ranks(std::string_view blocks, std::string_view budget) {
     return GetParam() == 1 || (blocks == "2000") == (budget == "200");
   }
@@ -58,7 +58,7 @@ class OverlapTest : public ::testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
                          [](const auto& info) { return std::to_string(info.param); });
 
-// Requests of every kind; many begin alike, so that prefixes are found.
+// Requests of every kind; many have common prefixes.
 std::vector<Request> requests(int count) {
   std::mt19937 random(23);
   const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
@@ -164,7 +164,7 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
   }
 }
 
-// A prefill's own rows are attended to through the cache's integers, so that nothing can tell how it was cut.
+// A prefill attends to its own rows through the cache's integers, so that chunking has no effect.
 TEST_P(OverlapTest, AQuantisedCacheChangesTheTokensOfNoRequestByWhatElseRuns) {
   const auto all = requests(60);
   const auto plain = outcomes(*engine(false), all);
@@ -203,7 +203,7 @@ TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
   EXPECT_EQ(faults_->most_in_flight, 2);
 }
 
-// Where they come from, in whatever order: end ids, words of one token and of several. (StepCopy looks at every step.)
+// Bans from all sources in any order: end ids, words of one token and of several. (StepCopy checks every step.)
 TEST_P(OverlapTest, BansReachTheDeviceAscending) {
   const auto one = engine(true);
   auto banned = request({1, 2, 3}, 30);
@@ -219,7 +219,7 @@ TEST_P(OverlapTest, BansReachTheDeviceAscending) {
   for (const TokenId id : {30, 7, 21}) EXPECT_LE(std::ranges::count(tokens, id), 1) << id << " ends the sequence";
 }
 
-// It is cancelled while the step that samples runs, whose row is the first to show what its KV is worth.
+// It is cancelled during the step that samples, whose row is the first to show that its KV is not finite.
 TEST_P(OverlapTest, ARequestThatIsGoneWhenItsLogitsAreNotFiniteLeavesNoPrefix) {
   constexpr TokenId kPoison = 39;
   testing::TinyModel broken;
@@ -295,16 +295,17 @@ TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
         for (std::size_t i = 0; i < all.size(); ++i) {
           const auto errors = std::ranges::count(got[i].reasons, FinishReason::error);
           if (errors > 0 || all[i].sampling.best_of > all[i].sampling.n) {
-            failed += static_cast<std::size_t>(errors);  // of the best the failed ones may have been
+            // With best_of, the failed sequences may have been the best.
+            failed += static_cast<std::size_t>(errors);
           } else {
             ASSERT_EQ(got[i], expected[i]) << "request " << i;
           }
         }
-        std::string errors;  // what they say of themselves
+        std::string errors;  // the errors of the requests
         for (const auto& one : got) errors += one.errors;
         SCOPED_TRACE(errors);
         EXPECT_GE(failed, 1U);
-        // A rank that cannot launch a step takes the one in flight with it, in which the others wait for it.
+        // If a rank cannot launch a step, it also aborts the step in flight, in which the others wait for it.
         EXPECT_LE(failed, 4U * static_cast<unsigned>(GetParam())) << "more than were in a step";
       }
     }
@@ -312,14 +313,14 @@ TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
   }
 }
 
-TEST_P(OverlapTest, BlocksThatAFailedStepShouldHaveFilledAreFoundByNobody) {
+TEST_P(OverlapTest, BlocksOfAFailedStepAreNotFound) {
   std::vector<TokenId> prompt;
   for (TokenId t = 0; t < 21; ++t) prompt.push_back(1 + t % 7);
   const auto one = request(prompt, 20);
   const auto expected = outcomes(*engine(false), {one}).front();
   // The prompt's blocks are indexed when its step is launched, and the next step finds them for the second request.
   const auto failing = engine(true, {{"token_budget", "21"}, {"step_time_ms", "0"}});
-  // While the engine waits for a step, both come; then one plan after the other has them.
+  // Both arrive while the engine waits for a step; then two consecutive plans have them.
   Collector before, first, second, third;
   faults_->hold = true;
   failing->submit(request({1, 2}, 1), before.callback());

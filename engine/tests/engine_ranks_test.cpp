@@ -31,7 +31,7 @@ class EngineRanksTest : public ::testing::TestWithParam<int> {
     std::filesystem::remove_all(dir_);
   }
 
-  // The folder of `model` for so many ranks.
+  // Writes `model` for this number of ranks, and returns its folder.
   std::filesystem::path write(TinyModel model, int ranks) const {
     model.ranks = ranks;
     const auto folder = dir_ / std::to_string(ranks);
@@ -44,7 +44,7 @@ class EngineRanksTest : public ::testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Ranks, EngineRanksTest, ::testing::Values(2, 4),
                          [](const auto& info) { return std::to_string(info.param); });
 
-// Prompts of several lengths at once, so that prefill and decode share steps.
+// Prompts of several lengths together, so that steps mix prefill and decode.
 std::vector<Request> requests(int vocab, int max_tokens) {
   std::vector<Request> out;
   for (const int length : {1, 3, 17, 40}) {
@@ -79,7 +79,7 @@ TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
   TinyModel grouped, biased, tied, wide;
   biased.biases = true;
   tied.tied = true;
-  tied.vocab = 53;  // no multiple of the ranks
+  tied.vocab = 53;  // not a multiple of the ranks
   wide.heads = 8, wide.kv_heads = 8, wide.head_dim = 6, wide.inter = 76, wide.vocab = 131, wide.layers = 3;
   wide.biases = true;
   for (const auto& model : {grouped, biased, tied, wide}) {
@@ -97,7 +97,7 @@ TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
   }
 }
 
-// Certain tokens are every rank's: those of several are what one rank samples one by one.
+// Certain tokens reach every rank: several ranks give the tokens that one rank samples one by one.
 TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneByOne) {
   const TinyModel model;
   const Settings settings = {{"token_budget", "24"}};
@@ -113,7 +113,7 @@ TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneB
     return out;
   };
   const auto expected = completions(write(model, 1), runs(true), settings);
-  for (const auto* const max_batch : {"8", "2"}) {  // with 2 some of them wait
+  for (const auto* const max_batch : {"8", "2"}) {  // with 2, some of them wait
     auto few = settings;
     few.emplace("max_batch_size", max_batch);
     EXPECT_EQ(completions(write(model, GetParam()), runs(false), few).tokens, expected.tokens);
@@ -126,7 +126,7 @@ TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneB
   EXPECT_LT(engine.stats().num_steps, 30);
 }
 
-// What families add to a plain decoder, some of it in each.
+// Extensions of model families; each model has some of them.
 std::vector<TinyModel> variants() {
   TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere;
   qwen3.qk_norm = true;
@@ -136,7 +136,7 @@ std::vector<TinyModel> variants() {
       "norm_unit_offset = 1\nactivation = gelu_tanh\nembedding_scale = 5.65\nsliding_window = 8\nlayer_windows = sfs\n"
       "rope_local_theta = 100\nattention_soft_cap = 20\nlogit_soft_cap = 15\nattention_scale = 0.3\n"
       "rope_scaling_type = linear\nrope_factor = 4\n";
-  // 1 + weight is about 1 then.
+  // So that 1 + weight is about 1.
   gemma.change = [](const std::string& name, float value) {
     return name.find("norm.weight") == std::string::npos ? value : value - 1;
   };
@@ -158,7 +158,7 @@ std::vector<TinyModel> variants() {
   olmo.layers = 3;
   olmo.more = "layer_rotary = rnr\n";
   granite.more = "residual_multiplier = 0.22\nlogits_scale = 0.125\nrotary_interleaved = 1\n";
-  granite.biases = true;  // which are multiplied as well
+  granite.biases = true;  // these are scaled too
   hunyuan.qk_norm = true;
   hunyuan.more = "qk_norm_after_rotary = 1\nq_scale_beta = 0.1\nq_scale_length = 16\n";
   cohere.parallel_block = true;
@@ -181,7 +181,7 @@ TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {
   }
 }
 
-TEST_P(EngineRanksTest, WhatIsSampledDependsOnTheRequestAlone) {
+TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
   const TinyModel model;
   const auto folder = write(model, GetParam());
   auto all = requests(model.vocab, 60);
@@ -196,11 +196,12 @@ TEST_P(EngineRanksTest, WhatIsSampledDependsOnTheRequestAlone) {
     alone.tokens.push_back(completion.tokens.front());
     alone.logprobs.push_back(completion.logprobs.front());
   }
-  const std::vector<Settings> ways = {{{"token_budget", "7"}},
-                                      {{"threads", std::to_string(3 * GetParam())}},
-                                      {{"cache_max_entry_count", "36"}},  // of some 65 that they take together
-                                      {{"enable_prefix_caching", "False"}}};
-  for (const auto& settings : ways) {
+  const std::vector<Settings> all_settings = {
+      {{"token_budget", "7"}},
+      {{"threads", std::to_string(3 * GetParam())}},
+      {{"cache_max_entry_count", "36"}},  // of about 65 blocks that they need together
+      {{"enable_prefix_caching", "False"}}};
+  for (const auto& settings : all_settings) {
     const auto together = completions(folder, all, settings);
     EXPECT_EQ(together.tokens, alone.tokens);
     EXPECT_EQ(together.logprobs, alone.logprobs);
@@ -223,19 +224,6 @@ TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgain
   engine.check_integrity();
 }
 
-TEST_P(EngineRanksTest, ACancelFreesTheBlocks) {
-  TinyModel model;
-  model.positions = 20'000;
-  Engine engine(write(model, GetParam()));
-  Collector cut;
-  const auto handle = engine.submit(request({1, 2}, 19'000), cut.callback());
-  cut.wait_for(2);
-  EXPECT_TRUE(engine.cancel(handle));
-  EXPECT_EQ(cut.wait().back().finish_reason, FinishReason::cancelled);
-  engine.check_integrity();
-  EXPECT_EQ(engine.stats().blocks_active, 0);
-}
-
 TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
   TinyModel model;
   model.kv_heads = 4;
@@ -247,7 +235,7 @@ TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
   EXPECT_GT(several.info().weight_bytes, one.info().weight_bytes);
 }
 
-// Fails in the given operation of a step, on one rank, when it is told to.
+// Fails in the given operation of a step, on one rank, when requested.
 enum class Place { none, before_the_first_collective, between_two, after_the_last };
 std::atomic<Place> place{Place::none};
 
@@ -295,8 +283,8 @@ TEST_P(EngineRanksTest, AnErrorOfARankEndsTheStepOnAllAndTheEngineLives) {
   }
 }
 
-// Rank 0 has too little memory to prepare. Rank 1, which waits for it in a collective, can go on no more after the abort,
-// as with NCCL.
+// Rank 0 has too little memory for prepare(). Rank 1, which waits for it in a collective, cannot continue after the
+// abort, as with NCCL.
 class UnpreparedOps : public testing::ForwardingOps {
  public:
   UnpreparedOps(std::unique_ptr<ops::Ops> to, std::shared_ptr<std::atomic<bool>> aborted)

@@ -1,4 +1,4 @@
-// cache_salt: who sends another one finds nothing of what was computed, and gets the same tokens.
+// cache_salt: a request with another salt finds no earlier blocks, and gets the same tokens.
 #include "base/text.h"
 #include "engine_fixture.h"
 #include "runtime/cache_salts.h"
@@ -28,11 +28,11 @@ TEST(CacheSaltsTest, ANumberBelongsToOneSaltAndOneClass) {
   EXPECT_NE(salts.number("a\0b"s, 0), salts.number("a\0c"s, 0)) << "any bytes";
 }
 
-TEST(CacheSaltsTest, WhatWasNotUsedForLongestIsForgottenAndNoNumberComesBack) {
+TEST(CacheSaltsTest, TheLeastRecentlyUsedSaltIsForgottenAndNumbersAreNotReused) {
   runtime::CacheSalts salts(3);
   const auto a = salts.number("a", 0), b = salts.number("b", 0), c = salts.number("c", 0);
   EXPECT_EQ(salts.number("a", 0), a);
-  const auto d = salts.number("d", 0);  // in place of b
+  const auto d = salts.number("d", 0);  // replaces b
   EXPECT_EQ(salts.number("a", 0), a);
   EXPECT_EQ(salts.number("c", 0), c);
   EXPECT_EQ(salts.number("d", 0), d);

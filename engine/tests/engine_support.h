@@ -1,4 +1,4 @@
-// What the tests of the engine share: requests, and what becomes of them.
+// Common parts of the engine's tests: requests and their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ inline Request request(std::vector<TokenId> ids, int max_tokens) {
   return out;
 }
 
-// Collects the results of a request, of one sequence or of several.
+// Collects the results of a request with one or several sequences.
 class Collector {
  public:
   explicit Collector(int sequences = 1) : done_(static_cast<std::size_t>(sequences), false) {}
@@ -50,7 +50,7 @@ class Collector {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_done() || results_.size() >= count; });
   }
-  // All results, in the order in which they came.
+  // All results, in the order of arrival.
   const std::vector<Result>& wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return is_done(); });
@@ -114,7 +114,7 @@ inline std::string error_of(const std::function<void()>& call, ErrorCode code) {
   return {};
 }
 
-// Lets through the tokens of which `allowed` holds.
+// Allows a token if `allowed` returns true.
 class MaskOf : public TokenMaskProvider {
  public:
   using Allowed = std::function<bool(TokenId token, std::span<const TokenId> output)>;
@@ -131,7 +131,7 @@ class MaskOf : public TokenMaskProvider {
   Allowed allowed_;
 };
 
-// Of every seven tokens of the output the last five are certain: they follow from those before them.
+// The last five of every seven tokens of the output are certain: they follow from the tokens before them.
 class RunsOf : public TokenMaskProvider {
  public:
   explicit RunsOf(TokenId vocab) : vocab_(vocab) {}
@@ -156,7 +156,7 @@ class RunsOf : public TokenMaskProvider {
   std::vector<TokenId> forced_;
 };
 
-// With tokens of RunsOf, which with log probabilities are sampled one by one.
+// With the tokens of RunsOf, which are sampled one by one if log probabilities are requested.
 inline Request with_runs(Request asked, TokenId vocab, bool one_by_one) {
   asked.mask = std::make_shared<RunsOf>(vocab);
   if (one_by_one) asked.sampling.logprobs = 0;

@@ -1,54 +1,26 @@
 #include "charonia/engine.h"
 
-#include <gtest/gtest.h>
-
 #include <future>
 #include <limits>
 #include <map>
 #include <thread>
 
-#include "engine_support.h"
-#include "runtime/devices.h"
-#include "test_folder.h"
-#include "tiny_workspace.h"
-#include "wrapped_ops.h"
+#include "engine_fixture.h"
 
 namespace charonia {
 namespace {
 
 using testing::Collector;
 using testing::error_of;
-using testing::Faults;
 using testing::request;
 using testing::TinyModel;
-using testing::WrappedOps;
 using testing::write_tiny_workspace;
 
-// Everything holds on a device that computes while the engine goes on as on one that does not.
-class EngineTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    if (GetParam()) {
-      runtime::wrap_devices_for_tests([this](std::unique_ptr<ops::Ops> ops) {
-        return std::make_unique<WrappedOps>(std::move(ops), true, faults_);
-      });
-    }
-    dir_ = testing::test_folder();
-    write_tiny_workspace(dir_);
-  }
-  void TearDown() override {
-    runtime::wrap_devices_for_tests({});
-    std::filesystem::remove_all(dir_);
-  }
-
-  std::shared_ptr<Faults> faults_ = std::make_shared<Faults>();
-  std::filesystem::path dir_;
-};
-INSTANTIATE_TEST_SUITE_P(Device, EngineTest, ::testing::Bool(),
-                         [](const auto& i) { return i.param ? "asynchronous" : "synchronous"; });
+class EngineTest : public testing::EngineFixture {};
+INSTANTIATE_TEST_SUITE_P(Device, EngineTest, testing::kDevices, testing::device_name);
 
 TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector streamed, whole;
   auto one = request({1, 2, 3}, 20);
   engine.submit(one, streamed.callback());
@@ -67,7 +39,7 @@ TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
 }
 
 TEST_P(EngineTest, MoreThanTheContextIsRejectedWithTheNumbers) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector unused;
   const auto message = error_of([&] { engine.submit(request(std::vector<TokenId>(200, 1), 100), unused.callback()); },
                                 ErrorCode::invalid_argument);
@@ -82,7 +54,7 @@ TEST_P(EngineTest, MoreThanTheContextIsRejectedWithTheNumbers) {
 }
 
 TEST_P(EngineTest, WithoutMaxTokensTheContextIsFilled) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector all;
   auto open_end = request({5}, 1);
   open_end.sampling.max_tokens.reset();
@@ -92,7 +64,7 @@ TEST_P(EngineTest, WithoutMaxTokensTheContextIsFilled) {
 }
 
 TEST_P(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector free_running, ended;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
   const auto tokens = free_running.tokens();
@@ -108,7 +80,7 @@ TEST_P(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
 }
 
 TEST_P(EngineTest, MinTokensKeepsTheEndAway) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector free_running, held;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
   auto minimum = request({1, 2, 3}, 30);
@@ -120,7 +92,7 @@ TEST_P(EngineTest, MinTokensKeepsTheEndAway) {
 }
 
 TEST_P(EngineTest, TheFirstTokenAfterMinTokensMayBeTheEnd) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector free_running;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
   const auto tokens = free_running.tokens();
@@ -143,7 +115,7 @@ TEST_P(EngineTest, TheFirstTokenAfterMinTokensMayBeTheEnd) {
 }
 
 TEST_P(EngineTest, BadWordsAreNeverCompleted) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector free_running, without;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
   const auto tokens = free_running.tokens();
@@ -159,8 +131,8 @@ TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
-TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
-  Engine one(dir_, {});
+TEST_P(EngineTest, BiasesOfOneTokenAddUpInAnyOrder) {
+  Engine one(weights(), {});
   auto named_once = request({1, 2, 3}, 8);
   named_once.sampling.bad_words = {{20}};
   named_once.sampling.logit_bias = {{5, 60.0F}, {7, 80.0F}, {20, 90.0F}};
@@ -174,10 +146,8 @@ TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
 }
 
 TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
-  TinyModel long_context;
-  long_context.positions = 20'000;
-  write_tiny_workspace(dir_, long_context);
-  Engine engine(dir_);
+  lengthen();
+  Engine engine(weights());
   Collector by_handle, by_id;
   auto long_one = request({1, 2}, 19'000);
   const auto handle = engine.submit(long_one, by_handle.callback());
@@ -185,25 +155,32 @@ TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   engine.submit(long_one, by_id.callback());
   by_handle.wait_for(1);
   by_id.wait_for(1);
-  for (const bool keeps : {false, true}) EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "it names nobody";
+  for (const bool keeps : {false, true})
+    EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "no request has it";
   EXPECT_FALSE(by_handle.ended());
+  faults_->hold = true;  // no step ends before both are cancelled
+  const auto steps = engine.stats().num_steps;
   EXPECT_TRUE(engine.cancel(handle));
   EXPECT_TRUE(engine.cancel(std::string_view("mine")));
+  faults_->hold = false;
+  faults_->hold.notify_all();
   EXPECT_EQ(by_handle.wait().back().finish_reason, FinishReason::cancelled);
   EXPECT_EQ(by_id.wait().back().finish_reason, FinishReason::cancelled);
-  engine.check_integrity();  // runs on the engine thread, hence after both
+  engine.check_integrity();  // runs on the engine thread, after both
   const auto stats = engine.stats();
   EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
   EXPECT_EQ(stats.blocks_active, 0);
+  EXPECT_LE(stats.num_steps - steps, 2);
   EXPECT_FALSE(engine.cancel(handle));
   EXPECT_FALSE(engine.cancel(std::string_view("mine")));
 }
 
 TEST_P(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
-  Engine engine(dir_, {{"max_queue_size", "2"}, {"max_batch_size", "1"}});
+  Engine engine(weights(), {{"max_queue_size", "2"}, {"max_batch_size", "1"}});
+  faults_->hold = true;
   std::vector<std::unique_ptr<Collector>> admitted;
   std::string message;
-  for (int i = 0; i < 50 && message.empty(); ++i) {
+  while (message.empty() && admitted.size() < 10) {
     auto one = std::make_unique<Collector>();
     try {
       engine.submit(request({1, 2}, 200), one->callback());
@@ -213,13 +190,15 @@ TEST_P(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
       message = error.what();
     }
   }
+  faults_->hold = false;
+  faults_->hold.notify_all();
   EXPECT_NE(message.find("retry after"), std::string::npos) << message;
   EXPECT_GE(admitted.size(), 2U);
   for (auto& one : admitted) EXPECT_EQ(one->tokens().size(), 200U);
 }
 
 TEST_P(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
-  Engine engine(dir_);
+  Engine engine(weights());
   Collector finishes;
   engine.submit(request({1, 2}, 100), finishes.callback());
   engine.shutdown(60'000);
@@ -229,12 +208,10 @@ TEST_P(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
 }
 
 TEST_P(EngineTest, DestructionEndsWhatRuns) {
-  TinyModel long_context;
-  long_context.positions = 20'000;
-  write_tiny_workspace(dir_, long_context);
+  lengthen();
   Collector cut;
   {
-    Engine engine(dir_);
+    Engine engine(weights());
     engine.submit(request({1, 2}, 19'000), cut.callback());
     cut.wait_for(1);
   }
@@ -243,7 +220,7 @@ TEST_P(EngineTest, DestructionEndsWhatRuns) {
 
 TEST_P(EngineTest, ACallbackMaySubmitAndCancel) {
   Collector second;
-  Engine engine(dir_);
+  Engine engine(weights());
   std::promise<void> first_done;
   std::promise<Engine::Handle> own;
   const auto handle = own.get_future().share();
@@ -258,7 +235,7 @@ TEST_P(EngineTest, ACallbackMaySubmitAndCancel) {
 }
 
 TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
-  Engine engine(dir_);
+  Engine engine(weights());
   std::promise<void> release;
   auto released = release.get_future().share();
   std::promise<void> slow_done;
@@ -268,14 +245,14 @@ TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
   });
   Collector other;
   engine.submit(request({2}, 50), other.callback());
-  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed though nobody has taken a result
+  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed although no result was taken
   release.set_value();
   slow_done.get_future().wait();
   EXPECT_EQ(other.tokens().size(), 50U);
 }
 
 TEST_P(EngineTest, ManyThreadsAtOnce) {
-  Engine engine(dir_, {{"max_batch_size", "8"}, {"cache_max_entry_count", "40"}});
+  Engine engine(weights(), {{"max_batch_size", "8"}, {"cache_max_entry_count", "40"}});
   std::map<int, std::vector<TokenId>> expected;
   for (int length = 1; length <= 4; ++length) {
     Collector alone;
@@ -303,8 +280,8 @@ TEST_P(EngineTest, NotANumberEndsTheRequestWithAnErrorAndTheEngineLives) {
   broken.change = [](const std::string& name, float value) {
     return name == "output.weight" ? std::numeric_limits<float>::quiet_NaN() : value;
   };
-  write_tiny_workspace(dir_, broken);
-  Engine engine(dir_);
+  write_tiny_workspace(weights(), broken);
+  Engine engine(weights());
   for (int i = 0; i < 2; ++i) {
     Collector failed;
     engine.submit(request({1}, 3), failed.callback());
@@ -322,8 +299,8 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
     const bool poisoned = name == "tok_embeddings.weight" && element++ / broken.hidden == kPoison;
     return poisoned ? std::numeric_limits<float>::quiet_NaN() : value;
   };
-  write_tiny_workspace(dir_, broken);
-  Engine engine(dir_, {{"cache_max_entry_count", "60"}});
+  write_tiny_workspace(weights(), broken);
+  Engine engine(weights(), {{"cache_max_entry_count", "60"}});
   auto clean = request({1, 2}, 100);
   clean.sampling.bad_words = {{kPoison}};
   Collector before, beside, poisoned, after;
@@ -337,7 +314,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   Collector repeated;
   engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
   EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
-  for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
+  for (int i = 0; i < 4; ++i) {  // uses all blocks, also the blocks of the poisoned request
     Collector again;
     auto other = clean;
     other.input_ids = {3, 1 + i};
@@ -350,27 +327,27 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
 }
 
 TEST_P(EngineTest, AWorkspaceThatDoesNotMatchIsRejectedWithTheCommand) {
-  std::filesystem::resize_file(dir_ / "rank-0.safetensors", 100);
-  const auto message = error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
+  std::filesystem::resize_file(weights() / "rank-0.safetensors", 100);
+  const auto message = error_of([&] { Engine engine(weights()); }, ErrorCode::invalid_argument);
   EXPECT_NE(message.find("charonia convert"), std::string::npos) << message;
-  std::filesystem::remove(dir_ / "manifest.json");
-  error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
+  std::filesystem::remove(weights() / "manifest.json");
+  error_of([&] { Engine engine(weights()); }, ErrorCode::invalid_argument);
 }
 
 TEST_P(EngineTest, ACacheThatDoesNotFitIsRejectedBeforeServing) {
-  const auto message =
-      error_of([&] { Engine engine(dir_, {{"cache_max_entry_count", "900000000"}}); }, ErrorCode::resource_exhausted);
+  const auto message = error_of([&] { Engine engine(weights(), {{"cache_max_entry_count", "900000000"}}); },
+                                ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("cache_max_entry_count"), std::string::npos) << message;
 }
 
 TEST_P(EngineTest, AModelThatDoesNotFitIsRejectedBeforeItsWeightsAreLoaded) {
   const auto message =
-      error_of([&] { Engine engine(dir_, {{"token_budget", "2000000000"}}); }, ErrorCode::resource_exhausted);
+      error_of([&] { Engine engine(weights(), {{"token_budget", "2000000000"}}); }, ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("2000000000 tokens (token_budget)"), std::string::npos) << message;
 }
 
 TEST_P(EngineTest, FewBlocksLowerTheContextWithAWarning) {
-  Engine engine(dir_, {{"cache_max_entry_count", "10"}});
+  Engine engine(weights(), {{"cache_max_entry_count", "10"}});
   EXPECT_EQ(engine.info().config.session_len, 40);
   ASSERT_EQ(engine.info().warnings.size(), 1U);
   EXPECT_NE(engine.info().warnings[0].find("cache_max_entry_count"), std::string::npos);
@@ -378,10 +355,12 @@ TEST_P(EngineTest, FewBlocksLowerTheContextWithAWarning) {
 
 TEST_P(EngineTest, SettingsThatThisBuildLacksAreRejectedByName) {
   for (const auto& setting : {Settings{{"device", "cuda"}}, Settings{{"device_ids", "0"}}}) {
-    EXPECT_NE(error_of([&] { Engine engine(dir_, setting); }, ErrorCode::unsupported).find("CUDA"), std::string::npos);
+    EXPECT_NE(error_of([&] { Engine engine(weights(), setting); }, ErrorCode::unsupported).find("CUDA"),
+              std::string::npos);
   }
-  EXPECT_NE(error_of([&] { Engine engine(dir_, {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { Engine engine(weights(), {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
+      std::string::npos);
 }
 
 }  // namespace

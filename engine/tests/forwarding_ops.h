@@ -1,4 +1,4 @@
-// Operations that pass everything on to other operations: what a test derives from to change one of them.
+// Operations that forward all calls to other operations; tests derive from it to change one of them.
 #pragma once
 
 #include <memory>
@@ -71,7 +71,7 @@ class ForwardingOps : public ops::Ops {
                 const ops::NormParams& how) override {
     to_->rms_norm(out, residual, delta, how);
   }
-  void feeds(const ops::Linear& weight) override { to_->feeds(weight); }
+  void announce_linear(const ops::Linear& weight) override { to_->announce_linear(weight); }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
     to_->linear(out, in, weight);
   }

@@ -1,5 +1,5 @@
-// k and v as integers: kv_quant.h against its words written down again, how far what comes back is from what went in,
-// and the kernels of every instruction set bit by bit.
+// Quantised k and v: kv_quant.h compared with an independent implementation, the error of the values, and the kernels
+// of every instruction set bit by bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Quantised {
   }
 };
 
-// By the header alone.
+// Uses only the header.
 Quantised quantised(const std::vector<float>& x, int bits) {
   float lo = x[0], hi = x[0];
   for (const float v : x) lo = kv_lesser(lo, v), hi = kv_greater(hi, v);
@@ -66,7 +66,7 @@ TEST(KvQuant, GivesTheIntegersThatItsWordsSay) {
   }
 }
 
-TEST(KvQuant, WhatComesBackIsWithinHalfAStepAndTheRoundingOfTheScaleAndTheZero) {
+TEST(KvQuant, TheErrorIsWithinHalfAStepPlusRoundingOfScaleAndZero) {
   Random random(71);
   for (const auto& x : heads(random)) {
     const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
@@ -109,7 +109,7 @@ TEST(KvQuant, AHeadOfEqualElementsComesBackAsTheirHalfPrecision) {
   EXPECT_EQ(quantised({-0.0F, 0.0F}, 4).zero, 0) << "one zero alone is stored";
 }
 
-TEST(KvQuant, WhatIsNotFiniteIsNotHidden) {
+TEST(KvQuant, ValuesThatAreNotFiniteGiveNan) {
   for (const auto& x : {std::vector<float>{1, kNaN, 2}, {kNaN, 1, 2}, {1, 2, kInfinity}, {-kInfinity, 2, kInfinity}}) {
     const auto got = quantised(x, 8);
     EXPECT_EQ(got.scale, 0);

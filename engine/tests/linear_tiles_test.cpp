@@ -1,5 +1,5 @@
-// The GEMM through matrix tiles on tiles in plain C++ (emulated_tiles.h): against a product in double, bit by bit
-// against the order of operations that linear_tiles.h promises, and a row against the same row among others.
+// The GEMM with matrix tiles, on tiles in plain C++ (emulated_tiles.h): compared with a product in double; bit by bit
+// with the order of operations in linear_tiles.h; and a row alone with the row in a batch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 void linear_emulated(const cpu::LinearArgs& args) { cpu::linear_tiles<EmulatedTiles>(args); }
 
-// Rows of activations with something else behind them, and a panel with something else behind it.
+// Rows of activations and a panel, each followed by other data.
 struct Gemm {
   int rows, columns;
   std::int64_t k, stride;
@@ -55,7 +55,7 @@ struct Gemm {
   float weight(std::int64_t i, int j) const { return bf16_to_float(panel[weight_index(i, j)].bits); }
   float bias_of(int j) const { return bias.empty() ? 0 : bias[static_cast<std::size_t>(j)]; }
 
-  // Of rows [first, first + count), between columns of NaN that nobody may write.
+  // Computes rows [first, first + count), between columns of NaN that must not be written.
   std::vector<float> run(void (*kernel)(const cpu::LinearArgs&), int first, int count) const {
     const std::int64_t out_stride = columns + 3;
     std::vector<float> out(static_cast<std::size_t>(count * out_stride), NAN);
@@ -155,7 +155,7 @@ TEST(LinearTilesTest, denormals_are_zeros_in_the_emulation_as_in_the_processor) 
   EXPECT_EQ(EmulatedTiles::flushed(FLT_MIN / 2), 0.0F);
   EXPECT_EQ(EmulatedTiles::flushed(FLT_MIN), FLT_MIN);
   EXPECT_TRUE(std::signbit(EmulatedTiles::flushed(-FLT_MIN / 2)));
-  // 2^-70 * 2^-70 is below what a float holds without denormals.
+  // 2^-70 * 2^-70 is a denormal float.
   std::vector<cpu::Bf16> a(32, {float_to_bf16(0x1p-70F)}), panel(16 * 2 * cpu::kPanel, {float_to_bf16(0x1p-70F)});
   float out[cpu::kPanel];
   linear_emulated({.a = a.data(),
@@ -169,7 +169,7 @@ TEST(LinearTilesTest, denormals_are_zeros_in_the_emulation_as_in_the_processor) 
   EXPECT_EQ(out[0], 0.0F);
 }
 
-TEST(LinearTilesTest, the_check_at_the_start_passes_what_is_right_and_names_what_is_wrong) {
+TEST(LinearTilesTest, the_start_check_accepts_correct_and_names_wrong_results) {
   const auto* const reference = cpu::instruction_set("portable").kernels;
   EXPECT_EQ(cpu::gemm_mismatch(linear_emulated, reference->linear_bf16), "");
   for (const auto& set : cpu::instruction_sets()) {

@@ -11,7 +11,7 @@
 namespace charonia {
 namespace {
 
-// Puts things back as they were.
+// Restores the settings.
 struct Log : testing::Test {
   Log() { unsetenv("CHARONIA_LOG_FORMAT"); }
   ~Log() override {
@@ -25,7 +25,7 @@ TEST_F(Log, TextHasTheMessageAndTheShownRequestId) {
   EXPECT_EQ(to_line({LogLevel::info, "ended", "shop-42#chatcmpl-1#0", {}}, LogFormat::text), "ended [shop-42]");
 }
 
-TEST_F(Log, JsonHoldsWhateverIsInIt) {
+TEST_F(Log, JsonEscapesEveryText) {
   const std::string nasty = "quotes \" and \\, a line\nend, a tab\t, a zero byte, \x01, \xc3\xbc";
   const auto line = to_line({LogLevel::error, nasty, "a\"b", {{"count", std::int64_t{7}}, {"ms", 1.5}, {"why", nasty}}},
                             LogFormat::json);
@@ -39,7 +39,7 @@ TEST_F(Log, JsonHoldsWhateverIsInIt) {
   EXPECT_EQ(object["why"], nasty);
 }
 
-TEST_F(Log, WhatIsNoUtf8IsReplaced) {
+TEST_F(Log, InvalidUtf8IsReplaced) {
   const auto line = to_line({LogLevel::info, "a\xff" "b", "", {}}, LogFormat::json);
   EXPECT_EQ(nlohmann::json::parse(line)["message"], "a\xef\xbf\xbd" "b");
 }

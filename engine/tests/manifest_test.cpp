@@ -1,4 +1,4 @@
-// Manifests that do not describe what is there, or not the model: each is refused with the name of the tensor.
+// Manifests that do not match the files or the model: each is rejected with the name of the tensor.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -35,7 +35,7 @@ class ManifestTest : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   void write(const json& manifest) const { std::ofstream(dir_ / "manifest.json") << manifest.dump(); }
-  // What is said when the engine is to load the folder.
+  // The error if the engine loads the folder.
   std::string error() const {
     try {
       const Engine engine(dir_);
@@ -87,8 +87,8 @@ TEST_F(ManifestTest, OnlyQuantisedTensorsHaveARowStep) {
 }
 
 TEST_F(ManifestTest, PartsThatDoNotMakeTheShapeAreRefused) {
-  expect_refused(kOut, "/shape", {32, 24}, "has shape [32, 24], and its part layers.0.attention.wo.0.weight has 16");
-  expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], and its 1 parts have 32 rows");
+  expect_refused(kOut, "/shape", {32, 24}, "has shape [32, 24], but its part layers.0.attention.wo.0.weight has 16");
+  expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], but its 1 parts have 32 rows");
   expect_refused(kOut, "/parts", json::array(), "its 0 parts have 0 rows");
   expect_refused(kQkv, "/parts/1/rows", {8, 16}, "has elements of layers.0.attention.w_qkv.0.weight in two parts");
   for (const auto* shape :
@@ -176,7 +176,7 @@ TEST_F(ManifestTest, ARankReadsItsOwnTensorsAndThoseOfAll) {
 TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRefused) {
   const std::vector<std::pair<json, std::string>> wrong = {
       {{{"format_version", 1}}, "its format_version is 1, this engine reads 2"},
-      {{{"ranks", 4}}, "it was converted for tensor_para_size = 4, and that is now 2"},
+      {{{"ranks", 4}}, "it was converted for tensor_para_size = 4, but the setting is now 2"},
       {{{"ranks", "2"}}, "manifest.json has ranks = \"2\""},
       {{{"tensors", nullptr}}, "is missing"},
       {{{"files", {{"rank-0.safetensors", {{"bytes", -1}}}}}}, "file rank-0.safetensors has bytes = -1"}};
@@ -192,8 +192,7 @@ TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRefused) {
   }
 }
 
-// Manifests with a quantised tensor, whatever the files have: what is not a quantisation is refused before they are
-// looked at.
+// Manifests with a quantised tensor, with any files: an invalid quantisation is rejected before the files are checked.
 class QuantisedManifestTest : public ManifestTest {
  protected:
   void SetUp() override {
@@ -240,12 +239,12 @@ TEST_F(QuantisedManifestTest, IsRead) {
     write(ordered);
     EXPECT_EQ(model::Manifest(dir_, 2).tensor(kOut).parts.at(0).order->name, "wo.qzeros");
   }
-  // The tensor is [32, 16]: half a byte for each code, two for a group's scale and one for its zero.
+  // The tensor is [32, 16]: half a byte for each code, two bytes for a group's scale and one for its zero.
   write(
       json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "U4", "shape": [32, 64],
       "quantization": {"layout": "awq", "group_size": 32, "zeros": true}}}})"));
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).quantised_bytes, 32 * 32 + 32 * 2 * 3);
-  // With integers for activations: a scale and a correction of four bytes each.
+  // With integer activations: a scale and a correction of four bytes each.
   write(
       json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "I8", "shape": [32, 64],
       "quantization": {"layout": "rows", "group_size": 32, "activations": "int8-token"}}}})"));
@@ -258,7 +257,7 @@ TEST_F(QuantisedManifestTest, IsRead) {
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).matrices, 0);
 }
 
-TEST_F(QuantisedManifestTest, WhatIsNoQuantisationIsRefused) {
+TEST_F(QuantisedManifestTest, AnInvalidQuantisationIsRejected) {
   const std::vector<std::tuple<std::string, json, std::string>> wrong = {
       {"/dtype", "BF16", "dtype = \"BF16\", expected U4, I8, F8_E4M3 or F4_E2M1"},
       {"/dtype", "F8_E4M3", "dtype = \"F8_E4M3\" in layout gptq, expected U4 or I8"},
@@ -295,7 +294,7 @@ TEST_F(QuantisedManifestTest, WhatIsNoQuantisationIsRefused) {
                  "zeros = true in layout rows, expected none");
 }
 
-TEST_F(QuantisedManifestTest, WhatTheFilesDoNotHaveIsRefusedWithTheCanonicalName) {
+TEST_F(QuantisedManifestTest, ATensorMissingInTheFilesIsRejectedWithItsCanonicalName) {
   expect_refused(kOut, json::array(), "has type fp32 in");
   const std::string codes = "layers.0.attention.wo.0.weight";
   auto& part = manifest_["tensors"].at(kOut)["parts"][0];
@@ -304,7 +303,7 @@ TEST_F(QuantisedManifestTest, WhatTheFilesDoNotHaveIsRefusedWithTheCanonicalName
   part.erase("zeros");
   manifest_["tensors"].at(kOut)["quantization"] = {{"layout", "rows"}};
   expect_refused(kOut, json::array(), "(" + codes + ") has type fp32 in");
-  expect_refused(kOut, "/parts/0/name", "wo", "is to be wo of");
+  expect_refused(kOut, "/parts/0/name", "wo", "should be wo of");
 }
 
 }  // namespace

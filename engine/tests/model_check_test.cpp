@@ -1,4 +1,4 @@
-// Which attributes of a model do not go together.
+// Model attributes that cannot be combined.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace charonia::model {
 namespace {
 
-// Llama with 2 layers, and the given attributes.
+// Llama with 2 layers and the given attributes.
 std::string refusal(const Settings& more) {
   Settings settings = {{"head_num", "4"},    {"kv_head_num", "2"}, {"size_per_head", "8"}, {"hidden_units", "32"},
                        {"inter_size", "48"}, {"num_layer", "2"},   {"vocab_size", "40"},   {"rotary_embedding", "8"}};

@@ -1,4 +1,4 @@
-// device = null: nothing is computed, and everything around it is real.
+// device = null: the device computes nothing, and everything else is real.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -73,7 +73,8 @@ TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
   null->submit(several, all.callback());
   EXPECT_EQ(all.tokens(0), first);
   for (const int i : {1, 2}) EXPECT_EQ(all.tokens(i), tokens_of(*null, sampled(7 + static_cast<std::uint64_t>(i))));
-  EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)), first);
+  EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)),
+            first);
 }
 
 TEST_F(NullDeviceTest, RanksGiveTheSameTokens) {
@@ -104,14 +105,14 @@ TEST_F(NullDeviceTest, LogProbabilitiesAreThoseOfADistribution) {
       const double sum = std::accumulate(top.begin(), top.end(), 0.0, [](double s, const auto& t) {
         return s + std::exp(static_cast<double>(t.logprob));
       });
-      EXPECT_GT(sum, 0.99);  // of 40 tokens, of which one is likely
+      EXPECT_GT(sum, 0.99);  // 40 tokens, and one is likely
       EXPECT_LT(sum, 1.0);
     }
   }
   EXPECT_EQ(seen, 10U);
 }
 
-TEST_F(NullDeviceTest, WhatARequestForbidsIsNotGiven) {
+TEST_F(NullDeviceTest, ForbiddenTokensAreNotSampled) {
   const auto null = null_engine();
   const auto free = tokens_of(*null, sampled(7));
   auto banned = sampled(7);
@@ -158,25 +159,20 @@ TEST_F(NullDeviceTest, SettingsThatMakeNoSenseWithItAreRefused) {
 }
 
 TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
-  const auto responses = [&](const char* per_stream) {
-    const auto null = null_engine({{"null_step_ms", "1"}, {"stream_interval_ms", "2"},
-                                   {"stream_interval_per_stream_ms", per_stream}, {"stream_interval_max_ms", "1000000"}});
-    std::array<Collector, 8> out;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      auto one = sampled(i, 40);
-      one.stream = true;
-      null->submit(std::move(one), out[i].callback());
-    }
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      EXPECT_EQ(out[i].tokens(), tokens_of(*null, sampled(i, 40)));
-      count += out[i].wait().size();
-    }
-    return count;
-  };
-  const auto few = responses("100000"), many = responses("0");
-  EXPECT_LE(few, 8U * 2) << "the first and the last";
-  EXPECT_GT(many, 2 * few);
+  const auto null = null_engine({{"null_step_ms", "1"},
+                                 {"stream_interval_ms", "2"},
+                                 {"stream_interval_per_stream_ms", "100000"},
+                                 {"stream_interval_max_ms", "1000000"}});
+  std::array<Collector, 8> out;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    auto one = sampled(i, 40);
+    one.stream = true;
+    null->submit(std::move(one), out[i].callback());
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    EXPECT_EQ(out[i].tokens(), tokens_of(*null, sampled(i, 40)));
+    EXPECT_LE(out[i].wait().size(), 2U) << "the first and the last";
+  }
 }
 
 TEST_F(NullDeviceTest, BlocksPrefixesAndSessionsAreReal) {
@@ -201,7 +197,7 @@ TEST_F(NullDeviceTest, BlocksPrefixesAndSessionsAreReal) {
 
 TEST_F(NullDeviceTest, ARunningRequestCanBeStopped) {
   lengthen();
-  const auto null = null_engine({{"null_step_ms", "1"}});
+  const auto null = null_engine({{"null_step_ms", "10"}});
   Collector out;
   const auto handle = null->submit(sampled(1, 15'000), out.callback());
   out.wait_for(1);

@@ -1,5 +1,5 @@
-// The KV store and attention where the cache holds integers of 8 or 4 bits: against references in double, and bitwise
-// independence of how a sequence was cut into steps and of what else is in the batch.
+// The KV store and attention with a quantised cache of 8 or 4 bits: compared with references in double, and bitwise
+// independence of the division into steps and of the batch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ TEST_P(QuantisedAttentionTest, equals_it_in_every_variant) {
   }
 }
 
-// The rows of a prefill attend to each other through the integers as well.
+// The rows of a prefill also attend to each other through the integers.
 TEST_P(QuantisedAttentionTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(62);
@@ -81,7 +81,7 @@ TEST_P(QuantisedAttentionTest, a_head_that_is_not_finite_is_seen_by_its_own_sequ
       EXPECT_TRUE(std::isnan(out.at(7, 3 * shape.head_dim))) << bits;
       EXPECT_TRUE(std::isnan(out.at(19, 3 * shape.head_dim))) << bits;
       EXPECT_TRUE(std::isfinite(out.at(19, 0))) << bits;
-      // Nor by the next one that gets its block, whose unwritten slots still hold it.
+      // The next sequence that gets its block, whose unwritten slots still hold the value, must not be affected either.
       std::copy_n(world.tables.begin(), world.table_stride, world.tables.begin() + world.table_stride);
       const auto after = world.step(*ops, *cache, {{1, 0, 5}}, ops->precision(DType::f32).activation).first;
       for (int i = 0; i < 5; ++i) {

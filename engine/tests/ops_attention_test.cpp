@@ -1,5 +1,5 @@
-// Rotation, the KV store and attention over blocks against references in double, and bitwise independence of how a
-// sequence was cut into steps and of what else is in the batch.
+// Rotation, the KV store and attention over blocks: compared with references in double, and bitwise independence of the
+// division into steps and of the batch.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,7 +35,7 @@ TEST_P(AttentionTest, equals_attention_in_double) {
         const double turned = world.rotated(sequence, position, head, d);
         ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
                     1e-6 + (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)));
-        // k rounded in fp32 may fall to the other side of a half step of the cache's type: its rounding counts too.
+        // k rounded in fp32 may be rounded to the other side in the cache's type, so its rounding counts too.
         const double bound =
             1e-5 + (world.kv == DType::f32 ? 0 : traits(GetParam()).attention_roundings * rounding(world.kv)) +
             rounded_weights(GetParam(), world, expected, d) +
@@ -78,7 +78,7 @@ TEST_P(AttentionTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
   }
 }
 
-// A device may share a long context out among its threads.
+// A device may distribute a long context over its threads.
 TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(31);
@@ -105,8 +105,8 @@ TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit
   }
 }
 
-// Whoever had a block before left NaN in all of it.
-TEST_P(AttentionTest, what_a_block_held_before_changes_no_bit) {
+// The block's previous owner left NaN in all of it.
+TEST_P(AttentionTest, earlier_contents_of_a_block_change_no_bit) {
   Random random(32);
   const auto ops = make_ops(GetParam(), 2);
   for (const auto type : kWeightTypes) {

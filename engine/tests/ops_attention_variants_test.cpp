@@ -1,5 +1,6 @@
-// What families do beside plain rotation and attention: a part of a head rotated or none, heads normalised, queries
-// scaled by position, windows, caps and slopes; against references in double, and bitwise independence of the batch.
+// The variations of model families on plain rotation and attention: a part of a head rotated or none, heads normalised,
+// queries scaled by position, windows, caps and slopes; compared with references in double, and bitwise independence of
+// the batch.
 #include <gtest/gtest.h>
 
 #include "attention_checks.h"
@@ -110,7 +111,7 @@ TEST_P(AttentionVariantsTest, slopes_make_far_keys_lighter) {
   }
 }
 
-// Every variant at once or some of them: one prefill of one thread against chunks and decodes among others.
+// All variants together or some of them: one prefill with one thread, compared with chunks and decodes in batches.
 TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(47);
@@ -134,7 +135,7 @@ TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit)
   }
 }
 
-TEST_P(AttentionVariantsTest, what_lies_before_the_window_does_not_count) {
+TEST_P(AttentionVariantsTest, keys_before_the_window_do_not_count) {
   Random random(48);
   const auto ops = make_ops(GetParam(), 2);
   for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
@@ -146,7 +147,7 @@ TEST_P(AttentionVariantsTest, what_lies_before_the_window_does_not_count) {
     const auto out_type = ops->precision(shape.weight).activation;
     world.step(*ops, *cache, {{0, 0, length}, {1, 0, length}}, out_type);
     const auto before = world.step(*ops, *cache, {{0, length - 1, length}}, out_type).first;
-    // The blocks wholly before the window are now those of the other sequence.
+    // The blocks completely before the window now belong to the other sequence.
     const int outside = std::max(0, length - window) / shape.block_len;
     ASSERT_GT(outside, 0);
     for (int b = 0; b < outside; ++b) {
@@ -157,7 +158,7 @@ TEST_P(AttentionVariantsTest, what_lies_before_the_window_does_not_count) {
   }
 }
 
-TEST_P(AttentionVariantsTest, what_cannot_be_is_refused) {
+TEST_P(AttentionVariantsTest, invalid_parameters_are_rejected) {
   Random random(49);
   const auto ops = make_ops(GetParam(), 1);
   const Shape shape{2, 1, 16, 4, DType::f32};

@@ -1,5 +1,5 @@
-// Copies of KV blocks and memory for them, seen through attention: what a sequence reads from the copy is what it
-// reads from the original.
+// Copies of KV blocks and their memory, tested through attention: a sequence that reads the copy gets the same results
+// as with the original.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace charonia::ops {
 namespace {
 
-// A device, and the bits of the cache's integers.
+// Parameters: a device, and the bits of a quantised cache.
 class CacheTest : public testing::TestWithParam<std::tuple<std::string, int>> {
  protected:
   std::unique_ptr<Ops> make(int threads) const { return make_ops(std::get<0>(GetParam()), threads); }
@@ -25,8 +25,8 @@ INSTANTIATE_TEST_SUITE_P(Device, CacheTest,
 
 using Copies = std::vector<std::pair<std::int32_t, std::int32_t>>;
 
-// A small cache whose blocks are filled with one sequence each and read back by a query of ones: its output is a
-// fingerprint of a layer's block.
+// A small cache. Each block has one sequence and is read by a query of ones, whose output is a fingerprint of a layer's
+// block.
 struct Blocks {
   static constexpr int kHeads = 4, kKvHeads = 2, kDim = 16, kLen = 6, kLayers = 3, kCount = 7;
   static constexpr std::int64_t kColumns = (kHeads + 2 * kKvHeads) * kDim;
@@ -36,7 +36,7 @@ struct Blocks {
         precision(device.precision(type)),
         cache(device.make_kv_cache({kLayers, kKvHeads, kDim, kLen, precision.kv, quant_bits}, kCount, committed)) {}
 
-  // Rows 0 .. kLen - 1 of a sequence in `block`; returns what attention gives for them, layer by layer.
+  // Runs rows 0 .. kLen - 1 of a sequence in `block`; returns attention's output for them, layer by layer.
   std::vector<Matrix> step(int block, const Matrix& qkv, int first, const Copies& copies) {
     std::vector<std::int32_t> positions, starts = {0, static_cast<std::int32_t>(qkv.rows)}, table = {block};
     for (int p = first; p < first + qkv.rows; ++p) positions.push_back(p);
@@ -70,7 +70,7 @@ struct Blocks {
     return result;
   }
 
-  // Rotation by nothing: cosines 1, sines 0.
+  // A rotation that changes nothing: cosines 1, sines 0.
   static Matrix identity() {
     Matrix m(DType::f32, kLen, kDim);
     for (int p = 0; p < kLen; ++p) {
@@ -97,7 +97,7 @@ TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_p
     const auto ops = make(2);
     Blocks blocks(*ops, type, bits());
     const auto probe = Matrix::random(random, blocks.precision.gemm_out, 1, Blocks::kColumns);
-    // Two sequences of all but one position of a block, and what the last position then sees of each.
+    // Two sequences that fill all but one position of a block, and what the last position then attends to.
     const auto a = Matrix::random(random, blocks.precision.gemm_out, Blocks::kLen - 1, Blocks::kColumns);
     const auto b = Matrix::random(random, blocks.precision.gemm_out, Blocks::kLen - 1, Blocks::kColumns);
     blocks.step(3, a, 0, {});
@@ -105,14 +105,14 @@ TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_p
     const auto of_a = blocks.step(3, probe, Blocks::kLen - 1, {}), of_b = blocks.step(5, probe, Blocks::kLen - 1, {});
     ASSERT_FALSE(same(of_a, of_b));
 
-    // One after the other: 6 gets a through 0; 0 gets b last.
+    // In order: 6 gets a through 0; 0 gets b last.
     const Copies chain = {{3, 0}, {0, 6}, {5, 0}, {2, 2}};
     EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, chain), of_a));
     EXPECT_TRUE(same(blocks.step(0, probe, Blocks::kLen - 1, {}), of_b));
     EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the original stays";
     EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the original stays";
 
-    // A copy is one of its own: writing to it leaves the original alone.
+    // A copy is independent: writing to it does not change the original.
     blocks.step(6, b, 0, {});
     EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, {}), of_b));
     EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a));

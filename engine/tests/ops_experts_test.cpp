@@ -1,4 +1,5 @@
-// Mixture of experts against a reference in double, and the promise that a row's result depends on it alone.
+// Mixture of experts, compared with a reference in double; and the guarantee that a row's result depends only on the
+// row.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,15 +17,15 @@ namespace {
 class ExpertsTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Device, ExpertsTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
-// A layer of experts and the way of a row through it.
+// A layer of experts, and the reference computation of a row.
 struct Layer {
   std::vector<Matrix> gate, up, down;  // [experts], in any element type
   DType weight;
   std::int64_t hidden, inter;
   RouterParams how;  // without the bias
   Activation activation = Activation::silu;
-  std::vector<float> bias;     // [experts], or none
-  Matrix shared, shared_gate;  // [rows, hidden] and [rows, 1], or none
+  std::vector<float> bias;     // [experts], or empty
+  Matrix shared, shared_gate;  // [rows, hidden] and [rows, 1], or empty
 
   Layer(Random& random, DType type, int count, std::int64_t hidden_size, std::int64_t inter_size, const RouterParams& r,
         Activation a)
@@ -47,7 +48,7 @@ struct Layer {
   }
   ExpertsShape shape() const { return {count(), how.top_k, hidden, inter, weight}; }
 
-  // The chosen experts of a row with their weights, in ascending order.
+  // The selected experts of a row with their weights, in ascending order.
   std::vector<std::pair<int, double>> route(const Matrix& router, std::int64_t row) const {
     std::vector<double> logits, scores;
     for (int e = 0; e < count(); ++e) {
@@ -58,7 +59,7 @@ struct Layer {
     for (const double logit : logits) {
       scores.push_back(how.score == RouterScore::sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit) / all);
     }
-    // As floats, in which large sigmoids are equal.
+    // As floats, because large sigmoids are equal in float.
     std::vector<float> ranks(scores.begin(), scores.end());
     for (std::size_t e = 0; e < bias.size(); ++e) ranks[e] += bias[e];
     auto order = ordered(how.by_logits() && bias.empty() ? std::vector<float>(logits.begin(), logits.end()) : ranks);
@@ -83,7 +84,7 @@ struct Layer {
     for (const int e : order) out.emplace_back(e, scores[static_cast<std::size_t>(e)] / divisor * how.scale);
     return out;
   }
-  // Indices by descending values; of equal ones the lowest comes first.
+  // Indices by descending values; ties: the lowest first.
   static std::vector<int> ordered(const std::vector<float>& values) {
     std::vector<int> order(values.size());
     std::iota(order.begin(), order.end(), 0);
@@ -91,7 +92,7 @@ struct Layer {
     return order;
   }
 
-  // What a row becomes, and how far a device may be from it.
+  // The expected row, and the allowed error of a device.
   struct Result {
     std::vector<double> value, bound;  // [hidden]
   };
@@ -127,7 +128,7 @@ struct Layer {
         const double active = activation == Activation::silu ? g / (1 + std::exp(-g)) : g / 2 * (1 + std::tanh(inner));
         const auto at = static_cast<std::size_t>(j);
         h[at] = active * u;
-        // Neither activation is steeper than 1.13.
+        // The slope of both activations is at most 1.13.
         h_bound[at] = 1.13 * g_bound * (std::abs(u) + u_bound) + std::abs(active) * u_bound +
                       std::abs(h[at]) * (of_activation + 1e-6) + (type.activation == DType::f16 ? 0x1p-24 : 0);
       }
@@ -140,7 +141,7 @@ struct Layer {
         }
         const auto at = static_cast<std::size_t>(c);
         out.value[at] += factor * y;
-        // The last term is of the softmax over the router's logits.
+        // The last term is for the softmax over the router's logits.
         out.bound[at] += factor * (bound + size * of_sum(inter) + std::abs(y) * (of_gemm + 4e-6));
       }
     }
@@ -151,7 +152,7 @@ struct Layer {
     return out;
   }
 
-  // Rows [begin, end), with scratch memory of exactly the size that the device asks for.
+  // Computes rows [begin, end), with scratch memory of exactly the size that the device requests.
   Matrix run(Ops& ops, const Experts& experts, const Matrix& in, const Matrix& router, std::int64_t begin,
              std::int64_t end) const {
     constexpr std::size_t kBehind = 4096;
@@ -184,7 +185,7 @@ struct Layer {
   }
 };
 
-// A layer whose router is none that chooses by its logits, for rows that have a shared expert's output.
+// A layer with a router that does not select by logits, for rows with a shared expert's output.
 struct ScoredLayer {
   Layer layer;
   Matrix in, router;
@@ -219,7 +220,7 @@ struct ScoredLayer {
       const int size = 12 / out.groups;
       out.top_groups = uniform(random, (out.top_k + size - 1) / size, out.groups);
     }
-    if (trial % 4 == 2) out.norm_min = 0.08F;  // more than what a bias may choose
+    if (trial % 4 == 2) out.norm_min = 0.08F;  // more than the selected scores sum to with some biases
     return out;
   }
 };
@@ -276,7 +277,7 @@ TEST_P(ExpertsTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
     for (const auto weight : kWeightTypes) {
       const auto layer = random_layer(random, weight, trial);
       const auto experts_one = layer.make(*one), experts_many = layer.make(*many);
-      // In the first trial more assignments than are worked on at once.
+      // The first trial has more assignments than are processed together.
       const int rows = trial == 0 ? 200 : uniform(random, 2, 40);
       const auto in = Matrix::random(random, one->precision(weight).activation, rows, layer.hidden);
       const auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2);
@@ -335,7 +336,7 @@ TEST_P(ExpertsTest, with_any_router_a_row_alone_equals_the_row_in_any_batch_bit_
   }
 }
 
-// Few rows of an expert, many, and more than are worked on at a time go through different kernels.
+// Few rows per expert, many rows, and more rows than are processed together use different kernels.
 TEST_P(ExpertsTest, a_row_has_the_same_bits_however_many_rows_its_experts_have) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(64);
@@ -344,7 +345,7 @@ TEST_P(ExpertsTest, a_row_has_the_same_bits_however_many_rows_its_experts_have) 
   const auto experts_one = layer.make(*one), experts_many = layer.make(*many);
   const int rows = trials(GetParam(), 1400);
   const auto in = Matrix::random(random, one->precision(DType::bf16).activation, rows, layer.hidden);
-  // Nearly all rows choose expert 1, few choose expert 4, the others share what is left.
+  // Nearly all rows select expert 1, few select expert 4, the others share the rest.
   auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2);
   for (int r = 0; r < rows; ++r) {
     router.set(r, 1, router.at(r, 1) + 8);
@@ -374,7 +375,7 @@ TEST_P(ExpertsTest, an_expert_that_no_row_chooses_is_not_looked_at) {
   }
 }
 
-TEST_P(ExpertsTest, what_does_not_fit_together_is_refused) {
+TEST_P(ExpertsTest, mismatched_shapes_are_rejected) {
   Random random(63);
   const auto ops = make_ops(GetParam(), 1);
   Layer layer(random, DType::f32, 3, 16, 24, {.top_k = 2}, Activation::silu);

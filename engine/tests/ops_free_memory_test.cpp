@@ -1,5 +1,5 @@
-// Free memory as read from the files of proc and of control groups, written into a folder as the kernel would show
-// them; and what commit_blocks() makes of it.
+// Free memory from the files of proc and of control groups, written into a folder as the kernel would show them; and
+// commit_blocks().
 #include "ops/cpu/free_memory.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class FreeMemoryTest : public testing::Test {
 
 constexpr std::size_t kAvailable = 1000 * 1024;
 
-TEST_F(FreeMemoryTest, without_control_groups_it_is_what_is_available) { EXPECT_EQ(free(), kAvailable); }
+TEST_F(FreeMemoryTest, without_control_groups_it_is_mem_available) { EXPECT_EQ(free(), kAvailable); }
 
 TEST_F(FreeMemoryTest, a_limit_of_version_2_counts_without_the_inactive_file_cache) {
   write("proc/self/cgroup", "0::/a/b\n");
@@ -109,7 +109,7 @@ TEST(CommitBlocksTest, more_blocks_than_there_is_memory_for_are_refused_with_the
   EXPECT_THROW(ops->commit_blocks(*cache, -1), Error);
 }
 
-TEST(HugeMemoryTest, what_was_written_is_resident_and_nothing_else) {
+TEST(HugeMemoryTest, only_written_pages_are_resident) {
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   const HugeMemory memory(kBytes + 5);
   EXPECT_EQ(memory.resident_bytes(), 0U);

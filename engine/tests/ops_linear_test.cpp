@@ -1,4 +1,5 @@
-// Ops::linear and make_linear against a product in double, and the promise that a row's result depends on it alone.
+// Ops::linear and make_linear, compared with a product in double; and the guarantee that a row's result depends only on
+// the row.
 #include <gtest/gtest.h>
 
 #include "charonia/error.h"
@@ -30,7 +31,7 @@ struct Case {
     if (rows.size() > 1) bias_hosts[1] = {};
   }
 
-  // The weight as it is stored: rounded to its type.
+  // The stored weight: rounded to its type.
   double at(std::int64_t row, std::int64_t col) const {
     for (const auto& part : parts) {
       if (row < part.rows) {
@@ -75,7 +76,7 @@ TEST_P(LinearTest, equals_a_product_in_double) {
             sum += product;
             magnitude += std::abs(product);
           }
-          // Each of k products and additions rounds once; the errors are those of the partial sums.
+          // Each of k products and additions is rounded once; the errors are the errors of the partial sums.
           const double of_sums = magnitude * 0x1p-24 * (2 + std::sqrt(static_cast<double>(c.k)) * 4);
           const double of_out = out_type == DType::f32 ? 0 : 1.01 * rounding(out_type) * std::abs(sum);
           ASSERT_NEAR(out.at(r, j), sum, (out_type == DType::f16 ? 0x1p-25 : 1e-30) + of_sums + of_out)

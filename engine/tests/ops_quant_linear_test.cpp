@@ -1,5 +1,5 @@
-// Ops::linear of quantised weights, and experts of them, against a product in double; and the promise that a row's
-// result depends on it alone.
+// Ops::linear and experts with quantised weights, compared with a product in double; and the guarantee that a row's
+// result depends only on the row.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ struct Weight {
     for (const auto r : rows) {
       parts.push_back(MemoryQuantSource::random(random, r, k, format));
       parts.back().set_order(order);
-      // The largest holds for all.
+      // The largest is used for all parts.
       if (kind.activations == Activations::i8_tensor) parts.back().input = parts.size() == 1 ? 0.02F : 0.015F;
       if (with_bias) biases.push_back(Matrix::random(random, DType::f32, r, 1));
       n += r;
@@ -66,7 +66,7 @@ struct Weight {
     if (bias_hosts.size() > 1) bias_hosts[0] = {};
   }
 
-  // One row, and how far a device that rounds sums to float may be from it.
+  // One row, and the allowed error of a device that rounds sums to float.
   void product(const DeviceTraits& device, const Matrix& in, std::int64_t row, std::vector<double>& value,
                std::vector<double>& bound) const {
     value.clear(), bound.clear();
@@ -97,7 +97,8 @@ struct Weight {
           magnitude += std::abs(x) * (std::abs(number - middle) + std::abs(zero - middle));
         }
         value.push_back(sum);
-        // Every addition rounds once, and so does what is done to a group's sum: the errors are those of partial sums.
+        // Every addition is rounded once, and so are the operations on a group's sum: the errors are those of partial
+        // sums.
         const auto roundings = static_cast<double>(k + 4 * part.groups());
         bound.push_back(1e-30 + magnitude * 0x1p-24 * (2 + 4 * std::sqrt(roundings)));
       }
@@ -111,7 +112,7 @@ Matrix run(Ops& ops, const Linear& linear, const DeviceMatrix& in, int begin, in
   return out.host();
 }
 
-// Groups of 32, 64 and 128, the whole row, and lengths that no vector and no tile has.
+// Groups of 32, 64 and 128, the whole row, and lengths that are not multiples of vectors or tiles.
 TEST_P(QuantLinearTest, equals_a_product_in_double_and_a_row_alone_equals_the_row_among_others) {
   Random random(1);
   const auto ops = make_ops(GetParam(), 2), alone = make_ops(GetParam(), 1);
@@ -125,7 +126,7 @@ TEST_P(QuantLinearTest, equals_a_product_in_double_and_a_row_alone_equals_the_ro
   int trial = 0;
   for (const auto& kind : kKinds) {
     for (const auto type : kWeightTypes) {
-      // Every shape with every kind of the CPU's two kernels; f16 goes the way of f32.
+      // Every shape with every kind of the CPU's two kernels; f16 uses the same kernel as f32.
       for (const auto& shape : shapes) {
         ++trial;
         if (type == DType::f16 && trial % 3 != 0) continue;
@@ -171,7 +172,7 @@ TEST_P(QuantLinearTest, a_row_alone_equals_the_row_among_more_than_are_multiplie
   for (int r = 0; r < kRows; r += 23) ASSERT_TRUE(run(*ops, *linear, in, r, r + 1).same_bits(0, all, r)) << r;
 }
 
-// Tiles read beyond the end of a group that is no multiple of theirs, and behind the last group is the next row.
+// Tiles read beyond the end of a group that is not a multiple of their size; after the last group follows the next row.
 TEST_P(QuantLinearTest, a_row_of_nan_stays_alone) {
   Random random(6);
   const auto ops = make_ops(GetParam(), 1);
@@ -194,7 +195,7 @@ TEST_P(QuantLinearTest, memory_is_at_most_5_percent_above_the_file_s) {
   const auto ops = make_ops(GetParam(), 1);
   for (const auto& kind : kKinds) {
     for (const std::int64_t group : {32, 128, 512}) {
-      // With integer activations a group has a correction, too: its files have whole rows.
+      // With integer activations a group also has a correction; its files have whole rows.
       if (has_integer_activations(kind) && group != 512) continue;
       const Weight w(random, kind, {64}, 512 / group, group, false, false);
       const auto linear = ops->make_quantised_linear(w.sources, {}, DType::bf16);
@@ -202,7 +203,7 @@ TEST_P(QuantLinearTest, memory_is_at_most_5_percent_above_the_file_s) {
       const double codes = static_cast<double>(w.n * w.k) * bits_of(kind.code) / 8;
       const double zeros = kind.zeros ? groups * bits_of(kind.code) / 8 : 0;
       const double file = codes + groups * static_cast<double>(size_of(kind.scale_type)) + zeros;
-      // The CUDA device has exponents as bf16.
+      // The CUDA device stores exponents as bf16.
       const bool wider = kind.scale_type == DType::f8_e8m0 && GetParam().starts_with("cuda");
       EXPECT_LE(static_cast<double>(linear->bytes()), (wider ? 1.06 : 1.05) * file) << to_string(w.parts[0].format());
     }
@@ -224,7 +225,7 @@ TEST_P(QuantLinearTest, every_code_has_its_number) {
     const QuantSource* const sources[] = {&source};
     for (const auto type : {DType::bf16, DType::f32}) {
       const auto linear = ops->make_quantised_linear(sources, {}, type);
-      // One feature of the input after the other is one: each place of a word.
+      // Sets one input feature after another to one, to test each position of a word.
       Matrix in(ops->precision(type).activation, k, k);
       for (std::int64_t i = 0; i < k; ++i) in.set(i, i, 1);
       const auto out = run(*ops, *linear, DeviceMatrix(*ops, in), 0, static_cast<int>(k));
@@ -237,7 +238,7 @@ TEST_P(QuantLinearTest, every_code_has_its_number) {
   }
 }
 
-TEST_P(QuantLinearTest, what_does_not_fit_together_is_refused) {
+TEST_P(QuantLinearTest, mismatched_shapes_are_rejected) {
   Random random(4);
   const auto ops = make_ops(GetParam(), 1);
   const QuantFormat format{.code = Code::u4, .group = 32};
@@ -272,13 +273,13 @@ TEST_P(QuantLinearTest, what_does_not_fit_together_is_refused) {
   }
 }
 
-// A layer of experts with top 1 is the experts' own product: gate, up and down in double, with the activations between
-// them rounded as the device does.
+// A layer of experts with top 1 equals the expert's own product: gate, up and down in double, with activations rounded
+// like on the device.
 TEST_P(QuantLinearTest, experts_equal_their_products_in_double) {
   Random random(5);
   const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
   for (const auto& kind : kKinds) {
-    if (has_integer_activations(kind)) continue;  // a code may round to the other side: below
+    if (has_integer_activations(kind)) continue;  // a code may be rounded to the other side: see below
     for (const auto type : {DType::bf16, DType::f32}) {
       constexpr int kCount = 3, kRows = 20;
       constexpr std::int64_t kHidden = 96, kInter = 64;
@@ -286,7 +287,7 @@ TEST_P(QuantLinearTest, experts_equal_their_products_in_double) {
       std::vector<QuantExpertSource> sources;
       weights.reserve(3 * kCount);
       for (int e = 0; e < kCount; ++e) {
-        const bool sorted = e == 1;  // gate and up of one order, down of another
+        const bool sorted = e == 1;  // gate and up have one order, down has another
         weights.emplace_back(random, kind, std::vector<std::int64_t>{kInter, kInter}, 3, 32, false, sorted);
         weights.emplace_back(random, kind, std::vector<std::int64_t>{kHidden}, 2, 32, false, sorted);
         const auto& gate_up = weights[weights.size() - 2];
@@ -322,11 +323,11 @@ TEST_P(QuantLinearTest, experts_equal_their_products_in_double) {
           const auto g = static_cast<std::size_t>(j), u = static_cast<std::size_t>(kInter + j);
           const double active = both[g] / (1 + std::exp(-both[g])), value = active * both[u];
           h.set(0, j, static_cast<float>(value));
-          // silu is nowhere steeper than 1.1.
+          // The slope of silu is at most 1.1.
           h_bound.push_back(1.1 * both_bound[g] * (std::abs(both[u]) + both_bound[u]) +
                             std::abs(active) * both_bound[u] + std::abs(value) * (1.01 * rounding(activation) + 1e-6));
         }
-        if (traits(GetParam()).fixed_point_rows && activation == DType::bf16) {  // a step of FixedRow, at most
+        if (traits(GetParam()).fixed_point_rows && activation == DType::bf16) {  // at most a step of FixedRow
           double greatest = 0;
           for (std::int64_t j = 0; j < kInter; ++j) greatest = std::max<double>(greatest, std::abs(h.at(0, j)));
           for (double& one : h_bound) one += 1.01 * 0x1p-15 * greatest;
@@ -346,8 +347,8 @@ TEST_P(QuantLinearTest, experts_equal_their_products_in_double) {
   }
 }
 
-// Between the GEMMs activations are rounded to codes, where the device's own may differ by one: held against the GEMMs
-// of a layer that is no expert's.
+// Between the GEMMs activations are rounded to codes, which may differ by one on a device. So this compares with the
+// device's own dense GEMMs.
 TEST_P(QuantLinearTest, experts_with_integer_activations_are_their_gemms) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(6);
@@ -390,7 +391,7 @@ TEST_P(QuantLinearTest, experts_with_integer_activations_are_their_gemms) {
   }
 }
 
-TEST_P(QuantLinearTest, what_integer_activations_cannot_do_is_refused_and_what_is_not_finite_stays_nan) {
+TEST_P(QuantLinearTest, integer_activations_reject_unsupported_formats_and_keep_nan) {
   Random random(7);
   const auto ops = make_ops(GetParam(), 1);
   const auto refused = [&](const QuantFormat& format, std::int64_t cols, float input) {

@@ -1,4 +1,4 @@
-// Norms, gated activations, soft cap, embedding, gathering, memory: against references in double.
+// Norms, gated activations, soft cap, embedding, gathering, memory: compared with references in double.
 #include <gtest/gtest.h>
 
 #include "charonia/error.h"
@@ -89,7 +89,7 @@ TEST_P(RowsTest, rms_norm_normalises_the_delta_before_it_is_added) {
             << "row " << r << ", column " << c << " of " << cols;
         sums.push_back(residual.at(r, c));
       }
-      // The second norm is held against the residual as it was left: the first one's rounding is no error of its own.
+      // The second norm is compared with the device's residual, so that the first norm's rounding does not count.
       const double factor = factor_of(sums);
       const double relative = 1e-5 + (type.activation == DType::f32 ? 0 : rounding(type.activation)) +
                               (type.residual == DType::f32 ? 0 : rounding(type.residual));
@@ -118,7 +118,7 @@ TEST_P(RowsTest, rms_norm_scales_the_delta_and_has_variants_of_the_norm) {
     const auto weight = Matrix::random(random, DType::f32, 1, cols);
     const float scale = trial % 3 == 0 ? 1.0F : 0.22F, eps = 1e-5F;
     const bool weighted = trial % 4 != 1, subtract_mean = trial % 2 == 0, written = trial % 5 != 0;
-    if (subtract_mean) {  // so that the mean counts
+    if (subtract_mean) {  // so that the mean matters
       for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < cols; ++c) before.set(r, c, before.at(r, c) + 4);
       }
@@ -204,7 +204,7 @@ TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
       for (int c = 0; c < inter; ++c) {
         const double gate = in.at(r, c), up = in.at(r, inter + c);
         const double expected = gate / (1 + std::exp(-gate)) * up;
-        // Devices compute 2^y, y = -gate log2(e) in float: half a unit of y is so much of the result.
+        // Devices compute 2^y, y = -gate log2(e) in float: half a unit of y has this effect on the result.
         const double power = std::abs(gate) * 0x1p-23;
         ASSERT_NEAR(out.at(r, c), expected,
                     std::abs(expected) * (1e-6 + power + (type.activation == DType::f32 ? 0 : rounding(type.activation))) +
@@ -231,7 +231,7 @@ TEST_P(RowsTest, gelu_tanh_gates_also_far_from_zero) {
         const double gate = in.at(r, c), up = in.at(r, inter + c);
         const double inner = std::sqrt(2 / std::acos(-1.0)) * (gate + 0.044715 * gate * gate * gate);
         const double expected = gate / 2 * (1 + std::tanh(inner)) * up;
-        // Below zero 1 + tanh cancels: the error is of the size of one rounding of the gate.
+        // Below zero 1 + tanh cancels, so the error is about one rounding of the gate.
         ASSERT_NEAR(out.at(r, c), expected,
                     std::abs(gate * up) * 1e-6 + std::abs(expected) * 1.01 * rounding(type.activation) +
                         (type.activation == DType::f16 ? 0x1p-25 : 1e-30))
@@ -376,7 +376,7 @@ TEST_P(RowsTest, a_token_that_the_step_before_sampled_is_embedded_unseen) {
   }
 }
 
-TEST_P(RowsTest, what_a_step_refers_to_must_be_there) {
+TEST_P(RowsTest, references_of_a_step_must_be_valid) {
   const auto ops = make_ops(GetParam(), 1);
   const std::vector<std::int32_t> ids = {1, 2}, unknown = {1, -1}, beyond = {2}, descending = {1, 0};
   const std::vector<SampleRow> one(1), two(2);
@@ -419,7 +419,7 @@ TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
   refused({.ids = two, .attention = {}, .logits_rows = rows, .sample = samples}, "2 rows of logits");
 }
 
-TEST_P(RowsTest, buffers_are_zero_and_hold_what_is_uploaded) {
+TEST_P(RowsTest, buffers_start_as_zeros_and_hold_uploads) {
   const auto ops = make_ops(GetParam(), 1);
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{9} << 20}) {
     const auto buffer = ops->allocate(bytes);

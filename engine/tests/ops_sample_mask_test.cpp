@@ -1,5 +1,5 @@
-// Rows that are not sampled freely: a mask of allowed tokens that comes from elsewhere, or a target whose log
-// probability is all that is wanted.
+// Rows that are not sampled freely: a mask of allowed tokens from another thread, or a target whose log probability is
+// requested.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -14,7 +14,7 @@
 namespace charonia::ops {
 namespace {
 
-// A mask that is there from the start.
+// A mask that is ready from the start.
 class ReadyMask : public TokenMask {
  public:
   ReadyMask(std::size_t vocab, std::span<const std::int32_t> allowed) : words_((vocab + 31) / 32) {
@@ -27,7 +27,7 @@ class ReadyMask : public TokenMask {
   std::vector<std::uint32_t> words_;
 };
 
-// One that another thread finishes.
+// A mask that another thread finishes.
 class LateMask : public TokenMask {
  public:
   void finish(std::vector<std::uint32_t> words) {
@@ -43,7 +43,7 @@ class LateMask : public TokenMask {
     changed_.wait(lock, [&] { return ready_; });
     return words_;
   }
-  // Waits until somebody asks; false: nobody will.
+  // Waits until the mask is requested; false: it is not requested.
   bool asked() const {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return asked_ || abandoned_; });
@@ -90,7 +90,7 @@ double log_softmax(const Matrix& logits, std::int64_t row, std::int32_t token) {
   return logits.at(row, token) - maximum - std::log(sum);
 }
 
-// A mask is a ban of all the others: the same draws, whatever else is asked of the row.
+// A mask equals a ban of all other tokens: the same draws, with any other parameters.
 TEST_P(SampleMaskTest, a_mask_allows_what_banning_all_others_would) {
   Random random(70);
   for (int trial = 0; trial < trials(GetParam(), 60); ++trial) {
@@ -142,7 +142,7 @@ TEST_P(SampleMaskTest, bits_behind_the_vocabulary_mean_nothing) {
   EXPECT_EQ(sample(logits, std::span(&row, 1))[0].token, 36);
 }
 
-TEST_P(SampleMaskTest, the_mask_of_one_row_is_no_matter_of_the_others) {
+TEST_P(SampleMaskTest, the_mask_of_a_row_does_not_affect_other_rows) {
   Random random(72);
   constexpr int kRows = 9, kVocab = 300;
   const auto logits = Matrix::random(random, DType::f32, kRows, kVocab, 4);
@@ -169,7 +169,7 @@ TEST_P(SampleMaskTest, the_mask_of_one_row_is_no_matter_of_the_others) {
       EXPECT_EQ(mixed[i].logprob, free[i].logprob);
     } else {
       EXPECT_EQ((mixed[i].token - r) % 11, 0) << mixed[i].token;
-      // And the row alone gives the same.
+      // The row alone gives the same result.
       auto logits_alone = Matrix(DType::f32, 1, kVocab);
       for (int c = 0; c < kVocab; ++c) logits_alone.set(0, c, logits.at(r, c));
       EXPECT_EQ(sample(logits_alone, std::span(&rows[i], 1))[0].token, mixed[i].token);
@@ -247,7 +247,7 @@ TEST_P(SampleMaskTest, a_target_is_reported_with_the_unmodified_logits_and_their
     const std::vector<std::pair<std::int32_t, float>> bias = {{0, 9.0F}, {target, -kInfinity}};
     const FailedMask never_asked;
     std::vector<SampleRow> rows(3);
-    // What changes the logits of a row that is sampled does nothing to a target.
+    // Parameters that change the logits have no effect on a target.
     rows[0].target = target;
     rows[0].logprobs = trial % 3 == 0 ? 0 : 4;
     rows[0].banned = banned;

@@ -1,4 +1,4 @@
-// Sampling against a straightforward reference that sorts the whole vocabulary in double, and its distribution.
+// Sampling, compared with a simple reference that sorts the whole vocabulary in double; and its distribution.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,13 +17,13 @@ namespace {
 
 class SampleTest : public testing::TestWithParam<std::string> {
  protected:
-  // One step that does nothing but sample. logits: [rows, vocab].
+  // One step that only samples. logits: [rows, vocab].
   std::vector<Sampled> sample(const std::vector<float>& logits, std::span<const SampleRow> rows) {
     Matrix matrix(DType::f32, std::ssize(rows), std::ssize(logits) / std::ssize(rows));
     std::memcpy(matrix.bytes.data(), logits.data(), matrix.bytes.size());
     return steps_.run(matrix, rows);
   }
-  // A row of a sequence of its own.
+  // A row of a new sequence.
   Sampled sample(const std::vector<float>& logits, SampleRow row) {
     row.sequence = ++sequences_;
     return sample(logits, std::span(&row, 1))[0];
@@ -61,7 +61,7 @@ std::vector<double> changed_logits(const std::vector<float>& logits, const Sampl
   return out;
 }
 
-// Candidates that top_k, top_p and min_p leave, most likely first, with their probabilities before the last filter's
+// The candidates after top_k, top_p and min_p, most likely first, with their probabilities before the last filter's
 // renormalisation.
 std::vector<std::pair<std::int32_t, double>> candidates(const std::vector<float>& logits, const SampleRow& row) {
   const auto changed = changed_logits(logits, row);
@@ -88,7 +88,7 @@ std::vector<std::pair<std::int32_t, double>> candidates(const std::vector<float>
   return out;
 }
 
-// The drawn token by the definition; nothing when the random number lies too near to an edge to tell in float.
+// The drawn token by the definition; empty if the random number is too close to an edge to decide in float.
 std::optional<std::int32_t> reference_draw(const std::vector<float>& logits, const SampleRow& row) {
   const auto list = candidates(logits, row);
   double sum = 0;
@@ -135,7 +135,8 @@ TEST_P(SampleTest, draws_what_the_definition_draws) {
 
     const auto sampled = sample(logits, row);
     const auto list = candidates(logits, row);
-    // Membership may differ by one at an edge that float cannot tell; the draw below is exact away from edges.
+    // At an edge that float cannot decide, one candidate more or less is allowed; the draw below is exact away from
+    // edges.
     if (row.top_p == 1 && row.min_p == 0) {
       ASSERT_TRUE(std::any_of(list.begin(), list.end(), [&](const auto& c) { return c.first == sampled.token; }))
           << trial;
@@ -155,7 +156,7 @@ TEST_P(SampleTest, frequencies_follow_the_probabilities) {
   std::vector<double> weights;
   double sum = 0;
   for (const float x : logits) sum += weights.emplace_back(std::exp(static_cast<double>(x)));
-  // Where a draw takes long, what is drawn is also held against the CPU's draws (cuda/sample_test.cpp).
+  // On slow devices, the draws are also compared with the CPU's (cuda/sample_test.cpp).
   const int draws = traits(GetParam()).effort < 1 ? 600 : 20000;
   std::vector<int> counts(logits.size());
   for (row.position = 0; row.position < draws; ++row.position) {
@@ -276,7 +277,7 @@ TEST_P(SampleTest, penalties_count_the_token_that_the_host_does_not_know_yet) {
     sampled.push_back(sample(logits, std::span(&row, 1))[0].token);
     output.assign(sampled.begin(), sampled.end() - 1);
   }
-  // 5, 4.5 and 4 lose 0.75 whenever they are taken; ties go to the lower id.
+  // 5, 4.5 and 4 lose 0.75 each time they are sampled; ties go to the lower id.
   EXPECT_EQ(sampled, (std::vector<std::int32_t>{0, 1, 0, 2, 1, 0}));
 }
 

@@ -1,8 +1,8 @@
-// What the tests of the operations share: random matrices, their way to a device and back, the devices there are.
+// Common parts of the tests of the operations: random matrices, their transfer to a device and back, and the devices.
 //
-// A test that takes its devices from device_names() knows nothing of where their memory is, of the types they compute
-// in, or of how exact they are: it asks. ops_devices.cpp answers for the CPU, cuda/ops_devices.cpp for CUDA; the same
-// tests are linked with each.
+// A test that takes its devices from device_names() does not depend on the location of their memory, their element
+// types, or their precision: it asks for these. ops_devices.cpp defines them for the CPU, cuda/ops_devices.cpp for
+// CUDA; the same tests are linked with each.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 inline int uniform(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
-// A row-major matrix in an element type, with the values that it holds after rounding to that type.
+// A row-major matrix in an element type, with its values rounded to that type.
 struct Matrix {
   DType dtype = DType::f32;
   std::int64_t rows = 0, cols = 0, stride = 0;
@@ -83,7 +83,7 @@ struct Matrix {
     }
   }
   HostMatrix host() const { return {bytes.data(), dtype, rows, cols, stride}; }
-  Tensor tensor() { return {bytes.data(), dtype, rows, cols, stride}; }  // where device memory is the host's
+  Tensor tensor() { return {bytes.data(), dtype, rows, cols, stride}; }  // if device memory is host memory
   bool same_bits(std::int64_t r, const Matrix& other, std::int64_t other_row) const {
     return std::memcmp(bytes.data() + static_cast<std::size_t>(r * stride) * size_of(dtype),
                        other.bytes.data() + static_cast<std::size_t>(other_row * other.stride) * size_of(dtype),
@@ -91,7 +91,7 @@ struct Matrix {
   }
 };
 
-// Half a unit in the last place, relative: what one rounding to the type may change.
+// Half a unit in the last place, relative: the maximum change by one rounding to the type.
 inline double rounding(DType type) { return type == DType::f32 ? 0x1p-24 : type == DType::f16 ? 0x1p-11 : 0x1p-8; }
 
 inline double rounded(DType type, double x) {
@@ -115,7 +115,7 @@ class DeviceMatrix {
       : DeviceMatrix(ops, Matrix(type, rows, cols, gap)) {}
 
   Tensor tensor() const { return slice(0, shape_.rows); }
-  // Rows [begin, end), sharing the memory.
+  // Rows [begin, end), in the same memory.
   Tensor slice(std::int64_t begin, std::int64_t end) const {
     auto* const at = buffer_->as<std::byte>() + static_cast<std::size_t>(begin * shape_.stride) * size_of(shape_.dtype);
     return {at, shape_.dtype, end - begin, shape_.cols, shape_.stride};
@@ -133,17 +133,17 @@ class DeviceMatrix {
   std::unique_ptr<Buffer> buffer_;
 };
 
-// What a device takes and promises, as far as the tests must know.
+// The properties of a device that the tests need.
 struct DeviceTraits {
   bool bitwise = true;            // a row's bits do not depend on the other rows
-  bool same_device_twice = true;  // two Ops of it may live at once
-  // Largest error of attention, in units of the rounding of its KV type, for values of about 1.
+  bool same_device_twice = true;  // two Ops of it may exist at the same time
+  // Maximum error of attention, in units of the rounding of its KV type, for values of about 1.
   double attention_roundings = 0.1;
-  // Attention over a cache of bf16 rounds queries and weights to bf16, weights before they are added up.
+  // Attention over a bf16 cache rounds queries and weights to bf16; weights are rounded before they are summed.
   bool attention_in_bf16 = false;
-  // Rows of bf16 become fixed-point numbers for weights of integers.
+  // Rows of bf16 become fixed-point numbers for integer weights.
   bool fixed_point_rows = false;
-  // The share of the usual number of random trials that is run: kernels that are emulated take their time.
+  // The share of the usual number of random trials, because emulated kernels are slow.
   double effort = 1;
 };
 
@@ -155,7 +155,7 @@ inline int trials(std::string_view device, int usual) {
   return std::max(1, static_cast<int>(std::ceil(traits(device).effort * usual)));
 }
 
-// The least that a step is within.
+// The smallest limits that allow the step.
 inline StepLimits limits_of(const StepInput& input) {
   const auto& batch = input.attention;
   const auto sequences = std::max<std::ptrdiff_t>(std::ssize(batch.query_start) - 1, std::ssize(input.logits_rows));
@@ -165,7 +165,7 @@ inline StepLimits limits_of(const StepInput& input) {
           .max_positions = std::max(1, last + 1)};
 }
 
-// Runs a step that was prepared: `issue` calls operations on tensors that have the input's numbers of rows.
+// Runs a prepared step: `issue` calls operations on tensors with the input's numbers of rows.
 template <class Issue>
 std::vector<Sampled> run_prepared_step(Ops& ops, const StepInput& input, Issue issue) {
   ops.begin_step(input);
@@ -173,15 +173,15 @@ std::vector<Sampled> run_prepared_step(Ops& ops, const StepInput& input, Issue i
   return ops.collect();
 }
 
-// Prepares for one step alone and runs it. What the step before sampled is not known to it.
+// Prepares for a single step and runs it. It does not know the samples of the previous step.
 template <class Issue>
 std::vector<Sampled> run_step(Ops& ops, const StepInput& input, Issue issue) {
   ops.prepare(limits_of(input), [&](const StepShape&) { issue(); });
   return run_prepared_step(ops, input, issue);
 }
 
-// Steps that do nothing but sample. They are prepared again for another vocabulary or more rows only, so that the
-// device knows from step to step what a sequence has sampled.
+// Steps that only sample. They are prepared again only for another vocabulary or more rows, so that the device keeps
+// the samples of a sequence between steps.
 class SamplingSteps {
  public:
   explicit SamplingSteps(Ops& ops) : ops_(ops) {}

@@ -1,4 +1,4 @@
-// The engine with quantised weights: every layout makes the model that its values make when they are not quantised.
+// The engine with quantised weights: every layout gives the same model as its dense values.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -48,7 +48,7 @@ class QuantEngine : public testing::EngineFixtureBase {
     loaded->submit(one, out.callback());
     return {out.tokens(), out.logprobs()};
   }
-  // With a device that has the dense values: the same bits.
+  // With a device that stores the dense values: the same bits.
   void expect_same(TinyModel model) const {
     const auto& how = *model.quantised;
     const auto quantised = answer(model);
@@ -76,7 +76,7 @@ const std::vector<TinyQuant> kQuants = {
 TEST_F(QuantEngine, EveryLayoutMakesTheModelOfItsValues) {
   dequantise();
   for (const auto& how : kQuants) {
-    auto some = tiny(how);  // both ranks have parts of all that is cut, and of experts
+    auto some = tiny(how);  // both ranks have parts of all divided tensors, and of experts
     some.ranks = 2;
     some.experts = 4;
     some.layer_experts = "md";
@@ -84,8 +84,7 @@ TEST_F(QuantEngine, EveryLayoutMakesTheModelOfItsValues) {
   }
 }
 
-// With the kernels of the CPU, whose sums are in another order: 128 products of a row, some layers, logits of some
-// tens.
+// With the CPU's kernels, whose sums have another order: 128 products per row, some layers, and logits of a few tens.
 TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
   constexpr float kTolerance = 1e-3F;
   auto quants = kQuants;
@@ -105,8 +104,8 @@ TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
   }
 }
 
-// In bf16 the device may take other kernels than in fp32. Alone on one thread, and beside others on two with prompts in
-// pieces: the same bits.
+// In bf16 the device may use other kernels than in fp32. Alone on one thread, and in a batch on two threads with
+// chunked prompts: the same bits.
 TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
   for (TinyQuant how : {TinyQuant{"packed-rows", "U4", 32, true}, {"rows", "I8", 0}, {"mxfp4", "F4_E2M1", 32}}) {
     SCOPED_TRACE(how.layout + " " + how.dtype);
@@ -135,10 +134,11 @@ TEST_F(QuantEngine, InBf16AnAnswerDependsOnItsRequestAlone) {
   }
 }
 
-// All that a quantised model may be combined with, at once: two ranks, experts, a cache of integers, and turns of a
-// session and prompts of which much is cached.
+// A quantised model in combination with two ranks, experts, a quantised cache, turns of a session, and prompts with
+// cached prefixes.
 TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) {
-  constexpr float kTolerance = 2e-2F;  // of a key or value that sums in another order make the next integer
+  // Allows a key or value to round to the next integer: sums have another order.
+  constexpr float kTolerance = 2e-2F;
   const auto expect_near = [](const Answer& found, const Answer& expected) {
     EXPECT_EQ(found.tokens, expected.tokens);
     ASSERT_EQ(found.logprobs.size(), expected.logprobs.size());
@@ -161,7 +161,7 @@ TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) 
       auto next = request({}, 8);
       for (int i = 0; i < 9; ++i) next.input_ids.push_back((13 * turn + 7 * i + 3) % 40);
       history.insert(history.end(), next.input_ids.begin(), next.input_ids.end());
-      if (turn == 3) {  // not of the session, which has its beginning
+      if (turn == 3) {  // not of the session, but with its prefix
         next.input_ids = history;
       } else {
         next.session_id = "s";
@@ -209,7 +209,7 @@ TEST_F(QuantEngine, GroupsOfColumnsAllOverMakeTheSameModelOnOneRank) {
   EXPECT_NE(message.find("tensor_para_size = 1"), std::string::npos) << message;
 }
 
-TEST_F(QuantEngine, WhatDoesNotGoTogetherIsRefusedByName) {
+TEST_F(QuantEngine, InconsistentWeightsAreRejectedByName) {
   dequantise();
   const std::string gate = "layers.1.feed_forward.w1.0.weight", up = "layers.1.feed_forward.w3.0.weight";
   const auto expect = [&](const TinyModel& model, ErrorCode code, const std::vector<std::string>& what,
@@ -223,17 +223,17 @@ TEST_F(QuantEngine, WhatDoesNotGoTogetherIsRefusedByName) {
   four.vocab = four.inter;
   expect(four, ErrorCode::unsupported, {gate, up, "tensor " + up + " is quantised", "computed together"},
          [&](json& tensors) { tensors[gate] = tensors["tok_embeddings.weight"]; });
-  expect(four, ErrorCode::unsupported, {"tensor tok_embeddings.weight is quantised (int4)", "leaves it out"},
+  expect(four, ErrorCode::unsupported, {"tensor tok_embeddings.weight is quantised (int4)", "does not quantise it"},
          [&](json& tensors) { tensors["tok_embeddings.weight"] = tensors["output.0.weight"]; });
   auto normalised = four;
   normalised.more = "normalize_output = 1\n";
   expect(normalised, ErrorCode::unsupported, {"tensor output.0.weight is quantised (int4)"}, [](json&) {});
   auto both = tiny({"rows", "I8", 0});
-  expect(both, ErrorCode::unsupported, {gate, up, "int8, groups of 64", "must be of one format"},
+  expect(both, ErrorCode::unsupported, {gate, up, "int8, groups of 64", "must have the same format"},
          [&](json& tensors) { tensors[up]["quantization"]["activations"] = "int8-token"; });
   both.experts = 4;
   const std::string expert = "layers.0.feed_forward.experts.2.w3.0.weight";
-  expect(both, ErrorCode::unsupported, {"layers.0.experts.gate_up", "of a layer's experts must be of one format"},
+  expect(both, ErrorCode::unsupported, {"layers.0.experts.gate_up", "of a layer's experts must have the same format"},
          [&](json& tensors) { tensors[expert]["quantization"]["activations"] = "int8-token"; });
   expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "of shape [512, 1], expected [512, 4]"},
          [&](json& tensors) { tensors[expert]["quantization"]["group_size"] = 16; });

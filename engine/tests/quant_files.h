@@ -1,4 +1,4 @@
-// Quantised weights as files have them, for tests: packed code by code as each layout's publisher describes it.
+// Quantised weights in the layouts of files, for tests: packed code by code as each layout's publisher describes it.
 #pragma once
 
 #include <algorithm>
@@ -51,12 +51,12 @@ inline double f4_e2m1_value(int bits) {
 struct PlainQuant {
   std::string dtype = "U4";  // U4, I8, F8_E4M3 or F4_E2M1
   std::int64_t rows = 0, cols = 0, group = 0;
-  std::vector<int> codes;         // [rows, cols], 0 .. 2^bits - 1; I8 with 128 added
+  std::vector<int> codes;         // [rows, cols], 0 .. 2^bits - 1; I8 plus 128
   std::vector<float> scales;      // [rows, groups]
-  std::vector<int> zeros;         // [rows, groups], of integer codes; empty: all are 2^(bits - 1)
+  std::vector<int> zeros;         // [rows, groups], for integer codes; empty: all are 2^(bits - 1)
   std::vector<int> column_group;  // [cols]
 
-  std::int64_t groups() const { return (cols + group - 1) / group; }  // the last one may be short
+  std::int64_t groups() const { return (cols + group - 1) / group; }  // the last group may be short
   int bits() const { return dtype == "U4" || dtype == "F4_E2M1" ? 4 : 8; }
   int code(std::int64_t r, std::int64_t c) const { return codes[static_cast<std::size_t>(r * cols + c)]; }
   float scale(std::int64_t r, std::int64_t g) const { return scales[static_cast<std::size_t>(r * groups() + g)]; }
@@ -80,7 +80,7 @@ struct FileQuant {
 
 namespace detail {
 
-// I32 [rows, cols]: put(row, col, i, code) makes code number i of a number, counted from the lowest bits.
+// I32 [rows, cols]: put(row, col, i, code) writes code i of a word, counted from the lowest bits.
 using Put = std::function<void(std::int64_t row, std::int64_t col, std::int64_t i, int code)>;
 inline FileTensor numbers(int bits, std::int64_t rows, std::int64_t cols, const std::function<void(const Put&)>& fill) {
   std::vector<std::uint32_t> out(static_cast<std::size_t>(rows * cols));
@@ -108,14 +108,14 @@ inline std::vector<float> transposed(const std::vector<float>& values, std::int6
 
 }  // namespace detail
 
-// compressed-tensors' int-quantized and float-quantized: codes and scales as they are.
+// compressed-tensors' int-quantized and float-quantized: codes and scales unchanged.
 inline FileQuant pack_rows(const PlainQuant& w) {
   std::vector<std::uint8_t> bytes;
   for (const int code : w.codes) bytes.push_back(static_cast<std::uint8_t>(w.dtype == "I8" ? code - 128 : code));
   return {file_tensor(w.dtype, {w.rows, w.cols}, bytes), file_floats("F32", {w.rows, w.groups()}, w.scales), {}, {}};
 }
 
-// compressed-tensors' pack-quantized: 32 / bits codes of a row in a number, and as many rows' zeros of a group.
+// compressed-tensors' pack-quantized: 32 / bits codes of a row per word, and as many rows' zeros of a group.
 inline FileQuant pack_packed_rows(const PlainQuant& w) {
   const int per = 32 / w.bits();
   FileQuant out;
@@ -131,7 +131,7 @@ inline FileQuant pack_packed_rows(const PlainQuant& w) {
   return out;
 }
 
-// AutoAWQ's GEMM packing: eight rows of a column in a number, even ones first.
+// AutoAWQ's GEMM packing: eight rows of a column per word, even rows first.
 inline FileQuant pack_awq(const PlainQuant& w) {
   const int order[] = {0, 2, 4, 6, 1, 3, 5, 7};
   FileQuant out;
@@ -148,7 +148,7 @@ inline FileQuant pack_awq(const PlainQuant& w) {
   return out;
 }
 
-// AutoGPTQ's: 32 / bits columns of a row in a number, and as many rows' zeros, less `offset`.
+// AutoGPTQ's: 32 / bits columns of a row per word, and as many rows' zeros, minus `offset`.
 inline FileQuant pack_gptq(const PlainQuant& w, int offset = 1) {
   const int per = 32 / w.bits();
   FileQuant out;
@@ -165,7 +165,7 @@ inline FileQuant pack_gptq(const PlainQuant& w, int offset = 1) {
   return out;
 }
 
-// Two codes in a byte, the first one in its low bits; scales are powers of two.
+// Two codes per byte, the first in the low bits; scales are powers of two.
 inline FileQuant pack_mxfp4(const PlainQuant& w) {
   std::vector<std::uint8_t> bytes, exponents;
   for (std::size_t i = 0; i < w.codes.size(); i += 2) {
@@ -184,7 +184,7 @@ inline FileQuant pack(const std::string& layout, const PlainQuant& w) {
                                    : pack_mxfp4(w);
 }
 
-// The nearest codes to values [rows, cols], with scales that every type holds; zeros, where there are any, differ.
+// The nearest codes to values [rows, cols], with scales that every type can represent; zeros, if any, differ.
 inline PlainQuant quantise(const std::string& dtype, std::int64_t rows, std::int64_t cols, std::int64_t group,
                            bool zeros, const std::vector<int>& column_group, const std::vector<float>& values) {
   PlainQuant out;
@@ -202,11 +202,11 @@ inline PlainQuant quantise(const std::string& dtype, std::int64_t rows, std::int
   for (std::size_t i = 0; i < most.size(); ++i) {
     int exponent = 0;
     const double part = std::frexp(std::max(most[i], 1e-3F) / greatest, &exponent);
-    // Powers of two for mxfp4; else five bits.
+    // Powers of two for mxfp4; otherwise five bits.
     out.scales.push_back(static_cast<float>(std::ldexp(dtype == "F4_E2M1" ? 1 : std::ceil(part * 32) / 32, exponent)));
     if (zeros) out.zeros.push_back(count / 2 + static_cast<int>(i % 5) - 2);
   }
-  std::vector<double> numbers;  // of floats, by code; NaN is no nearest number
+  std::vector<double> numbers;  // for floating-point codes: their numbers by code, without NaN
   for (int code = 0; code < count && !integer; ++code) {
     const bool nan = dtype == "F8_E4M3" && (code & 127) == 127;
     numbers.push_back(nan ? 1e9 : dtype == "F8_E4M3" ? f8_e4m3_value(code) : f4_e2m1_value(code));

@@ -1,4 +1,4 @@
-// The layouts that files have for quantised weights, each packed here as its publisher describes it: code by code.
+// The layouts of quantised weights in files, packed here code by code as each publisher describes them.
 #include "model/quant_layouts.h"
 
 #include <gtest/gtest.h>
@@ -32,11 +32,11 @@ using testing::pack_gptq;
 using testing::pack_packed_rows;
 using Weight = testing::PlainQuant;
 
-// Tensors of a file, in memory that stays where it is.
+// Tensors of a file, at fixed addresses in memory.
 class Files {
  public:
   QuantTensor add(const std::string& name, const FileTensor& tensor) {
-    // Files align nothing.
+    // Data in files is not aligned.
     const auto& bytes = bytes_.emplace_back(std::make_unique<std::string>(" " + tensor.bytes));
     return {name,
             {*SafetensorsFile::type_named(tensor.dtype), tensor.shape, std::as_bytes(std::span(*bytes)).subspan(1)}};
@@ -57,7 +57,7 @@ class Files {
   std::vector<std::unique_ptr<std::string>> bytes_;
 };
 
-// Codes 0 .. 2^bits - 1; scales that 16 bits hold.
+// Codes 0 .. 2^bits - 1; scales that 16 bits can represent.
 Weight random_weight(std::int64_t rows, std::int64_t cols, int bits, std::int64_t group, bool zeros) {
   std::mt19937 random(5);
   Weight out;
@@ -74,7 +74,7 @@ Weight random_weight(std::int64_t rows, std::int64_t cols, int bits, std::int64_
   return out;
 }
 
-// All values of a part, where the weight's columns are; read so many rows at a time.
+// All values of a part, in the order of the weight's columns; reads at_once rows at a time.
 std::vector<double> values_of(const ops::QuantSource& part, std::int64_t at_once) {
   const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
   std::vector<double> out(size(part.rows() * part.cols()), std::numeric_limits<double>::quiet_NaN());
@@ -122,7 +122,7 @@ void expect_values(const QuantPart& part, const Element& element, std::int64_t f
   }
 }
 
-// All of it, and ranges of rows and columns; these, [begin, end), are as groups allow.
+// Reads all of it, and ranges of rows and columns [begin, end) that the groups allow.
 void expect_all_ranges(const Quantization& how, const QuantTensors& tensors, const Element& element,
                        const std::vector<std::pair<std::int64_t, std::int64_t>>& columns) {
   expect_values(opened(how, tensors), element);
@@ -144,7 +144,7 @@ void expect_all_ranges(const Quantization& how, const QuantTensors& tensors, con
   }
 }
 
-// An error of a refusal holds `what`.
+// The error must contain `what`.
 void expect_refused(const std::function<void()>& act, const std::string& what,
                     ErrorCode code = ErrorCode::invalid_argument) {
   try {
@@ -162,7 +162,7 @@ TEST(QuantLayouts, PackedRowsHaveTheirLowestBitsFirst) {
   for (const int bits : {4, 8}) {
     for (const bool zeros : {false, true}) {
       Files files;
-      const auto w = random_weight(20, 128, bits, 32, zeros);  // 20: not a whole number of numbers of zeros
+      const auto w = random_weight(20, 128, bits, 32, zeros);  // 20: not a multiple of the rows per word of zeros
       const Quantization how{.layout = QuantLayout::packed_rows,
                              .code = bits == 4 ? Code::u4 : Code::i8,
                              .group_size = 32,
@@ -213,7 +213,7 @@ TEST(QuantLayouts, GptqHasEightOrFourColumnsOfARow) {
   }
 }
 
-// As AutoGPTQ's kernels have it, which add 1 after they cut four bits off.
+// Like AutoGPTQ's kernels, which add 1 after they mask four bits.
 TEST(QuantLayouts, AStoredZeroOf15IsThatOf16) {
   Files files;
   auto w = random_weight(8, 32, 4, 32, true);
@@ -232,7 +232,7 @@ TEST(QuantLayouts, GptqsOrderSortsColumnsByGroupAndSaysWhatTheyAre) {
         .layout = QuantLayout::gptq, .code = bits == 4 ? Code::u4 : Code::i8, .group_size = 32, .zeros = true};
     const auto tensors = files.add(pack_gptq(w));
     expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, {});
-    auto by_row = files.add(pack_packed_rows(w));  // as compressed-tensors has it with actorder = group
+    auto by_row = files.add(pack_packed_rows(w));  // like compressed-tensors with actorder = group
     by_row.order = tensors.order;
     const Quantization packed{.layout = QuantLayout::packed_rows, .code = how.code, .group_size = 32, .zeros = true};
     expect_all_ranges(packed, by_row, [&](auto r, auto c) { return w.value(r, c); }, {});
@@ -265,7 +265,7 @@ TEST(QuantLayouts, ZerosOfSymmetricCodesAreNone) {
     auto symmetric = opened(how, files.add(pack_gptq(w)));
     EXPECT_FALSE(symmetric.format().zeros);
     expect_values(symmetric, [&](auto r, auto c) { return w.value(r, c); });
-    // Beside a part that has zeros it has them too, and is the same.
+    // The weight is stacked with a part that has zeros, so it gets zeros too, with the same values.
     const auto mixed = random_weight(24, 64, bits, 32, true);
     auto other = opened(how, files.add(pack_gptq(mixed)));
     std::vector<QuantPart*> parts = {&symmetric, &other};
@@ -273,7 +273,7 @@ TEST(QuantLayouts, ZerosOfSymmetricCodesAreNone) {
     EXPECT_EQ(symmetric.format(), other.format());
     EXPECT_TRUE(symmetric.format().zeros);
     expect_values(symmetric, [&](auto r, auto c) { return w.value(r, c); });
-    // So is one without a tensor of zeros, whose scales are of another type.
+    // The same for a weight without a tensor of zeros, whose scales have another type.
     w.zeros.clear();
     Quantization without{.layout = QuantLayout::packed_rows, .code = how.code, .group_size = 32};
     auto third = opened(without, files.add(pack_packed_rows(w)));
@@ -301,7 +301,7 @@ TEST(QuantLayouts, PartsOfOneInputHaveTheGreatestOfItsScales) {
   for (const auto* one : parts) EXPECT_EQ(one->input_scale(), 0.5F);
 }
 
-// Bytes of random codes; of FP8 none that is NaN.
+// Bytes of random codes; for FP8 without NaN.
 std::vector<std::uint8_t> random_bytes(std::int64_t n, bool f8) {
   std::mt19937 random(3);
   std::vector<std::uint8_t> out;
@@ -374,14 +374,14 @@ TEST(QuantLayouts, MatricesAboveOneAnotherHaveTheirScalesAndBlocks) {
                testing::f8_e4m3_value(bytes[static_cast<std::size_t>(r * 32 + c)]);
       },
       16);
-  // As many values, in another order.
+  // The same number of values in another order.
   for (const auto& shape : {std::vector<std::int64_t>{2, 3, 2}, {2, 2, 3}, {6, 1, 2}}) {
     tensors.scales = files.add("l.scale", file_tensor("F32", shape, scales));
     expect_refused([&] { opened(how, tensors); }, "expected [6, 2] or [3, 2, 2]: blocks of 8");
   }
   tensors.scales = files.add("l.scale", file_tensor("F32", {6, 2}, scales));
   EXPECT_EQ(opened(how, tensors).rows(), 48);
-  // Matrices of 15 rows: the second one's blocks would begin in the middle of one.
+  // Matrices of 15 rows: the second one's blocks would begin in the middle of a block.
   tensors.codes =
       files.add("l.weight", file_tensor("F8_E4M3", {2, 15, 32}, random_bytes(std::int64_t{2} * 15 * 32, true)));
   tensors.scales = files.add("l.scale", file_tensor("F32", {4, 2}, std::vector<float>(8, 1)));
@@ -406,7 +406,8 @@ TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
     tensors.codes = files.add("l.blocks", file_tensor("U8", {24, 64}, bytes));
     tensors.scales = files.add("l.scales", file_tensor(type, {24, 4}, exponents));
     expect_all_ranges(how, tensors, element, kGroups32);
-    tensors.codes = files.add("l.blocks", file_tensor("U8", {2, 12, 4, 16}, bytes));  // two experts' of GPT-OSS
+    // the tensor of two experts of GPT-OSS
+    tensors.codes = files.add("l.blocks", file_tensor("U8", {2, 12, 4, 16}, bytes));
     tensors.scales = files.add("l.scales", file_tensor(type, {2, 12, 4}, exponents));
     expect_all_ranges(how, tensors, element, kGroups32);
     EXPECT_EQ(opened(how, tensors).format(),
@@ -419,10 +420,10 @@ TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
   const auto part = opened(how, broken);
   expect_refused([&] { values_of(part, 24); }, "tensor l.blocks of f has scales, l.scales, that are not finite");
   expect_values(opened(how, broken, {{0, 19}}), element);
-  expect_values(opened(how, broken, {{0, 24}}, {}, 2), element, 0, 0, 2);  // 77 is of row 19
+  expect_values(opened(how, broken, {{0, 24}}, {}, 2), element, 0, 0, 2);  // 77 belongs to row 19
   const auto others = opened(how, broken, {{1, 24}}, {}, 2);
   expect_refused([&] { values_of(others, 12); }, "that are not finite (NaN or infinity) in row 19");
-  // What is read ahead ends with the last row: of 24, rows 3, 5, ... 9.
+  // Reading ahead ends with the last row: of 24 rows, rows 3, 5, ... 9.
   const auto bytes_ahead = opened(how, broken, {{3, 10}}, {}, 2).codes_bytes();
   EXPECT_EQ(bytes_ahead.data() - broken.codes.view.data.data(), 3 * 64);
   EXPECT_EQ(bytes_ahead.size(), 7U * 64);
@@ -464,10 +465,10 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
   refused(
       QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {0, kHuge}; },
-      "a weight has no size of 0");
+      "sizes must be at least 1");
   refused(
       QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {kHuge, kHuge, 0}; },
-      "a weight has no size of 0");
+      "sizes must be at least 1");
   refused(
       QuantLayout::gptq, [](auto& tensors, auto&) { tensors.order->view.shape = {127}; },
       "l.g_idx of shape [127], expected [128]");
@@ -490,7 +491,7 @@ TEST(QuantLayouts, ValuesThatDoNotFitAreRefusedByName) {
 
   w.zeros[13] = 256;  // row 3, group 1
   expect_refused([&] { opened(how, files.add(pack_gptq(w))); },
-                 tensor + "zeros, l.qzeros, of which that of row 3 and group 1 is 256, expected 0 to 255");
+                 tensor + "zeros, l.qzeros: the zero of row 3 and group 1 is 256, expected 0 to 255");
   w.zeros[13] = 7;
   for (const float broken : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     auto changed = w;

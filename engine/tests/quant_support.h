@@ -1,5 +1,5 @@
-// What the tests of quantised weights share: weights in memory, their values in double precision, and the product that
-// every device is held against.
+// Common parts of the tests of quantised weights: weights in memory, their values in double precision, and the
+// reference product for every device.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace charonia::ops {
 
-// A quantised weight whose codes, scales and zeros a test has at hand.
+// A quantised weight with public codes, scales and zeros.
 class MemoryQuantSource : public QuantSource {
  public:
   MemoryQuantSource(std::int64_t rows, std::int64_t cols, const QuantFormat& format) {
@@ -29,7 +29,7 @@ class MemoryQuantSource : public QuantSource {
     zeros.resize(format.zeros ? scales.size() : 0);
   }
 
-  // Codes of all values that the format has (but NaN), scales around `scale` that the scale type holds exactly.
+  // Codes of all values of the format (except NaN), and scales around `scale` that the scale type represents exactly.
   static MemoryQuantSource random(std::mt19937& random, std::int64_t rows, std::int64_t cols, const QuantFormat& format,
                                   float scale = 0.01F) {
     MemoryQuantSource out(rows, cols, format);
@@ -48,7 +48,7 @@ class MemoryQuantSource : public QuantSource {
     return out;
   }
 
-  // Sorts nothing: says that column c multiplies input feature order[c].
+  // Sets order(): column c multiplies input feature order[c]. Does not sort the columns.
   void set_order(std::vector<std::int32_t> to) { order_ = std::move(to); }
 
   void read(std::int64_t first, std::int64_t n, std::uint8_t* codes_out, float* scales_out,
@@ -64,7 +64,7 @@ class MemoryQuantSource : public QuantSource {
   float input_scale() const override { return input; }
   std::string name() const override { return "test.weight"; }
 
-  // The value of an element, where the weight's columns are, not those of read().
+  // The value of an element in the order of the weight's columns, not of read().
   double at(std::int64_t row, std::int64_t col) const {
     if (!order_.empty()) {
       for (std::size_t c = 0; c < order_.size(); ++c) {
@@ -97,7 +97,7 @@ class MemoryQuantSource : public QuantSource {
   std::vector<std::int32_t> order_;
 };
 
-// The FP8 number next to x, of two as near the one with the even code.
+// The FP8 number nearest to x; ties go to the even code.
 inline float nearest_e4m3(float x) {
   static const std::vector<std::pair<float, int>> kNumbers = [] {
     std::vector<std::pair<float, int>> out;
@@ -117,8 +117,8 @@ inline float nearest_e4m3(float x) {
   return std::copysign(found->first, x);
 }
 
-// What a row becomes before the product, by Activations: its values after they went through int8 or, where the device
-// multiplies FP8, through that; as they are for the 16-bit kinds.
+// The values of a row after quantisation by Activations: through int8, or through FP8 if the device multiplies FP8;
+// unchanged for the 16-bit kinds.
 inline std::vector<double> quantised_activations(std::span<const float> row, Activations how, float input_scale,
                                                  bool fp8 = false) {
   std::vector<double> out(row.begin(), row.end());
@@ -137,8 +137,8 @@ inline std::vector<double> quantised_activations(std::span<const float> row, Act
   return out;
 }
 
-// A row [k] of bf16, in the order of the columns, as the fixed-point numbers that some CPUs multiply with weights of
-// integers (FixedRow in ops/cpu/kernels.h): blocks of 128 columns of a group, each in steps of its own.
+// A row [k] of bf16, in the order of the columns, as the fixed-point numbers that some CPUs multiply with integer
+// weights (FixedRow in ops/cpu/kernels.h): blocks of 128 columns of a group, each with its own step.
 inline std::vector<double> fixed_point(std::vector<double> row, std::int64_t group) {
   constexpr std::int64_t kBlock = 128;
   const auto k = std::ssize(row);
@@ -149,7 +149,7 @@ inline std::vector<double> fixed_point(std::vector<double> row, std::int64_t gro
       for (const double x : block) greatest = std::max(greatest, std::abs(x));
       if (greatest == 0) continue;
       double step = std::exp2(std::max(std::floor(std::log2(greatest)) - 14, -126.0));
-      if (greatest / step > 127 * 256 + 127) step *= 2;  // two signed bytes
+      if (greatest / step > 127 * 256 + 127) step *= 2;  // limit of two signed bytes
       for (double& x : block) x = std::nearbyint(x / step) * step;
     }
   }

@@ -1,5 +1,5 @@
-// The GEMM with a quantised weight through matrix tiles on tiles in plain C++ (emulated_tiles.h), bit by bit against
-// the order of operations that kernels.h promises; and the layout of panels, read here as kernels.h describes it.
+// The GEMM with a quantised weight with matrix tiles, on tiles in plain C++ (emulated_tiles.h), compared bit by bit
+// with the order of operations of kernels.h; and the layout of panels, read as kernels.h describes it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using cpu::kPanel;
 
-// What Codes are to quant_tiles.h, one number after the other.
+// The `Codes` of quant_tiles.h, one number at a time.
 template <Code C>
 struct PlainCodes {
   static void unpack(const char* from, std::int64_t words, cpu::Bf16* to) {

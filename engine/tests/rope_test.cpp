@@ -41,7 +41,7 @@ void expect_near(const std::vector<float>& got, const std::vector<double>& expec
   }
 }
 
-// Row `row` of a table turns position `position` with these frequencies.
+// Checks that row `row` of a table is for position `position` with these frequencies.
 void expect_row(const std::vector<float>& table, std::int64_t row, int position, const std::vector<float>& frequencies,
                 float factor = 1) {
   const std::size_t half = frequencies.size();
@@ -205,7 +205,7 @@ TEST(RotaryTables, WithoutARotationThereIsNone) {
   EXPECT_FALSE(tables.by_prompt());
 }
 
-// A step of two sequences: positions 8, 9, 10 of one and position `second` of the other.
+// A step of two sequences: positions 8, 9, 10 of the first, and position `second` of the second.
 struct TwoSequences {
   explicit TwoSequences(int second) : positions{8, 9, 10, second} {}
   ops::AttentionBatch batch() const { return {query_start, positions, {}, 0}; }
@@ -227,7 +227,7 @@ TEST(RotaryTables, DynamicTurnsALongPromptByItsLengthAndWhatFollowsByItsPosition
   const TwoSequences step(3);
   std::vector<std::int32_t> rows;
   RotaryTables::Spare spare;
-  // The first prompt has 10 tokens: positions 8 and 9 are its, 10 was generated. The other is short.
+  // The first prompt has 10 tokens: positions 8 and 9 belong to it, 10 was generated. The second prompt is short.
   const std::vector<std::int32_t> prompts{10, 2};
   tables.place(step.batch(), prompts, rows, spare);
   EXPECT_EQ(rows, (std::vector<std::int32_t>{20, 21, 10, 3}));
@@ -348,11 +348,11 @@ TEST(EngineSettings, AFactorTurnsOnDynamicScalingAndLognItsTable) {
   EXPECT_EQ(model.rope_factor, 1.0F);
   EXPECT_EQ(model.logn_length, 100);
   engine.rope_scaling_factor = 2;
-  apply_engine_settings(model, engine);  // a model that is dynamic itself gets the user's factor
+  apply_engine_settings(model, engine);  // a dynamic model uses the user's factor
   EXPECT_EQ(model.rope_factor, 2.0F);
 }
 
-TEST(EngineSettings, WhereTheyMeanNothingTheyAreRefusedWithTheRemedy) {
+TEST(EngineSettings, InapplicableSettingsAreRejectedWithTheRemedy) {
   auto alibi = rotary(0);
   alibi.alibi = true;
   EXPECT_NE(refusal(alibi, 1, 0).find("ALiBi"), std::string::npos);

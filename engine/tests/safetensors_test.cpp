@@ -14,7 +14,7 @@
 namespace charonia {
 namespace {
 
-// A file of its own for each test, gone with it.
+// A separate file for each test, removed at its end.
 class Safetensors : public ::testing::Test {
  protected:
   Safetensors() {
@@ -106,7 +106,7 @@ long file_bytes_resident() {
   return -1;
 }
 
-TEST_F(Safetensors, WhatWasReadCanBeDroppedFromMemoryAndReadAgain) {
+TEST_F(Safetensors, PagesCanBeDroppedFromMemoryAndReadAgain) {
   constexpr long kBytes = 32 << 20;
   const auto file = open(R"({"t": {"dtype": "U8", "shape": [33554432], "data_offsets": [0, 33554432]}})",
                          std::string(kBytes, 'x'));
@@ -150,22 +150,22 @@ TEST_F(Safetensors, BrokenFilesAreRefusedWithTheReason) {
   write("1234567");
   expect_refused(open_now, "truncated: it has 7 bytes");
   write(length_of(20) + "{}");
-  expect_refused(open_now, "truncated: its header needs 28 bytes, it has 10");
+  expect_refused(open_now, "truncated: its header needs 28 bytes, but it has 10");
   write(length_of(100'000'001) + "{}");
   expect_refused(open_now, "100000001");
   write(length_of(~0ULL) + "{}");
-  expect_refused(open_now, "probably no safetensors file");
+  expect_refused(open_now, "probably not a safetensors file");
 
   const std::vector<std::pair<std::string, std::string>> headers = {
       {R"({"t": )", "header is not valid"},
-      {R"([1])", "no JSON object"},
+      {R"([1])", "not a JSON object"},
       {"", "header is not valid"},
       {R"({"t": 3})", "header is not valid"},
       {R"({"t": {"dtype": "U8", "shape": [1]}})", "data_offsets"},
       {R"({"t": {"dtype": "U8", "data_offsets": [0, 1]}})", "shape"},
       {R"({"t": {"dtype": 8, "shape": [1], "data_offsets": [0, 1]}})", "header is not valid"},
       {R"({"__metadata__": {"a": 1}})", "header is not valid"},
-      {R"({"t": {"dtype": "U8", "shape": [4], "data_offsets": [5, 9]}})", "outside of the file"},
+      {R"({"t": {"dtype": "U8", "shape": [4], "data_offsets": [5, 9]}})", "ends at byte 9 of the data"},
       {R"({"t": {"dtype": "U8", "shape": [4], "data_offsets": [18446744073709551615, 3]}})", "ascending"},
       {R"({"t": {"dtype": "U8", "shape": [4], "data_offsets": [4, 0]}})", "ascending"},
       {R"({"t": {"dtype": "U8", "shape": [4], "data_offsets": [0]}})", "ascending"},
@@ -173,10 +173,10 @@ TEST_F(Safetensors, BrokenFilesAreRefusedWithTheReason) {
       {R"({"t": {"dtype": "U8", "shape": [-4], "data_offsets": [0, 4]}})", "shape = [-4]"},
       {R"({"t": {"dtype": "U8", "shape": [4.0], "data_offsets": [0, 4]}})", "shape = [4.0]"},
       {R"({"t": {"dtype": "U8", "shape": ["4"], "data_offsets": [0, 4]}})", "shape"},
-      {R"({"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}})", "has 4 bytes, 8 are needed"},
-      {R"({"t": {"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 4]}})", "far more are needed"},
-      {R"({"t": {"dtype": "F32", "shape": [9223372036854775807, 2], "data_offsets": [0, 4]}})", "far more are needed"},
-      {R"({"t": {"dtype": "F32", "shape": [18446744073709551615, 2], "data_offsets": [0, 4]}})", "more are needed"},
+      {R"({"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}})", "has 4 bytes, expected 8"},
+      {R"({"t": {"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 4]}})", "expected far more"},
+      {R"({"t": {"dtype": "F32", "shape": [9223372036854775807, 2], "data_offsets": [0, 4]}})", "expected far more"},
+      {R"({"t": {"dtype": "F32", "shape": [18446744073709551615, 2], "data_offsets": [0, 4]}})", "expected far more"},
       {R"({"t": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
            "u": {"dtype": "U8", "shape": [3], "data_offsets": [2, 5]}})",
        "tensors t and u overlap at byte 2"},

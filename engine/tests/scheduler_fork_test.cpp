@@ -73,7 +73,7 @@ TEST(SchedulerFork, ABlockThatTheLastTokenFillsIsCopiedAsWell) {
   EXPECT_EQ(scheduler.blocks(2)[1], from) << "it computed what its parent's block has";
 }
 
-TEST(SchedulerFork, ChildrenWaitBesideTheQueueAndKeepTheirPlaceInIt) {
+TEST(SchedulerFork, ChildrenWaitOutsideTheQueueAndKeepTheirPosition) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({3, 8}, pool);
   scheduler.add(1, numbers(20, 100), 30);
@@ -110,7 +110,8 @@ TEST(SchedulerFork, APreemptedParentLetsItsChildrenGo) {
   Scheduler scheduler({2, 100}, pool);
   scheduler.add(1, numbers(3, 10), 12, {.priority = 1});
   scheduler.add(2, numbers(5, 20), 12);
-  scheduler.add(3, numbers(5, 20), 12, {.parent = 2});  // its parent's prompt is there at once, but no place is
+  // Its parent's prompt is already computed, but there is no space.
+  scheduler.add(3, numbers(5, 20), 12, {.parent = 2});
   StepPlan plan;
   do {
     plan = step(scheduler);
@@ -136,7 +137,7 @@ TEST(SchedulerFork, AForgottenPlanLeavesNothingThatWasNeverCopied) {
   EXPECT_EQ(plan.block_copies.size(), 1U) << "the copy is asked for again";
   EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2}));
   scheduler.remove(1);
-  plan = scheduler.plan();  // and now there is nothing to be copied from
+  plan = scheduler.plan();  // now there is nothing to copy from
   scheduler.check_integrity();
   EXPECT_TRUE(plan.block_copies.empty());
   ASSERT_EQ(ids_of(plan), std::vector<SeqId>{2});

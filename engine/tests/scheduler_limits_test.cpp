@@ -1,4 +1,4 @@
-// Rows of logits, pools whose memory does not suffice, and what waiting costs.
+// Rows of logits, pools that run out of memory, and the cost of waiting.
 #include <gtest/gtest.h>
 
 #include "charonia/error.h"
@@ -28,19 +28,19 @@ TEST(SchedulerRows, DecodesHaveTheirRowsFirstAndPromptsShareTheOthersInOrder) {
   step(scheduler);
   scheduler.add(2, numbers(9, 200), 20, {.all_rows = true});
   scheduler.add(3, numbers(7, 300), 20);
-  // A quarter of all rows, here one, is left for those that come after.
+  // A quarter of all rows, here one, is left for later sequences.
   expect_parts(step(scheduler), {part(1, 3, 1, true, false), part(2, 0, 4, false, true), part(3, 0, 7, true, false)});
   expect_parts(step(scheduler), {part(1, 4, 1, true, false), part(3, 7, 1, true, false), part(2, 4, 3, false, true)});
   expect_parts(step(scheduler), {part(1, 5, 1, true, false), part(3, 8, 1, true, false), part(2, 7, 2, true, true)});
 }
 
-TEST(SchedulerRows, WhoFindsNoRowComputesAllTokensButTheLast) {
+TEST(SchedulerRows, WithoutARowAllTokensExceptTheLastAreComputed) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({4, 12, 4}, pool);
   scheduler.add(1, numbers(20, 100), 30);
   scheduler.add(2, numbers(8, 200), 20, {.priority = 1, .all_rows = true});
   scheduler.add(3, numbers(8, 300), 20, {.priority = 1, .all_rows = true});
-  // Nobody is admitted where no row is left.
+  // No sequence is admitted if no row is left.
   expect_parts(step(scheduler), {part(2, 0, 3, false, true), part(3, 0, 1, false, true)});
   scheduler.remove(2);
   scheduler.remove(3);
@@ -93,7 +93,7 @@ TEST(SchedulerRows, RowsThatWereGivenAreNotAskedForAgain) {
   scheduler.restart();
   expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
   scheduler.restart();
-  scheduler.plan();  // is forgotten
+  scheduler.plan();  // is discarded
   expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
   expect_parts(scheduler.plan(), {part(1, 5, 3, true, true)});
   expect_parts(step(scheduler), {part(1, 5, 3, true, true)});
@@ -116,7 +116,7 @@ BlockManager growing(int num_blocks, int block_len, int chunk, int memory) {
   });
 }
 
-TEST(SchedulerGrowth, WhatCannotFitAnyMoreIsNamedUntilItIsRemovedAndHoldsUpNobody) {
+TEST(SchedulerGrowth, ImpossibleSequencesAreNamedUntilRemovedAndDelayNoOther) {
   auto pool = growing(16, 2, 2, 4);
   Scheduler scheduler({8, 100}, pool);
   EXPECT_EQ(scheduler.capacity_tokens(), 32);
@@ -191,7 +191,7 @@ TEST(SchedulerQueue, APromptThatDoesNotFitIsLookedUpAgainOnlyWhenSomethingCameFr
   scheduler.add(1, numbers(37, 100), 45);
   scheduler.add(2, numbers(21, 200), 40);
   step(scheduler);
-  scheduler.add(3, numbers(64, 100), 70);  // begins as the first one does
+  scheduler.add(3, numbers(64, 100), 70);  // has the same prefix as the first one
   EXPECT_GT(looked_up([&] { scheduler.plan(); }), 8);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(looked_up([&] { scheduler.plan(); }), 0);
   scheduler.remove(2);
@@ -200,7 +200,7 @@ TEST(SchedulerQueue, APromptThatDoesNotFitIsLookedUpAgainOnlyWhenSomethingCameFr
   EXPECT_EQ(plan.seqs[1].first_position, 36);
 }
 
-TEST(SchedulerQueue, WhatOthersInsertMeanwhileLetsAPromptInThatDidNotFit) {
+TEST(SchedulerQueue, BlocksInsertedByOthersLetAWaitingPromptFit) {
   BlockManager pool(14, 4, true);
   Scheduler scheduler({8, 16}, pool);
   scheduler.add(1, numbers(33, 100), 36);

@@ -1,6 +1,5 @@
-// Random loads: requests of all kinds come, go, are cancelled and fail, on pools of all sizes. After every call the
-// state must be whole, every sequence must find its own KV and nothing else, and get the tokens that it would get
-// alone.
+// Random loads: requests of all kinds arrive, end, are cancelled and fail, on pools of all sizes. After every call the
+// state must be consistent, and every sequence must find its own KV and no other, and get the same tokens as alone.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -19,9 +18,9 @@ struct Load {
   Limits limits;
   int max_total;
   bool prefix_caching;
-  bool preempts;          // it comes to that
-  int chunk = 0;          // blocks by which the pool grows; 0: it is there as a whole
-  int memory_blocks = 0;  // that memory suffices for, of a pool that grows
+  bool preempts;          // whether preemptions are expected
+  int chunk = 0;          // blocks by which the pool grows; 0: it does not grow
+  int memory_blocks = 0;  // number of blocks with memory, for a pool that grows
 };
 
 void PrintTo(const Load& load, std::ostream* out) { *out << load.name; }
@@ -30,7 +29,7 @@ struct Client {
   std::vector<TokenId> prompt, expected;
   Voice voice;
   bool all_rows = false;
-  std::vector<TokenId> expected_rows, rows;  // of the prompt, where all are asked for
+  std::vector<TokenId> expected_rows, rows;  // of the prompt, if all are requested
   std::int32_t cached_tokens = -1;
 };
 
@@ -45,7 +44,7 @@ struct InFlight {
   StepResult result;
 };
 
-// The last parameter: how many steps run while the next one is planned.
+// The last parameter: number of steps that run while the next one is planned.
 class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t, int>> {
  protected:
   static constexpr int kSteps = 1500;
@@ -68,7 +67,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     return std::make_unique<BlockManager>(load_.num_blocks, load_.block_len, load_.prefix_caching, load_.chunk, commit);
   }
 
-  // ---- requests ----
+  // Requests.
 
   std::vector<TokenId> some_prompt(std::uint64_t& salt) {
     std::vector<TokenId> prompt;
@@ -78,7 +77,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
       salt = session.salt;
       if (one_in(3)) prompt.resize(static_cast<std::size_t>(1 + below(static_cast<int>(prompt.size()))));
     }
-    // Half of them short, so that they grow while they decode.
+    // Half of them are short, so that they grow while they decode.
     const auto room = most_ - 1 - std::min(most_ - 2, static_cast<int>(prompt.size()));
     const int more = one_in(2) ? below(3) : below(room);
     for (int i = 0; i < more; ++i) prompt.push_back(one_in(10) ? below(kVocab) : 0);
@@ -107,7 +106,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     auto salt = static_cast<std::uint64_t>(one_in(4));
     auto prompt = some_prompt(salt);
     SeqId parent = 0;
-    if (one_in(12) && !clients_.empty()) {  // of one that may be anywhere
+    if (one_in(12) && !clients_.empty()) {  // child of a sequence in any state
       const auto& [id, client] = *std::next(clients_.begin(), below(static_cast<int>(clients_.size())));
       parent = id;
       prompt = client.prompt;
@@ -127,7 +126,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     steps_since_end_ = 0;
   }
 
-  // A session keeps what was computed of a turn that ends, within a quota.
+  // A session keeps the blocks of a turn that ends, within a quota.
   void remember(SeqId id) {
     const auto& client = clients_.at(id);
     auto nodes = scheduler_.inserted(id);
@@ -165,7 +164,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     }
   }
 
-  // Of those whose tokens are all known some are held for a while.
+  // Holds some of the sequences without placeholder for a while.
   void hold_and_resume() {
     for (const auto& [id, client] : clients_) {
       if (holds_() % 500 == 0 && scheduler_.tokens(id).back() >= 0) {
@@ -179,7 +178,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     ASSERT_NO_THROW(scheduler_.check_integrity());
   }
 
-  // Samples of the step in flight that came to nothing: their sequences are held.
+  // Samples of the step in flight that failed: their sequences are held.
   void lose_samples() {
     auto sampled = in_flight_->result.sampled.begin();
     for (const auto& part : in_flight_->plan.seqs) {
@@ -191,7 +190,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     }
   }
 
-  // Some of the tokens that come next are known at once, as in structured output. Perhaps they are all that there are.
+  // Appends some of the next tokens, as in structured output; perhaps all of them.
   void append_known(SeqId id) {
     if (held_.contains(id) || appends_() % 4 != 0) return;
     const auto& expected = clients_.at(id).expected;
@@ -202,9 +201,9 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     ASSERT_NO_THROW(scheduler_.check_integrity());
   }
 
-  // ---- steps ----
+  // Steps.
 
-  // planned: the step behind it.
+  // planned: the next step is already planned.
   void settle(bool planned) {
     if (!planned && holds_any_) lose_samples();
     const auto settled = std::exchange(in_flight_, std::nullopt);
@@ -240,7 +239,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     }
   }
 
-  // The step that runs fails after it has advanced, and the one behind it is worth nothing.
+  // The running step fails after it has advanced, and the next one is invalid too.
   void fail_in_flight() {
     const auto failed = std::exchange(in_flight_, std::nullopt);
     for (const auto& part : failed->plan.seqs) {
@@ -266,7 +265,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     ASSERT_EQ(scheduler_.waiting_tokens(), tokens);
   }
 
-  // A plan, and what must hold of it. Nothing when the pool's memory failed in the middle of it.
+  // Makes a plan and checks it. Empty if the pool's memory failed during it.
   std::optional<StepPlan> next_plan() {
     std::vector<SeqId> decodes;
     bool may_hold = false;
@@ -275,7 +274,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
       const auto tokens = scheduler_.tokens(id);
       may_hold |= tokens.size() == client.expected.size();
       may_hold |= tokens.back() < 0 && blocks_for(tokens.size()) > pool_->num_blocks();
-      const bool forked = computed < std::ssize(client.prompt);  // perhaps in a plan that was forgotten
+      const bool forked = computed < std::ssize(client.prompt);  // perhaps in a discarded plan
       if (computed > 0 && !forked && computed + 1 == std::ssize(tokens) && tokens.size() < client.expected.size()) {
         decodes.push_back(id);
       }
@@ -309,7 +308,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   }
 
   void run_step(int depth) {
-    // Now and then the result is waited for before the next step is planned.
+    // Sometimes waits for the result before it plans the next step.
     if (in_flight_ && one_in(10)) settle(false);
     if (HasFailure()) return;
     auto plan = next_plan();
@@ -325,8 +324,8 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     maybe_one_leaves();
     if (in_flight_ && one_in(100)) return fail_in_flight();
     if (in_flight_) settle(true);
-    if (fails || HasFailure()) return;  // the step is planned anew
-    // However long steps took: it changes how much is computed together, and nothing else.
+    if (fails || HasFailure()) return;  // the step is planned again
+    // Random step times: they affect only how much is computed together.
     std::uniform_int_distribution<int> any(0, 40);
     step_time_.measured({any(times_), any(times_), any(times_)}, any(times_));
     scheduler_.advance(*plan);
@@ -339,7 +338,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   std::mt19937_64 random_{std::get<1>(GetParam())};
   std::mt19937_64 times_{random_}, holds_{random_}, appends_{random_};
   std::unique_ptr<BlockManager> pool_;
-  // Every other seed: no bound.
+  // Every second seed has no limit.
   StepTime step_time_{std::get<1>(GetParam()) % 2 == 0 ? 0 : -1, 0, load_.limits.token_budget};
   Scheduler scheduler_;
   FakeDevice device_;
@@ -364,11 +363,11 @@ TEST_P(RandomLoad, EverySequenceGetsTheTokensThatItGetsAlone) {
       while (clients_.size() < 40 && one_in(burst ? 2 : 8)) arrive();
       maybe_one_leaves();
     }
-    holds_any_ = i > kSteps / 2;  // before, pools are as full as they get
+    holds_any_ = i > kSteps / 2;  // before, pools are as full as possible
     if (holds_any_) hold_and_resume();
     run_step(std::get<2>(GetParam()));
     ASSERT_FALSE(HasFailure()) << "in step " << i;
-    // At worst every running sequence comes to its last token but one before the first of them ends.
+    // In the worst case every running sequence reaches its second last token before the first of them ends.
     const int bound = 2 * most_ * (load_.limits.max_batch_size + 1) + 50;
     ASSERT_LT(++steps_since_end_, bound) << "nothing comes to an end";
   }
@@ -391,7 +390,7 @@ TEST_P(RandomLoad, EverySequenceGetsTheTokensThatItGetsAlone) {
   EXPECT_EQ(scheduler_.prefix_hit_tokens() > 0, load_.prefix_caching);
 }
 
-// 13 loads, 4 seeds, 2 depths, 1500 steps at least: more than 150,000 in all.
+// 13 loads, 4 seeds, 2 depths, at least 1500 steps: more than 150,000 in all.
 INSTANTIATE_TEST_SUITE_P(
     Loads, RandomLoad,
     testing::Combine(testing::Values(Load{"roomy", 700, 4, {16, 64}, 40, true, false},

@@ -1,5 +1,4 @@
-// A model of what the engine does with plans, for the tests of the scheduler: it holds which token's KV is in which
-// slot.
+// A model of the engine for the tests of the scheduler: it stores which token's KV is in which slot.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,20 +24,19 @@ inline std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   return hash ^ (hash >> 29);
 }
 
-// What makes a sequence's tokens, beside its prompt.
+// The inputs of a sequence's tokens, besides its prompt.
 struct Voice {
   std::uint64_t salt = 0;
-  std::uint64_t seed = 0;  // of its sampling: KV does not depend on it
+  std::uint64_t seed = 0;  // for sampling: KV does not depend on it
 };
 
-// The "model": what it knows of a token, its KV, is a hash of all tokens up to it, and the next token follows from
-// that.
+// The "model": the KV of a token is a hash of all tokens up to it, and the next token follows from it.
 inline std::uint64_t state_before_first_token(const Voice& voice) { return mix(17, voice.salt); }
 inline TokenId next_token(std::uint64_t state, const Voice& voice) {
   return static_cast<TokenId>((mix(state, voice.seed) >> 20) % kVocab);
 }
 
-// [total]: the prompt and what follows it; `rows`, if given, gets the token that each of the prompt's rows stands for.
+// [total]: the prompt and the following tokens; `rows`, if given, receives the token for each row of the prompt.
 inline std::vector<TokenId> generate_alone(const std::vector<TokenId>& prompt, std::size_t total, const Voice& voice,
                                            std::vector<TokenId>* rows = nullptr) {
   auto tokens = prompt;
@@ -51,19 +49,19 @@ inline std::vector<TokenId> generate_alone(const std::vector<TokenId>& prompt, s
   return tokens;
 }
 
-// What a step gives: a token for each of its rows of logits, and those of the rows that are sampled.
+// The result of a step: a token for each of its rows of logits, and the tokens of the sampled rows.
 struct StepResult {
   std::vector<TokenId> rows, sampled;
 };
 
-// Runs plans as the engine does, on a cache that holds a state for each position. Like the engine's devices, it knows
-// the tokens that the step before sampled, where the scheduler has placeholders.
+// Runs plans like the engine, on a cache that holds a state for each position. Like the engine's devices, it knows the
+// samples of the previous step if the scheduler has placeholders.
 class FakeDevice {
  public:
   explicit FakeDevice(const BlockManager& pool)
       : block_len_(pool.block_len()), slots_(static_cast<std::size_t>(pool.num_blocks() * pool.block_len())) {}
 
-  // Every position before a computed one must be in the cache, as attention needs it.
+  // Every earlier position must be in the cache, because attention needs it.
   StepResult step(const Scheduler& scheduler, const StepPlan& plan, const std::map<SeqId, Voice>& voices) {
     StepResult result;
     std::set<std::size_t> written;
@@ -101,7 +99,7 @@ class FakeDevice {
     return result;
   }
 
-  // A step that was not launched or came to nothing: what it would have written is anything.
+  // A step that was not launched or failed: the contents of its slots are undefined.
   void fail(const Scheduler& scheduler, const StepPlan& plan) {
     for (const auto& [from, to] : plan.block_copies) {
       for (std::int32_t i = 0; i < block_len_; ++i) slots_[slot_of({&to, 1}, i)] = kSpoilt;
@@ -112,7 +110,7 @@ class FakeDevice {
     }
   }
 
-  // The last two steps failed: what they wrote is anything.
+  // The last two steps failed: the contents of their slots are undefined.
   void spoil() {
     for (const auto& slots : written_) {
       for (const auto slot : slots) slots_[slot] = kSpoilt;
@@ -133,7 +131,7 @@ class FakeDevice {
 
   int block_len_;
   std::vector<std::uint64_t> slots_;
-  std::vector<std::vector<std::size_t>> written_{2};  // slots, by the last two steps
+  std::vector<std::vector<std::size_t>> written_{2};  // slots of the last two steps
   std::vector<TokenId> last_rows_;
 };
 
@@ -143,7 +141,7 @@ inline std::vector<SeqId> ids_of(const StepPlan& plan) {
   return ids;
 }
 
-// What holds for every plan, whatever the load.
+// Conditions of every plan, for any load.
 inline void check_plan(const Scheduler& scheduler, const StepPlan& plan, const Limits& limits) {
   std::int32_t tokens = 0, rows = 0;
   std::set<SeqId> ids;
@@ -175,7 +173,7 @@ inline std::vector<TokenId> numbers(int n, int first = 0) {
   return tokens;
 }
 
-// A step whose samples are known at once.
+// A step whose samples are known immediately.
 inline void commit(Scheduler& scheduler, const StepPlan& plan, const std::vector<TokenId>& sampled) {
   scheduler.advance(plan);
   scheduler.resolve(plan, sampled);

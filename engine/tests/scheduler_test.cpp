@@ -61,7 +61,7 @@ TEST(Scheduler, APrefixHitLeavesTheLastTokenToCompute) {
   EXPECT_EQ(scheduler.num_cached_tokens(1), 0);
   scheduler.add(2, numbers(8), 20);
   scheduler.add(3, numbers(9), 20);
-  scheduler.add(4, numbers(9), 20, {.salt = 1});  // of another salt
+  scheduler.add(4, numbers(9), 20, {.salt = 1});  // with another salt
   const auto plan = step(scheduler);
   EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2, 3, 4}));
   EXPECT_EQ(plan.seqs[1].first_position, 4);
@@ -99,7 +99,7 @@ TEST(Scheduler, GeneratedTokensAreInsertedToo) {
   EXPECT_EQ(step(scheduler).seqs[0].first_position, 8);
 }
 
-TEST(Scheduler, TheYoungestIsPreemptedAndComputedAnewLater) {
+TEST(Scheduler, TheYoungestIsPreemptedAndRecomputedLater) {
   BlockManager pool(6, 2, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3), 12);
@@ -164,11 +164,11 @@ TEST(Scheduler, AnAdmittedSequenceLeavesABlockForEachThatWillNeedOne) {
   scheduler.add(1, numbers(5), 16);
   step(scheduler);
   EXPECT_EQ(pool.num_available(), 3);
-  scheduler.add(2, numbers(6), 12);  // two blocks, one more later; and the first one will need one as well
+  scheduler.add(2, numbers(6), 12);  // two blocks, one more later; the first sequence will also need one
   step(scheduler);
   EXPECT_EQ(scheduler.num_waiting(), 1);
   scheduler.remove(2);
-  scheduler.add(3, numbers(6), 8);  // two blocks are all it needs
+  scheduler.add(3, numbers(6), 8);  // needs only two blocks
   step(scheduler);
   EXPECT_EQ(scheduler.num_waiting(), 0);
 }
@@ -189,7 +189,7 @@ TEST(Scheduler, SequencesMayBeRemovedBetweenPlanAndAdvance) {
   const auto plan = scheduler.plan();
   scheduler.remove(2);
   scheduler.remove(1);
-  scheduler.add(1, numbers(4), 20);  // another one under the same id
+  scheduler.add(1, numbers(4), 20);  // another sequence with the same id
   commit(scheduler, plan, {7, 8, 9});
   scheduler.check_integrity();
   EXPECT_EQ(scheduler.tokens(3).back(), 9);
@@ -244,7 +244,7 @@ TEST(Scheduler, TheNextStepIsPlannedOverPlaceholdersThatSayWhichSampleTheyAre) {
   EXPECT_TRUE(second.seqs[0].samples);
   EXPECT_THROW(scheduler.advance(second), Error) << "over tokens that are not known";
   scheduler.remove(1);
-  scheduler.add(1, numbers(3, 30), 20);  // another one under the same id
+  scheduler.add(1, numbers(3, 30), 20);  // another sequence with the same id
   scheduler.resolve(first, std::vector<TokenId>{7, 8});
   EXPECT_EQ(scheduler.tokens(1).size(), 3U);
   EXPECT_EQ(scheduler.tokens(2).back(), 8);
@@ -263,10 +263,10 @@ TEST(Scheduler, ASequenceWhosePlaceholderIsItsLastTokenIsNotPlannedAgain) {
   scheduler.advance(plan);
   EXPECT_TRUE(scheduler.plan().empty());
   scheduler.resolve(plan, std::vector<TokenId>{3});
-  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens and was not removed";
+  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens, but was not removed";
 }
 
-TEST(Scheduler, NobodyIsPreemptedForBlocksThatComeFreeWithTheNextResult) {
+TEST(Scheduler, NoPreemptionIfTheNextResultFreesBlocks) {
   BlockManager pool(6, 2, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3, 10), 6);
@@ -295,7 +295,7 @@ TEST(Scheduler, APreemptedSequenceWaitsForItsLastTokenToBeKnown) {
   scheduler.advance(first);
   const auto second = scheduler.plan();
   EXPECT_EQ(second.preempted, std::vector<SeqId>{2});
-  scheduler.remove(1);  // there is room again
+  scheduler.remove(1);  // there is space again
   EXPECT_TRUE(scheduler.plan().empty());
   scheduler.resolve(first, std::vector<TokenId>{3, 4});
   const auto third = scheduler.plan();
@@ -304,7 +304,7 @@ TEST(Scheduler, APreemptedSequenceWaitsForItsLastTokenToBeKnown) {
   EXPECT_EQ(scheduler.tokens(2).back(), 4);
 }
 
-TEST(Scheduler, AfterAFailedStepEverythingIsComputedAnewAndNothingOldIsFound) {
+TEST(Scheduler, AfterAFailedStepEverythingIsRecomputedWithoutPrefixHits) {
   BlockManager pool(32, 2, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(6), 20);
@@ -326,7 +326,7 @@ TEST(Scheduler, AfterAFailedStepEverythingIsComputedAnewAndNothingOldIsFound) {
   EXPECT_EQ(plan.seqs[1].first_position, 0);
 }
 
-TEST(Scheduler, AppendedTokensAreComputedInOneStepAfterTheDecodesAndBeforePrefillThatCameLater) {
+TEST(Scheduler, AppendedTokensRunAfterDecodesAndBeforeLaterPrefill) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 10}, pool);
   scheduler.add(1, numbers(2, 100), 40);
@@ -365,7 +365,7 @@ TEST(Scheduler, AppendedTokensThatDoNotFitTheBudgetTakeSeveralSteps) {
   EXPECT_EQ(parts, (std::vector<std::int32_t>{3, 3, 1}));
 }
 
-TEST(Scheduler, OfSeveralWithAppendedTokensEachGetsOneInEveryStep) {
+TEST(Scheduler, EverySequenceWithAppendedTokensGetsOneInEveryStep) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 6}, pool);
   for (const SeqId id : {1, 2, 3}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 40);
@@ -403,7 +403,7 @@ TEST(Scheduler, AppendedTokensLeaveTheBudgetToPrefillOfHigherPriorityButForOneOf
   EXPECT_EQ(plan.num_tokens, 10);
 }
 
-TEST(Scheduler, AppendedTokensAreComputedAnewAfterHold) {
+TEST(Scheduler, AppendedTokensAreRecomputedAfterHold) {
   BlockManager pool(64, 4, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(2, 100), 40);
@@ -425,7 +425,7 @@ TEST(Scheduler, AppendingToWhatHasAllItsTokensOrOneThatIsNotKnownIsAnError) {
   EXPECT_THROW(scheduler.append(2, 1), Error);
   const auto plan = scheduler.plan();
   scheduler.advance(plan);
-  EXPECT_THROW(scheduler.append(1, 1), Error) << "its last token is not known";
+  EXPECT_THROW(scheduler.append(1, 1), Error) << "its last token is not sampled yet";
   scheduler.resolve(plan, std::vector<TokenId>{1});
   EXPECT_THROW(scheduler.append(1, -1), Error);
   scheduler.append(1, 1);
@@ -451,7 +451,7 @@ TEST(Scheduler, MisuseIsAnError) {
   scheduler.add(1, numbers(15), 16);
   EXPECT_THROW(scheduler.add(1, numbers(3), 8), Error);
   step(scheduler);
-  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens and was not removed";
+  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens, but was not removed";
   EXPECT_TRUE(scheduler.remove(1));
   EXPECT_TRUE(scheduler.plan().empty());
 }

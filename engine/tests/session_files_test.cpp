@@ -1,7 +1,8 @@
-// Session histories on disk: what is there is what the session remembers, or nothing.
+// Session histories on disk: a file has the current history of the session, or does not exist.
 #include "runtime/session_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@ namespace charonia::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kLimit{120};  // only a hang takes so long
 
 class SessionFilesTest : public ::testing::Test {
  protected:
@@ -34,7 +36,7 @@ class SessionFilesTest : public ::testing::Test {
   static std::shared_ptr<const History> history(TokenId last) {
     return std::make_shared<const History>(History{{1, 2, last}, {0}});
   }
-  // Of session "a": its name is that of the id in hexadecimal numbers.
+  // The file of session "a": its name is the hexadecimal id.
   std::filesystem::path file() const {
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
       const auto name = entry.path().filename().string();
@@ -61,7 +63,7 @@ TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
   auto beside = place;
   beside += ".new";
   for (int time = 1; time <= 2; ++time) {
-    std::filesystem::create_directory(beside);  // no file can be written there
+    std::filesystem::create_directory(beside);  // so that no file can be written there
     for (const TokenId last : {4, 5}) {
       if (last == 5) std::filesystem::create_directory(beside);
       files->write("a", history(last));
@@ -76,7 +78,26 @@ TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
   }
 }
 
-TEST_F(SessionFilesTest, WhatIsErasedIsGoneAtOnceAndAlsoWhatWasHalfWritten) {
+TEST_F(SessionFilesTest, OnlyTheUserReadsFilesAndNewFolder) {
+  const auto sessions = folder_ / "sessions";
+  const auto umask_before = ::umask(0);
+  {
+    SessionFiles files(sessions, "model", 100, std::chrono::hours(1));
+    files.write("a", history(3));
+    files.flush();
+  }
+  ::umask(umask_before);
+  using std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(sessions).permissions(), perms::owner_all);
+  int num_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(sessions)) {
+    EXPECT_EQ(entry.status().permissions(), perms::owner_read | perms::owner_write) << entry.path();
+    ++num_files;
+  }
+  EXPECT_EQ(num_files, 2) << "the session and the lock";
+}
+
+TEST_F(SessionFilesTest, AnErasedSessionsFilesAreRemovedImmediately) {
   const auto files = open();
   files->write("a", history(3));
   files->flush();
@@ -111,25 +132,25 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   second->write("a", history(4));
   second->flush();
   EXPECT_EQ(stored(*first), 3) << "nor write";
-  // As a child process has it that was forked while the first had the lock, and lives on.
+  // Simulates a child process that was forked while the first engine had the lock, and that is still running.
   const auto child = fork();
   if (child == 0) {
     pause();
     _exit(0);
   }
   first.reset();
-  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  const auto deadline = Clock::now() + kLimit;
   while (stored(*second) != 4 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(stored(*second), 4) << "until the first has ended";
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  // An engine of another model has files of its own.
+  // An engine with another model has its own files.
   std::vector<std::string> none;
   SessionFiles(folder_, "other", 100).read(1000, none);
   EXPECT_TRUE(none.empty());
 }
 
-TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
+TEST_F(SessionFilesTest, FilesThatTheClockMakesTooOldAreRemovedLater) {
   {
     const auto files = open();
     files->write("a", history(3));
@@ -140,14 +161,14 @@ TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
   EXPECT_FALSE(place.empty()) << "it may be the clock";
   const auto files = open(std::chrono::milliseconds(1));
   EXPECT_EQ(stored(*files, -1), -1);
-  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  const auto deadline = Clock::now() + kLimit;
   while (std::filesystem::exists(place) && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   EXPECT_FALSE(std::filesystem::exists(place));
 }
 
-TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedForBefore) {
+TEST_F(SessionFilesTest, EarlierRequestsDoNotChangeFilesThatAnotherEngineContinued) {
   auto first = open();
   for (const auto* id : {"a", "b"}) first->write(id, history(3));
   first->flush();
@@ -155,7 +176,8 @@ TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedF
   second->write("a", history(4));
   second->erase("b", false);
   // Times are in seconds.
-  std::this_thread::sleep_until(std::chrono::ceil<std::chrono::seconds>(std::chrono::system_clock::now()));
+  std::this_thread::sleep_until(std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now()) +
+                                std::chrono::seconds(1));
   for (const auto* id : {"a", "b"}) first->write(id, history(5));
   first.reset();
   second.reset();
@@ -165,7 +187,7 @@ TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedF
   for (const auto& one : all) EXPECT_EQ(one.history->tokens.back(), 5) << one.id;
 }
 
-TEST_F(SessionFilesTest, WhatCannotBeReadEndsNothingAndWhatWasHalfWrittenIsRemoved) {
+TEST_F(SessionFilesTest, UnreadableFilesAreSkippedAndUnfinishedFilesRemoved) {
   auto files = open();
   files->write("a", history(3));
   files->flush();
@@ -184,7 +206,7 @@ TEST_F(SessionFilesTest, WhatCannotBeReadEndsNothingAndWhatWasHalfWrittenIsRemov
   EXPECT_TRUE(files->read(-1, warnings).empty());
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find(unreadable.string()), std::string::npos) << warnings[0];
-  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  const auto deadline = Clock::now() + kLimit;
   while (std::filesystem::exists(place) && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

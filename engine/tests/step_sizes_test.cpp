@@ -27,7 +27,7 @@ void expect_sizes(const StepDevice& device, int token_budget, int max_batch_size
   EXPECT_EQ(got.max_batch_size, max_batch_size) << device.sms << ", " << device.free_bytes / kGiB << " GiB";
 }
 
-TEST(StepSizes, TheCpuHasItsOwnWhateverItsMemory) {
+TEST(StepSizes, TheCpusSizesDoNotDependOnMemory) {
   expect_sizes({"cpu", 0, kGiB}, 512, 64);
   expect_sizes({"cpu", 0, 2000 * kGiB}, 512, 64);
 }
@@ -46,7 +46,7 @@ TEST(StepSizes, NoGpuHasLessThanTheCpuOrMoreThanABound) {
   expect_sizes({"cuda", 5000, 4000 * kGiB}, 8192, 512);
 }
 
-TEST(StepSizes, WhatIsSetStays) {
+TEST(StepSizes, SizesThatTheUserSetStay) {
   const StepDevice h200{"cuda", 132, 139 * kGiB};
   EXPECT_EQ(sizes(h200, 7).token_budget, 7);
   EXPECT_EQ(sizes(h200, 7).max_batch_size, 256);

@@ -1,5 +1,5 @@
-// The bound on the time of steps with decodes: on devices that are made up here, so that no clock is involved, the
-// scheduler's prefill is held against a slow search for what fits.
+// The time limit of steps with decodes, with simulated devices, so that no clock is involved. Compares the scheduler's
+// prefill with a slow search for the amount that fits.
 #include "schedule/step_time.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace charonia::schedule {
 namespace {
 
-// Seconds of a step: `fixed` and what its tokens take, with attention over what is before them.
+// Seconds of a step: `fixed`, plus the time of its tokens with attention over earlier positions.
 struct Device {
   double fixed, per_decode, per_token, per_position;
   double noise = 0;  // standard deviation of the logarithm
@@ -26,7 +26,7 @@ struct Device {
     return out;
   }
 };
-// m05 on two cores (benchmarks/results/step_time.md), and a model of 8 billion parameters on an H100.
+// m05 on two cores, and a model of 8 billion parameters on an H100.
 constexpr Device kCpu = {.fixed = 19e-3, .per_decode = 4.5e-3, .per_token = 1e-3, .per_position = 0.25e-6};
 constexpr Device kGpu = {.fixed = 6e-3, .per_decode = 0.1e-3, .per_token = 28e-6, .per_position = 3e-9};
 
@@ -47,7 +47,7 @@ StepWork work_of(const StepPlan& plan) {
 
 constexpr int kPrompt = 4000;
 
-// Four sequences that decode, and prompts that come.
+// Four decoding sequences and arriving prompts.
 class Streams {
  public:
   Streams(const Device& device, StepTime& time, int token_budget)
@@ -113,7 +113,7 @@ TEST(StepTime, StreamsWaitThreeTimesAsLongForTokensWhilePromptsAreComputed) {
       }
       EXPECT_EQ(prefill, 10 * kPrompt);
       EXPECT_LE(quantile(beside, 0.99), 3.15 * quantile(alone, 0.99));
-      // Nor is prefill held up for longer than that needs: two thirds of the time are its own.
+      // Prefill is not delayed more than necessary: it gets two thirds of the time.
       EXPECT_GE(total / static_cast<double>(beside.size()), 2.5 * quantile(alone, 0.5));
     }
   }
@@ -137,7 +137,7 @@ TEST(StepTime, APromptGetsAllTokensThatFitWhereTheDeviceIsKnown) {
         if (seconds <= target_ms * 1e-3) fits = n;
       }
       const bool measures = got == 0;  // decodes alone
-      if (i >= 5 && !measures && streams.waiting_prompts() > 0) {  // the first are small; the last is what is left
+      if (i >= 5 && !measures && streams.waiting_prompts() > 0) {  // the first ones are small; the last one is the rest
         EXPECT_LE(got, std::max(fits * 1.1, 16.0)) << "at " << position;
         // Rounded down to whole tiles; a window of measurements lags behind the position.
         EXPECT_GE(got, std::min(fits * 0.9 - 16, 508.0)) << "at " << position;
@@ -171,7 +171,7 @@ TEST(StepTime, OneSlowStepMovesNothingAndASlowerDeviceIsNoticed) {
   EXPECT_LE(alone, 16);
 }
 
-// As where the first step loads what the device computes it with.
+// As if the first step loads what the device needs.
 TEST(StepTime, ASlowFirstMeasurementIsForgottenSoon) {
   StepTime time(-1, 0, 512);
   time.measured({.decodes = 4}, 5.0);
@@ -206,7 +206,7 @@ TEST(StepTime, BoundsNothingWithoutDecodesOrWhereItIsOff) {
   }
 }
 
-TEST(StepTime, PrefillGoesOnWhateverItCostsAndIfNothingIsEverMeasured) {
+TEST(StepTime, PrefillProgressesAtAnyCostAndWithoutMeasurements) {
   StepTime slow(1, 0, 512), blind(-1, 0, 512);
   slow.measured({.decodes = 1}, 2.0);
   slow.measured({.decodes = 1, .prefill_tokens = 100}, 100.0);
@@ -219,7 +219,8 @@ TEST(StepTime, PrefillGoesOnWhateverItCostsAndIfNothingIsEverMeasured) {
   slow.take(0, 6);
   EXPECT_FALSE(slow.any_left());
 
-  // Beside so many decodes 16 more tokens fill a tile after so few of them; the rest would wait for the next step.
+  // With this number of decodes, 16 more tokens exceed a tile, so the step gets fewer; the rest would wait for the next
+  // step.
   for (const auto& [decodes, tokens] : {std::pair{8, 8}, {9, 16}, {15, 16}, {16, 16}, {31, 16}}) {
     StepTime time(1, 0, 512);
     time.measured({.decodes = decodes}, 2.0);
@@ -237,7 +238,7 @@ TEST(StepTime, PrefillGoesOnWhateverItCostsAndIfNothingIsEverMeasured) {
   EXPECT_EQ(blind.fit(0, 1000), 31);
 }
 
-// The response time of a client that gets at most one response in 20 ms does not grow by steps of 60 ms.
+// The response time of a client that gets at most one response in 20 ms is not affected by steps of 60 ms.
 TEST(StepTime, AFastDeviceIsHeldAgainstTheTimeBetweenResponses) {
   StepTime time(-1, 20, 2048);
   time.measured({.decodes = 4}, 0.005);

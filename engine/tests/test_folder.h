@@ -1,4 +1,4 @@
-// Where a test keeps its files.
+// The folder for the files of a test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 
 namespace charonia::testing {
 
-// A path of the running test's own, which does not exist yet: tests run side by side as processes, those of one fixture
-// too, and some are in two programs.
+// A path for the running test, which does not exist yet. Tests run in parallel as processes, also tests of one fixture,
+// and some tests are in two programs.
 inline std::filesystem::path test_folder() {
   const auto* const info = ::testing::UnitTest::GetInstance()->current_test_info();
   std::string name = std::string(info->test_suite_name()) + "_" + info->name();

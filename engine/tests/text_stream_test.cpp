@@ -15,8 +15,8 @@ using namespace std::string_view_literals;
 
 struct Utf8Case {
   std::string_view bytes;
-  std::string_view text;  // what Python makes of them: bytes.decode("utf-8", "replace").encode()
-  std::size_t decodable;  // how many of them decode the same whatever follows
+  std::string_view text;  // the result of Python's bytes.decode("utf-8", "replace").encode()
+  std::size_t decodable;  // number of bytes whose decoding does not depend on later bytes
 };
 
 const Utf8Case kUtf8Cases[] = {
@@ -115,12 +115,12 @@ const Utf8Case kUtf8Cases[] = {
      "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD", 8},
 };
 
-// Length of the longest prefix of `bytes` that no later byte can change the decoding of.
+// Length of the longest prefix of `bytes` whose decoding no later byte can change.
 std::size_t decodable_prefix(std::string_view bytes) {
   Utf8State state;
   std::size_t end = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    // A byte that cuts a character short settles what was before it.
+    // A byte that cuts off a character fixes the decoding of the bytes before it.
     if (state.push(static_cast<unsigned char>(bytes[i]))) end = i;
     if (state.between_characters()) end = i + 1;
   }
@@ -134,7 +134,7 @@ TEST(Utf8, InvalidBytesAreReplacedAsPythonDoesIt) {
   }
 }
 
-// Bytes at the edges of UTF-8's ranges, and a few plain ones.
+// Bytes at the edges of UTF-8's ranges, and a few ASCII bytes.
 constexpr std::string_view kEdges =
     "ab \x7F\x80\x8F\x90\x9F\xA0\xBF\xC0\xC1\xC2\xDF\xE0\xE1\xEC\xED\xEE\xEF\xF0\xF1\xF3\xF4\xF5\xFF";
 
@@ -193,7 +193,7 @@ TEST(Utf8, EveryCodePointIsKept) {
   }
 }
 
-// A table whose token i has the bytes tokens[i]; the last one is special.
+// A table in which token i has the bytes tokens[i]; the last one is special.
 TokenTable table_of(std::vector<std::string> tokens, bool strip = false) {
   tokens.emplace_back("<special>");
   std::vector<std::uint8_t> special(tokens.size(), 0);
@@ -205,7 +205,7 @@ std::shared_ptr<const StopWords> stops(std::vector<std::string> words) {
   return std::make_shared<const StopWords>(std::move(words));
 }
 
-// Pushes tokens 0, 1, 2, ... of `tokens`, taking after each; "|" stands between the chunks, "$" where it stopped.
+// Pushes tokens 0, 1, 2, ... of `tokens` and takes after each; "|" separates the chunks, "$" marks a stop.
 std::string stream(const std::vector<std::string>& tokens, const std::vector<std::string>& stop_words,
                    bool strip = false) {
   const auto table = table_of(tokens, strip);
@@ -228,14 +228,16 @@ std::string stream(const std::vector<std::string>& tokens, const std::vector<std
   return out + last.text;
 }
 
-TEST(TextStream, WholeCharactersAreSentAtOnce) { EXPECT_EQ(stream({"Hello", ",", " world"}, {}), "Hello|,| world|"); }
+TEST(TextStream, WholeCharactersAreSentImmediately) {
+  EXPECT_EQ(stream({"Hello", ",", " world"}, {}), "Hello|,| world|");
+}
 
 TEST(TextStream, ACharacterSplitOverTokensIsSentWhole) {
   EXPECT_EQ(stream({"a", "\xE4", "\xBD", "\xA0", "b"}, {}), "a|\xE4\xBD\xA0|b|");
   EXPECT_EQ(stream({"a\xF0\x9F", "\x98\x80z"}, {}), "a\xF0\x9F\x98\x80z|");
 }
 
-TEST(TextStream, WhatCanNeverBecomeACharacterIsReplaced) {
+TEST(TextStream, BytesThatCannotBecomeACharacterAreReplaced) {
   EXPECT_EQ(stream({"\xFF", "\xE4", "b"}, {}),
             "\xEF\xBF\xBD|\xEF\xBF\xBD"
             "b|");
@@ -249,7 +251,7 @@ TEST(TextStream, AStopWordSplitOverTokensIsCut) {
   EXPECT_EQ(stream({"one E", "ND"}, {"END"}), "one $");
 }
 
-TEST(TextStream, WhatIsNoStopWordAfterAllIsSent) {
+TEST(TextStream, ABeginningThatDoesNotBecomeAStopWordIsSent) {
   EXPECT_EQ(stream({"E", "N", "G", "L"}, {"END"}), "ENG|L|");
   EXPECT_EQ(stream({"E", "N"}, {"END"}), "EN");
 }
@@ -377,15 +379,15 @@ TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
   EXPECT_EQ(stream.take().num_tokens, kTokens + 1);
 }
 
-// ---- property test ----
+// Property test.
 
-// What TextStream must do, straight from its description, looking at the whole text every time.
+// The definition of TextStream, which examines the whole text every time.
 struct Reference {
   std::vector<std::string> stop_words;
-  std::string text;                 // all text bytes so far, a dropped space included
+  std::string text;                 // all text bytes so far, with a dropped space
   std::size_t begin = 0;            // 1: a space is dropped
   std::vector<std::size_t> ends;    // of the tokens
-  std::optional<std::size_t> stop;  // where the text ends
+  std::optional<std::size_t> stop;  // end of the text
 
   bool first_space_is_text = true;
   void push(std::string_view bytes, bool match_stop) {
@@ -402,7 +404,7 @@ struct Reference {
     }
   }
 
-  // How many tokens can be sent.
+  // The number of tokens that can be sent.
   std::size_t settled() const {
     auto limit = stop.value_or(text.size());
     for (const auto& word : stop_words) {
@@ -424,7 +426,7 @@ struct Reference {
   }
 };
 
-// What is found of stop words in tokens, with marks from which on none counts.
+// The text up to a stop word, with marks that end the search for stop words.
 std::string until(const std::vector<std::string>& tokens, const std::vector<std::string>& marks, bool special_first = false,
                   const std::vector<std::string>& words = {"x"}) {
   const auto table = table_of(tokens);
@@ -441,7 +443,7 @@ std::string until(const std::vector<std::string>& tokens, const std::vector<std:
     held += 1 - chunk.num_tokens;
     out += chunk.text;
   }
-  // Of one byte none has begun.
+  // A word of one byte cannot be partly matched.
   if (std::ranges::all_of(words, [](const auto& word) { return word.size() == 1; })) {
     EXPECT_EQ(held > 0, stream.holds_stop());
   }
@@ -495,13 +497,13 @@ TEST(TextStream, AStopWordWithinAMarkOfSpecialTokens) {
   EXPECT_EQ(stream.finish().text, "a") << "the end of the answer";
 }
 
-// Looks at all of the text for each byte.
+// Examines the whole text for each byte.
 std::string until_reference(const std::string& text, const std::vector<std::string>& marks,
                             const std::vector<std::string>& words) {
   std::optional<std::size_t> waiting;
   for (std::size_t end = 1; end <= text.size(); ++end) {
     const auto so_far = text.substr(0, end);
-    auto mark = end, word = end;  // where they begin
+    auto mark = end, word = end;  // their beginnings
     bool whole = false;
     for (const auto& one : marks) {
       whole |= so_far.ends_with(one);
@@ -531,7 +533,7 @@ TEST(TextStream, StopWordsAndMarksOverRandomTokens) {
       }
       return out;
     };
-    // No mark is within another one: of those that are, the shorter one ends what the longer one waits for.
+    // Skips marks within other marks: the shorter mark ends the search that the longer one still waits for.
     const auto marks = some(1, 5), words = some(1 + random.below(2), 3), tokens = some(random.below(8), 3);
     std::string text;
     for (const auto& token : tokens) text += token;
@@ -561,7 +563,7 @@ TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
   Random random(GetParam());
   int stopped = 0, held = 0;
   for (int round = 0; round < 4000; ++round) {
-    // Few different bytes for many near misses of stop words, or characters in several scripts cut anywhere.
+    // Few different bytes give many near misses of stop words; otherwise characters in several scripts, split anywhere.
     const bool few = random.below(2) == 0;
     const std::string alphabet = few ? "ab " : "ab \xE4\xBD\xA0\xF0\x9F\x98\x80\xC3\xA9\xED";
     const std::string text = "ab 你好é😀 a你 bé\xED\xA0";
@@ -595,7 +597,7 @@ TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
       ASSERT_LE(0, chunk.text_begin);
       ASSERT_LE(chunk.text_begin, chunk.text_end);
       ASSERT_LE(static_cast<std::size_t>(chunk.text_end), end - begin);
-      // The span of the tokens' bytes is the text, for those who have only the tokens.
+      // The span of the tokens' bytes is the text, for callers that have only the tokens.
       const auto bytes = std::string_view(reference.text).substr(begin, end - begin);
       const auto span = bytes.substr(static_cast<std::size_t>(chunk.text_begin),
                                      static_cast<std::size_t>(chunk.text_end - chunk.text_begin));

@@ -44,7 +44,7 @@ std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Makes the tensors of a model, and says in the manifest which parts of them the canonical tensors of each rank are.
+// Creates the tensors of a model, and writes to the manifest which parts form the canonical tensors of each rank.
 class TinyWeights {
  public:
   explicit TinyWeights(const TinyModel& model) : model_(model) {
@@ -84,8 +84,8 @@ class TinyWeights {
     return values;
   }
 
-  // A matrix that is quantised where the model is; then it has two dimensions.
-  // pair: so many rows, and as many that follow them, lie in turn in the file.
+  // A matrix, which is quantised if the model is; then it has two dimensions. pair: groups of this number of rows of
+  // the two halves alternate in the file.
   void weight(const std::string& name, std::int64_t rows, std::int64_t cols, float deviation,
               std::vector<std::int64_t> shape = {}, std::int64_t pair = 0) {
     if (!model_.quantised) return tensor(name, rows, cols, 0, deviation, std::move(shape));
@@ -120,7 +120,7 @@ class TinyWeights {
     if (packed.order) beside["order"] = add(name + ".order", *packed.order);
   }
 
-  // Of each 2 * pair rows of a matrix, row i of the first half comes before row i of the second.
+  // In each 2 * pair rows of a matrix, row i of the first half comes before row i of the second.
   template <class T>
   static void in_turn(std::vector<T>& values, std::int64_t cols, std::int64_t pair) {
     const auto before = values;
@@ -131,7 +131,7 @@ class TinyWeights {
     }
   }
 
-  // The parts of a canonical tensor: each all of a tensor, or `size` of its rows or columns from `first` on.
+  // The parts of a canonical tensor: each is a whole tensor, or `size` of its rows or columns from `first` on.
   static nlohmann::json whole(const std::string& name) { return {{"file", "rank-0.safetensors"}, {"name", name}}; }
   static nlohmann::json range(const std::string& name, const char* dimension, int first, int size) {
     auto part = whole(name);
@@ -182,7 +182,7 @@ class TinyWeights {
     weight(at + "attention.w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
     weight(at + "attention.wo.0.weight", model_.hidden, q_, 0.3F);
     const std::string mlp = at + (sparse ? "feed_forward.shared." : "feed_forward.");
-    const int inter = sparse ? model_.shared_inter : model_.inter;  // 0: no such
+    const int inter = sparse ? model_.shared_inter : model_.inter;  // 0: no dense feed-forward
     if (sparse) add_experts(at);
     if (inter > 0) {
       weight(mlp + "w1.0.weight", inter, model_.hidden, 0.3F);
@@ -206,8 +206,8 @@ class TinyWeights {
     }
   }
 
-  // All experts of a layer are one tensor of three dimensions: gate and up above one another, and one of downs. In
-  // mxfp4 rows of gate and up lie in turn, as GPT-OSS has them.
+  // All experts of a layer are one tensor of three dimensions: gate above up, and another one for down. In mxfp4, rows
+  // of gate and up alternate, as in GPT-OSS.
   void add_experts(const std::string& at) {
     once(at + "feed_forward.gate.weight", model_.experts, model_.hidden, 0, 0.5F);
     if (model_.router_bias) once(at + "feed_forward.gate.bias", model_.experts, 1, 0, 0.2F);
@@ -246,8 +246,8 @@ class TinyWeights {
     once(mlp + "w2.0.bias", model_.hidden, 1, 0, 0.3F, 0);
   }
 
-  // Names the shares of attention and of a gated feed-forward: its names begin with `mlp`, and its width is
-  // `whole_inter`. With more ranks than KV heads several ranks have the same one.
+  // Writes the shares of attention and of a gated feed-forward: its names begin with `mlp`, and its width is
+  // `whole_inter`. With more ranks than KV heads, several ranks have the same head.
   void name_shards(const std::string& at, const std::string& mlp, int whole_inter, int rank) {
     const std::string number = cat(".", rank);
     const int groups = std::min(model_.ranks, model_.kv_heads), inter = whole_inter / model_.ranks;
@@ -273,8 +273,8 @@ class TinyWeights {
   const int q_ = model_.heads * model_.head_dim, kv_ = model_.kv_heads * model_.head_dim;
   std::mt19937_64 random_{7};
   SafetensorsWriter weights_;
-  std::map<std::string, nlohmann::json> sizes_;   // of the file's tensors: rows and cols, both [0, size]
-  std::map<std::string, nlohmann::json> beside_;  // of the file's quantised tensors: where the others of them are
+  std::map<std::string, nlohmann::json> sizes_;   // of the file's tensors: rows and cols, each [0, size]
+  std::map<std::string, nlohmann::json> beside_;  // of the file's quantised tensors: their side tensors
   nlohmann::json tensors_ = nlohmann::json::object();
 };
 
@@ -294,7 +294,7 @@ void write_token_table(const std::filesystem::path& file, const TinyModel& model
   table.write(file);
 }
 
-// With the lines that a quantised model has besides.
+// With the additional lines of a quantised model.
 std::string weight_type(const TinyModel& model) {
   if (!model.quantised || model.quantised->as_floats) return "fp32";
   const auto& dtype = model.quantised->dtype;
@@ -320,12 +320,11 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nparallel_block = " << model.parallel_block << "\nnum_experts = " << model.experts
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
-                      << "\nlayer_experts = " << model.layer_experts
-                      << "\nrouter_bias = " << model.router_bias
+                      << "\nlayer_experts = " << model.layer_experts << "\nrouter_bias = " << model.router_bias
                       << "\nshared_expert_inter_size = " << model.shared_inter
                       << "\nshared_expert_gate = " << model.shared_gate << "\n"
                       << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
-                      << "max_queue_time_s = 0\n"  // however long a busy machine takes
+                      << "max_queue_time_s = 0\n"  // unlimited, for a slow machine
                       << model.more;
 }
 

@@ -8,13 +8,13 @@
 
 namespace charonia::testing {
 
-// How the matrices of attention, feed-forward, experts and output are quantised. Sizes of ranks' shares must be whole
-// groups.
+// The quantisation of the matrices of attention, feed-forward, experts and output. The sizes of ranks' shares must be
+// whole groups.
 struct TinyQuant {
   std::string layout, dtype;  // as in the manifest
-  int group = 16;             // 0: a scale for a row
+  int group = 16;             // 0: one scale per row
   bool zeros = false;
-  bool shuffled = false;   // layout gptq: groups are of columns all over a matrix
+  bool shuffled = false;   // layout gptq: groups have columns from the whole matrix
   bool as_floats = false;  // the same values, not quantised
   std::string data_type = "fp32";
 };
@@ -24,22 +24,23 @@ constexpr int kVocab = 40;
 struct TinyModel {
   int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = kVocab, positions = 256;
   int end_id = 0;
-  int ranks = 1;  // the weights of each are ranges of the whole model's, so that all ranks make the same model
+  int ranks = 1;  // the weights of each rank are ranges of the whole model, so that any number of ranks gives the same
+                  // model
   bool biases = false, tied = false, qk_norm = false, qk_norm_rows = false, pre_norms = true, post_norms = false,
        parallel_block = false;
   int experts = 0, experts_per_token = 2, expert_inter = 24;  // 0 experts: all layers are dense
   std::string layer_experts;                                  // as in config.ini; empty: all layers have experts
-  int shared_inter = 0;                                       // of the shared expert; 0: none
+  int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
   bool router_bias = false, shared_gate = false;
   std::string more;                                           // lines of config.ini
   std::optional<TinyQuant> quantised;
-  // Changes a value on its way into a tensor, by canonical name.
+  // Changes a value before it is written to a tensor, by canonical name.
   std::function<float(const std::string& name, float value)> change = [](const std::string&, float value) {
     return value;
   };
 };
 
-// Token i's bytes are the letter 'a' + i % 26; token end_id is special.
+// Token i has the letter 'a' + i % 26; token end_id is special.
 void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& model = {});
 
 }  // namespace charonia::testing

@@ -81,7 +81,7 @@ TEST_F(TokenTableFile, IsLoaded) {
   EXPECT_FALSE(TokenTable::load(file_).strip_leading_space());
 }
 
-TEST_F(TokenTableFile, ThatIsWrongIsRefusedWithTheReason) {
+TEST_F(TokenTableFile, AnInvalidFileIsRejectedWithTheReason) {
   const std::string special(2, '\0');
   expect_refused("No such file");
   write({0, 1}, "ab", special);
@@ -91,9 +91,9 @@ TEST_F(TokenTableFile, ThatIsWrongIsRefusedWithTheReason) {
   write({-1, 1, 2}, "ab", special);
   expect_refused("not ascending: -1 follows 0");
   write({1, 1, 2}, "ab", special);
-  expect_refused("go from 1 to 2 and must go from 0 to 2");
+  expect_refused("go from 1 to 2, but must go from 0 to 2");
   write({0, 1, 3}, "ab", special);
-  expect_refused("go from 0 to 3 and must go from 0 to 2");
+  expect_refused("go from 0 to 3, but must go from 0 to 2");
   write({0, 1, 2}, "ab", special, "{}");
   expect_refused("is missing");
   write({0, 1, 2}, "ab", special, R"({"strip_leading_space": "yes"})");

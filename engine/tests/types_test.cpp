@@ -61,7 +61,7 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
   }
 }
 
-// What goes up at every step is bounded.
+// The uploads of every step are limited.
 TEST(SamplingParams, BiasesForAllTokensAreBoundedWhereEachSequenceHasItsOwn) {
   constexpr int kVocab = 262'144;
   SamplingParams sampling;

@@ -1,5 +1,5 @@
-// A device around another one, for tests of the engine: it computes steps on a thread of its own, as a GPU does, and it
-// fails when it is told to.
+// A device around another one, for tests of the engine: it computes steps on a separate thread, like a GPU, and fails
+// on request.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,19 +23,19 @@
 
 namespace charonia::testing {
 
-// Steps that are to fail, counted from the next: 0 is the next one; < 0: none.
+// The steps that should fail, counted from the next: 0 is the next one; < 0: none.
 struct Faults {
   std::atomic<int> launch_in{-1}, collect_in{-1};
-  // What they fail with. After device_failed every step fails, as on a GPU.
+  // The error of a failing step. After device_failed every later step fails, as on a GPU.
   std::atomic<ErrorCode> code{ErrorCode::internal};
-  std::atomic<bool> lost{false};         // the device has failed so
-  std::atomic<int> steps_after_loss{0};  // that were begun all the same
-  std::atomic<int> most_in_flight{0};    // seen
-  std::atomic<bool> hold{false};         // steps that are launched wait until it is false (notify_all())
-  std::atomic<int> step_ms{0};           // that a step takes at least, so that the end of a request is far off
+  std::atomic<bool> lost{false};         // the device has failed permanently
+  std::atomic<int> steps_after_loss{0};  // number of steps that were begun afterwards
+  std::atomic<int> most_in_flight{0};    // maximum observed
+  std::atomic<bool> hold{false};         // launched steps wait until it is false (notify_all())
+  std::atomic<int> step_ms{0};           // minimum time of a step
 };
 
-// The arrays of a step, with all that they point to.
+// A deep copy of the arrays of a step.
 class StepCopy {
  public:
   explicit StepCopy(const ops::StepInput& input)
@@ -106,7 +106,7 @@ class WrappedOps : public ForwardingOps {
     const bool fails = faults_->collect_in-- == 0;
     begun_ = std::make_unique<Step>(input, fails);
   }
-  // As part of the step: one that is in flight still reads the blocks that are overwritten.
+  // As part of the step, because a step in flight still reads the blocks that are overwritten.
   void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override {
     begun_->cache = &cache;
     begun_->copies.assign(pairs.begin(), pairs.end());
@@ -144,7 +144,7 @@ class WrappedOps : public ForwardingOps {
     Issue issue;
     ops::KvCache* cache = nullptr;
     std::vector<std::pair<std::int32_t, std::int32_t>> copies;
-    bool done = false;  // under mutex_; what follows is then there
+    bool done = false;  // guarded by mutex_; the following fields are then valid
     std::vector<ops::Sampled> sampled;
     std::exception_ptr error;
   };
@@ -154,7 +154,7 @@ class WrappedOps : public ForwardingOps {
     throw Error(faults_->code, text);
   }
 
-  // Of a step that is to fail nothing is computed: the cache holds what it held before.
+  // A failing step computes nothing: the cache does not change.
   void compute(Step& step) {
     faults_->hold.wait(true);
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_->step_ms));

@@ -15,7 +15,7 @@ from charonia_gateway.check import SettingsError, check_files, explained
 from charonia_gateway.cores import default_workers
 from charonia_gateway.imports import kept
 from charonia_gateway.logs import configure_logging
-from charonia_gateway.port import PortError
+from charonia_gateway.port import PortError, is_loopback
 from charonia_gateway.settings import Settings
 
 log = logging.getLogger("charonia_gateway")
@@ -41,6 +41,13 @@ def _refuse(*lines: str) -> NoReturn:
 def main() -> None:
     settings = _settings()
     configure_logging(settings)
+    if settings.keys_file is None and not is_loopback(settings.host):
+        log.warning(
+            "the gateway listens on %s without API keys: everyone who reaches port %d can use the model; "
+            "CHARONIA_GATEWAY_KEYS_FILE asks for keys",
+            settings.host,
+            settings.port,
+        )
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))

@@ -1,54 +1,96 @@
-"""Connections that nobody can hold by sending slowly.
+"""HTTP connections with bounds on the time and memory that a client can take.
 
-uvicorn has no limit on the time or the size of a request's head, and none on the time of its body.
+uvicorn has no limit on the time or the size of a request's head, and none on the time of its body. It parses and queues
+pipelined requests as fast as they arrive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from charonia_gateway.errors import ApiError
 
 # Far above what clients send (8 KiB is usual in proxies); cookies of other services on the same host are part of it.
 MAX_HEAD_BYTES = 1 << 16
-_HEAD_PIECE = 1 << 12  # by so much, the head of a request may be larger that came behind another one in one piece
+# The parser gets at most this many bytes in one call. So at most the requests within one piece are queued. A head that
+# begins within a piece can be larger than MAX_HEAD_BYTES by one piece.
+PIECE_BYTES = 1 << 12
+_HEAD_END = re.compile(rb"\n\r?\n")
+
+
+class _Flow(FlowControl):
+    """Calls `on_resume` instead of resuming the transport when the application is ready for more."""
+
+    def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._on_resume = on_resume
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            asyncio.get_running_loop().call_soon(self._on_resume)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Of `read_timeout_s` seconds a request may take: from its first byte, or a connection's beginning, to its end. How
-    long a connection may be idle between two requests is uvicorn's to say. 0: no limit."""
+    """A request may take `read_timeout_s` seconds from its first byte, or from the start of the connection, to its end.
+    0 means no limit. uvicorn limits how long a connection may be idle between two requests.
+
+    Data is parsed only while no pipelined request waits and the application keeps up with the body. The transport is
+    paused until all received data is parsed."""
 
     read_timeout_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._resume)
         self._timer: asyncio.TimerHandle | None = None
+        self._unparsed = bytearray()
         self._in_head = True  # of a request, or before it
         self._head_bytes = 0
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._unparsed.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is None:
-            self._expect_request()
-        # The parser does not say where in the data a head ends. So it gets one in pieces, none of which pass the limit.
-        while data and not self.transport.is_closing():
-            piece = data
+        self._unparsed += data
+        self._parse()
+
+    def _parse(self) -> None:
+        while self._unparsed and not self.transport.is_closing():
+            if self.pipeline:
+                self.flow.pause_reading()
+            if self.flow.read_paused:
+                return
+            if self._timer is None:
+                self._expect_request()
+            size = PIECE_BYTES
             if self._in_head:
-                piece = data[: min(_HEAD_PIECE, MAX_HEAD_BYTES - self._head_bytes)]
-                if not piece:
+                size = min(size, MAX_HEAD_BYTES - self._head_bytes)
+                if not size:
                     text = f"the request's head is larger than {MAX_HEAD_BYTES} bytes"
                     return self._refuse(ApiError(431, text, code="too_large"))
+                end = _HEAD_END.search(self._unparsed, 0, size)
+                size = end.end() if end else size
+            piece = bytes(self._unparsed[:size])
+            del self._unparsed[:size]
+            if self._in_head:
                 self._head_bytes += len(piece)
             super().data_received(piece)
-            data = data[len(piece) :]
+
+    def _resume(self) -> None:
+        self._parse()
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -58,8 +100,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         self._stop_timer()
         super().on_message_complete()
-        # uvicorn arms this when it has answered, and data disarms it: also the rest of a request that was answered
-        # before it was read. Then nobody else ends a connection on which no other request comes.
+        # uvicorn starts this timer after a response and cancels it when data arrives. The rest of a request that was
+        # answered early cancels it too, so an idle connection would stay open.
         if self.cycle.response_complete and not self.timeout_keep_alive_task and not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -79,9 +121,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.flow.read_paused or (self._in_head and self._is_answering):
-            self._expect_request()  # the next request waits for this answer, or is a stray line end
+            self._expect_request()  # the next request waits for this response, or only a line end was received
         elif self._in_head and not self._head_bytes:
-            self.transport.close()  # it has said nothing
+            self.transport.close()  # nothing was received
         else:
             text = f"the request did not arrive in {self.read_timeout_s:g} s (CHARONIA_GATEWAY_READ_TIMEOUT_S)"
             self._refuse(ApiError(408, text, type="timeout_error", code="request_timeout"))
@@ -91,7 +133,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, error: ApiError) -> None:
-        """Ends the connection, with an answer unless one has begun. The application sees that the client is gone."""
+        """Close the connection, with an error response unless a response has begun.
+
+        The application sees a disconnect."""
         if not self._is_answering if self._in_head else not self.cycle.response_started:
             body = json.dumps(error.body()).encode()
             reason = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[error.status]
@@ -102,6 +146,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded(read_timeout_s: float) -> type[asyncio.Protocol]:
-    """The class of a server's connections, for uvicorn's setting `http`."""
+    """The class of a server's connections for uvicorn's setting `http`."""
     members: dict[str, Any] = {"read_timeout_s": read_timeout_s}
     return type("BoundedProtocol", (BoundedProtocol,), members)

@@ -47,9 +47,11 @@ class Gateway:
     responses: ResponseStore
     worker: Worker | None = None  # where the gateway has several
 
-    def system_fingerprint(self, model: str | None) -> str:
-        """Changes when answers may: with the model's name and the version."""
-        text = f"{model or self.settings.model_name} {__version__}"
+    async def system_fingerprint(self, model: str | None) -> str:
+        """Changes when answers may change. It depends on the name of the model, the version of the gateway and the
+        fingerprint that a server reports."""
+        info = await self.engine_of(model).pool.model_info()
+        text = f"{model or self.settings.model_name} {__version__} {info.get('fingerprint')}"
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def allowed_models(self) -> list[str]:
@@ -91,6 +93,8 @@ class Gateway:
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
         self.engine_of(body.model)
+        if isinstance(body, Sampling | InteractiveRequest):
+            record.system_fingerprint = await self.system_fingerprint(body.model)
         return body
 
     def check_choices(self, choices: int) -> None:
@@ -144,7 +148,7 @@ class Head:
             "object": "",
             "created": int(time.time()),
             "model": body.model,
-            "system_fingerprint": gateway.system_fingerprint(body.model),
+            "system_fingerprint": self._record.system_fingerprint,
         }
         self.headers = {REQUEST_ID_HEADER: self._record.request_id}
         if ignored := ignored_fields(body):

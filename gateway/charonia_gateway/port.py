@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import socket
 
 
@@ -22,6 +23,14 @@ class PortError(OSError):
 
     def __str__(self) -> str:
         return str(self.strerror)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a port at this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bound_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:

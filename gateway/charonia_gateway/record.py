@@ -49,6 +49,7 @@ class Record:
         "operation",
         "prompt",
         "status",
+        "system_fingerprint",
         "trace_id",
         "usage",
     )
@@ -68,6 +69,7 @@ class Record:
         self.failed_status = 0  # of an error that came after the status had been sent; 0: none did
         self.key: Key | None = None  # whose request it is; None: no key is asked for
         self.estimated_tokens = 0  # of the prompts that the engine was sent
+        self.system_fingerprint = ""  # set when the body is read
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:

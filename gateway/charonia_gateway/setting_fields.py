@@ -27,7 +27,8 @@ class GatewayFields(BaseSettings):
     host: str = Field(
         "127.0.0.1",
         validation_alias=AliasChoices("charonia_host", "host"),
-        description="address that the gateway listens on",
+        description="address that the gateway listens on; 0.0.0.0: all addresses, so that other machines can use the "
+        "gateway",
     )
     grpc_port: int = Field(
         33337,

@@ -193,7 +193,7 @@ def test_values_of_settings_are_allowed(rendered: Manifests, monkeypatch: pytest
             for name, value in workload.settings.items():
                 environment.setenv(name, value)
             settings = check()
-            assert settings.host == "0.0.0.0"
+    assert settings.host == "0.0.0.0"  # the gateway's
     keys = {entry.key for entry in _engine.config_fields()}
     inference = {name.removeprefix(PREFIX).lower(): value for name, value in server.settings.items()}
     _engine.check_settings({key: value for key, value in inference.items() if key in keys})

@@ -43,6 +43,23 @@ def test_the_servers_image_has_no_pytorch(images: None) -> None:
     assert modules_of("charonia-server:test", "torch", "charonia_gateway") == []
 
 
+def test_no_secret_of_the_build_is_in_an_image(images: None, secret_marker: str, tmp_path: Path) -> None:
+    docker("save", "--output", str(tmp_path / "images.tar"), "charonia-server:test", "charonia-gateway:test")
+    found = run(["grep", "--count", "--text", secret_marker, tmp_path / "images.tar"], check=False)
+    assert found.stdout.strip() == "0"
+
+
+def test_the_image_of_grafana_gets_every_dashboard(
+    engine: None, build_settings: dict[str, str], tmp_path: Path
+) -> None:
+    """Without the last stage, whose base image may be missing here."""
+    secrets = [f"--secret=id=ca_bundle,src={build_settings['BUILD_CA_BUNDLE']}"] * ("BUILD_CA_BUNDLE" in build_settings)
+    command = ["docker", "build", "--target", "dashboards", "--output", str(tmp_path), *secrets]
+    run([*command, "--file", ROOT / "docker" / "grafana.Dockerfile", ROOT], limit_s=BUILD_LIMIT_S)
+    sources = (ROOT / "monitoring" / "grafana" / "dashboards").glob("*.toml")
+    assert {file.stem for file in tmp_path.glob("*.json")} == {file.stem for file in sources}
+
+
 def copy_of_the_context(folder: Path) -> Path:
     """What .dockerignore lets into a build."""
     for line in (ROOT / ".dockerignore").read_text().splitlines():

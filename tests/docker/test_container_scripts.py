@@ -1,4 +1,4 @@
-"""service_docker_up.sh and save_images.sh on a real engine."""
+"""service_docker_up.sh on a real engine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
-from project import FILES, HANG_S, ROOT, TAG, Project, clean_environment, docker, remove, run, running
+from project import HANG_S, ROOT, TAG, clean_environment, docker, run
 from stack import answers, free_ports
 
 CHARONIA = Path(sys.executable).parent / "charonia"
@@ -83,58 +82,3 @@ def test_a_missing_nvidia_runtime_is_named(images: None, workspace: Path, contai
     assert done.returncode == 1
     assert "Docker has no NVIDIA runtime" in done.stderr
     assert "nvidia-container-toolkit" in done.stderr
-
-
-def test_saved_images_and_a_workspace_are_served_elsewhere(
-    images: None, workspace: Path, secret_marker: str, tmp_path: Path
-) -> None:
-    saved = tmp_path / "saved"
-    project = Project(tmp_path)
-    env = {**project.environment(), "CHARONIA_TAG": TAG}
-    run([ROOT / "scripts" / "save_images.sh", "save", saved, workspace], env=env)
-    # No secret of the build is in an image.
-    assert run(["grep", "--count", "--text", secret_marker, saved / "images.tar"], check=False).stdout.strip() == "0"
-
-    names = [f"charonia-{part}:{TAG}" for part in ("server", "gateway", "prometheus")]
-    before = {name: docker("image", "inspect", "--format", "{{.Id}}", name) for name in names}
-    kept = {name: f"charonia-kept-{index}:{TAG}" for index, name in enumerate(names)}
-    for name in names:
-        docker("tag", name, kept[name])
-        docker("rmi", name)
-    try:
-        run([saved / "save_images.sh", "load", saved], env=env)
-        assert {name: docker("image", "inspect", "--format", "{{.Id}}", name) for name in names} == before
-    finally:
-        for name in names:
-            docker("tag", kept[name], name)
-            docker("rmi", kept[name])
-
-    settings = dict(line.split("=", 1) for line in (saved / ".env").read_text().splitlines())
-    elsewhere = Project(tmp_path, settings, [saved / "docker-compose.yml", FILES[1]])
-    with running(elsewhere), openai.OpenAI(base_url=f"{elsewhere.gateway}/v1", api_key="none") as client:
-        answer = client.chat.completions.create(
-            model="/models/workspace",
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
-            temperature=0,
-            max_tokens=64,
-        )
-        assert "Paris" in answer.choices[0].message.content
-
-
-def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "images.tar").write_text("half")
-    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  ./images.tar\n")
-    done = run([ROOT / "scripts" / "save_images.sh", "load", tmp_path], check=False)
-    assert done.returncode == 1
-    assert "images.tar: FAILED" in done.stdout
-    assert "is damaged: copy the files named above again" in done.stderr
-
-
-def test_an_image_that_is_not_there_is_named(engine: None, tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    env = {**project.environment(), "CHARONIA_TAG": "never-built"}
-    done = run([ROOT / "scripts" / "save_images.sh", "save", tmp_path / "saved"], check=False, env=env)
-    assert done.returncode == 1
-    assert "not on this machine: charonia-gateway:never-built" in done.stderr
-    assert not (tmp_path / "saved").exists()
-    remove(project)

@@ -28,7 +28,7 @@ from transformers import LlamaConfig  # noqa: E402
 from charonia import CharoniaError, Engine, Guide, Output, SamplingParams  # noqa: E402
 
 DEVICE = os.environ.get("CHARONIA_DEVICE", "")
-pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="CHARONIA_DEVICE is not cuda (scripts/gpu_check.sh parity)")
+pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="CHARONIA_DEVICE is not cuda (scripts/gpu_check.sh)")
 TORCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EMULATED = TORCH_DEVICE == "cpu"
 # Around the edges of blocks and tiles, and far beyond both.

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-HANG_S = 60
+HANG_S = 120
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Scripted:
         deadline = time.monotonic() + HANG_S
         while True:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health/ready").status_code:
+                if httpx.get(f"{self.url}/health/ready", timeout=HANG_S).status_code:
                     return
             assert self.process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
@@ -42,16 +42,22 @@ class Scripted:
             self.process.wait()
 
     def script(self, *replies: dict[str, Any] | list[Any] | str, **conditions: Any) -> None:
-        """What the next answers are; a list is the pieces of one, and a text an answer in pieces of five characters."""
-        httpx.post(f"{self.url}/_script", json={"replies": [_reply(one) for one in replies], **conditions})
+        """Sets the next answers. A list holds the pieces of one answer. A text is sent in pieces of five characters."""
+        body = {"replies": [_reply(one) for one in replies], **conditions}
+        httpx.post(f"{self.url}/_script", json=body, timeout=HANG_S)
 
     def release(self) -> None:
         """Goes on after {"wait": True}."""
-        with contextlib.suppress(httpx.TransportError):  # what it dies of may be what comes next
-            httpx.post(f"{self.url}/_release")
+        with contextlib.suppress(httpx.TransportError):  # the next piece may end the server
+            httpx.post(f"{self.url}/_release", timeout=HANG_S)
 
     def requests(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = httpx.get(f"{self.url}/_requests").json()
+        found: list[dict[str, Any]] = httpx.get(f"{self.url}/_requests", timeout=HANG_S).json()
+        return found
+
+    def health_asked(self) -> int:
+        """How often /health/ready was asked for."""
+        found: int = httpx.get(f"{self.url}/_health_asked", timeout=HANG_S).json()
         return found
 
 

@@ -67,7 +67,7 @@ def test_no_rule_of_accessibility_is_broken(
         [{"reasoning_content": "Hm, so."}, RICH],
         [{"tool_calls": [CALL]}, {"finish": "tool_calls"}],
         {"status": 400, "error": "wrong"},
-        ["Writing", {"sleep": 60}],
+        ["Writing", {"wait": True}],
     )
     say(page, "First")
     finished(page).get_by_text("Reasoning").click()

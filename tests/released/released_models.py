@@ -18,7 +18,7 @@ sys.path.append(str(RELEASED / "packages"))
 def released(name: str) -> Path:
     """The folder of a model. Skips the test if the folder does not exist."""
     if not (RELEASED / "made-of").is_file():
-        missing_tool("the released models are not here: make test-released downloads them")
+        missing_tool("the released models are not here: `python scripts/get_released.py` downloads them")
     return RELEASED / name
 
 

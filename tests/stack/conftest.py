@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["browser", "new_context"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.stack)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def shared_workspaces(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A process of the tests makes the workspace of a model once, however many stacks serve it one after another."""
@@ -82,10 +76,9 @@ def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A babbler that never ends by itself. It takes some milliseconds for a token, as SLOW does without computing, so
-    that a long answer is still under way when it is left."""
+    """A babbler that never ends by itself, with a context that holds ENDLESS tokens."""
     folder = tmp_path_factory.mktemp("slow_model") / "slow"
-    write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=4096, ends=False)
+    write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=1 << 14, ends=False)
     return folder
 
 

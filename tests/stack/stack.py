@@ -25,11 +25,13 @@ from free_ports import free_ports
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 START_LIMIT_S = 600
-# What nothing takes that the tests wait for, however slow and busy the machine: only a hang meets this bound.
+# The bound of every wait. Only a hang reaches it, however slow and busy the machine is.
 HANG_S = 120
 CHARONIA = Path(sys.executable).parent / "charonia"
-# Of a stack whose tokens take their time, which is the same on every machine and no processor's.
+# Each token takes at least 10 ms and no computation.
 SLOW = {"CHARONIA_DEVICE": "null", "CHARONIA_NULL_STEP_MS": "10", "CHARONIA_STREAM_INTERVAL_MS": "0"}
+# A max_tokens that takes a SLOW stack longer than HANG_S: the request still runs when a test ends it.
+ENDLESS = 16_000
 
 
 def processes_with(marker: str) -> list[int]:
@@ -173,11 +175,12 @@ class Stack:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def stop(self) -> None:
-        """Ends the stack in order; whatever is left is killed, so that a failed test leaves nothing behind."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+        """Ends the stack without waiting for requests. Kills what is left, so that a failed test leaves no process."""
+        deadline = time.monotonic() + HANG_S
+        while self.process is not None and self.process.poll() is None and time.monotonic() < deadline:
+            self.process.terminate()  # a second signal ends the wait for requests
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(HANG_S)
+                self.process.wait(0.5)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

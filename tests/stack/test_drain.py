@@ -14,17 +14,14 @@ from typing import Any
 import engine_metrics
 import httpx
 import pytest
-import tritonclient.grpc.aio as triton
 from charonia_gateway.endpoints.affinity import rendezvous
 from gateway_process import GatewayProcess, gateway
 from prometheus_client.parser import text_string_to_metric_families
-from stack import HANG_S, SLOW, Stack, running
-from tritonclient.utils import InferenceServerException
+from stack import ENDLESS, HANG_S, SLOW, Stack, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 STREAMS = 4
-TOKENS = 1500  # of a stream that is to end by itself: 15 seconds
-ENDLESS = 4000
+TOKENS = 600  # of a stream that ends by itself, after six seconds or more
 
 
 def body(model: str, tokens: int, **fields: Any) -> dict[str, Any]:
@@ -56,7 +53,7 @@ async def begin_streams(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[
 
 @asynccontextmanager
 async def held(http: httpx.AsyncClient, asked: dict[str, Any]) -> AsyncIterator[None]:
-    """A stream that is read until the block is left: however slow a test is, its gateway does not end before."""
+    """A stream that is read until the block is left. Its gateway drains at least as long."""
     begun = asyncio.Event()
     stream = asyncio.create_task(read_stream(http, asked, begun))
     await asyncio.wait_for(begun.wait(), HANG_S)
@@ -178,17 +175,15 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
                 answer = await turn(kept)
                 assert answer.status_code == 200, answer.text
                 assert (answer.json()["history_tokens"] > 0) is begun
+            whole = asyncio.create_task(turn(long, request_output_len=TOKENS))
+            await engine_metrics.until(stack.metrics, lambda now: now.running == 1 or whole.done(), "it runs there")
             begun_streams = await asyncio.gather(
                 begin_streams(http, body("model", TOKENS, logprobs=True)),
                 begin_streams(its_own, body("slow", TOKENS, logprobs=True)),
             )
             streams = [stream for some in begun_streams for stream in some]
-            whole = asyncio.create_task(turn(long, request_output_len=TOKENS))
             async with held(http, body("model", ENDLESS)):
                 async with held(its_own, body("slow", ENDLESS)):
-                    await engine_metrics.until(
-                        stack.metrics, lambda now: now.running == 2 * STREAMS + 3, "all of it runs there"
-                    )
                     stack.signal(signal.SIGTERM)
                     await until_draining(its_own)
                     await check_refused(its_own, body("slow", 1))
@@ -208,19 +203,6 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             assert await retries(of_two) == retried, "the whole answer was not begun again elsewhere"
         assert await asyncio.to_thread(stack.wait) == 0
         assert stack.processes() == []
-
-
-async def test_nobody_else_may_unload_a_servers_models(stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=stack.http, timeout=HANG_S) as http:
-        for action in ("load", "unload"):
-            answer = await http.post(f"/v2/repository/models/ensemble/{action}", json={})
-            assert answer.status_code == 403, answer.text
-        assert (await http.get("/v2/models/ensemble/ready")).status_code == 200
-    async with triton.InferenceServerClient(stack.grpc) as client:
-        for call in (client.load_model, client.unload_model):
-            with pytest.raises(InferenceServerException, match="restricted"):
-                await call("ensemble")
-        assert await client.is_model_ready("ensemble")
 
 
 async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model: Path, tmp_path: Path) -> None:

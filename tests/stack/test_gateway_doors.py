@@ -1,6 +1,6 @@
-"""Who may talk to the gateway and for how long: slow senders, foreign web pages.
+"""The gateway rejects requests that arrive too slowly and requests of foreign web pages.
 
-The gateway is a process of its own, and no Triton is there: what would reach it is 503.
+There is no Triton: a request that would reach it gets 503.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pytest
 from gateway_process import GatewayProcess, gateway
 from stack import HANG_S, Stack, free_ports
 
-READ_TIMEOUT_S = 1.0
 FRIEND = "https://chat.example.com"
 CHAT = {"model": "model", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 PATH = "/v1/chat/completions"
@@ -24,11 +23,16 @@ PATH = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    env = {
-        "CHARONIA_GATEWAY_READ_TIMEOUT_S": str(READ_TIMEOUT_S),
-        "CHARONIA_GATEWAY_ALLOWED_ORIGINS": f"{FRIEND}, http://intranet:8080/",
-    }
+    env = {"CHARONIA_GATEWAY_ALLOWED_ORIGINS": f"{FRIEND}, http://intranet:8080/"}
     with gateway(f"127.0.0.1:{free_ports(1)[0]}", tmp_path_factory.mktemp("doors") / "gateway.log", **env) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway that gives a request a second to arrive."""
+    env = {"CHARONIA_GATEWAY_READ_TIMEOUT_S": "1"}
+    with gateway(f"127.0.0.1:{free_ports(1)[0]}", tmp_path_factory.mktemp("hasty") / "gateway.log", **env) as started:
         yield started
 
 
@@ -51,12 +55,10 @@ HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/js
 @pytest.mark.parametrize(
     "sent", [b"", b"\r\n", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"]
 )
-def test_a_request_that_does_not_arrive_ends_its_connection(own: GatewayProcess, sent: bytes) -> None:
-    began = time.monotonic()
-    with connect(own.url) as connection:
+def test_a_request_that_does_not_arrive_ends_its_connection(hasty: GatewayProcess, sent: bytes) -> None:
+    with connect(hasty.url) as connection:
         connection.sendall(sent)
         answer = rest_of(connection)
-        assert time.monotonic() - began >= READ_TIMEOUT_S / 2
     if sent:
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head
@@ -66,11 +68,11 @@ def test_a_request_that_does_not_arrive_ends_its_connection(own: GatewayProcess,
 
 
 @pytest.mark.parametrize("drip", [b"x", b"1\r\nx\r\n"])
-def test_a_request_that_drips_is_ended_too(own: GatewayProcess, drip: bytes) -> None:
-    """Each byte in time and the whole never: in the head, and in a body of chunks."""
-    with connect(own.url) as connection:
+def test_a_request_that_drips_is_ended_too(hasty: GatewayProcess, drip: bytes) -> None:
+    """Each byte arrives in time and the whole never: in the head, and in a body of chunks."""
+    with connect(hasty.url) as connection:
         connection.sendall(HEAD + (b"Cookie: " if drip == b"x" else b"Transfer-Encoding: chunked\r\n\r\n"))
-        connection.settimeout(READ_TIMEOUT_S / 10)
+        connection.settimeout(0.1)
         began = time.monotonic()
         answer = b""
         while not answer:
@@ -83,17 +85,16 @@ def test_a_request_that_drips_is_ended_too(own: GatewayProcess, drip: bytes) -> 
         assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_for_nobody_is_not_waited_for(own: GatewayProcess) -> None:
-    """The answer has gone, the body goes on."""
-    with connect(own.url) as connection:
+def test_a_body_that_no_route_reads_is_not_waited_for(hasty: GatewayProcess) -> None:
+    with connect(hasty.url) as connection:
         connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         answer = rest_of(connection)
     assert answer.startswith(b"HTTP/1.1 404 ") and answer.count(b"HTTP/1.1") == 1
 
 
-def test_a_connection_lives_on_between_requests_and_stray_line_ends(own: GatewayProcess) -> None:
+def test_a_connection_stays_open_between_requests(hasty: GatewayProcess) -> None:
     request = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-    with connect(own.url) as connection:
+    with connect(hasty.url) as connection:
         for _ in range(2):
             connection.sendall(request)
             answer = b""
@@ -102,7 +103,7 @@ def test_a_connection_lives_on_between_requests_and_stray_line_ends(own: Gateway
                 assert piece, answer
                 answer += piece
             assert answer.startswith(b"HTTP/1.1 200 ")
-            time.sleep(1.5 * READ_TIMEOUT_S)
+            time.sleep(1.5)  # longer than a request may take to arrive
 
 
 def test_a_head_has_a_limit(own: GatewayProcess) -> None:

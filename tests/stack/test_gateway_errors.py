@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -15,15 +14,12 @@ import httpx
 import openai
 import pytest
 from charonia_client import Client, GenerateRequest, Overloaded
-from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from engine_metrics import idle, until
 from gateway_process import gateway
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from stack import HANG_S, SLOW, Stack, free_ports, running
+from stack import ENDLESS, HANG_S, SLOW, Stack, free_ports, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
-LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": 3000, "stream": True}
+LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -112,85 +108,9 @@ def test_other_content_types_and_large_bodies_are_refused(http: httpx.Client, mo
     error_of(http.post("/v1/completions", content=chunked(), headers={"Content-Type": "application/json"}), 413)
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([10**30, -(10**400), 2**31, 2**32, 2**63, 2**64])
-    | st.floats(allow_nan=False)
-    | st.sampled_from([math.nan, math.inf, -math.inf, 1e308, 5e-324])
-    | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields})
-ENDPOINTS = {"/v1/chat/completions": {"messages": USER}, "/v1/completions": {"prompt": "Hello"}}
-FUZZ = settings(max_examples=150, suppress_health_check=list(HealthCheck))
-
-
-def assert_no_server_error(answer: httpx.Response) -> None:
-    """200 or the client's own error; a stream that began has no error event of the server's either."""
-    assert answer.status_code in (200, 400, 404, 413, 415), answer.text
-    if answer.status_code != 200:
-        error_of(answer, answer.status_code)
-    assert '"server_error"' not in answer.text
-
-
-@FUZZ
-@given(st.sampled_from(sorted(ENDPOINTS)), st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3))
-def test_no_value_of_a_field_is_answered_with_500(
-    http: httpx.Client, model: str, path: str, fields: dict[str, Any]
-) -> None:
-    body = {"model": model, **ENDPOINTS[path], "max_tokens": 2, **fields}
-    answer = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert_no_server_error(answer)
-
-
-messages = st.lists(
-    st.dictionaries(
-        st.sampled_from(["role", "content", "name", "tool_calls", "tool_call_id", "type"]),
-        st.sampled_from(["user", "assistant", "system", "tool", "developer"]) | json_values,
-        max_size=4,
-    )
-    | json_values,
-    max_size=4,
-)
-
-
-@FUZZ
-@given(messages, st.none() | st.lists(json_values, max_size=2))
-def test_no_conversation_is_answered_with_500(
-    http: httpx.Client, model: str, conversation: list[Any], tools: list[Any] | None
-) -> None:
-    body = {"model": model, "messages": conversation, "tools": tools, "max_tokens": 2}
-    answer = http.post("/v1/chat/completions", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert_no_server_error(answer)
-
-
-@FUZZ
-@given(
-    st.binary(max_size=60)
-    | st.sampled_from(
-        [
-            b'{"model": "\xed\xa0\x80"}',
-            b'{"model": "\\ud800"}',
-            b"[" * 100_000,
-            b'{"a":' * 100_000,
-            b"\xef\xbb\xbf{}",
-            b'{"model": 1' + b"0" * 5000 + b"}",
-        ]
-    ),
-    st.sampled_from(["application/json", "application/json; charset=latin-1", "text/plain", "", "\xff", "a/b+json"]),
-)
-def test_no_bytes_are_answered_with_500(http: httpx.Client, body: bytes, kind: str) -> None:
-    answer = http.post("/v1/chat/completions", content=body, headers={"Content-Type": kind.encode("latin-1")})
-    assert 400 <= answer.status_code < 500, answer.text
-    error_of(answer, answer.status_code)
-
-
 async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
-    """64 run and 220 wait: more are turned away at once, and the rest are not harmed."""
-    long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=3000, stream=False)
+    """64 requests run and 220 wait. Further requests are rejected immediately, and the first 284 go on."""
+    long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=ENDLESS, stream=False)
     async with Client(slow.grpc) as client, openai.AsyncOpenAI(base_url=f"{slow.gateway}/v1", api_key="x") as api:
         model = (await api.models.list()).data[0].id
         turned_away = asyncio.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -101,21 +100,6 @@ async def test_stop_words_end_the_text_and_are_not_in_it(api: openai.AsyncOpenAI
         assert stopped.choices[0].finish_reason == "stop"
 
 
-async def test_choices_have_seeds_of_their_own(api: openai.AsyncOpenAI, model: str) -> None:
-    async def texts(n: int) -> list[str]:
-        answer = await api.completions.create(
-            model=model, prompt="One", n=n, seed=11, temperature=1.5, max_tokens=24, extra_body={"ignore_eos": True}
-        )
-        assert [choice.index for choice in answer.choices] == list(range(n))
-        assert answer.usage is not None and answer.usage.completion_tokens == 24 * n
-        return [choice.text for choice in answer.choices]
-
-    three = await texts(3)
-    assert len(set(three)) == 3
-    assert await texts(3) == three
-    assert await texts(1) == three[:1]
-
-
 async def test_choices_of_a_stream_come_with_their_index(api: openai.AsyncOpenAI, model: str) -> None:
     fields: dict[str, Any] = {"model": model, "messages": QUESTION, "n": 3, "seed": 5, "temperature": 1.2}
     whole = await api.chat.completions.create(**fields)
@@ -201,36 +185,6 @@ async def test_fields_of_other_servers_are_taken_and_unknown_ones_named(api: ope
     assert answer.headers["charonia-ignored-fields"] == "frobnicate"
     parsed = answer.parse()
     assert parsed.usage is not None and parsed.usage.completion_tokens == 8
-
-
-async def test_tools_and_their_history_are_taken(api: openai.AsyncOpenAI, model: str) -> None:
-    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    history: list[Any] = [
-        *QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "42"},
-        {"role": "user", "content": [{"type": "text", "text": "And of Italy?"}]},
-    ]
-    answer = await api.chat.completions.create(
-        model=model, messages=history, tools=[tool], tool_choice="auto", max_tokens=4
-    )
-    assert answer.choices[0].finish_reason in ("stop", "length")
-
-
-def test_curl_reads_the_events(stack: Stack) -> None:
-    models = json.loads(httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).text)
-    body = {"model": models["data"][0]["id"], "messages": QUESTION, "stream": True, "temperature": 0}
-    command = ["curl", "--silent", "--no-buffer", "--noproxy", "*", "--max-time", str(HANG_S)]
-    command += ["--header", "Content-Type: application/json", "--data", json.dumps(body)]
-    done = subprocess.run(
-        [*command, f"{stack.gateway}/v1/chat/completions"], capture_output=True, text=True, check=True
-    )
-    lines = [line for line in done.stdout.splitlines() if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
 def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> None:

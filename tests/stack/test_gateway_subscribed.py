@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 from gateway_process import gateway
-from stack import HANG_S, Stack, answers
+from stack import ENDLESS, HANG_S, Stack, answers
 from worker_client import client_of
 
 CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
@@ -164,7 +164,7 @@ async def test_an_error_has_its_status(stack: Stack, by_calls: str, way: str) ->
                 assert (await http.post("/v1/completions", json=body)).status_code == status
 
 
-LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": 3000, "stream": True, "messages": CHAT}
+LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": ENDLESS, "stream": True, "messages": CHAT}
 
 
 def text_of(line: str) -> str:
@@ -193,40 +193,6 @@ async def test_clients_that_leave_cancel_their_requests_and_no_others(slow: Stac
         ] == ("length")
         after = await engine_metrics.idle(slow.metrics)
         assert after.cancelled - before.cancelled == 24
-        assert after.generated_tokens - before.generated_tokens < 24 * 1500
-
-
-async def test_the_engine_stops_within_some_steps_of_the_cancel_of_a_client_that_left(
-    slow: Stack, before_slow: str
-) -> None:
-    """Triton stands still from the client's leaving until the gateway has dealt with it, so that the time which those
-    two take on a busy machine is none of the engine's."""
-    async with httpx.AsyncClient(base_url=before_slow, timeout=HANG_S) as http:
-
-        async def left() -> float:
-            text = (await http.get("/metrics")).text
-            return float(text.partition("\ncharonia_gateway_disconnects_total ")[2].split()[0])
-
-        async def has_left() -> bool:
-            return await left() > left_before
-
-        left_before = await left()
-        before = await engine_metrics.idle(slow.metrics)
-        triton = slow.pid_of("tritonserver")
-        read = 0
-        try:
-            async with http.stream("POST", "/v1/chat/completions", json=LONG) as answer:
-                async for line in answer.aiter_lines():
-                    read += len(text_of(line))  # of each token a letter at least
-                    if read >= 100:
-                        os.kill(triton, signal.SIGSTOP)
-                        break
-            await until(has_left)
-        finally:
-            os.kill(triton, signal.SIGCONT)
-        await engine_metrics.until(slow.metrics, lambda now: now.cancelled == before.cancelled + 1, "it is cancelled")
-        after = await engine_metrics.idle(slow.metrics)
-        assert after.generated_tokens - before.generated_tokens <= read + 500
 
 
 @pytest.mark.parametrize("subscribes", [True, False])
@@ -257,7 +223,7 @@ async def test_a_killed_worker_takes_its_own_streams_with_it_and_no_others(
                 tokens = json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"]
                 return "".join(map(text_of, lines)), tokens
 
-            lost = [asyncio.create_task(read(number, 3000)) for number in range(4)]
+            lost = [asyncio.create_task(read(number, ENDLESS)) for number in range(4)]
             kept = [asyncio.create_task(read(number, 400)) for number in range(4, 8)]
             await asyncio.wait_for(asyncio.gather(*(one.wait() for one in begun)), HANG_S)
             assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2 * subscribes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import ssl
@@ -10,23 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import engine_metrics
 import grpc
 import httpx
 import openai
 import pytest
 from certificates import Authority
-from rich.console import Console
 from stack import CHARONIA, HANG_S, Stack, running
 from tiny_models import write_model
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
-
-from charonia.bench.soak import Guarded, run_soak
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
@@ -211,29 +206,7 @@ def test_the_benchmark_takes_a_key_and_a_certificate(secured: Secured, tmp_path:
         env = {**os.environ, "CHARONIA_API_KEY": key}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == code, done.stderr
-    assert "wants an API key (401)" in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_mixed_load_of_two_keys_over_tls_loses_nothing_and_holds_nothing(secured: Secured) -> None:
-    stack = secured.stack
-    assert stack.process is not None
-    asyncio.run(engine_metrics.idle(stack.metrics))  # what other tests have left is not counted
-    door = Guarded(stack.gateway, [secured.keys[name] for name in ("alice", "bob")], secured.authority.ca)
-    report = run_soak(door, stack.metrics, stack.process.pid, seconds=10, clients=8, seed=1, console=Console())
-    assert report.faults() == []
-    assert set(report.sent) == {"read", "left", "left at once", "session"}
-    assert report.counted["cancelled"] > 0 and report.counted["length"] > 0
-    with pytest.raises(httpx.HTTPStatusError, match="401"):
-        run_soak(
-            replace(door, keys=["wrong"]),
-            stack.metrics,
-            stack.process.pid,
-            seconds=1,
-            clients=1,
-            seed=1,
-            console=Console(),
-        )
+    assert "needs an API key (401)" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_no_log_has_a_key_or_a_prompt(secured: Secured) -> None:

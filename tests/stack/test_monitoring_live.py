@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import subprocess
 import threading
 import time
@@ -25,6 +24,7 @@ import promql_parser as promql
 import pytest
 import yaml
 from exporters import GpuExporter, KeyUsage, NodeExporter, TritonOnGpu
+from load_file import load_file
 from missing_tools import missing_tool
 from prometheus import Prometheus
 from prometheus_client import CollectorRegistry, start_http_server
@@ -37,9 +37,7 @@ MONITORING = ROOT / "monitoring"
 PREAMBLE = "Answer in one short sentence. " * 20
 
 
-def boards() -> dict[str, dict[str, Any]]:
-    folder = MONITORING / "grafana" / "dashboards"
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+BOARDS: dict[str, dict[str, Any]] = load_file(MONITORING / "grafana" / "dashboards.py").render()
 
 
 def rules(file: str) -> list[dict[str, Any]]:
@@ -75,7 +73,7 @@ def operands(expr: promql.Expr) -> list[promql.Expr]:
 
 PANELS = {
     f"{name}: {panel['title']}, {target['legendFormat']}": filled_in(target["expr"])
-    for name, board in boards().items()
+    for name, board in BOARDS.items()
     for panel in board["panels"]
     for target in panel.get("targets", [])
 }
@@ -88,7 +86,7 @@ OPERANDS = {
 QUERIES = {**PANELS, **RECORDED, **OPERANDS}
 VARIABLES = {
     f"{name}: {variable['name']}": variable["query"]["query"]
-    for name, board in boards().items()
+    for name, board in BOARDS.items()
     for variable in board["templating"]["list"]
     if variable["type"] == "query"
 }
@@ -251,6 +249,6 @@ def test_prometheus_evaluates_every_rule_without_an_error(server: Prometheus) ->
 
 
 def test_the_markers_of_alerts_are_a_query(server: Prometheus) -> None:
-    for board in boards().values():
+    for board in BOARDS.values():
         for annotation in board["annotations"]["list"]:
             server.get("query", query=annotation["expr"])  # rightly empty

@@ -21,7 +21,7 @@ import httpx
 import openai
 import pytest
 import tritonclient.grpc.aio as triton
-from stack import CHARONIA, HANG_S, Stack, answers, free_ports, running
+from stack import CHARONIA, ENDLESS, HANG_S, SLOW, Stack, answers, free_ports, running
 from tiny_models import write_model
 from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
@@ -36,9 +36,8 @@ from charonia.weights.workspace import is_held
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A babbler, big enough that an answer of a thousand tokens takes a while."""
     folder = tmp_path_factory.mktemp("model") / "babbler"
-    write_model(folder, "byte_level", "babbler", hidden=512, layers=8)
+    write_model(folder, "byte_level", "babbler", positions=1 << 14)
     return folder
 
 
@@ -230,9 +229,9 @@ def test_a_killed_launcher_leaves_nothing_behind(make_stack: Callable[..., Stack
 
 def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., Stack]) -> None:
     """Some of its calls never end in Triton. They hold up the end for no longer than they may run, and some seconds."""
-    stack = make_stack(CHARONIA_DRAIN_TIMEOUT_S="1", CHARONIA_STREAM_INTERVAL_MS="0").start()
+    stack = make_stack(**SLOW, CHARONIA_DRAIN_TIMEOUT_S="1").start()
     (gateway,) = [pid for pid in stack.processes() if b"charonia_gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    body = {"model": "babbler", "prompt": "talk", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    body = {"model": "babbler", "prompt": "talk", "max_tokens": ENDLESS, "ignore_eos": True, "stream": True}
     with (
         httpx.Client(timeout=HANG_S) as client,
         client.stream("POST", f"{stack.gateway}/v1/completions", json=body) as answer,
@@ -247,7 +246,7 @@ def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., 
 async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_is_started_again_once(
     make_stack: Callable[..., Stack],
 ) -> None:
-    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0", CHARONIA_MAX_RESTARTS="1", CHARONIA_HANG_TIMEOUT_S="8").start()
+    stack = make_stack(**SLOW, CHARONIA_MAX_RESTARTS="1", CHARONIA_HANG_TIMEOUT_S="8").start()
     flowing = [asyncio.Event() for _ in range(12)]
 
     async def through_the_gateway(begun: asyncio.Event) -> None:
@@ -256,7 +255,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
                 model="babbler",
                 messages=[{"role": "user", "content": "talk"}],
                 stream=True,
-                max_tokens=2000,
+                max_tokens=ENDLESS,
                 extra_body={"ignore_eos": True},
             )
             async for _ in chunks:
@@ -264,7 +263,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
 
     async def unstreamed(begun: asyncio.Event) -> None:
         begun.set()
-        body: dict[str, Any] = {"model": "babbler", "prompt": "talk", "max_tokens": 2000, "ignore_eos": True}
+        body: dict[str, Any] = {"model": "babbler", "prompt": "talk", "max_tokens": ENDLESS, "ignore_eos": True}
         async with httpx.AsyncClient(timeout=HANG_S) as client:
             answer = await client.post(f"{stack.gateway}/v1/completions", json=body)
         assert answer.status_code == 503
@@ -272,7 +271,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
         raise InferenceServerException("503")
 
     async def through_triton(begun: asyncio.Event) -> None:
-        fields = {"messages": "talk", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        fields = {"messages": "talk", "max_tokens": ENDLESS, "ignore_eos": True, "stream": True}
         async with triton.InferenceServerClient(stack.grpc) as client:
             async for _ in triton_stream(client, fields):
                 begun.set()
@@ -320,7 +319,7 @@ async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_
 ) -> None:
     """Triton counts most cancelled calls of the ensemble for ever, and waits for them when it exits. Whether it has
     counted this one is its own race; the log tells."""
-    stack = make_stack(CHARONIA_DRAIN_TIMEOUT_S="600").start()
+    stack = make_stack(**SLOW, CHARONIA_DRAIN_TIMEOUT_S="600").start()
     fields = {"messages": "talk", "max_tokens": 200, "ignore_eos": True, "stream": True}
     async with triton.InferenceServerClient(stack.grpc) as client:
         responses = triton_stream(client, fields, request_id="cancelled")
@@ -336,8 +335,8 @@ async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_
 
 
 def test_a_second_signal_does_not_wait_for_running_requests(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(CHARONIA_DRAIN_TIMEOUT_S="60").start()
-    body = {"model": "babbler", "prompt": "talk", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    stack = make_stack(**SLOW, CHARONIA_DRAIN_TIMEOUT_S="600").start()
+    body = {"model": "babbler", "prompt": "talk", "max_tokens": ENDLESS, "ignore_eos": True, "stream": True}
     with (
         httpx.Client(timeout=HANG_S) as client,
         client.stream("POST", f"{stack.gateway}/v1/completions", json=body) as answer,

@@ -25,7 +25,7 @@ from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, free_ports, running
 from tiny_models import write_model
 
 MODELS = ("demo", "slow/one")  # the second's name is none that Triton could have
-LONG_TOKENS = 1000  # of an answer that is under way when its model is unloaded: a second at least
+LONG_TOKENS = 1000  # of a response that its model still computes when it is unloaded
 ENSEMBLES = {"demo": "ensemble", "slow/one": "ensemble.slow_one"}
 Web = Callable[[str], httpx.Client]
 
@@ -175,7 +175,8 @@ async def test_clients_of_triton_name_the_ensemble(two: Two) -> None:
         answer = await client.complete(request)
         assert (answer.num_output_tokens, answer.finish_reason) == (4, "length")
         await client.end_session("s")
-        assert (await client.model_info())["context_length"] == 4096
+        info = await client.model_info()
+        assert info["context_length"] == 4096 and len(info["fingerprint"]) == 16
 
 
 def test_charonia_web_before_the_same_triton_offers_both(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
@@ -212,17 +213,16 @@ def test_metrics_have_the_models_names(two: Two) -> None:
 
 
 @contextmanager
-def under_load(two: Two, model: str) -> Iterator[list[str]]:
-    """Asks the model from four threads all the time. Every request has to be answered."""
+def under_load(two: Two, model: str) -> Iterator[None]:
+    """Four threads send requests to the model all the time. None may fail."""
     failed: list[str] = []
-    done: list[str] = []
     ended = threading.Event()
 
     def work() -> None:
         web = two.web("alice")
         while not ended.is_set():
             try:
-                done.append(ask(web, model, tokens=16))
+                ask(web, model, tokens=16)
             except Exception as error:
                 failed.append(repr(error))
                 return
@@ -231,12 +231,12 @@ def under_load(two: Two, model: str) -> Iterator[list[str]]:
     for thread in threads:
         thread.start()
     try:
-        yield done
+        yield
     finally:
         ended.set()
         for thread in threads:
             thread.join(HANG_S)
-    assert failed == [] and len(done) > 8
+    assert failed == []
 
 
 def until_states(two: Two, expected: dict[str, str]) -> None:
@@ -257,7 +257,7 @@ def test_a_model_is_unloaded_and_loaded_while_the_other_works(
     long = {**body, "max_tokens": LONG_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
     if name == MODELS[0]:
         long["logprobs"] = 1
-    with under_load(two, other) as done:
+    with under_load(two, other):
         with two.web("alice").stream("POST", "/v1/completions", json=long) as last:
             lines = last.iter_lines()
             assert next(lines).startswith("data: {"), last.read()
@@ -275,11 +275,10 @@ def test_a_model_is_unloaded_and_loaded_while_the_other_works(
         until_states(two, {name: "not ready", other: "ready"})
         ready = alice.get("/health/ready")
         assert (ready.status_code, ready.json()["models"]) == (200, {name: "not ready", other: "ready"})
-        before = len(done)
+        ask(alice, other)
         loaded = two.models("load", name)
         assert (loaded.returncode, loaded.stdout) == (0, f"{name} is loaded\n"), loaded
         assert alice.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 40, "at once"
-        assert len(done) > before
     assert ask(alice, name) != ask(alice, other)
 
 

@@ -119,7 +119,5 @@ async def test_the_client_library_sends_every_type_and_the_metrics_count_grammar
     counted = dict(
         re.findall(r"^(charonia_guide_\w+|charonia_token_mask_seconds_count)(?:\{[^}]*\})? (\S+)$", text, re.M)
     )
-    assert float(counted["charonia_guide_cache_hits_total"]) >= 1
-    assert float(counted["charonia_guide_cache_misses_total"]) >= 5
     assert float(counted["charonia_guide_compile_seconds_count"]) >= 5
     assert float(counted["charonia_token_mask_seconds_count"]) >= 10

@@ -1,4 +1,4 @@
-"""`charonia benchmark serving`: whom it asks, and what it says of requests that failed."""
+"""`charonia benchmark serving`: its targets, and its errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from charonia.errors import ModelError
 
 
 class Half:
-    """Answers every other request."""
+    """Answers every second request, and rejects the others."""
 
     def __init__(self) -> None:
         self._asked = 0
@@ -38,7 +38,7 @@ class Half:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that were asked, in place of servers."""
+    """The addresses of the targets, which are replaced."""
     found: list[str] = []
 
     def open_target(address: str, *_: Any) -> targets.OpenTarget:
@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("target", "address"), [("triton", "127.0.0.1:4001"), ("gateway", "https://127.0.0.1:4002")])
-def test_requests_that_failed_are_counted_and_named_and_end_it_with_an_error(
+def test_serving_with_failed_requests_counts_and_names_them(
     asked: list[str], tmp_path: Path, target: str, address: str
 ) -> None:
     (tmp_path / "prompts").write_text("Hello\n")
@@ -66,12 +66,12 @@ def test_requests_that_failed_are_counted_and_named_and_end_it_with_an_error(
     done = CliRunner().invoke(app, ["serving", "model", "--target", target, *options, "--json", str(file)], env=env)
     assert isinstance(done.exception, ModelError) and asked == [address]
     assert str(done.exception) == (
-        "3 of 6 requests failed, and the figures are of the others: 3 x RuntimeError: HTTP 429: the queue is full"
+        "3 of 6 requests failed and are not in the figures: 3 x RuntimeError: HTTP 429: the queue is full"
     )
     assert {one.name: one.value for one in records.read(file)[1]}["errors"] == 3
 
 
-def test_what_a_gateway_with_tls_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_target_with_tls_error_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = {
         "https://a": (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate"), "--tls-ca"),
         "http://a": (httpx.RemoteProtocolError("Server disconnected without sending a response."), "https://"),
@@ -86,7 +86,7 @@ def test_what_a_gateway_with_tls_needs_is_said(monkeypatch: pytest.MonkeyPatch) 
             asyncio.run(opened(targets.gateway(url)))
 
 
-async def test_an_error_without_words_names_what_is_behind_it() -> None:
+async def test_error_without_text_names_its_cause() -> None:
     async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         linger = struct.pack("ii", 1, 0)  # closing resets the connection
@@ -102,15 +102,15 @@ async def test_an_error_without_words_names_what_is_behind_it() -> None:
                 await client.get(f"http://{host}:{port}")
 
         [trace] = await closed_loop(Asks(), [Job("x", 1)], 1, lambda: None)
-    assert trace.error.startswith("ReadError, of ConnectionResetError: ") and "reset by peer" in trace.error
+    assert trace.error.startswith("ReadError, caused by ConnectionResetError: ") and "reset by peer" in trace.error
 
 
-async def test_requests_are_greedy_whatever_the_model_recommends() -> None:
-    """A repetition penalty of generation_config.json would change the tokens, and the time that a step takes."""
+async def test_requests_are_greedy_without_repetition_penalty() -> None:
+    """The sampling parameters of generation_config.json would change the time of a step."""
     found: list[Any] = []
 
     class Asked:
-        """An engine of this process, or Triton's client."""
+        """A double of an engine and of Triton's client."""
 
         async def generate(self, request: Any) -> AsyncIterator[Any]:
             found.append({name: getattr(request, name) for name in ("temperature", "repetition_penalty")})
@@ -123,12 +123,12 @@ async def test_requests_are_greedy_whatever_the_model_recommends() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         found.append(json.loads(request.content))
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
-        return httpx.Response(200, json={"usage": usage})
+        event = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+        return httpx.Response(200, text=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
 
     server: Any = Asked()
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://gateway") as client:
-        for target in (targets.InProcess(server), targets.Triton(server), targets.Gateway(client, "m", stream=False)):
+        for target in (targets.InProcess(server), targets.Triton(server), targets.Gateway(client, "m")):
             await target.run(Job("x", 1), Trace(0.0))
     assert [(one["temperature"], one["repetition_penalty"]) for one in found] == [(0.0, 1.0)] * 3
 

@@ -189,7 +189,7 @@ def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(mode
         terminal.process.wait()
 
 
-def test_benchmark_static_reports_rates_and_the_share_of_the_bandwidth(model: Path, tmp_path: Path) -> None:
+def test_benchmark_static_has_rates_and_shares_of_the_bandwidth(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "static.json"
     code, out, err = charonia(
         *("benchmark", "static", model, "--batch-size", "2", "--prompt-tokens", "8", "--output-tokens", "16"),
@@ -199,7 +199,7 @@ def test_benchmark_static_reports_rates_and_the_share_of_the_bandwidth(model: Pa
     run, found = records.read(file)
     assert {tuple(record.case.items()) for record in found} == {(("batch", 2), ("prompt", 8), ("output", 16))}
     value = {record.name: record.value for record in found}
-    assert value.keys() == {"prefill", "decode", "output in all", "weights", "weights and KV"}  # GEMMs: on a GPU alone
+    assert value.keys() == {"prefill", "decode", "output in all", "weights", "weights and KV"}  # GEMMs: only on a GPU
     assert value["decode"] > 0 and 0 < value["weights"] < value["weights and KV"]
     about = run["settings"]
     assert about["bandwidth"] > 1e8 and about["gemm_flops"] is None and about["kernel_report"] == []

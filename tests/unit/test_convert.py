@@ -595,7 +595,7 @@ def test_a_workspace_for_other_ranks_is_refused_with_the_command_that_mends_it(m
     one, two = convert(model, tmp_path / "w"), convert(model, tmp_path / "v", tp=2)
     with pytest.raises(InvalidRequestError, match=r"charonia convert .* --tp 2 --force"):
         answers(one, tensor_para_size=2)
-    with pytest.raises(InvalidRequestError, match=r"converted for tensor_para_size = 2, and that is now 1"):
+    with pytest.raises(InvalidRequestError, match=r"converted for tensor_para_size = 2, but the setting is now 1"):
         answers(two, tensor_para_size=1)
     with pytest.raises(ModelError, match=rf"charonia convert {model} --dst-path {one} --tp 2 --force"):
         prepare(str(one), tmp_path, {"tensor_para_size": "2"})

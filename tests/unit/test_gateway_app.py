@@ -176,7 +176,7 @@ async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
 async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:
     settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
     async with gateway(**settings) as (web, server):
-        server.unloaded = {"ensemble.b"}
+        server.unloaded = {"ensemble.b", "preprocessing.b"}
         sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
         server.info = {"context_length": 10, "weight_type": "int4", "data_type": "bf16", "group_size": 128}
         server.info["default_sampling_parameters"] = sampling
@@ -224,6 +224,15 @@ async def test_two_models_of_a_server_do_not_share_sessions_end_or_fingerprint()
             for model in (MODEL, "b")
         ]
         assert prints[0] != prints[1]
+
+
+async def test_the_fingerprint_follows_that_of_the_server() -> None:
+    prints = []
+    for fingerprint in ("aa", "aa", "bb"):
+        async with gateway() as (web, server):
+            server.info["fingerprint"] = fingerprint
+            prints.append((await web.post("/v1/chat/completions", json=CHAT)).json()["system_fingerprint"])
+    assert prints[0] == prints[1] != prints[2]
 
 
 @pytest.mark.parametrize(

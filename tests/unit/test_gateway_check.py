@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,16 @@ def test_a_port_that_another_process_takes_at_the_last_moment_is_no_port_to_serv
         other.listen()
         with pytest.raises(OSError, match="in use"):
             DrainingServer(config, Drain(0)).run([one])
+
+
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_a_gateway_without_keys_warns_if_other_machines_reach_it(host: str, warned: bool) -> None:
+    with socket.socket() as other:
+        other.bind((host, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        command = [sys.executable, "-m", "charonia_gateway", "--host", host, "--port", str(port)]
+        done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "cannot listen" in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "without API keys" in line]
+    assert len(lines) == warned and all(f"everyone who reaches port {port}" in line for line in lines)

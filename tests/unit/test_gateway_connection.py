@@ -1,4 +1,4 @@
-"""Connections to the gateway, as far as they are not uvicorn's own business."""
+"""Bounds on the connections to the gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import uvicorn
-from charonia_gateway.connection import MAX_HEAD_BYTES, bounded
+from charonia_gateway.connection import MAX_HEAD_BYTES, PIECE_BYTES, bounded
+from uvicorn.server import ServerState
 
 HANG_S = 120
 
@@ -89,3 +90,43 @@ async def test_a_connection_that_asks_nothing_more_ends() -> None:
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await asyncio.wait_for(reader.readuntil(b"     0"), HANG_S)).startswith(b"HTTP/1.1 200 ")
         assert await asyncio.wait_for(reader.read(), HANG_S) == b""
+
+
+@pytest.mark.parametrize(
+    ("request_text", "most_queued"),
+    [
+        ("GET /{} HTTP/1.1\r\n\r\n", 1),
+        ("POST /{} HTTP/1.1\r\nContent-Length: 2\r\n\r\nab", PIECE_BYTES // 40),
+    ],
+    ids=["without bodies", "with bodies"],
+)
+async def test_pipelined_requests_are_queued_up_to_a_bound_and_answered_in_order(
+    request_text: str, most_queued: int
+) -> None:
+    queued, unparsed = [0], [0]
+
+    async def says_its_path(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        queued.append(len(protocol.pipeline))
+        unparsed.append(len(protocol._unparsed))
+        path = scope["path"].encode() + b"\n"
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(path))]})
+        await send({"type": "http.response.body", "body": path})
+
+    config = uvicorn.Config(says_its_path, lifespan="off", log_config=None, http=bounded(0), date_header=False)
+    config.load()
+    protocol: Any = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})  # type: ignore[call-arg, operator]
+    server = await asyncio.get_running_loop().create_server(lambda: protocol, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1 << 20)
+    try:
+        writer.write("".join(request_text.format(number) for number in range(10_000)).encode())
+        for number in range(10_000):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert await reader.readline() == b"/%d\n" % number
+        assert max(queued) <= most_queued
+        assert max(unparsed) <= 1 << 18  # the most that one read returns
+    finally:
+        writer.close()
+        server.close()

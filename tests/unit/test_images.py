@@ -1,11 +1,8 @@
-"""What container images are made of, and what their scripts say before they need a Docker engine."""
+"""The packages and settings of the container images."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +21,6 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "docker" / "requirements"
-SERVICE_UP = ROOT / "scripts" / "service_docker_up.sh"
 OWN = ("charonia-client", "charonia-gateway")
 
 
@@ -91,90 +87,3 @@ def test_every_variable_of_compose_is_in_the_example_or_a_setting() -> None:
     files = sorted(ROOT.glob("docker-compose*.yml"))
     read = {name for file in files for name in re.findall(r"\$\{([A-Z_]+)", file.read_text(encoding="utf-8"))}
     assert read <= example
-
-
-def up(*options: str | Path, path: str) -> subprocess.CompletedProcess[str]:
-    command = ["/bin/bash", str(SERVICE_UP), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, timeout=300)
-
-
-def programs(folder: Path, **scripts: str) -> str:
-    """A PATH with the usual programs, without docker and GPUs, and the given ones."""
-    folder.mkdir()
-    for name in ("getopt", "dirname", "grep", "sed", "sort", "tr", "xargs", "bash"):
-        (folder / name).symlink_to(next(file for file in (Path("/usr/bin", name), Path("/bin", name)) if file.exists()))
-    for name, text in scripts.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
-    return str(folder)
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    weights = tmp_path / "my workspace" / "triton_models" / "weights"
-    weights.mkdir(parents=True)
-    (weights / "manifest.json").write_text('{"files": {"/models/a b/model.safetensors": {"bytes": 1}}}')
-    return tmp_path / "my workspace"
-
-
-def test_no_docker_is_named_with_what_installs_it(workspace: Path, tmp_path: Path) -> None:
-    done = up("--workspace", workspace, path=programs(tmp_path / "bin"))
-    assert done.returncode == 1
-    assert "docker is not installed (Debian and Ubuntu: docker.io)" in done.stderr
-
-
-def test_a_silent_daemon_is_named(workspace: Path, tmp_path: Path) -> None:
-    done = up("--workspace", workspace, path=programs(tmp_path / "bin", docker="exit 1"))
-    assert done.returncode == 1
-    assert "the Docker daemon does not answer" in done.stderr
-
-
-def test_gpus_without_the_nvidia_runtime_are_named(workspace: Path, tmp_path: Path) -> None:
-    path = programs(tmp_path / "bin", docker="echo runc io.containerd.runc.v2", **{"nvidia-smi": "exit 0"})
-    done = up("--workspace", workspace, path=path)
-    assert done.returncode == 1
-    assert "Docker has no NVIDIA runtime, and --gpus all needs it" in done.stderr
-    assert "--gpus none" in done.stderr
-
-
-def test_a_folder_that_is_no_workspace_is_named(tmp_path: Path) -> None:
-    done = up("--workspace", tmp_path, path=programs(tmp_path / "bin"))
-    assert done.returncode == 1
-    assert f"{tmp_path} is no workspace: charonia convert MODEL --dst-path {tmp_path} makes one" in done.stderr
-
-
-def test_an_unknown_option_is_named(workspace: Path, tmp_path: Path) -> None:
-    done = up("--workspace", workspace, "--gpu", "all", "--cpus", "2", path=programs(tmp_path / "bin"))
-    assert done.returncode == 1
-    assert "--cpus" in done.stderr
-    assert "options for docker run come after --" in done.stderr
-
-
-def test_options_and_linked_folders_reach_docker(workspace: Path, tmp_path: Path) -> None:
-    path = programs(tmp_path / "bin", docker='[ "$1" = run ] && printf "%s\\n" "$@" || echo nvidia runc')
-    options = ("--gpus", "device=0,1", "--tp", "2", "--shm-size", "3g", "--image", "mine:1", "--", "--cpus", "2")
-    done = up("--workspace", workspace, *options, path=path)
-    assert done.returncode == 0, done.stderr
-    arguments = done.stdout.splitlines()
-    assert arguments[-3:] == ["--cpus", "2", "mine:1"]
-    pairs = list(itertools.pairwise(arguments))
-    assert ("--gpus", "device=0,1") in pairs
-    assert ("--env", "CHARONIA_TENSOR_PARA_SIZE=2") in pairs
-    assert ("--shm-size", "3g") in pairs
-    assert ("--env", "CHARONIA_MAX_RESTARTS=5") in pairs
-    assert ("--volume", "/models/a b:/models/a b:ro") in pairs
-    assert ("--volume", f"{workspace}:/workspace:ro") in pairs
-    for port in (33336, 33337, 33338):
-        assert ("--publish", f"127.0.0.1:{port}:{port}") in pairs
-
-
-def test_ports_of_a_container_are_opened_by_an_address_that_stays_here(
-    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHARONIA_TRITON_ADDRESS", "::")
-    monkeypatch.setenv("CHARONIA_GRPC_PORT", "5000")
-    path = programs(tmp_path / "bin", docker='[ "$1" = run ] && printf "%s\\n" "$@" || echo runc')
-    done = up("--workspace", workspace, path=path)
-    assert done.returncode == 0, done.stderr
-    assert "[::]:5000:33337" in done.stdout.splitlines()
-    assert "CHARONIA_TRITON_ADDRESS" not in done.stdout

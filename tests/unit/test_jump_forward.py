@@ -39,7 +39,7 @@ GUIDES = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(DEMO, threads=1, guide_timeout_s=120, device="cpu", jump_forward=True) as engine:
+    with Engine.from_pretrained(DEMO, threads=1, device="cpu", jump_forward=True) as engine:
         assert not [warning for warning in engine.info.warnings if "jump_forward" in warning]
         yield engine
 

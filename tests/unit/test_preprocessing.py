@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
 from context_length import DEFAULT_SAMPLING, GUIDE_MAX_BYTES, context_length, guide_max_bytes, model_info  # noqa: E402
+from model_fingerprint import SETTINGS, fingerprint  # noqa: E402
 from prepare import Fields, Preparation  # noqa: E402
 from prompt_ids import PromptError, check_messages, encode_bad_words, load_tokenizer  # noqa: E402
 
@@ -462,3 +464,41 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
             prompt.build_prompt(tokenizer, None, messages, None, continues=True, **more)
     with pytest.raises(PromptError, match=r"^continue_final_message: there are no messages"):
         prompt.build_prompt(tokenizer, "x", None, None, continues=True)
+
+
+def test_the_fingerprint_changes_with_everything_that_may_change_answers(tmp_path: Path) -> None:
+    weights, tokenizer, config = tmp_path / "weights", tmp_path / "tokenizer", tmp_path / "config.pbtxt"
+    for folder in (weights, tokenizer):
+        folder.mkdir()
+    (weights / "config.ini").write_text("[llama]\nweight_type = bf16\n")
+    (weights / "manifest.json").write_text('{"weights": "a", "source": "here"}')
+    (tokenizer / "tokenizer.json").write_text("{}")
+
+    def now(**environment: str) -> str:
+        return fingerprint(weights, config, environment, tokenizer)
+
+    found = [now()]
+    (weights / "manifest.json").write_text('{"weights": "a", "source": "elsewhere"}')
+    assert now() == now(CHARONIA_MAX_BATCH_SIZE="7") == found[0]
+    found += [
+        now(CHARONIA_QUANT_POLICY="8"),
+        now(CHARONIA_REPRODUCIBLE="true"),
+        now(CHARONIA_DEVICE="cpu"),
+        now(CHARONIA_ISA="avx2"),
+        now(CHARONIA_ENGINE_BUILD="b"),
+    ]
+    for file, text in (
+        (weights / "manifest.json", '{"weights": "b"}'),
+        (weights / "config.ini", "[llama]\nweight_type = int4\n"),
+        (tokenizer / "tokenizer_config.json", "{}"),
+        (tokenizer / "chat_template.jinja", "{{ x }}"),
+        (config, 'parameters { key: "quant_policy" value: { string_value: "4" } }'),
+    ):
+        file.write_text(text)
+        found.append(now())
+    assert len(set(found)) == len(found)
+
+
+def test_the_fingerprint_reads_settings_that_the_engine_has() -> None:
+    text = (ROOT / "definitions" / "engine_settings.toml").read_text(encoding="utf-8")
+    assert set(SETTINGS) <= set(re.findall(r"^\[(\w+)\]$", text, re.MULTILINE))

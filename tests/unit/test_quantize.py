@@ -1,7 +1,6 @@
 """`charonia quantize` around llm-compressor: what it refuses, what it hands on, what it leaves behind.
 
 llm-compressor itself is not installed here: a stand-in takes the job and writes a folder.
-`charonia benchmark quantised-quality` runs the real one, with `--families` for models of all families.
 """
 
 from __future__ import annotations

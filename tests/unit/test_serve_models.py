@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -301,17 +300,16 @@ def test_an_engine_is_unloaded_when_it_has_said_twice_that_it_is_idle(
 def test_an_engine_that_stays_busy_ends_what_it_has_when_its_time_is_over(
     orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, hurried: bool
 ) -> None:
-    log, looks = Log(orders), 0
+    log, now = Log(orders), [0.0]
 
     def are_idle(url: str, engines: list[str]) -> bool:
-        nonlocal looks
-        looks += 1
+        now[0] += 1
         return False
 
     monkeypatch.setattr(drain, "_are_idle", are_idle)
-    monkeypatch.setattr(drain, "_SECOND_LOOK_S", 0.01)
-    assert orders.drain("", 0.1, lambda: hurried) is None
-    assert (looks > 1) is not hurried
+    monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    assert orders.drain("", 3, lambda: hurried) is None
+    assert now[0] == (0 if hurried else 3)
     assert log.orders[1:] == ([] if hurried else ["engine"])
 
 
@@ -319,9 +317,8 @@ def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(orders: drain.M
     """The engine is gone all the same, and its memory is free."""
     log = Log(orders, failing="ensemble.b")
     models = Models(orders, served("a", "b"), alive=lambda: True, metrics_url="http://127.0.0.1:9", limits=(0, HANG_S))
-    began = time.monotonic()
     assert models.unload("b").startswith("b is unloaded. Triton still counts calls of it")
-    assert time.monotonic() - began < HANG_S / 2 and "engine.b" in log.orders
+    assert "engine.b" in log.orders
     assert [one["state"] for one in models.describe()] == ["loaded", "unloaded"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,19 @@ def test_an_owners_file_that_no_stack_makes_removes_nothing(tmp_path: Path, name
         (tmp_path / f"{own}stub").touch()
         shared_memory.remove_left(tmp_path)
         assert names(tmp_path) == {name, f"owner_of_{own}", f"{own}stub"}
+
+
+def test_files_of_the_prefix_become_private(tmp_path: Path) -> None:
+    own = shared_memory.new_prefix()
+    target = tmp_path / "target"
+    with shared_memory.owned(own, tmp_path):
+        for file in (target, tmp_path / f"{own}stub"):
+            file.touch()
+            file.chmod(0o644)
+        (tmp_path / f"{own}link").symlink_to(target)
+        while (tmp_path / f"{own}stub").stat().st_mode & 0o777 != 0o600:
+            time.sleep(0.01)
+    assert target.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""What service_docker_up.sh asks of Docker: how long a container that is stopped has to end (twice drain_timeout_s, and
-15 s), and at which address its ports are."""
+"""service_docker_up.sh: the arguments of `docker run`, and errors without a Docker engine."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -14,31 +14,89 @@ from charonia.serve.launcher import _KILL_AFTER_S
 from charonia.serve.triton import EXIT_MARGIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCKER = """#!/bin/sh
-if [ "$1" = run ]; then printf '%s\\n' "$@"; fi
-"""
+PRINTS_RUN = '[ "$1" = run ] && printf "%s\\n" "$@" || echo '  # and the runtimes that `docker info` names
 
 
-def docker_run(tmp_path: Path, config: str, **env: str) -> list[str]:
-    """What service_docker_up.sh tells Docker for a workspace with this config.ini."""
-    docker = tmp_path / "bin" / "docker"
-    docker.parent.mkdir()
-    docker.write_text(DOCKER)
-    docker.chmod(0o755)
-    weights = tmp_path / "workspace" / "triton_models" / "weights"
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    weights = tmp_path / "my workspace" / "triton_models" / "weights"
     weights.mkdir(parents=True)
-    (weights / "manifest.json").write_text("{}")
-    (weights / "config.ini").write_text(config)
+    (weights / "manifest.json").write_text('{"files": {"/models/a b/model.safetensors": {"bytes": 1}}}')
+    return tmp_path / "my workspace"
+
+
+def up(
+    workspace: Path, *options: str, programs: dict[str, str], **env: str
+) -> tuple[int, str, list[tuple[str, str]], list[str]]:
+    """Exit code and stderr of the script, and the arguments of `docker run` as pairs and alone. `programs` by name are
+    on PATH, with the usual programs but without docker and GPUs."""
+    folder = workspace.parent / "bin"
+    folder.mkdir()
+    for name in ("getopt", "dirname", "grep", "sed", "sort", "tr", "xargs", "bash"):
+        (folder / name).symlink_to(next(file for file in (Path("/usr/bin", name), Path("/bin", name)) if file.exists()))
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    command = ["/bin/bash", ROOT / "scripts" / "service_docker_up.sh", "--workspace", workspace, *options]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
     done = subprocess.run(
-        [ROOT / "charonia" / "service_docker_up.sh", "--workspace", tmp_path / "workspace", "--gpus", "none"],
-        env={**kept, **env, "PATH": f"{docker.parent}:{kept['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
+        command, capture_output=True, text=True, env={**kept, **env, "PATH": str(folder)}, timeout=300
     )
-    return done.stdout.splitlines()
+    words = done.stdout.splitlines()
+    return done.returncode, done.stderr, list(itertools.pairwise(words)), words
+
+
+@pytest.mark.parametrize(
+    ("options", "programs", "said"),
+    [
+        ((), {}, "docker is not installed (Debian and Ubuntu: docker.io)"),
+        ((), {"docker": "exit 1"}, "the Docker daemon does not answer"),
+        (
+            (),
+            {"docker": "echo runc io.containerd.runc.v2", "nvidia-smi": "exit 0"},
+            "Docker has no NVIDIA runtime, and --gpus all needs it",
+        ),
+        (("--gpu", "all", "--cpus", "2"), {}, "options for docker run come after --"),
+    ],
+)
+def test_an_error_names_the_cause(
+    options: tuple[str, ...], programs: dict[str, str], said: str, workspace: Path
+) -> None:
+    code, stderr, *_ = up(workspace, *options, programs=programs)
+    assert code == 1 and said in stderr
+
+
+def test_a_folder_that_is_no_workspace_is_named(tmp_path: Path) -> None:
+    code, stderr, *_ = up(tmp_path / "none", programs={})
+    assert code == 1
+    assert f"{tmp_path / 'none'} is no workspace: charonia convert MODEL --dst-path {tmp_path / 'none'}" in stderr
+
+
+def test_options_and_linked_folders_reach_docker(workspace: Path) -> None:
+    options = ("--gpus", "device=0,1", "--tp", "2", "--shm-size", "3g", "--image", "mine:1", "--", "--cpus", "2")
+    code, stderr, pairs, words = up(workspace, *options, programs={"docker": f"{PRINTS_RUN} nvidia runc"})
+    assert code == 0, stderr
+    assert words[-3:] == ["--cpus", "2", "mine:1"]
+    assert {
+        ("--gpus", "device=0,1"),
+        ("--env", "CHARONIA_TENSOR_PARA_SIZE=2"),
+        ("--shm-size", "3g"),
+        ("--env", "CHARONIA_MAX_RESTARTS=5"),
+        ("--volume", "/models/a b:/models/a b:ro"),
+        ("--volume", f"{workspace}:/workspace:ro"),
+    } <= set(pairs)
+
+
+@pytest.mark.parametrize(
+    ("given", "published"), [("localhost", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "[::1]"), ("", "127.0.0.1")]
+)
+def test_ports_are_published_at_the_address(given: str, published: str, workspace: Path) -> None:
+    env = {"CHARONIA_GRPC_PORT": "5000", **({"CHARONIA_TRITON_ADDRESS": given} if given else {})}
+    code, stderr, pairs, _ = up(workspace, programs={"docker": f"{PRINTS_RUN} runc"}, **env)
+    assert code == 0, stderr
+    ports = [value for name, value in pairs if name == "--publish"]
+    assert ports == [f"{published}:{port}" for port in ("33336:33336", "5000:33337", "33338:33338")]
+    assert not [value for name, value in pairs if name == "--env" and "CHARONIA_TRITON_ADDRESS" in value]
 
 
 @pytest.mark.parametrize(
@@ -51,25 +109,18 @@ def docker_run(tmp_path: Path, config: str, **env: str) -> list[str]:
     ],
 )
 def test_docker_waits_as_long_as_a_drain_takes(
-    config: str, env: dict[str, str], drain_s: float, tmp_path: Path
+    config: str, env: dict[str, str], drain_s: float, workspace: Path
 ) -> None:
-    words = docker_run(tmp_path, config, **env)
-    seconds = int(words[words.index("--stop-timeout") + 1])
+    (workspace / "triton_models" / "weights" / "config.ini").write_text(config)
+    code, stderr, pairs, _ = up(workspace, programs={"docker": f"{PRINTS_RUN} runc"}, **env)
+    assert code == 0, stderr
+    seconds = int(dict(pairs)["--stop-timeout"])
     assert seconds == 2 * drain_s + 15
-    # What charonia serve takes at most: for the ensemble, then for Triton.
+    # charonia serve takes at most this long: for the ensemble, then for Triton.
     assert seconds >= drain_s + max(drain_s + EXIT_MARGIN_S, drain_s + _KILL_AFTER_S)
 
 
-@pytest.mark.parametrize(
-    ("given", "published"), [("localhost", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "[::1]"), ("", "127.0.0.1")]
-)
-def test_ports_are_published_at_addresses(given: str, published: str, tmp_path: Path) -> None:
-    words = docker_run(tmp_path, "[llama]\n", **({"CHARONIA_TRITON_ADDRESS": given} if given else {}))
-    ports = [words[at + 1] for at, word in enumerate(words) if word == "--publish"]
-    assert ports == [f"{published}:{port}:{port}" for port in (33336, 33337, 33338)]
-
-
-def test_compose_and_the_contracts_say_the_same() -> None:
+def test_compose_and_the_docs_have_the_same_grace_period() -> None:
     compose = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"stop_grace_period: (.*)", compose)) == {"${CHARONIA_STOP_GRACE_PERIOD:-75s}"}
     for name in ("contracts.md", "operations.md"):

@@ -28,7 +28,7 @@ def test_what_is_given_wins_over_environment_over_env_file(monkeypatch: pytest.M
 
 
 def test_an_empty_value_is_not_set() -> None:
-    assert read_settings().host == "0.0.0.0"
+    assert read_settings().host == "127.0.0.1"
 
 
 def test_a_wrong_port_names_its_variable() -> None:

@@ -158,21 +158,21 @@ def test_structure_sessions_and_errors_are_those_of_the_gateway(running: Web) ->
     assert given.status_code == 400 and "logit_bias" in given.json()["error"]["message"]
 
 
-def test_who_leaves_ends_the_work_and_ctrl_c_ends_all_at_once(running: Web) -> None:
+def test_ctrl_c_ends_running_requests(model: Path, tmp_path: Path) -> None:
+    slow = {"CHARONIA_DEVICE": "null", "CHARONIA_NULL_STEP_MS": "10", "CHARONIA_STREAM_INTERVAL_MS": "0"}
     body = {"model": "small", "prompt": "hello", "max_tokens": ENDLESS_TOKENS, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=HANG_S) as left:
-        next(left.iter_lines())
-    # Of two answers at once each has half of the engine; one that was left goes on no longer.
-    with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=HANG_S) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        running.process.send_signal(signal.SIGINT)
-        rest: list[str] = []
-        with contextlib.suppress(httpx.TransportError):
-            rest += lines
-        assert "data: [DONE]" not in rest
-    assert running.process.wait(HANG_S) == 0
-    assert "Traceback" not in running.log.read_text()
+    with web(tmp_path, model, **slow) as started:
+        started.wait_for("Ctrl-C ends it")
+        with httpx.stream("POST", f"{started.url}/v1/completions", json=body, timeout=HANG_S) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            started.process.send_signal(signal.SIGINT)
+            rest: list[str] = []
+            with contextlib.suppress(httpx.TransportError):
+                rest += lines
+            assert "data: [DONE]" not in rest
+        assert started.process.wait(HANG_S) == 0
+        assert "Traceback" not in started.log.read_text()
 
 
 def test_several_models_share_the_machine_and_one_page(model: Path, tmp_path: Path) -> None:

@@ -16,29 +16,30 @@
 
 namespace charonia {
 
-// What is in a loaded engine, for start-up messages and tests.
+// Facts about a loaded engine, for start-up messages and tests.
 struct EngineInfo {
   ModelConfig model;
   EngineConfig config;          // resolved: session_len, threads, device, device_ids, token_budget, max_batch_size
-  SamplingParams default_sampling;  // for callers: submit() takes every parameter as it is in the request
+  SamplingParams default_sampling;  // for callers only: submit() does not apply it to requests
   std::string device;           // "cpu" | "cuda" | "null"
-  std::string device_note;      // why device = auto is the CPU; empty otherwise
+  std::string device_note;      // why device = auto chose the CPU; empty otherwise
   std::string instruction_set;  // "amx", "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
   std::int64_t weight_bytes = 0;
-  std::int64_t weight_bytes_per_step = 0;  // read from memory by a step of one token
+  std::int64_t weight_bytes_per_step = 0;  // bytes that a step of one token reads from memory
   std::int64_t kv_cache_bytes = 0;
   int num_blocks = 0;
   std::vector<std::string> warnings;
-  // Which kernels the device's operations go to, a line each, as chosen at start; empty on the CPU, which has no
-  // choice. Engine::kernel_report() says it anew.
+  // The kernels that the device chose at start, one line each; empty on the CPU, which has no choice.
+  // Engine::kernel_report() returns the current state.
   std::vector<std::string> kernel_report;
 };
 
-// What a model takes and what fits, by its config.ini and manifest, before anything is loaded.
+// The memory that a model needs and how much of it fits, computed from config.ini and manifest before anything is
+// loaded.
 struct MemoryPlan {
   ModelConfig model;
-  // Resolved as by Engine. session_len may be more than the blocks hold. Sizes of steps of a GPU that is elsewhere are
-  // those of one with 132 SMs, as an H100 has.
+  // Resolved as in Engine, but session_len may exceed the capacity of the blocks. Without a GPU on this machine, step
+  // sizes assume a GPU with 132 SMs (an H100).
   EngineConfig config;
   std::string device;  // "cpu" | "cuda" | "null"
   std::string device_note;
@@ -47,18 +48,18 @@ struct MemoryPlan {
   std::int64_t kv_token_bytes = 0;    // of one token in all layers
   std::int64_t kv_block_bytes = 0;
   std::int64_t free_bytes = 0;  // memory that is free now
-  int num_blocks = 0;           // by the cache settings
+  int num_blocks = 0;           // according to the cache settings
   std::vector<std::string> warnings;
 };
 
-// A session as the engine keeps it.
+// The state of a session.
 struct SessionInfo {
   std::string id;
-  int num_tokens = 0;  // of its history
+  int num_tokens = 0;  // length of its history
   int num_turns = 0;
   int num_pinned_blocks = 0;
   double idle_s = 0;  // since its last turn ended
-  bool busy = false;  // a request of it runs or waits
+  bool busy = false;  // a request of this session runs or waits
 };
 
 struct EngineStats {
@@ -68,10 +69,10 @@ struct EngineStats {
   std::int64_t num_steps = 0;
   std::int64_t num_preemptions = 0;
   std::int64_t prompt_tokens = 0, generation_tokens = 0;
-  std::int64_t jump_forward_tokens = 0;  // of those generated: taken without a step of their own
+  std::int64_t jump_forward_tokens = 0;  // part of generation_tokens: accepted without a step of their own
   std::int64_t prefix_queries_tokens = 0, prefix_hit_tokens = 0;
-  std::int64_t gemms_rejected = 0;           // GEMMs with weights that cuBLASLt rejected and own kernels took
-  int num_sessions = 0, blocks_pinned = 0;  // pinned: kept for sessions, among cached and active ones
+  std::int64_t gemms_rejected = 0;          // GEMMs that cuBLASLt rejected and built-in kernels computed
+  int num_sessions = 0, blocks_pinned = 0;  // pinned: cached and active blocks that are kept for sessions
 };
 
 class Engine {
@@ -81,59 +82,63 @@ class Engine {
   // request has a finish_reason. It must not throw. It may call submit() and cancel().
   using Callback = std::function<void(Result&&)>;
 
-  // Loads the model of a `weights` folder (config.ini, manifest.json, token_table.safetensors; see docs/workspace.md)
-  // and starts. `overrides` win over config.ini. Throws Error.
+  // Loads the model from a `weights` folder (config.ini, manifest.json, token_table.safetensors) and starts the engine.
+  // `overrides` take precedence over config.ini. Throws Error.
   explicit Engine(const std::filesystem::path& weights_dir, const Settings& overrides = {},
                   std::shared_ptr<MetricsSink> sink = nullptr);
-  // Cancels what still runs (each request gets its last result) and joins all threads.
+  // Cancels all requests (each receives its last result) and joins all threads.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Queues a request. Throws Error: invalid_argument (bad parameter; prompt and max_tokens do not fit, with the
-  // numbers), resource_exhausted (queue full), unavailable (shutting down), device_failed (see failure()). After a
-  // throw no callback follows.
+  // Queues a request. Throws Error: invalid_argument (bad parameter, or prompt and max_tokens do not fit; the text has
+  // the numbers), resource_exhausted (the queue is full), unavailable (the engine shuts down), device_failed (see
+  // failure()). If it throws, the callback is never called.
   Handle submit(Request request, Callback callback);
 
-  // Ends a request; its last result has FinishReason::cancelled. Unknown or finished ones are no error: returns false
-  // when nothing was known by that name. A request that is cancelled by id before it is submitted is not remembered.
-  // Of a session, the turn is dropped: its history is what it was before.
+  // Cancels a request; its last result has FinishReason::cancelled. Returns false if the request is unknown or
+  // finished. A cancel by id does not affect requests that are submitted later. If the request belongs to a session,
+  // its turn is dropped and the session's history is unchanged.
   bool cancel(Handle handle);
-  bool cancel(std::string_view id);  // every request with this id; "" names none
-  // The same, but the turn stays in the session's history with what was generated of it.
+  bool cancel(std::string_view id);  // every request with this id; "" matches none
+  // Like cancel(), but the turn stays in the session's history, with the tokens generated so far.
   bool stop(Handle handle);
   bool stop(std::string_view id);
 
-  // Forgets a session; a request of it that runs goes on without one. False when there is none by that name.
+  // Removes a session. A running request of the session continues without it. Returns false if there is no
+  // session.
   bool end_session(std::string_view session_id);
   std::vector<SessionInfo> sessions() const;
 
-  // The bytes that a token stands for; empty for special ones. Valid as long as the engine.
+  // The bytes of a token; empty for special tokens. Valid as long as the engine.
   std::string_view token_bytes(TokenId id) const;
 
-  // Takes no new request, lets running ones finish for at most timeout_ms, cancels the rest. Idempotent.
+  // Rejects new requests, lets running requests finish for at most timeout_ms, then cancels the rest. Idempotent.
   void shutdown(int timeout_ms = 0);
-  // shutdown(0), and waits until every callback has returned and its copies are destroyed. Not from a callback.
+  // Calls shutdown(0) and waits until every callback has returned and all its copies are destroyed. Must not be called
+  // from a callback.
   void close();
 
-  // Why the engine computes no more: its device has failed, as a GPU has after an illegal access. Empty while it works.
-  // All requests have then ended, or are about to end, with ErrorCode::device_failed, and submit() throws it. CUDA
-  // leaves the whole process without that device: only a new process mends it.
+  // Why the engine has stopped: its device failed, as a GPU does after an illegal memory access. Empty while it works.
+  // After a failure all requests end with ErrorCode::device_failed, and submit() throws it. A CUDA error makes the
+  // device unusable for the whole process; only a new process can use it again.
   std::string failure() const;
-  // Called once, on the engine's thread, when failure() is there and the last results of all requests are on their way;
-  // at once where that is so already. It must not throw. One function: a later one replaces it.
+  // Sets a function that is called once, on the engine's thread, after failure() is set and the last results of all
+  // requests are queued; immediately if this has already happened. It must not throw. A later call replaces the
+  // function.
   void on_failure(std::function<void()> function);
 
-  // Called on the delivery thread whenever the callbacks of the results that were there together, as those of a step are,
-  // have returned: for who sends them on together. It must not throw. To be set before the first submit().
+  // Sets a function that is called on the delivery thread after the callbacks of each group of results (such as the
+  // results of one step) have returned, so that a caller can send the results together. It must not throw. Must be set
+  // before the first submit().
   void on_delivered(std::function<void()> function);
 
   const EngineInfo& info() const;
   EngineStats stats() const;
-  // EngineInfo::kernel_report as it is now, with the GEMMs that a library has refused since; waits for the engine
-  // thread. Not from a callback.
+  // The current EngineInfo::kernel_report, with the GEMMs that a library has rejected since the start. Waits for the
+  // engine thread. Must not be called from a callback.
   std::vector<std::string> kernel_report();
-  // Runs the integrity checks of scheduler and cache on the engine thread; throws Error(internal) on a violation.
+  // Runs the integrity checks of scheduler and cache on the engine thread. Throws Error(internal) on a violation.
   void check_integrity();
 
  private:
@@ -141,10 +146,10 @@ class Engine {
   std::unique_ptr<Impl> impl_;
 };
 
-// Throws Error as Engine's constructor does for files and settings that are wrong; that something does not fit is no
-// error, but a warning, and num_blocks is 0. Of the folder it reads config.ini and manifest.json; a manifest without files
-// describes weights that are not here. memory_bytes > 0: of each GPU, or of the machine for the CPU, in place of what is
-// free here; device = cuda then needs no GPU.
+// Throws Error like Engine's constructor for invalid files and settings. If the model does not fit, it adds a warning
+// and sets num_blocks to 0. Reads only config.ini and manifest.json of the folder; a manifest without files describes
+// weights that are not on this machine. memory_bytes > 0: the memory of each GPU, or of the machine for the CPU,
+// instead of the free memory here; device = cuda then needs no GPU.
 MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings& overrides = {},
                        std::int64_t memory_bytes = 0);
 

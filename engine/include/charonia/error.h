@@ -1,5 +1,5 @@
-// Errors of the engine. Inside the engine errors are exceptions of this one type; each adapter translates them in
-// exactly one place (Triton's C API, pybind11).
+// Errors of the engine. Inside the engine all errors are exceptions of this type. Each adapter (Triton's C API,
+// pybind11) translates them in exactly one place.
 #pragma once
 
 #include <exception>
@@ -9,14 +9,14 @@
 namespace charonia {
 
 enum class ErrorCode {
-  invalid_argument,    // the caller's request or configuration is wrong; the text says what would be right
-  resource_exhausted,  // the queue is full or memory does not suffice; worth another try later
+  invalid_argument,    // the caller's request or configuration is wrong; the text says which values are valid
+  resource_exhausted,  // the queue is full or there is not enough memory; retry later
   unavailable,         // the engine is shutting down
-  pending,             // what the request needs is not there yet; worth another try later
+  pending,             // something that the request needs is not ready yet; retry later
   deadline_exceeded,   // the request did not end within its own time limit
-  unsupported,         // a model or feature that this build or installation does not have
-  internal,            // a broken invariant: a bug of ours
-  device_failed,       // the device computes no more for this process; a new process is needed
+  unsupported,         // this build or installation does not have the model or feature
+  internal,            // a broken invariant: a bug in the engine
+  device_failed,       // the device failed for this process; a new process is needed
 };
 
 class Error : public std::runtime_error {
@@ -28,7 +28,7 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// Whether an exception says that the device has failed.
+// Whether an exception reports a device failure.
 inline bool is_device_failure(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   return ours != nullptr && ours->code() == ErrorCode::device_failed;

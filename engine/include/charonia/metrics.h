@@ -1,5 +1,5 @@
-// The engine's metrics: one catalogue, reported through one interface that each adapter implements with its own
-// library (Triton's custom-metric API in the server).
+// The engine's metrics: one catalogue, and one interface that each adapter implements with its own library (Triton's
+// custom-metric API in the server).
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ enum class Metric {
   kv_blocks_committed,
   num_sessions,
   session_blocks_pinned,
-  subscriptions,  // of the server's backend: an engine knows none
+  subscriptions,  // set by the server's backend, not by an engine
   weight_bytes,
   kv_cache_bytes,
   engine_failed,
@@ -31,7 +31,7 @@ enum class Metric {
   engine_steps,
   gemms_rejected,
   jump_forward_tokens,
-  request_success,    // label finished_reason, in the order of FinishReason from stop on
+  request_success,    // label finished_reason, in the order of FinishReason from `stop` on
   requests_rejected,  // label reason, see runtime/admission.h
   time_to_first_token_seconds,
   inter_token_latency_seconds,
@@ -60,12 +60,12 @@ struct MetricInfo {
 // In the order of enum Metric.
 std::span<const MetricInfo> metric_catalogue();
 
-// Called on the engine's threads and on those that submit; implementations are thread-safe and do not block.
-// label_value is an index into label_values (0 where there is no label).
+// Called on the engine's threads and on threads that submit. Implementations are thread-safe and do not block.
+// label_value is an index into label_values (0 if there is no label).
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
-  // A counter by 0 or more; a gauge by any value.
+  // Adds 0 or more to a counter, or any value to a gauge.
   virtual void add(Metric metric, double value, int label_value) = 0;
   virtual void set(Metric gauge, double value) = 0;
   virtual void observe(Metric histogram, double value) = 0;

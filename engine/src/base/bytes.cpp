@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kPrefixes = "kmgt";
 
-// 1000 or 1024 to the power that the unit says; nothing for what is no unit.
+// The factor of a unit, a power of 1000 or 1024. Empty if the text is not a unit.
 std::optional<double> unit_of(std::string_view text) {
   std::string unit(text);
   std::ranges::transform(unit, unit.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

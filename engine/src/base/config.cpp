@@ -14,7 +14,8 @@
 namespace charonia {
 namespace {
 
-using Store = std::function<bool(std::string_view, EngineConfig&, ModelConfig*)>;  // false: not in range
+// Returns false if the value is out of range.
+using Store = std::function<bool(std::string_view, EngineConfig&, ModelConfig*)>;
 
 struct Entry {
   ConfigField field;
@@ -38,7 +39,7 @@ Config* target(EngineConfig& engine, ModelConfig* model) {
   }
 }
 
-// Storing into a member; a model attribute is checked even when there is no ModelConfig to take it.
+// Stores into a member. A model attribute is checked even if there is no ModelConfig to store it in.
 template <class Config>
 Store store_int(int Config::* member, std::function<bool(int)> valid) {
   return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
@@ -85,7 +86,7 @@ Store store_string(std::string Config::* member, std::vector<std::string_view> c
   });
 }
 
-// Whole numbers separated by commas; -1 is none.
+// Whole numbers separated by commas; the value "-1" means an empty list.
 Store store_ints(std::vector<int> ModelConfig::* member) {
   return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
     std::vector<int> values;
@@ -119,7 +120,7 @@ Store store_floats(std::vector<float> ModelConfig::* member) {
   };
 }
 
-// One of `letters` for each layer, or nothing.
+// One of `letters` for each layer, or an empty text.
 Store store_letters(std::string ModelConfig::* member, std::string_view letters) {
   return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
     if (text.find_first_not_of(letters) != std::string_view::npos) return false;
@@ -130,7 +131,7 @@ Store store_letters(std::string ModelConfig::* member, std::string_view letters)
 
 bool store_nothing(std::string_view, EngineConfig&, ModelConfig*) { return true; }
 
-// Checks that the definitions name.
+// Checks that definitions/*.toml refer to by name.
 auto at_least(int minimum) {
   return [minimum](auto value) { return value >= minimum; };
 }
@@ -149,7 +150,7 @@ auto one_of(std::vector<int> choices) {
   };
 }
 bool cache_share_or_count(double value) { return value > 0 && (value < 1 || value == std::floor(value)); }
-// An amount of memory, or nothing.
+// An amount of memory, or an empty text.
 bool memory_size(std::string_view text) { return text.empty() || parse_bytes(text).has_value(); }
 
 const std::vector<Entry>& entries() {
@@ -216,7 +217,7 @@ Settings read_config_ini(const std::filesystem::path& file) {
     const auto equals = text.find('=');
     if (equals == std::string_view::npos) {
       throw Error(ErrorCode::invalid_argument,
-                  cat(file.string(), " line ", number, ": '", text, "' is no 'key = value'"));
+                  cat(file.string(), " line ", number, ": '", text, "' is not 'key = value'"));
     }
     settings.insert_or_assign(std::string(trim(text.substr(0, equals))), std::string(trim(text.substr(equals + 1))));
   }

@@ -44,9 +44,9 @@ std::uint16_t float_to_f16(float value) {
   std::uint32_t out = 0;
   if (magnitude > 0x7f800000U) {
     out = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
-  } else if (magnitude >= 0x477ff000U) {  // 65520 and more round to infinity
+  } else if (magnitude >= 0x477ff000U) {  // 65520 and above round to infinity
     out = 0x7c00U;
-  } else if (magnitude < 0x38800000U) {  // below 2^-14: adding 0.5 leaves the rounding to 2^-24 to the hardware
+  } else if (magnitude < 0x38800000U) {  // below 2^-14: adding 0.5 makes the hardware round to a multiple of 2^-24
     out = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
   } else {
     out = (magnitude + 0xfffU + ((magnitude >> 13) & 1U) - (112U << 23)) >> 13;

@@ -8,7 +8,8 @@
 
 namespace charonia {
 
-// The 8-bit floats are only stored: E4M3 as codes of weights (ops/quant_weight.h), E8M0, exponents of 2, as their scales.
+// The 8-bit floats are storage formats only: E4M3 for the codes of weights (ops/quant_weight.h), E8M0 (a power of two)
+// for their scales.
 enum class DType : std::uint8_t { f32, f16, bf16, i32, i64, u8, i8, f8_e4m3, f8_e8m0 };
 
 constexpr std::size_t size_of(DType type) {
@@ -27,7 +28,7 @@ constexpr std::size_t size_of(DType type) {
 }
 
 std::string_view to_string(DType type);       // "fp32", "fp16", "bf16", ...
-DType weight_dtype(std::string_view name);    // of config.ini's weight_type; throws Error(unsupported)
+DType weight_dtype(std::string_view name);    // for weight_type in config.ini; throws Error(unsupported)
 
 // bfloat16 <-> float, round to nearest even, NaN stays NaN.
 constexpr float bf16_to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
@@ -37,8 +38,8 @@ constexpr std::uint16_t float_to_bf16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
 
-// IEEE half <-> float, round to nearest even. Below 2^-14 a half counts in steps of 2^-24: the mantissa is that many
-// steps. From there on the exponents differ by the biases, 127 - 15, and exponent 31 stands for infinity and NaN.
+// IEEE half <-> float, round to nearest even. A subnormal half (below 2^-14) is its mantissa times 2^-24. For normal
+// halves the exponent biases differ by 127 - 15. Exponent 31 means infinity or NaN.
 constexpr float f16_to_float(std::uint16_t bits) {
   const std::uint32_t sign = (bits & 0x8000U) << 16;
   const std::uint32_t magnitude = bits & 0x7fffU;

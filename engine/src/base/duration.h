@@ -1,4 +1,4 @@
-// Seconds as settings and requests have them, as durations of the steady clock.
+// Converts seconds of settings and requests to durations of the steady clock.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 
 namespace charonia {
 
-// What is longer than any process lives (about 31 years) is cut to that, so that a sum with a point in time does not
-// overflow. seconds: no NaN.
+// Limits the duration to about 31 years, so that adding it to a time point does not overflow. `seconds` must not be
+// NaN.
 inline std::chrono::steady_clock::duration duration_of(double seconds) {
   constexpr double kLongest = 1e9;
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(

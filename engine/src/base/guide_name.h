@@ -1,4 +1,4 @@
-// What errors call a guide.
+// The name of a guide in error messages.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace charonia {
 
-// guided_decoding_guide, or what a structural tag says as `called`.
+// The field name `guided_decoding_guide`, or the name that a structural tag has in `called`.
 std::string called(const Guide& guide);
 
 }  // namespace charonia

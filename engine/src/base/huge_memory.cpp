@@ -29,7 +29,7 @@ HugeMemory::HugeMemory(std::size_t bytes) : mapping_bytes_(round_up(bytes, kPage
   data_ = static_cast<std::byte*>(mapping_) + (round_up(address, kHugePage) - address);
 #if defined(MADV_HUGEPAGE)
   madvise(data_, round_up(bytes, kPage),
-          MADV_HUGEPAGE);  // advice: a kernel without huge pages refuses, and that is fine
+          MADV_HUGEPAGE);  // only advice: a kernel without huge pages may reject it
 #endif
 }
 
@@ -38,7 +38,7 @@ HugeMemory::~HugeMemory() { munmap(mapping_, mapping_bytes_); }
 std::size_t HugeMemory::resident_bytes() const {
   std::size_t resident = 0;
 #if defined(__linux__)
-  std::array<unsigned char, 4096> pages;  // the lowest bit says whether a page is there
+  std::array<unsigned char, 4096> pages;  // the lowest bit is set if the page is resident
   for (std::size_t begin = 0; begin < bytes_; begin += pages.size() * kPage) {
     const auto n = (std::min(pages.size() * kPage, bytes_ - begin) + kPage - 1) / kPage;
     if (mincore(data_ + begin, n * kPage, pages.data()) != 0) return 0;

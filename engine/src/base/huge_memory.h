@@ -1,5 +1,5 @@
-// Large zero-filled memory in huge pages. Reading weights is what decoding does, and with 4 KiB pages a good part of
-// the bandwidth goes into address translation.
+// Large zero-filled memory in huge pages. Decoding mostly reads weights, and with 4 KiB pages address translation costs
+// a large part of the memory bandwidth.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace charonia {
 
-// One anonymous mapping, 2 MiB aligned, zero-filled, in huge pages where the system gives them. Pages come with the
-// first write, so what is never touched costs nothing.
+// One anonymous mapping, aligned to 2 MiB, zero-filled, in huge pages if the system provides them. The first write to a
+// page allocates it, so untouched pages cost nothing.
 class HugeMemory {
  public:
   explicit HugeMemory(std::size_t bytes);  // throws Error(resource_exhausted)
@@ -19,7 +19,7 @@ class HugeMemory {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  std::size_t resident_bytes() const;  // of it that have pages in memory; 0 where the system does not tell
+  std::size_t resident_bytes() const;  // bytes whose pages are resident; 0 if the system cannot report it
 
  private:
   void* mapping_ = nullptr;
@@ -31,8 +31,8 @@ class HugeMemory {
 // A chunk of a HugeArena; keeps its mapping alive.
 using HugeChunk = std::shared_ptr<std::byte>;
 
-// Hands out 4 KiB aligned chunks, one behind the other, so that chunks that are no multiple of 2 MiB lie in huge pages
-// too. A mapping is given back when the last of its chunks is gone.
+// Allocates chunks aligned to 4 KiB, one after another, so that chunks smaller than 2 MiB also lie in huge pages. A
+// mapping is freed with its last chunk.
 class HugeArena {
  public:
   HugeChunk allocate(std::size_t bytes);  // throws Error(resource_exhausted)

@@ -1,5 +1,5 @@
-// JSON: nlohmann's library, which takes a second to compile wherever it is. So headers that many sources include have none
-// of it, and no other file of the engine includes it.
+// nlohmann's JSON library. Every source that includes it takes a second longer to compile, so only this header includes
+// it, and headers that many sources include do not include this one.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace charonia {
 
-// A value of a file in an error message: a number, a word or a short list of these as it is, of all else the type. To
-// print a value takes stack for each level of it, and a file may have millions.
+// A JSON value for an error message: numbers, words and short lists of these in full, everything else by its type name.
+// Printing a nested value takes stack for each level, and a file may have millions of levels.
 inline std::string json_text(const nlohmann::json& value) {
   constexpr std::size_t kLongest = 8;
   const bool is_short = value.is_array() && value.size() <= kLongest &&

@@ -1,4 +1,4 @@
-// Lists of strings in JSON, for sources that read nothing else of it.
+// Parses JSON lists of strings, for sources that need no other JSON.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace charonia {
 
-// Throws std::exception when the text is something else.
+// Throws std::exception if the text is not a list of strings.
 std::vector<std::string> json_strings(std::string_view text);
 
 }  // namespace charonia

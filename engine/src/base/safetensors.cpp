@@ -25,7 +25,7 @@ static_assert(std::endian::native == std::endian::little,
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 
-// What the format has, and which of it the engine reads.
+// The types of the format. `type` is empty for types that the engine does not read.
 struct TypeName {
   std::string_view name;
   std::uint64_t bytes;
@@ -41,7 +41,7 @@ constexpr TypeName kTypes[] = {
     {"I8", 1, DType::i8},
     {"F8_E4M3", 1, DType::f8_e4m3},
     {"F8_E8M0", 1, DType::f8_e8m0},
-    {"F8_E4M3FN", 1, DType::f8_e4m3},  // the same by the name that PyTorch has for it
+    {"F8_E4M3FN", 1, DType::f8_e4m3},  // PyTorch's name for the same type
     {"F64", 8, std::nullopt},
     {"U64", 8, std::nullopt},
     {"C64", 8, std::nullopt},
@@ -89,10 +89,10 @@ std::string last_error() { return std::generic_category().message(errno); }
 
 }  // namespace
 
-// A file's bytes, read-only.
+// A read-only mapping of a file.
 class SafetensorsFile::Mapping {
  public:
-  // Null, with errno set, when the system refuses.
+  // Returns null and sets errno if the system call fails.
   static const Mapping* make(int fd, std::size_t bytes) {
     void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
     return data == MAP_FAILED ? nullptr : new Mapping(data, bytes);
@@ -103,7 +103,7 @@ class SafetensorsFile::Mapping {
 
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), bytes_}; }
 
-  // Has the system read ahead what will be used soon.
+  // Asks the system to read ahead bytes that will be used soon.
   void prefetch(std::span<const std::byte> part) const {
     static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     const auto offset = static_cast<std::size_t>(part.data() - bytes().data()) / page * page;
@@ -111,7 +111,7 @@ class SafetensorsFile::Mapping {
     if (!part.empty()) ::madvise(static_cast<std::byte*>(data_) + offset, end - offset, MADV_WILLNEED);
   }
 
-  // Pages of a private mapping that nobody wrote to are the file's: they come back when they are read again.
+  // Unmodified pages of a private mapping belong to the file. The system reads them again at the next access.
   void drop_pages() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
 
  private:
@@ -144,7 +144,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   if (!S_ISREG(status.st_mode)) file.refuse("it is not a regular file");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   if (bytes < sizeof(std::uint64_t)) {
-    file.refuse(cat("it is truncated: it has ", bytes, " bytes, and the header's length alone takes 8"));
+    file.refuse(cat("it is truncated: it has ", bytes, " bytes, but the header's length alone takes 8"));
   }
   file.mapping_.reset(Mapping::make(descriptor.get(), bytes));
   if (!file.mapping_) file.refuse(last_error());
@@ -157,24 +157,24 @@ void SafetensorsFile::read_header() {
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > kMaxHeaderBytes) {
-    refuse(cat("its header would be ", length, " bytes long, at most ", kMaxHeaderBytes,
-               " are allowed; it is probably no safetensors file"));
+    refuse(cat("its header would have ", length, " bytes, more than the maximum of ", kMaxHeaderBytes,
+               "; it is probably not a safetensors file"));
   }
   if (length > bytes.size() - sizeof length) {
-    refuse(cat("it is truncated: its header needs ", sizeof length + length, " bytes, it has ", bytes.size()));
+    refuse(cat("it is truncated: its header needs ", sizeof length + length, " bytes, but it has ", bytes.size()));
   }
   const auto header = bytes.subspan(sizeof length, length);
   const auto data = bytes.subspan(sizeof length + length);
   try {
     const auto* text = reinterpret_cast<const char*>(header.data());
     const auto json = nlohmann::json::parse(text, text + header.size());
-    if (!json.is_object()) refuse("its header is no JSON object");
+    if (!json.is_object()) refuse("its header is not a JSON object");
     for (const auto& [name, value] : json.items()) {
       if (name == "__metadata__") {
         metadata_ = value.get<std::map<std::string, std::string, std::less<>>>();
         continue;
       }
-      // As doubles or strings these would be converted silently.
+      // nlohmann's library would convert doubles and strings silently.
       for (const auto* key : {"shape", "data_offsets"}) {
         for (const auto& number : value.at(key)) {
           if (!number.is_number_unsigned()) refuse(cat("tensor ", name, " has ", key, " = ", json_text(value.at(key))));
@@ -197,8 +197,8 @@ SafetensorsFile::Entry SafetensorsFile::read_entry(const std::string& name, std:
     refuse(cat("tensor ", name, " has no valid data_offsets: two ascending numbers are needed"));
   }
   if (offsets[1] > data.size()) {
-    refuse(cat("tensor ", name, " lies outside of the file: it ends at byte ", offsets[1], " of the data, which has ",
-               data.size(), "; the file is probably truncated"));
+    refuse(cat("tensor ", name, " ends at byte ", offsets[1], " of the data, which has ", data.size(),
+               " bytes; the file is probably truncated"));
   }
   const auto bytes = offsets[1] - offsets[0];
   if (const auto* type = find_type(dtype)) {
@@ -209,7 +209,7 @@ SafetensorsFile::Entry SafetensorsFile::read_entry(const std::string& name, std:
     }
     if (!fits || wanted != bytes) {
       refuse(cat("tensor ", name, " of type ", dtype, " and shape ", text_of(shape), " has ", bytes, " bytes, ",
-                 fits ? cat(wanted, " are needed") : "far more are needed"));
+                 fits ? cat("expected ", wanted) : "expected far more"));
     }
   }
   return {std::move(dtype), std::move(shape), data.subspan(offsets[0], bytes)};

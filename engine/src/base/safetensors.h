@@ -1,5 +1,5 @@
-// Reads safetensors files: 8 bytes of header length (little endian), a JSON header that names every tensor's type,
-// shape and place, then the tensors' bytes. The file is memory-mapped, so opening costs nothing but the header.
+// Reads safetensors files: 8 bytes with the header length (little endian), a JSON header with the type, shape and
+// offsets of every tensor, then the tensors' bytes. The file is memory-mapped, so opening it reads only the header.
 #pragma once
 
 #include <cstddef>
@@ -19,30 +19,30 @@ namespace charonia {
 
 struct TensorView {
   DType dtype = DType::f32;
-  std::vector<std::int64_t> shape;  // row-major; [] is one value
-  std::span<const std::byte> data;  // aligned as the file has it: by the format's own writers to 8 bytes
+  std::vector<std::int64_t> shape;  // row-major; [] is a scalar
+  std::span<const std::byte> data;  // aligned as in the file; the format's own writers align to 8 bytes
 };
 
-// Views into it stay valid as long as the object, or what it was moved to.
+// Views stay valid as long as the object, or the object it was moved to.
 class SafetensorsFile {
  public:
-  // Checks the whole header: throws Error(invalid_argument), naming the file and what is wrong, for a file that cannot
-  // be read, is truncated, whose header is too long or no valid JSON, or whose tensors overlap, lie outside of the file
-  // or have another size than their shape.
+  // Checks the whole header. Throws Error(invalid_argument) with the file and the fault if the file cannot be read, is
+  // truncated, has a header that is too long or invalid, or has tensors that overlap, lie outside of the file or whose
+  // size does not match their shape.
   static SafetensorsFile open(const std::filesystem::path& path);
 
-  // Throws Error(invalid_argument), with the nearest name, for one that is not there; Error(unsupported) for a type
-  // that DType does not have. (A file may hold such tensors as long as nobody asks for them.)
+  // Throws Error(invalid_argument) with the nearest name if the tensor does not exist, and Error(unsupported) if DType
+  // does not have its type. A file may contain tensors of other types as long as they are not read.
   TensorView tensor(std::string_view name) const;
-  // Has the system read ahead bytes of a view that will be used soon.
+  // Asks the system to read ahead bytes of a view that will be used soon.
   void prefetch(std::span<const std::byte> part) const;
-  // The type that the format calls so ("BF16"); none: DType does not have it.
+  // The DType for a type name of the format ("BF16"); empty if DType does not have it.
   static std::optional<DType> type_named(std::string_view name);
   bool has(std::string_view name) const { return entries_.find(name) != entries_.end(); }
   std::vector<std::string_view> names() const;  // in alphabetical order
   const std::map<std::string, std::string, std::less<>>& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return path_; }
-  // Gives back the memory that what was read of the file takes in this process. Views stay valid.
+  // Frees the memory that read pages of the file use in this process. Views stay valid.
   void drop_pages() const;
 
  private:
@@ -51,7 +51,7 @@ class SafetensorsFile {
     void operator()(const Mapping* mapping) const;
   };
   struct Entry {
-    std::string dtype;  // as the file has it
+    std::string dtype;  // type name in the file
     std::vector<std::int64_t> shape;
     std::span<const std::byte> data;
   };

@@ -1,4 +1,4 @@
-// A short wait that keeps the processor, for what other threads do within microseconds.
+// A short busy wait for events that other threads cause within microseconds.
 #pragma once
 
 #include <chrono>
@@ -6,14 +6,14 @@
 
 namespace charonia {
 
-// How long one of `threads` that meet often should spin before it sleeps: not at all where they cannot all run at once,
-// because then it may hold the processor that another one needs.
+// How long one of `threads` threads that meet often should spin before it sleeps. Zero if they cannot all run at the
+// same time, because a spinning thread could then block a processor that another thread needs.
 inline std::chrono::microseconds spin_limit(int threads) {
   constexpr std::chrono::microseconds kLimit{50};
   return threads <= static_cast<int>(std::thread::hardware_concurrency()) ? kLimit : std::chrono::microseconds{0};
 }
 
-// Tells the processor that a loop only waits.
+// Hints to the processor that this is a wait loop.
 inline void cpu_pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -22,7 +22,7 @@ inline void cpu_pause() {
 #endif
 }
 
-// Spins until `done` or until the time is over; returns whether it was done.
+// Spins until `done` returns true or the time limit passes. Returns the last value of `done`.
 template <class Done>
 bool spin(Done done, std::chrono::microseconds limit) {
   constexpr int kPausesPerLook = 32;

@@ -1,4 +1,4 @@
-// Small helpers for messages and for parsing numbers.
+// Helpers for messages and for parsing numbers.
 #pragma once
 
 #include <charconv>
@@ -11,7 +11,7 @@
 
 namespace charonia {
 
-// Joins what can be streamed or is text into one message: cat("got ", 3, " of ", 4).
+// Joins text and numbers into one message: cat("got ", 3, " of ", 4).
 namespace detail {
 inline void append(std::string& out, std::string_view part) { out += part; }
 inline void append(std::string& out, const char* part) { out += part; }
@@ -34,7 +34,7 @@ std::string cat(const Parts&... parts) {
   return out;
 }
 
-// The whole of `text` as a number, or nothing.
+// Parses the whole text as a number. Empty if it is not a number of type T, or not finite.
 template <class T>
 std::optional<T> parse_number(std::string_view text) {
   T value{};
@@ -48,7 +48,7 @@ std::optional<T> parse_number(std::string_view text) {
 
 std::string_view trim(std::string_view text);
 
-// The candidate with the smallest edit distance to `word`, or empty when none is near.
+// The candidate with the smallest edit distance to `word`; empty if none is near.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
 
 }  // namespace charonia

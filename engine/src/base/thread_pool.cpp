@@ -83,7 +83,7 @@ void ThreadPool::run(const Loop& loop) {
 }
 
 void ThreadPool::work() {
-  std::uint64_t seen = 0;  // number of the last loop that was entered
+  std::uint64_t seen = 0;  // number of the last loop that this worker entered
   while (!stopping_) {
     const int ticket = wake_.load();
     auto gate = gate_.load();

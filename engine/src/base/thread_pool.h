@@ -1,4 +1,4 @@
-// A pool of threads for loops whose iterations are independent.
+// A pool of threads for loops with independent iterations.
 #pragma once
 
 #include <atomic>
@@ -12,21 +12,20 @@
 
 namespace charonia {
 
-// The caller takes part in its own loop, so a pool of n threads has n - 1 workers. Workers wait for the next loop with
-// a short spin (kSpin in the source) and then sleep, so that an idle engine burns nothing beside the server.
+// The caller takes part in its own loop, so a pool of n threads has n - 1 workers. An idle worker spins for a short
+// time (kSpin in the source) and then sleeps, so an idle engine uses no CPU time.
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // 0: as many as there are processors to run on
+  explicit ThreadPool(int threads);  // 0: one per available processor
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls fn(begin, end) for chunks of at most `grain` that make up [0, n); chunks go to threads as these become free.
-  // Runs inline when there is one piece, one thread, or when a loop of this pool is running already (nested, or of
-  // another caller). The first exception of fn is rethrown here after every chunk that had begun has ended. Allocates
-  // nothing.
+  // Calls fn(begin, end) for chunks of at most `grain` that cover [0, n). Threads take chunks as they become free. Runs
+  // inline if there is one chunk or one thread, or if a loop of this pool already runs (a nested loop, or another
+  // caller's). Waits for every chunk that began, then rethrows the first exception of fn. Does not allocate.
   template <class Fn>
   void parallel_for(std::int64_t n, std::int64_t grain, Fn&& fn) {
     using Body = std::remove_reference_t<Fn>;
@@ -46,16 +45,16 @@ class ThreadPool {
   void work();
 
   std::vector<std::thread> workers_;
-  std::mutex caller_;  // held by the thread whose loop runs
+  std::mutex caller_;  // held by the thread that runs a loop
   Loop loop_;
   std::exception_ptr error_;
   std::atomic<bool> failed_{false};
 
   alignas(64) std::atomic<std::int64_t> next_{0};
-  // Loop number << 32 | open << 31 | workers inside. A worker enters only an open loop, and loop_ changes only when the
-  // loop is closed and nobody is inside; so nobody has to wait for a worker that slept the loop through.
+  // Loop number << 32 | open << 31 | workers inside. A worker enters only an open loop. loop_ changes only while the
+  // loop is closed and no worker is inside, so a caller never waits for a worker that was asleep.
   alignas(64) std::atomic<std::uint64_t> gate_{0};
-  alignas(64) std::atomic<int> wake_{0};  // changes with every loop; sleepers wait on it
+  alignas(64) std::atomic<int> wake_{0};  // changes with every loop; sleeping workers wait on it
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
 };

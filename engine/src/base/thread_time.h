@@ -1,11 +1,11 @@
-// Computing time of threads: what they wait for does not count.
+// CPU time of threads; waiting does not count.
 #pragma once
 
 #include <ctime>
 
 namespace charonia {
 
-// Of the calling thread, in seconds.
+// CPU time of the calling thread, in seconds.
 inline double thread_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -42,7 +42,7 @@ GuideType guide_type(std::string_view name) {
 
 namespace {
 
-// `range`: what is right, in pieces, which become a text only where it is needed: lists are long.
+// `range`: the valid range, in pieces. They are joined only for the error, because lists can be long.
 template <class T, class... Range>
 void require(bool holds, std::string_view field, const T& value, const Range&... range) {
   if (!holds) {
@@ -51,8 +51,9 @@ void require(bool holds, std::string_view field, const T& value, const Range&...
 }
 
 constexpr std::size_t kMaxStopWordBytes = 1024;
-constexpr std::size_t kMaxBadWordTokens = 256;  // each is looked for at every step
-// Biases that one request may have go up at every step: once, or, with log probabilities, for each of its sequences.
+constexpr std::size_t kMaxBadWordTokens = 256;  // each word is compared at every step
+// Limits the total number of biases of one request. Each step uploads them once, or once per sequence if log
+// probabilities or best_of are requested.
 constexpr std::size_t kMaxBiases = std::size_t{2} << 20;
 
 }  // namespace

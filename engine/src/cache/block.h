@@ -1,4 +1,4 @@
-// One KV block as the parts of the cache see it. The comment above a group of fields names the file that owns them.
+// The state of one KV block. The comment above each group of fields names the file that owns them.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ inline constexpr BlockId kNone = -1;
 [[noreturn]] inline void broken(const std::string& what) { throw Error(ErrorCode::internal, cat("KV blocks: ", what)); }
 
 struct Block {
-  std::int32_t use_count = 0;  // sequences that use it (block_manager.cpp)
+  std::int32_t use_count = 0;  // number of sequences that use it (block_manager.cpp)
 
-  // prefix_index.h. A block is indexed when it has a unique id; the other fields mean something only then.
+  // prefix_index.h. A block is indexed if it has a unique id; the other fields are valid only then.
   std::uint64_t unique_id = 0;
   BlockId parent = kNone;  // kNone: the root
   std::uint64_t parent_id = 0;
@@ -38,7 +38,7 @@ struct Block {
   bool is_pinned() const { return pins > 0 || pinned_children > 0; }
 };
 
-// All blocks of a pool, by number.
+// All blocks of a pool, by block id.
 class Blocks {
  public:
   explicit Blocks(int num_blocks) : blocks_(static_cast<std::size_t>(num_blocks)) {}

@@ -17,8 +17,6 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 
 }  // namespace
 
-// ---- changes of a block's state ----
-
 void BlockManager::Impl::use(BlockId id) {
   auto& block = blocks[id];
   if (block.use_count++ > 0) return;
@@ -35,7 +33,7 @@ void BlockManager::Impl::unuse(BlockId id) {
     return;
   }
   cached.push(id, block.is_pinned());
-  // A parent must be evicted after its child. One that is Cached already counts as used now. That happens only where the
+  // A parent must be evicted after its child, so a Cached ancestor also counts as used now. This happens only if the
   // caller did not take the block that insert() returned, and so used another copy of the prefix.
   for (auto above = block.parent; above != kNone && blocks[above].is_cached(); above = blocks[above].parent) {
     cached.touch(above, blocks[above].is_pinned());
@@ -44,8 +42,8 @@ void BlockManager::Impl::unuse(BlockId id) {
 
 void BlockManager::Impl::evict_first() { unindex(cached.first()); }
 
-// The descendants leave the index too, since nothing could find them any more. An Active one becomes Free when it is
-// released.
+// Also removes the descendants from the index, because a lookup could no longer reach them. An Active descendant
+// becomes Free when it is released.
 void BlockManager::Impl::unindex(BlockId root) {
   subtree.assign(1, root);
   while (!subtree.empty()) {
@@ -72,10 +70,8 @@ BlockId BlockManager::Impl::take_free() {
   return id;
 }
 
-// ---- calls ----
-
 std::uint64_t BlockManager::default_hash(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens) {
-  // Prompts are long: two tokens at a time and one multiplication for them, all of it mixed at the end.
+  // Prompts are long, so the hash takes two tokens per multiplication and mixes only at the end.
   std::uint64_t hash = mix(parent_id, salt);
   for (std::size_t i = 0; i < tokens.size(); i += 2) {
     const std::uint64_t second = i + 1 < tokens.size() ? static_cast<std::uint32_t>(tokens[i + 1]) : 0;
@@ -94,7 +90,7 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
     broken(cat("a pool of ", num_blocks, " blocks of ", block_len, " tokens: both must be at least 1"));
   }
   if (chunk < 1) broken(cat("a pool that grows by ", chunk, " blocks: it must be at least 1"));
-  if (chunk < num_blocks && !commit) broken("a pool that grows, and nothing that gives it memory");
+  if (chunk < num_blocks && !commit) broken("a pool that grows needs a commit function");
   impl_ = std::make_unique<Impl>(num_blocks, block_len, enable_prefix_caching, chunk, std::move(commit), hash);
 }
 
@@ -126,11 +122,11 @@ PrefixMatch BlockManager::match(std::span<const TokenId> tokens, std::int32_t ma
 }
 
 bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
-  if (n < 0) broken(cat("allocate of ", n, " blocks"));
+  if (n < 0) broken(cat("allocate(): n = ", n, " is negative"));
   if (n > num_available()) return false;
   while (n > impl_->free.num_ready() && impl_->free.grow()) {
   }
-  if (n > num_available()) return false;  // memory did not suffice, and there are fewer blocks now
+  if (n > num_available()) return false;  // there was not enough memory, so the pool has fewer blocks now
   for (int i = 0; i < n; ++i) {
     if (impl_->free.num_ready() == 0) impl_->evict_first();
     out.push_back(impl_->take_free());
@@ -141,33 +137,34 @@ bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
 PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens,
                                 std::uint64_t salt) {
   const auto& own = impl_->checked(block, "insert");
-  if (!own.is_active()) broken(cat("insert of block ", block, ", which is not Active"));
+  if (!own.is_active()) broken(cat("insert(): block ", block, " is not Active"));
   if (tokens.size() != static_cast<std::size_t>(impl_->block_len)) {
-    broken(cat("insert of block ", block, " with ", tokens.size(), " tokens, a block has ", impl_->block_len));
+    broken(cat("insert(): ", tokens.size(), " tokens for block ", block, ", expected ", impl_->block_len));
   }
   if (!impl_->index.enabled()) return parent;
   if (parent.block != kNone) {
-    const auto& above = impl_->checked(parent.block, "insert below");
-    if (above.unique_id != parent.unique_id) return parent;  // evicted meanwhile: its children could not be found
-    if (above.salt != salt) broken(cat("block ", block, " is inserted with another salt than its parent's"));
+    const auto& above = impl_->checked(parent.block, "insert");
+    // If the parent was evicted meanwhile, its children could not be found.
+    if (above.unique_id != parent.unique_id) return parent;
+    if (above.salt != salt) broken(cat("insert(): block ", block, " and its parent have different salts"));
   }
   const auto key = impl_->index.key(parent.unique_id, salt, tokens);
   if (const auto id = impl_->index.find(key); id != kNone) return impl_->index.node(id);
-  if (own.is_indexed()) broken(cat("block ", block, " is inserted a second time, with other contents"));
+  if (own.is_indexed()) broken(cat("insert(): block ", block, " was already inserted with different contents"));
   impl_->index.insert(block, parent.block, key);
   return impl_->index.node(block);
 }
 
 void BlockManager::release(std::span<const BlockId> blocks) {
   for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) {
-    if (!impl_->checked(*id, "release").is_active()) broken(cat("block ", *id, " is released and nobody uses it"));
+    if (!impl_->checked(*id, "release").is_active()) broken(cat("release(): block ", *id, " is not Active"));
     impl_->unuse(*id);
   }
 }
 
 void BlockManager::retain(std::span<const BlockId> blocks) {
   for (const auto id : blocks) {
-    if (impl_->checked(id, "retain").is_free()) broken(cat("retain of block ", id, ", which is Free"));
+    if (impl_->checked(id, "retain").is_free()) broken(cat("retain(): block ", id, " is Free"));
     impl_->use(id);
   }
 }
@@ -184,7 +181,7 @@ void BlockManager::unpin(std::span<const PrefixNode> nodes) {
     if (node.unique_id == 0) continue;
     const auto& block = impl_->checked(node.block, "unpin");
     if (block.unique_id != node.unique_id) continue;
-    if (block.pins == 0) broken(cat("unpin of block ", node.block, ", which has no pin"));
+    if (block.pins == 0) broken(cat("unpin(): block ", node.block, " is not pinned"));
     impl_->pins.remove(node.block, 1);
   }
 }

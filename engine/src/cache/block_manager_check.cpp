@@ -1,4 +1,4 @@
-// The integrity checks of the cache, for tests. Each part checks what it owns.
+// Integrity checks of the cache, for tests. Each part checks the state that it owns.
 #include <string>
 
 #include "cache/block_manager_impl.h"
@@ -16,7 +16,7 @@ void require(bool holds, const What&... what) {
 void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) const {
   const auto num = num_blocks();
   if (!expected_use.empty()) {
-    require(std::ssize(expected_use) == num, "use counts of ", expected_use.size(), " blocks, there are ", num);
+    require(std::ssize(expected_use) == num, "got use counts of ", expected_use.size(), " blocks, but there are ", num);
     for (BlockId id = 0; id < num; ++id) {
       const auto expected = expected_use[static_cast<std::size_t>(id)];
       require(impl_->blocks[id].use_count == expected, "block ", id, " has use count ", impl_->blocks[id].use_count,
@@ -30,7 +30,7 @@ void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) c
   impl_->pins.check(num);
 }
 
-// Every block is in one state, and is counted in it.
+// Every block is in one state, and is counted in that state.
 void BlockManager::Impl::check_states() const {
   int active = 0, cached_blocks = 0, free_blocks = 0;
   for (BlockId id = 0; id < free.total(); ++id) {
@@ -40,15 +40,14 @@ void BlockManager::Impl::check_states() const {
     cached_blocks += block.is_cached();
     free_blocks += block.is_free();
   }
-  require(active == num_active, active, " Active blocks, counted as ", num_active);
-  require(cached_blocks == cached.size(), cached_blocks, " Cached blocks, ", cached.size(), " in their queue");
-  require(free_blocks == free.size(), free_blocks, " Free blocks, counted as ", free.size());
-  require(active + cached_blocks + free.num_ready() == free.committed(), free.committed(),
-          " blocks have memory, of which ", active, " are Active, ", cached_blocks, " Cached and ", free.num_ready(),
-          " in the free list");
+  require(active == num_active, active, " blocks are Active, but the counter is ", num_active);
+  require(cached_blocks == cached.size(), cached_blocks, " blocks are Cached, but their queue has ", cached.size());
+  require(free_blocks == free.size(), free_blocks, " blocks are Free, but the counter is ", free.size());
+  require(active + cached_blocks + free.num_ready() == free.committed(), free.committed(), " blocks have memory, but ",
+          active, " are Active, ", cached_blocks, " Cached and ", free.num_ready(), " in the free list");
 }
 
-// The queue has the Cached blocks, children before their parents.
+// The queue holds the Cached blocks, children before their parents.
 void BlockManager::Impl::check_queue() const {
   require(cached.is_in_order(), "the queue of Cached blocks is out of order");
   for (BlockId id = 0; id < free.total(); ++id) {
@@ -56,20 +55,20 @@ void BlockManager::Impl::check_queue() const {
     require(cached.contains(id) == block.is_cached(), "block ", id, " is ",
             block.is_cached() ? "Cached and not" : "not Cached and", " in their queue");
     if (!block.is_cached()) continue;
-    require(cached.is_pinned(id) == block.is_pinned(), "block ", id, " is queued as if it were ",
-            block.is_pinned() ? "not " : "", "pinned");
+    require(cached.is_pinned(id) == block.is_pinned(), "the queue has block ", id, " as ",
+            block.is_pinned() ? "not " : "", "pinned, but it is", block.is_pinned() ? "" : " not");
     if (block.parent != kNone && blocks[block.parent].is_cached()) {
-      require(cached.is_before(id, block.parent), "block ", id, " would outlive its parent");
+      require(cached.is_before(id, block.parent), "block ", id, " would be evicted after its parent");
     }
   }
 }
 
-// The list has Free blocks with memory, each once.
+// The list holds Free blocks with memory, each once.
 void FreeBlocks::check(const Blocks& blocks) const {
-  require(committed_ <= total_, committed_, " blocks have memory, and there are ", total_);
+  require(committed_ <= total_, committed_, " blocks have memory, but there are only ", total_);
   std::vector<bool> seen(static_cast<std::size_t>(total_), false);
   for (const auto id : list_) {
-    require(id >= 0 && id < committed_, "block ", id, " is in the free list and has no memory");
+    require(id >= 0 && id < committed_, "block ", id, " is in the free list, but has no memory");
     require(blocks[id].is_free(), "block ", id, " is in the free list, but not Free");
     require(!seen[static_cast<std::size_t>(id)], "block ", id, " is in the free list twice");
     seen[static_cast<std::size_t>(id)] = true;
@@ -83,56 +82,58 @@ void PrefixIndex::check(int num_blocks) const {
   check_tree(num_blocks, indexed);
 }
 
-// The hash table has the indexed blocks, each once and where find() looks for it.
+// The hash table holds the indexed blocks, each once and in the bucket where find() looks for it.
 void PrefixIndex::check_buckets(int indexed) const {
   int in_buckets = 0;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (auto id = buckets_[b]; id != kNone; id = blocks_[id].next_in_bucket) {
       const auto& block = blocks_[id];
       require(block.is_indexed(), "block ", id, " is in the index without a unique id");
-      require(block.hash == hash_(block.parent_id, block.salt, tokens_of(id)), "block ", id, ": wrong hash");
+      require(block.hash == hash_(block.parent_id, block.salt, tokens_of(id)), "block ", id, " has a wrong hash");
       require((block.hash & (buckets_.size() - 1)) == b, "block ", id, " is in the wrong bucket");
       require(++in_buckets <= indexed, "the index has more than ", indexed, " entries");
     }
   }
-  require(in_buckets == indexed, "the index has ", in_buckets, " of ", indexed, " blocks");
+  require(in_buckets == indexed, "the index has ", in_buckets, " blocks, expected ", indexed);
 }
 
-// Parents are indexed, and have those as children whose parents they are.
+// Parents are indexed, and parent and child links agree.
 void PrefixIndex::check_tree(int num_blocks, int indexed) const {
   int listed = 0, with_parent = 0;
   for (BlockId id = 0; id < num_blocks; ++id) {
     const auto& block = blocks_[id];
     if (!block.is_indexed()) continue;
-    require(block.unique_id <= last_unique_id_, "block ", id, " has a unique id that was never given");
-    require((block.parent == kNone) == (block.parent_id == 0), "block ", id, ": parent and parent's id disagree");
+    require(block.unique_id <= last_unique_id_, "block ", id, " has a unique id that was never assigned");
+    require((block.parent == kNone) == (block.parent_id == 0), "block ", id,
+            ": parent and parent_id contradict each other");
     if (block.parent != kNone) {
       ++with_parent;
       const auto& parent = blocks_[block.parent];
       require(parent.unique_id == block.parent_id, "block ", id, " is a child of block ", block.parent,
-              ", which is not its parent any more");
-      require(parent.salt == block.salt, "block ", id, " has another salt than its parent");
+              ", which now has another unique id");
+      require(parent.salt == block.salt, "block ", id, " and its parent have different salts");
       require(parent.unique_id < block.unique_id, "block ", id, " is older than its parent");
     }
     auto previous = kNone;
     for (auto child = block.first_child; child != kNone; previous = child, child = blocks_[child].next_sibling) {
       require(blocks_[child].is_indexed() && blocks_[child].parent == id, "block ", child,
               " is listed as a child of block ", id);
-      require(blocks_[child].previous_sibling == previous, "the children of block ", id, " are broken at ", child);
-      require(++listed <= indexed, "the children of block ", id, " never end");
+      require(blocks_[child].previous_sibling == previous, "the list of children of block ", id, " is broken at ",
+              child);
+      require(++listed <= indexed, "the list of children of block ", id, " does not end");
     }
   }
-  require(listed == with_parent, listed, " children are listed, there are ", with_parent);
+  require(listed == with_parent, listed, " children are in lists, but ", with_parent, " blocks have a parent");
 }
 
-// Counts of pins and of pinned children. The tree has been checked.
+// Counts of pins and of pinned children. The tree is already checked.
 void Pins::check(int num_blocks) const {
   int pinned = 0;
   for (BlockId id = 0; id < num_blocks; ++id) {
     const auto& block = blocks_[id];
     require(block.pins >= 0, "block ", id, " has ", block.pins, " pins");
     if (!block.is_indexed()) {
-      require(!block.is_pinned(), "block ", id, " is pinned and not in the index");
+      require(!block.is_pinned(), "block ", id, " is pinned, but not in the index");
       continue;
     }
     pinned += block.pins > 0;
@@ -140,10 +141,10 @@ void Pins::check(int num_blocks) const {
     for (auto child = block.first_child; child != kNone; child = blocks_[child].next_sibling) {
       children += blocks_[child].is_pinned();
     }
-    require(children == block.pinned_children, "block ", id, " has ", children, " pinned children, counted as ",
+    require(children == block.pinned_children, "block ", id, " has ", children, " pinned children, but the counter is ",
             block.pinned_children);
   }
-  require(pinned == count_, pinned, " blocks are pinned, counted as ", count_);
+  require(pinned == count_, pinned, " blocks are pinned, but the counter is ", count_);
 }
 
 }  // namespace charonia::cache

@@ -1,4 +1,4 @@
-// What a BlockManager is made of. block_manager.cpp has its calls, block_manager_check.cpp the integrity checks.
+// The parts of a BlockManager. block_manager.cpp defines its calls, block_manager_check.cpp the integrity checks.
 #pragma once
 
 #include <string_view>
@@ -25,16 +25,17 @@ struct BlockManager::Impl {
   }
 
   Block& checked(BlockId id, std::string_view call) {
-    if (id < 0 || id >= free.total()) broken(cat(call, " of block ", id, ", and there are ", free.total()));
+    if (id < 0 || id >= free.total())
+      broken(cat(call, "(): block ", id, " does not exist; there are ", free.total(), " blocks"));
     return blocks[id];
   }
 
-  // The single changes of a block's state.
-  void use(BlockId id);    // one user more: Cached -> Active, when it is the first
-  void unuse(BlockId id);  // one user less: Active -> Cached or Free, when it was the last
-  void evict_first();      // Cached -> Free: the first of the queue, and what is behind it in the index
-  void unindex(BlockId root);  // out of the index, with what is behind it: Cached -> Free
-  BlockId take_free();     // Free -> Active; there is a Free block that has memory
+  // The transitions of a block's state.
+  void use(BlockId id);    // adds a user: Cached -> Active if it is the first
+  void unuse(BlockId id);  // removes a user: Active -> Cached or Free if it was the last
+  void evict_first();      // Cached -> Free: evicts the first of the queue and removes its descendants from the index
+  void unindex(BlockId root);  // removes a block and its descendants from the index: Cached -> Free
+  BlockId take_free();         // Free -> Active; requires a Free block with memory
 
   void check_states() const;
   void check_queue() const;

@@ -1,9 +1,9 @@
-// The Cached blocks in the order in which they are evicted: first those that are not pinned, then the pinned ones;
-// among equals the one that was used least recently.
+// The Cached blocks in eviction order: unpinned blocks first, then pinned blocks; within each group the least recently
+// used first.
 //
-// A binary heap that knows the place of each block in it. It allocates nothing after construction, and every change
-// takes O(log n). A block's key is the time of its last use, by a counter of this queue, with the highest bit set when
-// the block is pinned.
+// A binary heap that knows the position of each block. It allocates nothing after construction, and every change takes
+// O(log n). A block's key is the time of its last use, from a counter of this queue, with the highest bit set if the
+// block is pinned.
 #pragma once
 
 #include <cstddef>
@@ -23,19 +23,20 @@ class EvictionQueue {
   int size() const { return static_cast<int>(heap_.size()); }
   bool contains(BlockId block) const { return place_of(block) != kNowhere; }
 
-  // first() is not called of an empty queue; the others, but for push(), of blocks that are in it.
+  // first() requires a queue that is not empty. The other functions, except push(), require a block that is in the
+  // queue.
   BlockId first() const { return heap_.front().block; }
   bool is_pinned(BlockId block) const { return (key_of(block) & kPinned) != 0; }
   bool is_before(BlockId a, BlockId b) const { return key_of(a) < key_of(b); }
 
-  // The block counts as used now.
+  // Marks the block as used now.
   void push(BlockId block, bool pinned) {
     heap_.push_back({newest_key(pinned), block});
     rise(heap_.size() - 1);
   }
   void touch(BlockId block, bool pinned) { replace(place_of(block), {newest_key(pinned), block}); }
 
-  // The time of its last use stays.
+  // Keeps the time of the last use.
   void set_pinned(BlockId block, bool pinned) {
     const auto time = key_of(block) & ~kPinned;
     replace(place_of(block), {pinned ? time | kPinned : time, block});
@@ -63,7 +64,7 @@ class EvictionQueue {
 
  private:
   struct Entry {
-    std::uint64_t key;  // no two are equal
+    std::uint64_t key;  // keys are unique
     BlockId block;
   };
   static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
@@ -105,7 +106,7 @@ class EvictionQueue {
   }
 
   std::vector<Entry> heap_;
-  std::vector<std::size_t> places_;  // in the heap, by block
+  std::vector<std::size_t> places_;  // position in the heap, by block
   std::uint64_t last_time_ = 0;
 };
 

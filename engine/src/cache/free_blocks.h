@@ -1,8 +1,8 @@
-// Policy: memory that grows. The Free blocks of a pool, some of which may not have memory yet.
+// Policy: growing memory. The Free blocks of a pool; some of them may not have memory yet.
 //
-// Blocks get memory in the order of their numbers, `chunk` at a time. The Free block with memory that was put last is
-// taken first, so low numbers are used again and again and high ones get memory only when they are needed. When memory
-// runs out, the pool keeps the size that it has reached.
+// Blocks get memory in the order of their ids, `chunk` at a time. take() returns the block that was put last, so low
+// ids are reused often and high ids get memory only when they are needed. When memory runs out, the pool keeps its
+// current size.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ class FreeBlocks {
     add_up_to(std::min(chunk, num_blocks));
   }
 
-  int total() const { return total_; }          // blocks of the pool; less once memory did not suffice
+  int total() const { return total_; }          // blocks of the pool; shrinks when memory runs out
   int committed() const { return committed_; }  // blocks of the pool that have memory
   int num_ready() const { return static_cast<int>(list_.size()); }  // Free blocks that have memory
   int size() const { return num_ready() + total_ - committed_; }    // all Free blocks
@@ -35,8 +35,8 @@ class FreeBlocks {
     return id;
   }
 
-  // Provides memory for the next chunk. False when all blocks have memory, or when there is no memory left: then the
-  // blocks without memory are none of the pool's any more. Other errors of the commit function leave this unchanged.
+  // Provides memory for the next chunk. Returns false if all blocks have memory, or if memory ran out: then the blocks
+  // without memory leave the pool for good. If the commit function throws another error, nothing changes.
   bool grow() {
     if (committed_ == total_) return false;
     const int next = committed_ + std::min(chunk_, total_ - committed_);

@@ -1,8 +1,7 @@
-// Policy: session pins. A pin keeps a block, and the blocks of the prefix before it, for a session that may come back.
+// Policy: session pins. A pin keeps a block and its ancestors for a session that may continue.
 //
-// Pins are soft: they change the order of eviction and nothing else. A block is *pinned* when it has pins of its own or
-// a child that is pinned, since it must outlive that child. Among the Cached blocks those that are not pinned are
-// evicted first (eviction_queue.h).
+// Pins are soft: they only change the order of eviction. A block is *pinned* if it has its own pins or a pinned child,
+// because it must outlive that child. Among the Cached blocks, unpinned blocks are evicted first (eviction_queue.h).
 #pragma once
 
 #include "cache/block.h"
@@ -14,9 +13,9 @@ class Pins {
  public:
   Pins(Blocks& blocks, EvictionQueue& cached) : blocks_(blocks), cached_(cached) {}
 
-  int count() const { return count_; }  // blocks that have pins of their own
+  int count() const { return count_; }  // blocks that have their own pins
 
-  // Of indexed blocks.
+  // Requires an indexed block.
   void add(BlockId id) {
     auto& block = blocks_[id];
     const bool was_pinned = block.is_pinned();
@@ -24,7 +23,7 @@ class Pins {
     if (!was_pinned) changed(id);
   }
 
-  // times <= the pins that the block has.
+  // times <= the number of pins of the block.
   void remove(BlockId id, int times) {
     auto& block = blocks_[id];
     if (times == 0) return;
@@ -34,10 +33,10 @@ class Pins {
     if (!block.is_pinned()) changed(id);
   }
 
-  // Of a block that is about to leave the index.
+  // Called before a block leaves the index.
   void remove_all(BlockId id) { remove(id, blocks_[id].pins); }
 
-  // All blocks leave the index at once; the eviction queue is empty already.
+  // All blocks leave the index together; the eviction queue is already empty.
   void clear(int num_blocks) {
     for (BlockId id = 0; id < num_blocks; ++id) blocks_[id].pins = blocks_[id].pinned_children = 0;
     count_ = 0;
@@ -46,8 +45,8 @@ class Pins {
   void check(int num_blocks) const;  // block_manager_check.cpp
 
  private:
-  // The block has become pinned, or is not any more. Tells the queue and the parent, and goes on upwards as long as
-  // that changes whether the parent is pinned.
+  // Called after is_pinned() of the block has changed. Updates the queue and the parent, and goes up as long as the
+  // parent's is_pinned() changes.
   void changed(BlockId id) {
     while (true) {
       const auto& block = blocks_[id];

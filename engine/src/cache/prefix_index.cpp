@@ -18,7 +18,7 @@ std::span<const TokenId> PrefixIndex::tokens_of(BlockId id) const {
   return std::span(contents_).subspan(static_cast<std::size_t>(id) * block_len_, block_len_);
 }
 
-// Contents are compared as well: two different keys with one hash never match.
+// Also compares the contents: two different keys with equal hashes never match.
 BlockId PrefixIndex::find(const Key& key) const {
   for (auto id = bucket(key.hash); id != kNone; id = blocks_[id].next_in_bucket) {
     const auto& block = blocks_[id];

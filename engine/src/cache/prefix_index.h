@@ -1,9 +1,9 @@
-// Which full blocks hold which tokens behind which prefix.
+// Finds the full block that holds given tokens after a given prefix.
 //
 // The index is a tree. An indexed block is a child of the block before it in its sequence, or of the root. The parent
-// of an indexed block is always indexed too, so every indexed block can be reached from the root. A child is found
-// by its parent, its salt and its tokens, through a hash table whose chains run through the blocks. Nothing here
-// allocates memory after construction.
+// of an indexed block is always indexed too, so every indexed block can be reached from the root. A child is found by
+// its parent, its salt and its tokens, through a hash table whose chains run through the blocks. Nothing here allocates
+// memory after construction.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace charonia::cache {
 
 class PrefixIndex {
  public:
-  // What a child is found by. Valid as long as the tokens are.
+  // The lookup key of a child. Valid as long as the tokens.
   struct Key {
     std::uint64_t parent_id = 0;  // 0: the root
     std::uint64_t salt = 0;
@@ -24,7 +24,7 @@ class PrefixIndex {
     std::uint64_t hash = 0;
   };
 
-  // Without `enabled` there is no index, and nothing but enabled() may be called.
+  // If `enabled` is false there is no index, and only enabled() may be called.
   PrefixIndex(int num_blocks, int block_len, bool enabled, BlockManager::Hash hash, Blocks& blocks);
 
   bool enabled() const { return enabled_; }
@@ -33,9 +33,9 @@ class PrefixIndex {
   Key key(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens) const {
     return {parent_id, salt, tokens, hash_(parent_id, salt, tokens)};
   }
-  BlockId find(const Key& key) const;  // kNone: there is none
+  BlockId find(const Key& key) const;  // kNone if not found
 
-  // The block is not indexed and there is no equal one. `key` was made for that parent.
+  // Requires that the block is not indexed and that no equal block is. `key` must be for that parent.
   void insert(BlockId id, BlockId parent, const Key& key);
   void erase(BlockId id);  // a block without children
   void clear();            // erases all blocks
@@ -53,8 +53,8 @@ class PrefixIndex {
   std::size_t block_len_;
   BlockManager::Hash hash_;
   Blocks& blocks_;
-  std::vector<TokenId> contents_;  // [num_blocks, block_len], of indexed blocks
-  std::vector<BlockId> buckets_;   // a power of two of them
+  std::vector<TokenId> contents_;  // tokens of the indexed blocks [num_blocks, block_len]
+  std::vector<BlockId> buckets_;   // the size is a power of two
   std::uint64_t last_unique_id_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The memory of a step's tensors: one allocation, made for the largest step.
+// The memory of a step's tensors: one allocation, sized for the largest step.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace charonia::model {
 
 struct Activations {
-  // experts_scratch_bytes: what ops.experts() takes for limits.max_rows rows.
+  // experts_scratch_bytes: the scratch memory of ops.experts() for limits.max_rows rows.
   Activations(const ModelConfig& config, const Shard& shard, const ops::Precision& precision,
               const ops::StepLimits& limits, std::size_t experts_scratch_bytes);
 
@@ -21,9 +21,9 @@ struct Activations {
     DType dtype = DType::f32;
     std::int64_t cols = 0;
   };
-  // Names are those of Decoder::issue().
+  // The names are those in Decoder::issue().
   Part residual, delta, normed, qkv, squares, attended, gate_up, gated, router;
-  Part shared_gate_up, shared_gated, shared;  // the first two lie where gate_up and gated do
+  Part shared_gate_up, shared_gated, shared;  // the first two share the memory of gate_up and gated
   Part last_residual, last_delta, last_normed, logits_share, logits;
   std::size_t experts_scratch = 0;  // offset
   std::size_t bytes = 0;

@@ -18,10 +18,10 @@ void Decoder::launch(const ops::StepInput& input) {
   ops_.run_step(issue_);
 }
 
-// Also writes the spare rows of the tables: after the steps before, which read them.
+// Also writes the spare rows of the tables. The write is ordered after earlier steps, which read them.
 std::span<const std::int32_t> Decoder::rotary_rows(const ops::StepInput& input) {
-  auto& rows = rotary_rows_[turn_];
-  turn_ = (turn_ + 1) % rotary_rows_.size();
+  auto& rows = rotary_rows_[rotary_rows_index_];
+  rotary_rows_index_ = (rotary_rows_index_ + 1) % rotary_rows_.size();
   tables_.place(input.attention, input.prompt_tokens, rows, spare_);
   const auto upload = [&](const Vector& table, std::span<const float> values) {
     if (values.empty()) return;
@@ -38,11 +38,11 @@ void Decoder::issue(const ops::StepShape& shape) {
   const auto attended = view(activations_.attended, shape.rows);
   const ops::Tensor unwritten{nullptr, normed.dtype, normed.rows, normed.cols, normed.stride};
   ops_.embed(residual, *embedding_, embedding_scale_);
-  ops::Tensor pending{};  // what the next norm adds to the residual stream
+  ops::Tensor pending{};  // the tensor that the next norm adds to the residual stream
   const float* pending_norm = nullptr;
   for (int i = 0; i < config_.num_layer; ++i) {
     const auto& layer = layers_[static_cast<std::size_t>(i)];
-    if (!config_.parallel_block) ops_.feeds(*layer.qkv);
+    if (!config_.parallel_block) ops_.announce_linear(*layer.qkv);
     ops_.rms_norm(normed, residual, pending, norm_params(layer.attention_norm, pending_norm));
     ops_.linear(qkv, normed, *layer.qkv);
     ops_.rotary_store(qkv, rotary_params(layer, qkv), *cache_, i, shard_.heads);
@@ -52,7 +52,7 @@ void Decoder::issue(const ops::StepShape& shape) {
     if (config_.parallel_block) {
       ops_.rms_norm(unwritten, residual, delta, norm_params({}, {}));
     } else {
-      if (!layer.experts) ops_.feeds(*layer.gate_up);
+      if (!layer.experts) ops_.announce_linear(*layer.gate_up);
       ops_.rms_norm(normed, residual, delta, norm_params(layer.ffn_norm, data(layer.attention_post_norm)));
     }
     issue_feed_forward(layer, delta, normed, shape);
@@ -67,7 +67,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   const auto last_normed = view(activations_.last_normed, shape.logits_rows);
   ops_.gather_rows(last_residual, residual);
   ops_.gather_rows(last_delta, delta);
-  ops_.feeds(*output_);
+  ops_.announce_linear(*output_);
   ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(final_norm_, pending_norm));
   auto logits = view(activations_.logits, shape.logits_rows);
   if (shard_.ranks > 1) {
@@ -83,7 +83,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   if (config_.logits_scale != 1 || config_.logit_soft_cap > 0) {
     ops_.scale_logits(logits, config_.logits_scale, config_.logit_soft_cap);
   }
-  // On every rank: the same logits give the same tokens, and the next step takes them from the rank's own memory.
+  // Every rank samples. Equal logits give equal tokens, and the next step reads them from the rank's own memory.
   ops_.sample(logits);
 }
 
@@ -95,7 +95,7 @@ ops::NormParams Decoder::norm_params(const Vector& weight, const float* delta_we
           .subtract_mean = config_.layer_norm};
 }
 
-// Where q and k have norms over all heads, issues what sums up their squares.
+// If q and k have norms over all heads, issues the sums of their squares.
 ops::RotaryParams Decoder::rotary_params(const Layer& layer, const ops::Tensor& qkv) {
   auto out = layer.rotary;
   if (!config_.qk_norm_rows) return out;
@@ -104,13 +104,13 @@ ops::RotaryParams Decoder::rotary_params(const Layer& layer, const ops::Tensor& 
   ops_.qk_squares(squares, qkv, shard_.q_size, k_size);
   if (shard_.ranks > 1) ops_.all_reduce(squares);
   out.squares = static_cast<const float*>(squares.data);
-  // Where ranks share KV heads, the sum counts every KV head the same number of times, so the mean is right.
+  // If ranks share KV heads, the sum counts every KV head equally often, so the mean is right.
   out.q_count = shard_.q_size * shard_.ranks;
   out.k_count = k_size * shard_.ranks;
   return out;
 }
 
-// delta [rows, hidden] = this rank's share of the layer's feed-forward of `normed`.
+// delta [rows, hidden] = this rank's part of the layer's feed-forward of `normed`.
 void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
                                  const ops::StepShape& shape) {
   if (layer.experts) return issue_experts(layer, delta, normed, shape);
@@ -119,7 +119,7 @@ void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, c
 
 void Decoder::issue_mlp(const Layer& layer, const ops::Tensor& out, const ops::Tensor& gate_up,
                         const ops::Tensor& gated, const ops::Tensor& normed) {
-  ops_.feeds(*layer.down);
+  ops_.announce_linear(*layer.down);
   ops_.gated_linear(gated, gate_up, normed, *layer.gate_up, activation_);
   ops_.linear(out, gated, *layer.down);
 }

@@ -18,34 +18,35 @@ namespace charonia::model {
 
 class Decoder {
  public:
-  // Weights are copied into the device's layout: `files` may go afterwards. Activations are one allocation, made
-  // here for the largest step. Of several ranks (ops.ranks()) each has a decoder, which computes its shard.
+  // Copies the weights into the device's layout, so `files` may be destroyed afterwards. Allocates the activations
+  // once, for the largest step. With several ranks (ops.ranks()), each rank has a decoder that computes its shard.
   // Throws Error (invalid_argument, unsupported, resource_exhausted).
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);
 
-  // Once, when the cache is there: it is that of all steps.
+  // Call once, after the cache is created. All steps use this cache.
   void prepare(ops::KvCache& cache);
 
-  // Issues the step, from its token ids to its samples; ops.collect() gives these.
+  // Issues the step, from its token ids to its samples. ops.collect() returns the samples.
   void launch(const ops::StepInput& input);
 
   ops::KvLayout kv_layout(int block_len) const;
   std::int64_t weight_bytes() const { return weight_bytes_; }
-  std::int64_t weight_bytes_per_step() const { return weight_bytes_per_step_; }  // read by a step of one token
+  std::int64_t weight_bytes_per_step() const { return weight_bytes_per_step_; }  // bytes that a step of one token reads
 
  private:
   using Vector = std::unique_ptr<ops::Buffer>;  // f32
 
   struct Layer {
-    Vector attention_norm, ffn_norm;            // [hidden]; null: none
-    Vector attention_post_norm, ffn_post_norm;  // [hidden]; null: none
-    Vector q_norm, k_norm;                      // [size_per_head], or of all heads of the rank; null: none
+    Vector attention_norm, ffn_norm;            // [hidden]; null if absent
+    Vector attention_post_norm, ffn_post_norm;  // [hidden]; null if absent
+    Vector q_norm, k_norm;                      // [size_per_head], or [all heads of the rank]; null if absent
     std::unique_ptr<ops::Linear> qkv, attention_out;
-    std::unique_ptr<ops::Linear> gate_up, down;  // dense, or of the shared expert; null: there is none
+    std::unique_ptr<ops::Linear> gate_up, down;  // dense, or the shared expert; null if absent
     // With experts:
-    std::unique_ptr<ops::Linear> router;  // logits of the experts, in two halves where it stays fp32, and a shared gate
+    // Logits of the experts (in two halves if it stays fp32), then the shared expert's gate.
+    std::unique_ptr<ops::Linear> router;
     std::unique_ptr<ops::Experts> experts;
-    Vector router_bias;  // [experts]; null: none
+    Vector router_bias;  // [experts]; null if absent
     ops::RouterParams choice;
     ops::RotaryParams rotary;
     ops::AttentionParams attention;
@@ -61,12 +62,12 @@ class Decoder {
   void make_tables();
   void set_params(int index, Layer& layer) const;
 
-  // A weight by its canonical name and what its shape must be.
+  // A weight: its canonical name and its required shape.
   struct Wanted {
     std::string name;
     std::int64_t rows = 0, cols = 0;
   };
-  // The weights on top of one another: all quantised, of one format, or none of them.
+  // Stacks the weights along the rows. Either all are quantised in one format, or none is quantised.
   std::unique_ptr<ops::Linear> linear(const WeightFiles& files, std::span<const Wanted> weights,
                                       const std::vector<ops::HostMatrix>& bias);
   std::unique_ptr<ops::Linear> count(std::unique_ptr<ops::Linear> made);
@@ -86,7 +87,7 @@ class Decoder {
                           const ops::StepShape& shape);
   void issue_experts(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
                      const ops::StepShape& shape);
-  // out [rows, hidden] = the layer's gate, up and down of `normed`.
+  // out [rows, hidden] = the layer's gate, up and down projections of `normed`.
   void issue_mlp(const Layer& layer, const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& gated,
                  const ops::Tensor& normed);
   ops::Tensor view(const Activations::Part& part, std::int64_t rows) const;
@@ -105,18 +106,18 @@ class Decoder {
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
 
   RotaryTables tables_;
-  Vector rotary_, local_rotary_;  // [tables_.rows(), rotary_embedding]; null: none
-  Vector q_scales_;               // [max_positions]; null: none
-  Vector slopes_;                 // [heads of this rank]; null: none
+  Vector rotary_, local_rotary_;  // [tables_.rows(), rotary_embedding]; null if absent
+  Vector q_scales_;               // [max_positions]; null if absent
+  Vector slopes_;                 // [heads of this rank]; null if absent
 
   Activations activations_;
   std::unique_ptr<ops::Buffer> activation_memory_;
 
   ops::KvCache* cache_ = nullptr;
   ops::Ops::Issue issue_;
-  // Of the steps in flight, by turns.
+  // One for each step in flight, used alternately.
   std::array<std::vector<std::int32_t>, ops::kMaxStepsInFlight> rotary_rows_;
-  std::size_t turn_ = 0;
+  std::size_t rotary_rows_index_ = 0;
   RotaryTables::Spare spare_;
 };
 

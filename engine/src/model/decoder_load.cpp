@@ -1,4 +1,4 @@
-// How a decoder's weights come out of the files onto the device.
+// Loads a decoder's weights from the files onto the device.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -32,32 +32,31 @@ std::vector<QuantPart*> pointers(const QuantParts& parts) {
   return out;
 }
 
-// Gives parts that are to be of one format the same form of it; `why`: they are to be.
+// Converts parts that must have one format to one form of it. `why` names them in the error.
 void make_one_format(const std::vector<QuantPart*>& parts, const char* why) {
   QuantPart::unify(parts);
   const auto& first = *parts.front();
   for (const auto* part : parts) {
     if (part->format() == first.format()) continue;
     throw Error(ErrorCode::unsupported,
-                cat("tensor ", first.name(), " is quantised to ", ops::to_string(first.format()), ", and ",
-                    part->name(), " to ", ops::to_string(part->format()), ": ", why, " must be of one format"));
+                cat("tensor ", first.name(), " is quantised to ", ops::to_string(first.format()), ", but ",
+                    part->name(), " to ", ops::to_string(part->format()), ": ", why, " must have the same format"));
   }
 }
 
 void check_one_order(const QuantPart& a, const QuantPart& b) {
   if (std::ranges::equal(a.order(), b.order())) return;
-  throw Error(
-      ErrorCode::unsupported,
-      cat("tensor ", a.name(), " and ", b.name(), " have their columns in groups of different orders (desc_act), ",
-          "and have the same inputs: use a checkpoint that was quantised with desc_act = false or ",
-          "static_groups = true"));
+  throw Error(ErrorCode::unsupported,
+              cat("tensor ", a.name(), " and ", b.name(),
+                  " have the same inputs, but their columns have different orders (desc_act): ",
+                  "use a checkpoint that was quantised with desc_act = false or ", "static_groups = true"));
 }
 
 [[noreturn]] void refuse_mixed(const WeightFiles& files, const std::string& a, const std::string& b) {
   const auto& [quantised, other] = files.quantised(a) ? std::pair{a, b} : std::pair{b, a};
   throw Error(ErrorCode::unsupported,
-              cat("tensor ", quantised, " is quantised, and ", other,
-                  " is not: they are computed together. Take a checkpoint that quantises both or neither"));
+              cat("tensor ", quantised, " is quantised, but ", other,
+                  " is not, and they are computed together. Use a checkpoint that quantises both or neither"));
 }
 
 std::uint16_t half_at(const std::byte* data, std::size_t index) {
@@ -66,7 +65,7 @@ std::uint16_t half_at(const std::byte* data, std::size_t index) {
   return bits;
 }
 
-// Unaligned, as files are.
+// Data in files may be unaligned.
 void read_row(const ops::HostMatrix& matrix, std::int64_t row, std::vector<float>& out) {
   const auto* const data = matrix.row(row);
   out.resize(static_cast<std::size_t>(matrix.cols));
@@ -104,8 +103,8 @@ void append(std::vector<std::byte>& to, float value, DType type) {
   }
 }
 
-// A matrix as the sum of two in a 16-bit type: its values rounded, and what the rounding took, rounded. That is 16 bits
-// of a value, or 22.
+// Splits a matrix into the sum of two matrices of a 16-bit type: the rounded values, and the rounded rounding errors.
+// Together they keep 16 bits of a value with bf16 and 22 with fp16.
 class Halves {
  public:
   Halves(const std::vector<ops::HostMatrix>& parts, DType type) : type_(type) {
@@ -151,7 +150,7 @@ class UnitRows {
     read_row(part, row, values_);
     double sum = 0;
     for (const float value : values_) sum += double{value} * value;
-    constexpr float kMin = 1e-12F;  // a row of zeros stays one
+    constexpr float kMin = 1e-12F;  // a row of zeros stays zero
     const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type_), kMin);
     for (const float value : values_) append(data_, value / length, type_);
     ++rows_;
@@ -192,7 +191,7 @@ Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& 
     load_attention(files, i, layer);
     load_feed_forward(files, i, layer);
     set_params(i, layer);
-    files.drop_pages();  // or the weights would be in this process's memory twice until all are loaded
+    files.drop_pages();  // otherwise the weights would be in this process's memory twice until all are loaded
   }
   load_output(files);
   activation_memory_ = ops_.allocate(activations_.bytes);
@@ -219,7 +218,7 @@ std::unique_ptr<ops::Linear> Decoder::linear(const WeightFiles& files, std::span
   for (const auto& one : weights) {
     for (auto& part : files.get_quantised(one.name, one.rows, one.cols)) parts.push_back(std::move(part));
   }
-  make_one_format(pointers(parts), "weights on top of one another");
+  make_one_format(pointers(parts), "stacked weights");
   for (const auto& part : parts) check_one_order(*parts.front(), *part);
   std::vector<const ops::QuantSource*> sources;
   for (const auto& part : parts) sources.push_back(part.get());
@@ -253,7 +252,7 @@ void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) 
   if (config_.qk_norm) load_qk_norm(files, at + "attention.", layer);
   std::vector<ops::HostMatrix> qkv_bias, out_bias;
   if (config_.attn_bias) qkv_bias = files.get(qkv + number + ".bias", shard_.qkv_size, 1);
-  // The biases of GEMMs that are summed over the ranks are rank 0's to add.
+  // The ranks' outputs are summed, so only rank 0 adds the bias.
   if (config_.attn_output_bias && shard_.rank == 0) out_bias = files.get(out + ".0.bias", hidden, 1);
   layer.qkv = linear(files, {{{qkv + number + ".weight", shard_.qkv_size, hidden}}}, qkv_bias);
   layer.attention_out = linear(files, {{{out + number + ".weight", hidden, shard_.q_size}}}, out_bias);

@@ -109,7 +109,7 @@ void check_experts(const ModelConfig& config) {
 void check_model(const ModelConfig& config) {
   if (config.kv_head_num < 1 || config.head_num % config.kv_head_num != 0) {
     refuse_config(ErrorCode::invalid_argument, "head_num = ", config.head_num,
-                  " is no multiple of kv_head_num = ", config.kv_head_num);
+                  " is not a multiple of kv_head_num = ", config.kv_head_num);
   }
   check_rotation(config);
   check_norms(config);

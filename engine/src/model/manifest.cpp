@@ -18,21 +18,21 @@ namespace {
 using nlohmann::json;
 
 constexpr int kFormatVersion = 2;
-// Of all tensors of a rank: far more than a machine has, and few enough that no count of bytes overflows.
+// Limit for all tensors of a rank. It exceeds every machine's memory, and byte counts below it do not overflow.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
 
 [[noreturn]] void refuse_folder(const std::filesystem::path& dir, const std::string& what, int ranks) {
   throw Error(ErrorCode::invalid_argument, cat("the workspace at ", dir.string(), " cannot be used: ", what,
-                                               ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE ",
+                                               ". Create it again with: charonia convert MODEL --dst-path WORKSPACE ",
                                                ranks > 1 ? cat("--tp ", ranks, " ") : "", "--force"));
 }
 
-// What is wrong with a value of manifest.json, which the caller says the place of.
+// Describes an invalid value of manifest.json. The caller adds its place in the file.
 struct Invalid {
   std::string what;
 };
 
-// nlohmann would convert fractions and numbers that are too large silently.
+// nlohmann's library would convert fractions and numbers that are too large silently.
 template <class T>
 T number(const json& value, const char* key) {
   if (value.is_number_integer()) {
@@ -58,7 +58,7 @@ DType dtype_of(const json& value, std::span<const DType> allowed, const char* ex
 
 DType dtype_of(const json& value) { return dtype_of(value, kFloats, "F32, F16 or BF16"); }
 
-// The value that a name stands for.
+// A name and the value that it means.
 template <class T>
 struct Named {
   const char* name;
@@ -75,7 +75,7 @@ T choice(const json& value, const char* key, const Named<T> (&names)[n]) {
   throw Invalid{cat(key, " = ", json_text(value), ", expected ", all)};
 }
 
-// A number from `least` to `greatest`, or, where the key is not there, `otherwise`.
+// A number from `least` to `greatest`, or `otherwise` if the key is absent.
 std::int64_t number_in(const json& object, const char* key, std::int64_t least, std::int64_t greatest,
                        std::int64_t otherwise) {
   const auto found = object.find(key);
@@ -99,7 +99,7 @@ constexpr Named<ops::Activations> kActivations[] = {{"int8-token", ops::Activati
                                                     {"fp8-token", ops::Activations::f8_token},
                                                     {"fp8-tensor", ops::Activations::f8_tensor}};
 
-// Codes that a layout can hold, as the manifest calls them.
+// The codes that a layout can store, by their names in the manifest.
 std::vector<std::string_view> codes_of(QuantLayout layout) {
   switch (layout) {
     case QuantLayout::rows:
@@ -115,7 +115,7 @@ std::vector<std::string_view> codes_of(QuantLayout layout) {
   return {};
 }
 
-// Of a tensor with `quantization`.
+// Reads the `quantization` of a tensor.
 Quantization quantization_of(const json& value, const json& dtype) {
   if (!value.is_object()) throw Invalid{cat("quantization = ", json_text(value), ", expected an object")};
   Quantization out;
@@ -171,12 +171,12 @@ void read_shape(const json& value, Manifest::Tensor& out) {
   throw Invalid{cat("shape = ", json_text(value), ", expected [rows, columns] or [size], at least 1 each")};
 }
 
-// The tensors beside a quantised part's codes.
+// Reads the tensors that accompany a quantised part's codes.
 template <class FileOf>
-void read_beside(const json& part, const Quantization& how, const FileOf& file_of, Manifest::Part& out) {
+void read_side_tensors(const json& part, const Quantization& how, const FileOf& file_of, Manifest::Part& out) {
   constexpr DType kExponents[] = {DType::u8, DType::f8_e8m0}, kWhole[] = {DType::i32};
   const auto read = [&](const char* key, bool there, const std::string& why, std::span<const DType> types,
-                        const char* names, bool optional = false) -> std::optional<Manifest::Beside> {
+                        const char* names, bool optional = false) -> std::optional<Manifest::SideTensor> {
     const auto found = part.find(key);
     if (found == part.end()) {
       if (there && !optional) throw Invalid{cat("a part, ", out.name, ", without ", key, ", expected with ", why)};
@@ -184,8 +184,8 @@ void read_beside(const json& part, const Quantization& how, const FileOf& file_o
     }
     if (!there) throw Invalid{cat("a part, ", out.name, ", with ", key, ", expected only with ", why)};
     try {
-      return Manifest::Beside{file_of(*found), found->at("name").template get<std::string>(),
-                              dtype_of(found->at("dtype"), types, names)};
+      return Manifest::SideTensor{file_of(*found), found->at("name").template get<std::string>(),
+                                  dtype_of(found->at("dtype"), types, names)};
     } catch (const Invalid& invalid) {
       throw Invalid{cat(key, " with ", invalid.what)};
     }
@@ -200,22 +200,22 @@ void read_beside(const json& part, const Quantization& how, const FileOf& file_o
                          "F32, F16 or BF16");
 }
 
-// Of codes, scales and zeros, as devices keep them. Without parts the type of the scales is not known: it is the usual
-// one.
+// Bytes of codes, scales and zeros in the devices' layouts. Without parts the type of the scales is unknown; the usual
+// one is assumed.
 std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
   const auto& how = *tensor.quantization;
   const bool four_bits = ops::bits_of(how.code) == 4;
-  // Where the last group is short, devices have smaller ones (QuantPart::find_groups()).
+  // If the last group is short, devices use smaller groups (QuantPart::find_groups()).
   const bool whole = how.group_size == 0 || how.group_size >= tensor.cols;
   const auto groups = whole ? 1 : tensor.cols / std::gcd(how.group_size, tensor.cols);
   DType scale = four_bits ? DType::bf16 : DType::f32;
   if (!tensor.parts.empty() && how.layout != QuantLayout::mxfp4) scale = tensor.parts.front().scales->dtype;
-  auto beside = static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0);  // of a group
+  auto group_bytes = static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0);  // a group's scale and zero
   const bool integers = how.code == ops::Code::i8 && (how.activations == ops::Activations::i8_token ||
                                                       how.activations == ops::Activations::i8_tensor);
-  // The CPU's products of integers have a scale, a correction and a zero of 32 bits each (ops/cpu/kernels.h).
-  if (integers) beside = how.zeros ? 12 : 8;
-  return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) + tensor.rows * groups * beside;
+  // The CPU's integer GEMMs have a scale, a correction and a zero of 32 bits each (ops/cpu/kernels.h).
+  if (integers) group_bytes = how.zeros ? 12 : 8;
+  return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) + tensor.rows * groups * group_bytes;
 }
 
 }  // namespace
@@ -237,10 +237,10 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
     const auto manifest = json::parse(text);
     if (const auto version = number<std::int64_t>(manifest.at("format_version"), "format_version");
         version != kFormatVersion) {
-      refuse(cat("its format_version is ", version, ", this engine reads ", kFormatVersion));
+      refuse(cat("its format_version is ", version, ", but this engine reads ", kFormatVersion));
     }
     if (const auto stored = number<std::int64_t>(manifest.at("ranks"), "ranks"); stored != ranks) {
-      refuse(cat("it was converted for tensor_para_size = ", stored, ", and that is now ", ranks));
+      refuse(cat("it was converted for tensor_para_size = ", stored, ", but the setting is now ", ranks));
     }
     std::map<std::string, std::size_t, std::less<>> index;
     for (const auto& [path, entry] : manifest.at("files").items()) {
@@ -291,9 +291,9 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
         }
         if (own != part.end() && *own != entry.at("dtype")) {
           throw Invalid{cat("dtype = ", json_text(*own), " in a part, expected ", json_text(entry.at("dtype")),
-                            ": all parts have one quantisation")};
+                            ": all parts must have the same quantisation")};
         }
-        read_beside(part, *tensor.quantization, file_of, added);
+        read_side_tensors(part, *tensor.quantization, file_of, added);
       }
     }
   } catch (const Invalid& invalid) {

@@ -1,4 +1,4 @@
-// manifest.json of a `weights` folder: the tensors of a model, what each rank reads of them, and where they lie
+// manifest.json of a `weights` folder: the tensors of a model, the ranges that each rank reads, and their files
 // (docs/contracts.md).
 #pragma once
 
@@ -19,63 +19,65 @@ namespace charonia::model {
 
 class Manifest {
  public:
-  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; none: all of it
+  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; empty: all of it
 
   struct File {
     std::string path;  // relative to the folder, or absolute
     std::uint64_t bytes = 0;
   };
-  // A whole tensor of a file, beside the codes of a quantised part.
-  struct Beside {
+  // A whole tensor of a file that accompanies the codes of a quantised part.
+  struct SideTensor {
     std::size_t file = 0;  // index in files()
     std::string name;      // in that file
     DType dtype = DType::f32;
   };
-  // A tensor of a file or a range of it. Of a quantised tensor these are the codes, and rows and cols are the weight's.
+  // A tensor of a file, or a range of it. For a quantised tensor these are the codes; rows and cols are those of the
+  // weight.
   struct Part {
     std::size_t file = 0;  // index in files()
     std::string name;      // in that file
     DType dtype = DType::f32;
     Range rows, cols;
-    std::int64_t row_step = 1;  // n: of `rows` the first and every n-th after it; 1 but of quantised tensors
-    std::optional<Beside> scales, zeros, order, input_scale;  // of a quantised tensor
+    std::int64_t row_step = 1;  // n: the first of `rows` and every n-th row after it; always 1 for dense tensors
+    std::optional<SideTensor> scales, zeros, order, input_scale;  // only for a quantised tensor
   };
-  // A tensor as the model has it: its parts, stacked along dimension 0.
+  // A tensor of the model: its parts, stacked along dimension 0.
   struct Tensor {
     std::int64_t rows = 0, cols = 1;
-    bool vector = false;       // of one dimension; then cols = 1
-    DType dtype = DType::f32;  // a quantised tensor: the type of its codes
-    std::optional<int> rank;   // the only one that reads it; none: all do
-    std::vector<Part> parts;  // none in a manifest without files
+    bool vector = false;       // one-dimensional; then cols = 1
+    DType dtype = DType::f32;  // for a quantised tensor, the type of its codes
+    std::optional<int> rank;   // the only rank that reads it; empty: all ranks
+    std::vector<Part> parts;   // empty in a manifest without files
     std::optional<Quantization> quantization;
 
     std::string shape() const;  // "[rows, cols]", "[rows]"
   };
-  // Numbers of elements that are not quantised, and bytes of what is: of codes, scales and zeros, a byte each of these.
+  // Numbers of dense elements, and bytes of the quantised tensors' codes, scales and zeros (one byte per zero).
   struct Elements {
     std::int64_t matrices = 0, vectors = 0;
     std::int64_t quantised_bytes = 0;
   };
 
-  // Throws Error(invalid_argument), with the command that mends it, when the manifest is missing, not valid, of another
-  // format version or for another number of ranks. The files need not be there.
+  // Throws Error(invalid_argument), with the command that fixes it, if the manifest is missing, invalid, or for another
+  // format version or number of ranks. The files need not exist.
   Manifest(std::filesystem::path weights_dir, int ranks);
-  // With the text of a manifest that was read before.
+  // Parses the text of a manifest that was already read.
   Manifest(std::filesystem::path weights_dir, int ranks, const std::string& text);
-  // The text of manifest.json. Throws Error(invalid_argument).
+  // Returns the text of manifest.json. Throws Error(invalid_argument).
   static std::string read(const std::filesystem::path& weights_dir);
 
   const std::filesystem::path& dir() const { return dir_; }
   int ranks() const { return ranks_; }
-  const std::vector<File>& files() const { return files_; }  // none: only shapes are known
+  const std::vector<File>& files() const { return files_; }  // empty: only shapes are known
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
 
-  // By canonical name. Throws Error(invalid_argument) when it is not there.
+  // Finds a tensor by its canonical name. Throws Error(invalid_argument) if there is none.
   const Tensor& tensor(std::string_view name) const;
-  // Of all tensors that a rank reads. Throws Error(invalid_argument) when no machine could hold them.
+  // Sums over all tensors that a rank reads. Throws Error(invalid_argument) if they exceed the memory of any machine.
   Elements elements(int rank) const;
 
-  // Throws Error(invalid_argument): the folder cannot be used, `what` says why, and the message how to make it anew.
+  // Throws Error(invalid_argument): the folder cannot be used. `what` is the reason; the message also says how to
+  // create the folder again.
   [[noreturn]] void refuse(const std::string& what) const;
 
  private:

@@ -18,7 +18,7 @@ MemoryNeeds memory_needs(const ModelConfig& config, const Manifest& manifest, co
                          const DeviceSizes& sizes, const ops::StepLimits& limits) {
   const auto precision = sizes.precision(data_type(config));
   auto elements = manifest.elements(shard.rank);
-  // A router that stays fp32 is held in two halves.
+  // A router that stays fp32 is stored as two halves.
   for (int i = 0; config.router_fp32 && precision.weight != DType::f32 && i < config.num_layer; ++i) {
     if (!has_experts(config, i)) continue;
     const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));

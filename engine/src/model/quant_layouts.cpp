@@ -15,12 +15,12 @@ namespace charonia::model {
 namespace {
 
 constexpr std::int64_t kWordBits = 32, kWordBytes = 4;
-constexpr int kByteOffset = 128;                      // from codes 0 .. 255 to those of i8
+constexpr int kByteOffset = 128;                      // from codes 0 .. 255 to i8 codes
 constexpr std::int64_t kMxGroup = 32, kMxBlock = 16;  // columns that share an exponent, and their bytes
-// Row of a group of eight that bits [4 i, 4 i + 4) of a number belong to, in layout awq.
+// In layout awq, bits [4 i, 4 i + 4) of a word belong to this row of a group of eight.
 constexpr std::array<int, 8> kAwqRows{0, 2, 4, 6, 1, 3, 5, 7};
 
-// Errors that the caller completes.
+// Throws an error that the caller completes.
 template <class... What>
 [[noreturn]] void refuse(const What&... what) {
   throw Error(ErrorCode::invalid_argument, cat(what...));
@@ -34,7 +34,7 @@ std::string text_of(std::span<const std::int64_t> shape) {
   return out + "]";
 }
 
-// Unaligned: a file's data may begin anywhere.
+// Unaligned, because a file's data may begin anywhere.
 template <class T>
 T load(const std::byte* data, std::int64_t index) {
   T out;
@@ -42,15 +42,15 @@ T load(const std::byte* data, std::int64_t index) {
   return out;
 }
 
-// Exponents of 2, biased as those of a float; 255 stands for NaN.
+// Converts a biased exponent, as in a float, to a power of 2; 255 means NaN.
 float power_of_two(std::uint8_t exponent) {
-  constexpr std::uint32_t kLeast = 0x00400000U;  // 2^-127, below what has an exponent of its own
+  constexpr std::uint32_t kLeast = 0x00400000U;  // 2^-127, which is a subnormal float
   constexpr int kMantissaBits = 23;
   if (exponent == 255) return std::numeric_limits<float>::quiet_NaN();
   return std::bit_cast<float>(exponent == 0 ? kLeast : std::uint32_t{exponent} << kMantissaBits);
 }
 
-// Calls fn with a function from an index to a float.
+// Calls fn with a function that maps an index to a float.
 template <class Fn>
 void with_values(const TensorView& view, Fn fn) {
   const auto* const data = view.data.data();
@@ -61,12 +61,12 @@ void with_values(const TensorView& view, Fn fn) {
       return fn([data](std::int64_t i) { return f16_to_float(load<std::uint16_t>(data, i)); });
     case DType::bf16:
       return fn([data](std::int64_t i) { return bf16_to_float(load<std::uint16_t>(data, i)); });
-    default:  // exponents; there are no other types of scales
+    default:  // exponents; scales have no other types
       return fn([data](std::int64_t i) { return power_of_two(load<std::uint8_t>(data, i)); });
   }
 }
 
-// The codes of a number, lowest bits first, a byte each.
+// Unpacks the codes of a word, lowest bits first, into one byte each.
 template <int kBits>
 void spread(std::uint32_t word, std::uint8_t* out) {
   if constexpr (kBits == 4) {
@@ -76,17 +76,17 @@ void spread(std::uint32_t word, std::uint8_t* out) {
     wide = (wide | wide << 4U) & 0x0F0F0F0F0F0F0F0FU;
     std::memcpy(out, &wide, sizeof wide);
   } else {
-    word ^= 0x80808080U;  // less 128 each
+    word ^= 0x80808080U;  // subtracts 128 from each code
     std::memcpy(out, &word, sizeof word);
   }
 }
 
-// Numbers [begin, end) of n rows, which lie `row_step` apart; their columns `word_step`.
+// Decodes words [begin, end) of n rows. Rows are `row_step` words apart, columns `word_step`.
 template <int kBits>
 void decode_rows(const std::byte* data, std::int64_t row_step, std::int64_t word_step, std::int64_t n,
                  std::int64_t begin, std::int64_t end, std::uint8_t* out, std::int64_t stride) {
   constexpr std::int64_t kCodes = kWordBits / kBits;
-  constexpr std::int64_t kTile = 16;  // numbers of a row, of which each may be in another line of memory
+  constexpr std::int64_t kTile = 16;  // words of a row; each may be in another cache line
   for (auto first = begin; first < end; first += kTile) {
     const auto last = std::min(end, first + kTile);
     for (std::int64_t r = 0; r < n; ++r) {
@@ -98,12 +98,12 @@ void decode_rows(const std::byte* data, std::int64_t row_step, std::int64_t word
   }
 }
 
-// Columns [begin, end) of rows [row, row + n) of layout awq: `words` numbers for each column.
+// Decodes columns [begin, end) of rows [row, row + n) of layout awq, with `words` words for each column.
 void decode_awq(const std::byte* data, std::int64_t words, std::int64_t row, std::int64_t n, std::int64_t begin,
                 std::int64_t end, std::uint8_t* out, std::int64_t stride) {
   constexpr std::int64_t kRows = 8;
-  // Columns are often a power of two apart, so that few of them fit into the cache at a time: all that is wanted of a
-  // line of memory is taken at once.
+  // The stride between columns is often a power of two, so only a few columns fit into the cache together. Therefore
+  // the loop uses all needed words of a cache line together.
   constexpr std::int64_t kColumns = 64, kWords = 16;
   std::array<std::array<std::uint32_t, kColumns>, kWords> tile;
   const auto end_word = round_up_quotient(row + n, kRows);
@@ -199,7 +199,7 @@ QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range&
   const auto type = tensors_.scales.view.dtype;
   format_.code = how_.code;
   format_.zeros = how_.zeros;
-  format_.scale_type = how_.layout == QuantLayout::mxfp4 ? DType::f8_e8m0 : type;  // files may call it u8
+  format_.scale_type = how_.layout == QuantLayout::mxfp4 ? DType::f8_e8m0 : type;  // files may store it as u8
   format_.activations = how_.activations;
 }
 
@@ -211,15 +211,15 @@ void QuantPart::for_rows(std::int64_t first, std::int64_t n, Fn fn) const {
 
 void QuantPart::find_shape() {
   const auto& shape = tensors_.codes.view.shape;
-  const auto codes = kWordBits / ops::bits_of(how_.code);  // of a number
+  const auto codes = kWordBits / ops::bits_of(how_.code);  // codes per word
   const bool by_column = how_.layout == QuantLayout::awq || how_.layout == QuantLayout::gptq;
   const bool blocks = how_.layout == QuantLayout::mxfp4 && shape.size() == 4 && shape[3] == kMxBlock;
   if (!blocks && shape.size() != 2 && (shape.size() != 3 || by_column)) {
-    refuse("has shape ", text_of(shape), ", which is none of layout ", to_string(how_.layout));
+    refuse("has shape ", text_of(shape), ", which is not valid in layout ", to_string(how_.layout));
   }
-  // Before any product: a tensor without values may have sizes of any magnitude beside the 0.
+  // Checked before any product: a tensor without values may have sizes of any magnitude next to the 0.
   if (std::ranges::any_of(shape, [](auto size) { return size <= 0; })) {
-    refuse("has shape ", text_of(shape), ", and a weight has no size of 0");
+    refuse("has shape ", text_of(shape), ": sizes must be at least 1");
   }
   if (by_column) {
     file_rows_ = shape[1] * (how_.layout == QuantLayout::awq ? codes : 1);
@@ -250,7 +250,8 @@ void QuantPart::find_groups() {
            ", expected a range that begins and ends at groups of ", size,
            " columns: choose fewer ranks (tensor_para_size)");
   }
-  // Devices take groups of one size: where the last one is short, smaller ones, several of which have one scale.
+  // A device needs groups of equal size. If the last group is short, it gets smaller groups, several of which share a
+  // scale.
   format_.group = std::gcd(size, cols_);
   first_group_ = first_col_ / size;
 }
@@ -262,7 +263,7 @@ QuantPart::Steps QuantPart::find_scales() const {
     refuse("has scales ", tensors_.scales.name, " of shape ", text_of(shape), ", expected [", file_groups_, ", ",
            file_rows_, "]: groups of ", file_cols_ / file_groups_, " of its ", file_cols_, " columns, and its rows");
   }
-  // In a tensor of three dimensions no block of rows reaches from a matrix into the next one.
+  // In a tensor with three dimensions, a block of rows must not reach into the next matrix.
   const auto& codes = tensors_.codes.view.shape;
   const auto matrix_rows = codes.size() > 2 ? codes[1] : file_rows_;
   const auto matrix_blocks = round_up_quotient(matrix_rows, how_.group_rows);
@@ -318,7 +319,8 @@ void QuantPart::find_order() {
   if (!tensors_.order) return;
   const auto* const data = tensors_.order->view.data.data();
   const auto group_size = this->group_size();
-  std::vector<std::int64_t> ends(static_cast<std::size_t>(file_groups_));  // where the next column of a group goes
+  // The position of the next column of each group.
+  std::vector<std::int64_t> ends(static_cast<std::size_t>(file_groups_));
   for (std::size_t g = 0; g < ends.size(); ++g) ends[g] = static_cast<std::int64_t>(g) * group_size;
   std::vector<std::int32_t> order(static_cast<std::size_t>(file_cols_));
   bool sorted = true;
@@ -338,11 +340,12 @@ void QuantPart::find_order() {
   }
   if (sorted) return;
   if (cols_ != file_cols_) {
-    throw Error(ErrorCode::unsupported,
-                cat("tensor ", tensors_.codes.name, " of ", tensors_.path, " cannot be cut into columns [", first_col_,
-                    ", ", first_col_ + cols_, ") for a rank: its groups are of columns all over it (desc_act), ",
-                    "and the share would have parts of them. Use tensor_para_size = 1 (--tp 1), or a checkpoint that "
-                    "was quantised with desc_act = false or static_groups = true"));
+    throw Error(
+        ErrorCode::unsupported,
+        cat("tensor ", tensors_.codes.name, " of ", tensors_.path, " cannot be split into columns [", first_col_, ", ",
+            first_col_ + cols_, ") for a rank: its groups have columns from the whole tensor (desc_act), ",
+            "and the rank would have only parts of them. Use tensor_para_size = 1 (--tp 1), or a checkpoint that "
+            "was quantised with desc_act = false or static_groups = true"));
   }
   order_ = std::move(order);
 }
@@ -354,7 +357,7 @@ bool QuantPart::zeros_are_symmetric() const {
   bool all = true;
   for (std::int64_t r = 0; r < rows_; r += kRows) {
     for_rows(r, std::min(kRows, rows_ - r), [&](auto row, auto n, auto) {
-      read_zeros(row, n, zeros.data());  // of all rows: their values are looked at on the way
+      read_zeros(row, n, zeros.data());  // of all rows, so that this also checks their values
       all = all && std::all_of(zeros.begin(), zeros.begin() + n * groups(), [&](auto z) { return z == symmetric; });
     });
   }
@@ -415,7 +418,8 @@ void QuantPart::read_codes(std::int64_t row, std::int64_t n, std::uint8_t* out) 
     }
     return;
   }
-  // Whole numbers go where they are wanted; else as many as it takes are decoded, and columns picked.
+  // Decodes whole words directly if the range has no partial words. Otherwise decodes the words that contain the range,
+  // then picks columns.
   const auto per_number = how_.layout == QuantLayout::awq ? 1 : kWordBits / ops::bits_of(how_.code);
   const auto begin = first_col_ / per_number, end = round_up_quotient(first_col_ + cols_, per_number);
   if (order_.empty() && begin * per_number == first_col_ && (end - begin) * per_number == cols_) {
@@ -465,7 +469,7 @@ void QuantPart::read_zeros(std::int64_t row, std::int64_t n, std::int8_t* out) c
   const int bits = ops::bits_of(how_.code);
   const auto* const data = tensors_.zeros->view.data.data();
   const int offset = (how_.layout == QuantLayout::gptq ? how_.zero_offset : 0) - (bits == 8 ? kByteOffset : 0);
-  // Places of rows in a number.
+  // The bit offset of each row in a word.
   std::array<unsigned, kWordBits> shifts{};
   for (int i = 0; i < kWordBits / bits; ++i) {
     const auto at = static_cast<std::size_t>(i);
@@ -480,8 +484,8 @@ void QuantPart::read_zeros(std::int64_t row, std::int64_t n, std::int8_t* out) c
       const auto stored = load<std::uint32_t>(data, first + g * zero_steps_.group) >> shift & mask;
       const int zero = static_cast<int>(stored) + offset;
       if (zero > std::numeric_limits<std::int8_t>::max()) {
-        fail(cat("has zeros, ", tensors_.zeros->name, ", of which that of row ", r, " and group ", first_group_ + g,
-                 " is ", zero + kByteOffset, ", expected 0 to 255"));
+        fail(cat("has zeros, ", tensors_.zeros->name, ": the zero of row ", r, " and group ", first_group_ + g, " is ",
+                 zero + kByteOffset, ", expected 0 to 255"));
       }
       *out++ = static_cast<std::int8_t>(zero);
     }

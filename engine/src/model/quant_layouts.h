@@ -1,4 +1,4 @@
-// Quantised weights as files have them: the layouts of manifest.json (docs/contracts.md), read as ops::QuantSource.
+// Reads quantised weights from files: the layouts of manifest.json (docs/contracts.md), as an ops::QuantSource.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,20 @@ namespace charonia::model {
 
 enum class QuantLayout : std::uint8_t { rows, packed_rows, awq, gptq, mxfp4 };
 
-std::string_view to_string(QuantLayout layout);  // as the manifest has it
+std::string_view to_string(QuantLayout layout);  // the name in the manifest
 
-// How the parts of a quantised tensor are stored, as the manifest says it.
+// How the parts of a quantised tensor are stored, according to the manifest.
 struct Quantization {
   QuantLayout layout = QuantLayout::rows;
   ops::Code code = ops::Code::i8;
-  std::int64_t group_size = 0;  // columns of the file's tensor that share a scale; 0: all. Layout rows: at most so many
-  std::int64_t group_rows = 1;  // rows that share one; 1 but in layout rows
+  // Columns of the file's tensor that share a scale; 0: all columns. In layout rows the last group may be shorter.
+  std::int64_t group_size = 0;
+  std::int64_t group_rows = 1;  // rows that share a scale; 1 except in layout rows
   bool zeros = false;
-  int zero_offset = 1;  // of layout gptq: what is added to a stored zero, 0 or 1
+  int zero_offset = 1;  // for layout gptq: added to a stored zero, 0 or 1
   ops::Activations activations = ops::Activations::as_is;
 
-  DType codes_dtype() const;  // the type of the file's codes
+  DType codes_dtype() const;  // the type of the codes in the file
   bool has_input_scale() const;
 };
 
@@ -39,35 +40,35 @@ struct QuantTensor {
   TensorView view;
 };
 
-// The tensors that one part of a weight is stored in.
+// The tensors that store one part of a weight.
 struct QuantTensors {
-  std::string path;  // of the codes' file
+  std::string path;  // path of the file with the codes
   QuantTensor codes, scales;
-  std::optional<QuantTensor> zeros;        // there exactly where the quantisation has them
-  std::optional<QuantTensor> order;        // of layouts gptq and packed-rows: the group of each column
-  std::optional<QuantTensor> input_scale;  // there exactly where activations have one
+  std::optional<QuantTensor> zeros;        // set if and only if the quantisation has zeros
+  std::optional<QuantTensor> order;        // for layouts gptq and packed-rows: the group of each column
+  std::optional<QuantTensor> input_scale;  // set if and only if the activations have a static scale
 };
 
-// A part of a quantised weight: the whole of what its tensors hold, or a range of its rows and columns. Reading is
-// fastest by 64 rows or more: layouts awq and gptq have the columns of 8 rows next to each other.
+// A part of a quantised weight: all of its tensors, or a range of rows and columns. Reads of 64 rows or more are
+// fastest, because layouts awq and gptq store the columns of 8 rows next to each other.
 class QuantPart final : public ops::QuantSource {
  public:
-  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; none: all of it
+  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; empty: all of it
 
-  // row_step n: of `rows` the first and every n-th after it. Looks at types and shapes, at no values. Throws
-  // Error(invalid_argument) with what does not fit and what was expected; the caller says of which tensor. The views
-  // are read as long as the part lives.
+  // row_step n: reads the first of `rows` and every n-th row after it. Checks types and shapes, not values. Throws
+  // Error(invalid_argument) with the fault and the expected value; the caller adds the tensor's name. Reads the views
+  // as long as the part exists.
   QuantPart(const Quantization& how, QuantTensors tensors, const Range& rows, const Range& cols,
             std::int64_t row_step = 1);
 
-  // Before the first use: reads the order of the columns, the input's scale, and whether the zeros are all those of
-  // symmetric codes; then the format has none. Throws Error(invalid_argument), naming the tensor, for values that do
-  // not fit; Error(unsupported) for a range of columns of a weight whose columns are quantised in an order of their
-  // own.
+  // Call before the first use. Reads the order of the columns and the input's scale. If all zeros are those of
+  // symmetric codes, the format gets no zeros. Throws Error(invalid_argument) with the tensor's name for invalid
+  // values, and Error(unsupported) for a range of columns if the columns have their own order.
   void open();
 
-  // Gives parts, opened, the same form of zeros and scales, so that formats differ only in what devices cannot join;
-  // and the largest of their input's scales, for they have one input, or are the experts of a layer.
+  // Converts opened parts to the same form of zeros and scales, so that their formats differ only if devices cannot
+  // combine them. Sets all input scales to the largest one, because the parts share one input or are the experts of a
+  // layer.
   static void unify(std::span<QuantPart* const> parts);
 
   void read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales, std::int8_t* zeros) const override;
@@ -75,20 +76,20 @@ class QuantPart final : public ops::QuantSource {
   float input_scale() const override { return input_scale_; }
   std::string name() const override { return tensors_.codes.name; }
 
-  // All bytes that are read for its codes, for reading them ahead.
+  // All bytes that hold the part's codes, for reading ahead.
   std::span<const std::byte> codes_bytes() const;
 
  private:
-  // Where a value of a row and a group is: number (row / rows) * row + group * group of its tensor.
+  // The index of the value for a row and a group in its tensor: (row / rows) * row + group * group.
   struct Steps {
     std::int64_t rows = 1, row = 0, group = 0;
   };
 
-  // Columns of a group of the whole tensor; of the last one in layout rows at most.
+  // Columns of a group of the whole tensor; in layout rows the last group may have fewer.
   std::int64_t group_size() const { return how_.group_size == 0 ? file_cols_ : how_.group_size; }
 
-  // Calls fn(row, n, first) for rows of the part, [first, first + n) of its own and [row, row + n) of the whole tensor:
-  // all at once where they lie together there.
+  // Calls fn(row, n, first) for ranges of rows: [first, first + n) of the part, which are [row, row + n) of the whole
+  // tensor. One call if the rows are contiguous there.
   template <class Fn>
   void for_rows(std::int64_t first, std::int64_t n, Fn fn) const;
   void find_shape();
@@ -107,9 +108,9 @@ class QuantPart final : public ops::QuantSource {
   Quantization how_;
   QuantTensors tensors_;
   std::int64_t file_rows_ = 0, file_cols_ = 0;  // of the whole tensor
-  std::int64_t file_groups_ = 0;                // in a row of it
-  std::int64_t first_row_ = 0, first_col_ = 0;  // where the part begins in it
-  std::int64_t row_step_ = 1;                   // from row to row of the part
+  std::int64_t file_groups_ = 0;                // groups in a row of the whole tensor
+  std::int64_t first_row_ = 0, first_col_ = 0;  // start of the part in the whole tensor
+  std::int64_t row_step_ = 1;                   // distance between rows of the part
   std::int64_t first_group_ = 0;
   Steps scale_steps_, zero_steps_;
   std::vector<std::int32_t> order_;

@@ -12,13 +12,13 @@ namespace {
 
 bool is(const ModelConfig& config, std::string_view kind) { return config.rope_scaling_type == kind; }
 
-// The longest text that is turned without scaling, where scaling depends on the length.
+// The longest text without scaling, if the scaling depends on the length.
 int trained_positions(const ModelConfig& config) {
   const int original = config.rope_original_max_position_embeddings;
   return original > 0 && !is(config, "dynamic") ? original : config.max_position_embeddings;
 }
 
-// Doubles (less one) with every doubling of the text beyond the trained length.
+// Roughly doubles with each doubling of the text beyond the trained length.
 int qwen_alpha(const ModelConfig& config, int length) {
   if (length <= trained_positions(config)) return 1;
   const double ratio = static_cast<double>(length) / trained_positions(config);
@@ -33,7 +33,7 @@ std::vector<float> geometric(float theta, int dim) {
   return out;
 }
 
-// NTK-aware scaling is another base.
+// NTK-aware scaling changes the base.
 float stretched_base(const ModelConfig& config, float by) {
   const auto dim = static_cast<float>(config.rotary_embedding);
   return config.rope_theta * std::pow(by, dim / (dim - 2));
@@ -57,7 +57,7 @@ void stretch_as_llama3(const ModelConfig& config, std::vector<float>& frequencie
 
 void stretch_as_yarn(const ModelConfig& config, std::vector<float>& frequencies) {
   const double dim = config.rotary_embedding;
-  // The dimension that turns so often in the original length.
+  // The dimension that makes this many rotations within the original length.
   const auto dimension_of = [&](double turns) {
     const double original = config.rope_original_max_position_embeddings;
     return dim * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(double{config.rope_theta}));
@@ -66,7 +66,7 @@ void stretch_as_yarn(const ModelConfig& config, std::vector<float>& frequencies)
   if (config.rope_truncate) low = std::floor(low), high = std::ceil(high);
   low = std::max(low, 0.0);
   high = std::min(high, dim - 1);
-  if (low == high) high += 0.001;  // a ramp has a width
+  if (low == high) high += 0.001;  // avoids a ramp of width 0
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const float at = (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low);
     const float kept = 1.0F - std::clamp(at, 0.0F, 1.0F);
@@ -79,15 +79,15 @@ void stretch_as_yarn(const ModelConfig& config, std::vector<float>& frequencies)
 void write_row(float* row, int position, const std::vector<float>& frequencies, float factor) {
   const std::size_t half = frequencies.size();
   for (std::size_t i = 0; i < half; ++i) {
-    // The product is rounded to float first, as Hugging Face's is.
+    // The product is first rounded to float, like in Hugging Face transformers.
     const float angle = static_cast<float>(position) * frequencies[i];
     row[i] = std::cos(angle) * factor;
     row[half + i] = std::sin(angle) * factor;
   }
 }
 
-// The length whose frequencies turn `position` of a text that began as a prompt of so many tokens; 0: no scaling by
-// length.
+// The length that decides the frequencies for `position` of a text whose prompt has prompt_tokens tokens; 0 if the
+// length has no effect.
 int length_for(const ModelConfig& config, int position, int prompt_tokens) {
   const int trained = trained_positions(config);
   const int length = is(config, "qwen") ? prompt_tokens : std::max(position + 1, prompt_tokens);
@@ -96,7 +96,7 @@ int length_for(const ModelConfig& config, int position, int prompt_tokens) {
   return is(config, "dynamic") || is(config, "qwen") ? length : 0;
 }
 
-// A prompt length of the class.
+// A prompt length that belongs to the class.
 int prompt_of(const ModelConfig& config, std::uint64_t rotary_class) {
   if (rotary_class == 0) return 0;
   const int trained = trained_positions(config);
@@ -152,7 +152,7 @@ float rotary_attention_factor(const ModelConfig& config) {
     const bool both = config.rope_mscale > 0 && config.rope_mscale_all_dim > 0;
     return static_cast<float>(both ? scale(config.rope_mscale) / scale(config.rope_mscale_all_dim) : scale(1));
   }
-  // A configuration without a factor means the ratio of the two lengths.
+  // Without a factor in the configuration, the factor is the ratio of the two lengths.
   const double factor = config.rope_factor > 1 ? config.rope_factor : config.max_position_embeddings / original;
   return factor <= 1 ? 1.0F : static_cast<float>(std::sqrt(1 + std::log(factor) / std::log(original)));
 }
@@ -177,7 +177,7 @@ RotaryTables::RotaryTables(const ModelConfig& config, int positions, int step_ro
   if (is(config, "dynamic")) {
     spare_rows_ = step_rows;
   } else {
-    // The numbers of qwen's classes are 2, 6, 14, ...
+    // The classes of qwen are 2, 6, 14, ...
     for (std::uint64_t one = is(config, "qwen") ? 2 : 1; one <= longest; one = 2 * one + 2) classes_.push_back(one);
   }
   rows_ = positions_ * (1 + static_cast<std::int64_t>(classes_.size())) + spare_rows_;
@@ -292,18 +292,18 @@ void apply_engine_settings(ModelConfig& model, const EngineConfig& engine) {
     }
     const auto& kind = model.rope_scaling_type;
     if (kind == "qwen") {
-      // The model's own dynamic NTK is on already, and has no factor.
+      // The model's own dynamic NTK is already active, and has no factor.
       if (engine.rope_scaling_factor > 1) {
-        refuse(setting, " does not apply: the model has a dynamic NTK of its own, without a factor. Set it to 0 or 1");
+        refuse(setting, " does not apply: the model has its own dynamic NTK, without a factor. Set it to 0 or 1");
       }
     } else if (kind == "default" || kind == "dynamic") {
       model.rope_scaling_type = "dynamic";
       model.rope_factor = std::max(static_cast<float>(engine.rope_scaling_factor), 1.0F);
       if (model.rotary_embedding < 4) {
-        refuse(setting, " needs rotary_embedding >= 4, and it is ", model.rotary_embedding, ". Set it to 0");
+        refuse(setting, " needs rotary_embedding >= 4, but it is ", model.rotary_embedding, ". Set it to 0");
       }
     } else {
-      refuse(setting, " does not apply: the model has rotary scaling of its own (rope_scaling_type = ", kind,
+      refuse(setting, " does not apply: the model has its own rotary scaling (rope_scaling_type = ", kind,
              "), made for ", model.max_position_embeddings, " positions. Set it to 0");
     }
   }

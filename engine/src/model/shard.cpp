@@ -6,7 +6,7 @@
 namespace charonia::model {
 namespace {
 
-constexpr std::int64_t kLogitsAlignment = 4;  // of the ranks' shares: 16 bytes
+constexpr std::int64_t kLogitsAlignment = 4;  // alignment of the ranks' shares: 16 bytes
 
 }  // namespace
 
@@ -28,7 +28,7 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
          " heads of size_per_head = ", dim, " columns");
   heads = static_cast<int>(q_size / dim);
   qkv_size = manifest.tensor(qkv).rows;
-  // With more ranks than KV heads each has one, which is that of several.
+  // With more ranks than KV heads, each rank has one head, and several ranks have the same one.
   const int kv = ranks > config.kv_head_num ? 1 : config.kv_head_num / ranks;
   expect(qkv_size == q_size + 2 * kv * dim && heads % kv == 0 && (kv * ranks) % config.kv_head_num == 0, qkv,
          "rows of ", heads, " q heads and of ", kv, " k and v heads each (kv_head_num = ", config.kv_head_num, ")");

@@ -1,5 +1,6 @@
-// What one of the tensor-parallel ranks computes of a model: attention heads, columns of the feed-forward layer and
-// rows of the vocabulary. charonia/weights/tensor_parallel.py splits a model; here it is read from the tensors' shapes.
+// The part of a model that one tensor-parallel rank computes: attention heads, columns of the feed-forward layers and
+// rows of the vocabulary. charonia/weights/tensor_parallel.py splits a model; this class reads the split from the
+// tensors' shapes.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +12,17 @@ namespace charonia::model {
 
 struct Shard {
   int rank = 0, ranks = 1;
-  int heads = 0, kv_heads = 0;    // with more ranks than KV heads, several ranks hold the same one
+  int heads = 0, kv_heads = 0;    // with more ranks than KV heads, several ranks hold the same head
   std::int64_t q_size = 0;        // elements of the rank's q heads
-  std::int64_t qkv_size = 0;      // and with its k and v heads
-  std::int64_t inter = 0;         // of a dense feed-forward layer; 0: the model has none
-  std::int64_t expert_inter = 0;  // of an expert; 0: the model has none
-  std::int64_t shared_inter = 0;  // of the shared expert; 0: the model has none
+  std::int64_t qkv_size = 0;      // with the rank's k and v heads
+  std::int64_t inter = 0;         // columns of a dense feed-forward layer; 0 if the model has none
+  std::int64_t expert_inter = 0;  // columns of an expert; 0 if the model has none
+  std::int64_t shared_inter = 0;  // columns of the shared expert; 0 if the model has none
   std::int64_t logits = 0;        // rows of the output layer, from token rank * logits_share on
-  std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last one may fill fewer
+  std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last rank may use fewer
 
-  // Throws Error as check_model does, and invalid_argument, with the tensor and its shape, when the shares of the ranks
-  // do not make the model.
+  // Throws Error like check_model(), and invalid_argument, with the tensor and its shape, if the ranks' shares do not
+  // add up to the model.
   Shard(const ModelConfig& config, const Manifest& manifest, int rank);
 };
 

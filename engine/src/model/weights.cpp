@@ -19,7 +19,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return out + "]";
 }
 
-// Unaligned: a file's data may begin anywhere.
+// Unaligned, because a file's data may begin anywhere.
 template <class T>
 T read(const std::byte* data) {
   T out;
@@ -27,7 +27,7 @@ T read(const std::byte* data) {
   return out;
 }
 
-// From the first byte of a matrix to its last.
+// From the first byte of a matrix to its last byte.
 std::span<const std::byte> bytes_of(const ops::HostMatrix& matrix) {
   const auto* const first = matrix.row(0);
   const auto* const last = matrix.row(matrix.rows - 1) + static_cast<std::size_t>(matrix.cols) * size_of(matrix.dtype);
@@ -38,7 +38,7 @@ bool intersect(const Manifest::Range& a, const Manifest::Range& b) {
   return !a || !b || (a->first < b->second && b->first < a->second);
 }
 
-// Two parts that have elements in common; nulls where there are none.
+// Finds two parts that have common elements; nulls if there are none.
 std::pair<const Manifest::Part*, const Manifest::Part*> overlap(const std::vector<Manifest::Part>& parts) {
   std::vector<const Manifest::Part*> sorted;
   for (const auto& part : parts) sorted.push_back(&part);
@@ -63,21 +63,20 @@ void WeightFiles::open_files(bool all_files) {
   for (const auto& [name, tensor] : manifest_.tensors()) {
     for (const auto& part : tensor.parts) {
       needed[part.file] = true;
-      for (const auto* const beside : {&part.scales, &part.zeros, &part.order, &part.input_scale}) {
-        if (*beside) needed[(*beside)->file] = true;
+      for (const auto* const side : {&part.scales, &part.zeros, &part.order, &part.input_scale}) {
+        if (*side) needed[(*side)->file] = true;
       }
     }
   }
   files_.resize(files.size());
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (!needed[i]) continue;
-    const std::filesystem::path path = manifest_.dir() / files[i].path;  // an absolute path replaces the folder's
+    const std::filesystem::path path = manifest_.dir() / files[i].path;  // an absolute path replaces the folder
     std::error_code error;
     const auto bytes = std::filesystem::file_size(path, error);
     if (error) manifest_.refuse(cat("its file ", path.string(), " is missing"));
     if (bytes != files[i].bytes) {
-      manifest_.refuse(
-          cat("its file ", path.string(), " has ", bytes, " bytes where ", files[i].bytes, " were written"));
+      manifest_.refuse(cat("its file ", path.string(), " has ", bytes, " bytes, expected ", files[i].bytes));
     }
     files_[i] = std::make_unique<SafetensorsFile>(SafetensorsFile::open(path));
   }
@@ -95,14 +94,14 @@ std::vector<WeightFiles::Part> WeightFiles::find_parts(const std::string& name, 
     }
     const auto rows = added.quantised ? added.quantised->rows() : added.values.rows;
     const auto cols = added.quantised ? added.quantised->cols() : added.values.cols;
-    stacked += rows;  // of bytes that are there: no overflow in a list of parts that fits in memory
+    stacked += rows;  // cannot overflow: the counted bytes exist, and the list of parts fits into memory
     if (cols != tensor.cols) {
       manifest_.refuse(
-          cat("tensor ", name, " has shape ", tensor.shape(), ", and its part ", part.name, " has ", cols, " columns"));
+          cat("tensor ", name, " has shape ", tensor.shape(), ", but its part ", part.name, " has ", cols, " columns"));
     }
   }
   if (stacked != tensor.rows) {
-    manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", and its ", out.size(), " parts have ",
+    manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", but its ", out.size(), " parts have ",
                          stacked, " rows"));
   }
   if (const auto [first, second] = overlap(tensor.parts); first != nullptr) {
@@ -116,7 +115,7 @@ TensorView WeightFiles::find_tensor(const std::string& name, std::size_t file, c
   const auto& from = *files_[file];
   if (!from.has(in_file)) {
     manifest_.refuse(
-        cat("tensor ", name, " is to be ", in_file, " of ", from.path().string(), ", which has no such tensor"));
+        cat("tensor ", name, " should be ", in_file, " of ", from.path().string(), ", which has no such tensor"));
   }
   auto tensor = from.tensor(in_file);
   if (tensor.dtype != dtype) {
@@ -128,16 +127,16 @@ TensorView WeightFiles::find_tensor(const std::string& name, std::size_t file, c
 
 QuantPart WeightFiles::find_quantised(const std::string& name, const Quantization& how,
                                       const Manifest::Part& part) const {
-  const auto beside = [&](const std::optional<Manifest::Beside>& one) -> std::optional<QuantTensor> {
+  const auto side = [&](const std::optional<Manifest::SideTensor>& one) -> std::optional<QuantTensor> {
     if (!one) return {};
     return QuantTensor{one->name, find_tensor(name, one->file, one->name, one->dtype)};
   };
   QuantTensors tensors{.path = files_[part.file]->path().string(),
                        .codes = {part.name, find_tensor(name, part.file, part.name, part.dtype)},
-                       .scales = *beside(part.scales),  // the manifest has them for every part
-                       .zeros = beside(part.zeros),
-                       .order = beside(part.order),
-                       .input_scale = beside(part.input_scale)};
+                       .scales = *side(part.scales),  // the manifest has scales for every part
+                       .zeros = side(part.zeros),
+                       .order = side(part.order),
+                       .input_scale = side(part.input_scale)};
   try {
     return {how, std::move(tensors), part.rows, part.cols, part.row_step};
   } catch (const Error& error) {
@@ -180,7 +179,7 @@ std::vector<ops::HostMatrix> WeightFiles::get(std::string_view name, std::int64_
   if (const auto& how = manifest_.tensor(name).quantization) {
     throw Error(ErrorCode::unsupported,
                 cat("tensor ", name, " is quantised (", ops::to_string(how->code),
-                    "), and is only read as fp32, fp16 or bf16: take a checkpoint that leaves it out of quantisation"));
+                    "), but must be fp32, fp16 or bf16: use a checkpoint that does not quantise it"));
   }
   std::vector<ops::HostMatrix> out;
   for (const auto& part : tensors_.find(name)->second) out.push_back(view(part));

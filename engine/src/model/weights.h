@@ -1,4 +1,4 @@
-// The tensors of a `weights` folder as its manifest describes them.
+// The tensors of a `weights` folder, as its manifest describes them.
 #pragma once
 
 #include <filesystem>
@@ -16,40 +16,40 @@
 
 namespace charonia::model {
 
-// By canonical name, memory-mapped. Views stay valid as long as this object.
+// Finds tensors by canonical name. The files are memory-mapped. Views stay valid as long as this object.
 class WeightFiles {
  public:
-  // Throws Error(invalid_argument) as Manifest does, when a file is missing or has another size, and, with the name of
-  // the tensor, when a part is not what the manifest says of it: not in its file, of another type or outside of what is
-  // there. The message says which command mends it.
+  // Throws Error(invalid_argument) like Manifest; if a file is missing or has another size; and, with the tensor's
+  // name, if a part does not match the manifest: it is not in its file, has another type, or lies outside of its
+  // tensor. The message has the command that fixes it.
   WeightFiles(const std::filesystem::path& weights_dir, int ranks) : WeightFiles(Manifest(weights_dir, ranks), true) {}
-  // all_files: those without a tensor, as the token table, must be there as well.
+  // all_files: also requires files without tensors, such as the token table.
   WeightFiles(Manifest manifest, bool all_files);
 
   const Manifest& manifest() const { return manifest_; }
-  // The parts of a canonical tensor, in the order in which they are stacked, with the manifest's shapes: tensors of the
-  // files or ranges of them, whose rows may be further apart than they are long. One-dimensional tensors have cols = 1.
-  // Throws Error(invalid_argument), naming both shapes, when the tensor's is not [rows, cols], which is what the
-  // model's attributes and the rank's share make of it.
+  // The parts of a canonical tensor, in stacking order, with the manifest's shapes: tensors of the files or ranges of
+  // them. Rows may have a stride that is larger than their length. One-dimensional tensors have cols = 1. Throws
+  // Error(invalid_argument) with both shapes if the tensor's shape is not [rows, cols], the shape that follows from the
+  // model's attributes and the rank's share.
   std::vector<ops::HostMatrix> get(std::string_view name, std::int64_t rows, std::int64_t cols) const;
-  // Whether a tensor is quantised; get() refuses such ones by name.
+  // Whether a tensor is quantised. get() rejects quantised tensors.
   bool quantised(std::string_view name) const { return manifest_.tensor(name).quantization.has_value(); }
-  // The same of a quantised tensor. Throws what QuantPart::open() does as well.
+  // Like get(), for a quantised tensor. Also throws the errors of QuantPart::open().
   std::vector<std::unique_ptr<QuantPart>> get_quantised(std::string_view name, std::int64_t rows,
                                                         std::int64_t cols) const;
-  // A vector [n], or a matrix [1, n], as float.
+  // A vector [n] or a matrix [1, n], as float.
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
-  // Gives back the memory that what was read so far takes in this process; what was returned stays valid.
+  // Frees the memory of this process that holds file pages. Returned views stay valid.
   void drop_pages() const;
-  // Reads everything: the first tensor with values that are not finite, or that become so when a matrix that is not
-  // quantised is rounded to `data`, what is wrong with it and what to do; empty: none, or it was asked to stop.
+  // Reads all weights. Returns the first tensor with values that are not finite, or that overflow when a dense matrix
+  // is rounded to `data`, with the fault and the remedy. Empty if there is none, or after a stop request.
   std::string find_broken(DType data, const std::stop_token& stop) const;
 
  private:
   struct Part {
     const SafetensorsFile* file;
-    std::string_view name;               // in the file; the manifest's text
-    ops::HostMatrix values;              // of a dense tensor
+    std::string_view name;               // name in the file, in the manifest's text
+    ops::HostMatrix values;              // for a dense tensor
     std::optional<QuantPart> quantised;  // not opened
   };
 
@@ -59,12 +59,12 @@ class WeightFiles {
   ops::HostMatrix find_matrix(const std::string& name, const Manifest::Part& part) const;
   QuantPart find_quantised(const std::string& name, const Quantization& how, const Manifest::Part& part) const;
   void check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const;
-  static std::unique_ptr<QuantPart> opened(const Part& part);  // which will be read now
+  static std::unique_ptr<QuantPart> opened(const Part& part);  // opens the part and starts to read ahead
   static std::string find_broken(const Part& part, const std::stop_token& stop);
-  static const ops::HostMatrix& view(const Part& part);  // which will be read now
+  static const ops::HostMatrix& view(const Part& part);  // starts to read ahead
 
   Manifest manifest_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // by the manifest's indices; null: not needed
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // by file index of the manifest; null: not needed
   std::map<std::string_view, std::vector<Part>> tensors_;
 };
 

@@ -1,4 +1,4 @@
-// Reads all weights once more, to say which of them no model can compute with.
+// Reads all weights again to find values that no model can compute with.
 #include <algorithm>
 #include <cstring>
 
@@ -9,11 +9,11 @@
 namespace charonia::model {
 namespace {
 
-// Read between two looks at whether to stop: a millisecond from memory, and from most disks some dozens.
+// Bytes between two checks for a stop request: a millisecond from memory, some dozens of milliseconds from most disks.
 constexpr std::int64_t kBlockBytes = std::int64_t{4} << 20;
 
-// Whether a value's bits without its sign are `limit` or more: they rise with the magnitude, and infinities and NaN are
-// at their end. Unaligned, as files are.
+// Whether the magnitude bits of any value are `limit` or more. Magnitude bits rise with the magnitude; infinities and
+// NaN have the largest. Data may be unaligned.
 template <class Bits>
 bool any_from(const ops::HostMatrix& matrix, Bits limit, const std::stop_token& stop) {
   constexpr auto kMagnitude = static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1U);
@@ -32,7 +32,7 @@ bool any_from(const ops::HostMatrix& matrix, Bits limit, const std::stop_token& 
   return greatest >= limit;
 }
 
-// `held` is the type that the weights are rounded to: the smallest magnitude that becomes infinite in it counts too.
+// `held` is the type that the weights are rounded to. The smallest magnitude that rounds to infinity in it counts too.
 bool any_infinite(const ops::HostMatrix& matrix, DType held, const std::stop_token& stop) {
   switch (matrix.dtype) {
     case DType::f32:
@@ -51,7 +51,7 @@ bool any_infinite(const ops::HostMatrix& matrix, DType held, const std::stop_tok
 
 }  // namespace
 
-// Reading looks at scales, zeros and codes.
+// Reading checks the scales, zeros and codes.
 std::string WeightFiles::find_broken(const Part& part, const std::stop_token& stop) {
   try {
     const auto source = opened(part);

@@ -1,4 +1,4 @@
-// What every device says of a row of logits that are not numbers, in ops::Sampled::error.
+// The error text in ops::Sampled::error for a row of logits that are not numbers. All devices use the same text.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ inline constexpr std::string_view kBrokenLogits = "the model's weights or its co
 inline std::string broken_logit(std::int64_t token, float value) {
   return cat("the logit of token ", token, " is ", value, ": ", kBrokenLogits);
 }
-// Whether an error is of broken_logit().
+// Whether an error text comes from broken_logit().
 inline bool has_broken_logit(std::string_view error) { return error.ends_with(kBrokenLogits); }
 
 }  // namespace charonia::ops

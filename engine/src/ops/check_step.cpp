@@ -15,7 +15,7 @@ void require(bool holds, std::string_view what) {
 
 std::int64_t count(const auto& span) { return static_cast<std::int64_t>(span.size()); }
 
-// `text` is called for the message alone: these checks run over every row of every step.
+// `text` is called only for an error, because these checks run over every row of every step.
 template <class Text>
 void require_that(bool holds, Text text) {
   if (!holds) [[unlikely]]
@@ -28,9 +28,9 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
               count(batch.positions) == rows,
           "query_start must run from 0 to the number of rows, and every row needs a position");
   require(batch.rotary_rows.empty() || count(batch.rotary_rows) == rows,
-          "rotary_rows must be one for every row, or none");
+          "rotary_rows must have one entry for every row, or be empty");
   for (const auto row : batch.rotary_rows) {
-    require_that(row >= 0, [&] { return cat("rotary row ", row, " is in no table"); });
+    require_that(row >= 0, [&] { return cat("rotary row ", row, " is negative"); });
   }
   const auto sequences = count(batch.query_start) - 1;
   require(batch.table_stride >= 0 && count(batch.block_tables) >= sequences * batch.table_stride,
@@ -44,12 +44,12 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     for (auto row = begin; row < end; ++row) {
       const auto position = batch.positions[static_cast<std::size_t>(row)];
       require_that(position >= 0 && position - first == row - begin, [&] {
-        return cat("row ", row, " stands at position ", position, ": positions must ascend by one within a sequence");
+        return cat("row ", row, " has position ", position, ": positions must ascend by one within a sequence");
       });
     }
     const auto last = first + (end - 1 - begin);
     require_that(facts.max_positions == 0 || last < facts.max_positions,
-                 [&] { return cat("position ", last, " of ", facts.max_positions); });
+                 [&] { return cat("position ", last, " is not below the maximum of ", facts.max_positions); });
     if (facts.block_len == 0) continue;
     const auto blocks = last / facts.block_len + 1;
     require_that(blocks <= batch.table_stride, [&] {
@@ -57,8 +57,10 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     });
     for (std::int64_t i = 0; i < blocks; ++i) {
       const auto block = batch.block_tables[static_cast<std::size_t>(s * batch.table_stride + i)];
-      require_that(block >= 0 && (facts.num_blocks == 0 || block < facts.num_blocks),
-                   [&] { return cat("block ", block, " of ", facts.num_blocks, " in the table of sequence ", s); });
+      require_that(block >= 0 && (facts.num_blocks == 0 || block < facts.num_blocks), [&] {
+        return cat("the table of sequence ", s, " has block ", block, ", but the cache has ", facts.num_blocks,
+                   " blocks");
+      });
     }
   }
 }
@@ -74,17 +76,18 @@ void check_limits(const StepLimits& limits) {
 void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sampled_before) {
   const auto rows = count(input.ids), logits_rows = count(input.logits_rows);
   require_that(facts.max_rows == 0 || rows <= facts.max_rows,
-               [&] { return cat(rows, " rows, and at most ", facts.max_rows, " were prepared for"); });
+               [&] { return cat(rows, " rows, but prepare() was called with at most ", facts.max_rows); });
   const auto sequences = std::max<std::int64_t>(count(input.attention.query_start) - 1, 0);
   require_that(facts.max_sequences == 0 || std::max(sequences, logits_rows) <= facts.max_sequences, [&] {
-    return cat(sequences, " sequences and ", logits_rows, " rows of logits, and at most ", facts.max_sequences,
-               " were prepared for");
+    return cat(sequences, " sequences and ", logits_rows, " rows of logits, but prepare() was called with at most ",
+               facts.max_sequences);
   });
   for (const auto id : input.ids) {
     require_that(id < 0 || facts.vocab == 0 || id < facts.vocab,
-                 [&] { return cat("token id ", id, " is not in the table of ", facts.vocab); });
+                 [&] { return cat("token id ", id, " is not below the vocabulary of ", facts.vocab); });
     require_that(id >= 0 || -1 - std::int64_t{id} < sampled_before, [&] {
-      return cat("token of sample row ", -1 - std::int64_t{id}, " of the step before, which sampled ", sampled_before);
+      return cat("a token refers to sample row ", -1 - std::int64_t{id}, " of the previous step, which sampled ",
+                 sampled_before, " rows");
     });
   }
   check_attention(input.attention, rows, facts);
@@ -95,9 +98,10 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
   require(input.sample.size() == input.logits_rows.size(), "every row of logits needs a SampleRow");
   for (const auto& row : input.sample) {
     require_that(row.pending < sampled_before, [&] {
-      return cat("sample row ", row.pending, " of the step before, which sampled ", sampled_before);
+      return cat("a row refers to sample row ", row.pending, " of the previous step, which sampled ", sampled_before,
+                 " rows");
     });
-    require(!row.logits || row.target >= 0, "a row reports its logits only with a target");
+    require(!row.logits || row.target >= 0, "a row needs a target to return its logits");
   }
 }
 

@@ -1,4 +1,4 @@
-// What every device checks of a step before it takes it.
+// Checks that every device makes before it accepts a step.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace charonia::ops {
 
-// Throws Error(internal) when a limit is less than 1.
+// Throws Error(internal) if a limit is less than 1.
 void check_limits(const StepLimits& limits);
 
-// What is known of an engine's steps and cache. 0: not known, and not checked.
+// Known facts about an engine's steps and cache. 0: unknown, not checked.
 struct StepFacts {
-  std::int64_t vocab = 0;  // of the embedding
+  std::int64_t vocab = 0;  // rows of the embedding
   int block_len = 0;
   int num_blocks = 0;
-  // StepLimits
+  // As in StepLimits.
   int max_rows = 0, max_sequences = 0, max_positions = 0;
 };
 
-// Throws Error(internal) when an array's size, an id, a position, a table or a row is out of its range.
-// sampled_before: the number of sample rows of the step before.
+// Throws Error(internal) if an array's size, an id, a position, a table or a row is out of its range. sampled_before:
+// the number of sample rows of the previous step.
 void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sampled_before);
 
 }  // namespace charonia::ops

@@ -1,5 +1,5 @@
-// Collectives between tensor parallel ranks. All ranks issue the same operations in the same order, each on its own
-// thread: a rank waits in a collective until the others have come.
+// Collectives between tensor-parallel ranks. All ranks issue the same operations in the same order, each on its own
+// thread. A collective waits for all ranks.
 #pragma once
 
 #include <string_view>
@@ -14,13 +14,14 @@ class Collectives {
 
   virtual int ranks() const = 0;
   virtual int rank() const = 0;
-  // tensor [rows, cols] = the sum of all ranks' tensors, added in the order of the ranks.
+  // tensor [rows, cols] = the sum of all ranks' tensors, added in rank order.
   virtual void all_reduce(const Tensor& tensor) = 0;
-  // out [rows, ranks * cols] = the ranks' in [rows, cols] side by side.
+  // out [rows, ranks * cols] = the ranks' `in` [rows, cols], concatenated along the columns.
   virtual void all_gather(const Tensor& out, const Tensor& in) = 0;
-  // This rank's step has failed and it will not come to the next collective: the ranks that wait for it get an
-  // Error(internal) with `why`, as do all that come before resume_collectives(). That is called on every rank once all
-  // of them are out of the step, and throws Error(device_failed) where collectives cannot be resumed.
+  // Reports that this rank's step has failed, so it will not reach the next collective. Ranks that wait in a
+  // collective, or enter one before resume_collectives(), get Error(internal) with `why`. resume_collectives() is
+  // called on every rank after all ranks have left the step. It throws Error(device_failed) if collectives cannot be
+  // resumed.
   virtual void abort_collectives(std::string_view why) noexcept = 0;
   virtual void resume_collectives() = 0;
 };

@@ -1,4 +1,4 @@
-// A device: what it is, its memory, and what is kept there (weights, KV blocks).
+// A device: its properties, its memory, and the data that it stores (weights, KV blocks).
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@
 
 namespace charonia::ops {
 
-// A weight [out_features, in_features] in the device's own layout, and its optional bias [out_features].
+// A weight [out_features, in_features] in the device's layout, and its optional bias [out_features].
 class Linear {
  public:
   virtual ~Linear() = default;
   std::int64_t out_features() const { return n_; }
   std::int64_t in_features() const { return k_; }
-  std::size_t bytes() const { return bytes_; }  // read from memory by one GEMM
+  std::size_t bytes() const { return bytes_; }  // bytes that one GEMM reads
  protected:
   std::int64_t n_ = 0, k_ = 0;
   std::size_t bytes_ = 0;
@@ -32,7 +32,7 @@ struct ExpertSource {
   HostMatrix gate, up, down;
 };
 
-// The experts of a layer in the device's own layout. No biases.
+// The experts of a layer in the device's layout. No biases.
 class Experts {
  public:
   virtual ~Experts() = default;
@@ -53,7 +53,7 @@ struct ExpertsShape {
   DType weight = DType::f32;
 };
 
-// A table [vocab, hidden] to gather rows from, in the weight type.
+// A table [vocab, hidden] of rows to gather, in the weight type.
 class Embedding {
  public:
   virtual ~Embedding() = default;
@@ -63,23 +63,23 @@ class Embedding {
   std::size_t bytes_ = 0;
 };
 
-// Which element types the device computes in, by weight type.
+// The element types of the device's computations, for a weight type.
 struct Precision {
   DType weight;
   DType residual;    // the residual stream
-  DType gemm_out;    // the outputs of linear (but logits are always f32)
-  DType activation;  // the inputs of linear and the outputs of norms, activations and attention
-  DType kv;          // what KV blocks hold
+  DType gemm_out;    // outputs of linear() (except logits, which are always f32)
+  DType activation;  // inputs of linear(), and outputs of norms, activations and attention
+  DType kv;          // elements of KV blocks
 };
 
 struct KvLayout {
   int num_layers = 0, kv_heads = 0, head_dim = 0;
   int block_len = 0;         // tokens per block
-  DType dtype = DType::f32;  // that k and v are computed in, and stored in
-  int quant_bits = 0;        // 8 or 4: they are stored as integers instead, as kv_quant.h says
+  DType dtype = DType::f32;  // the type of k and v in computations and, if quant_bits is 0, in the cache
+  int quant_bits = 0;        // 8 or 4: the cache stores integers (kv_quant.h); 0: it does not
 };
 
-// The KV blocks of all layers. Contents are finite at all times.
+// The KV blocks of all layers. All values in memory are finite at all times.
 class KvCache {
  public:
   virtual ~KvCache() = default;
@@ -97,43 +97,45 @@ class Device {
 
   virtual std::string_view device() const = 0;           // "cpu" | "cuda" | "null"
   virtual std::string_view instruction_set() const = 0;  // "avx512", "sm_90", ...
-  // Why the device is slower than it could be, and the remedy, for the user; empty: it is not. After Steps::prepare().
+  // A warning for the user if the device is slower than it could be, with the remedy; empty if it is not. Valid after
+  // Steps::prepare().
   virtual std::string warning() const = 0;
-  // Which kernels operations go to, a line each, for people to read; empty where there is no choice. After
+  // The kernel that each operation uses, one line each, for people to read; empty if there is no choice. Call after
   // Steps::prepare(), between steps.
   virtual std::vector<std::string> report() const { return {}; }
-  // How often a library rejected a GEMM that it had been chosen for, so that an own kernel took it. From any thread.
+  // How many GEMMs a library rejected although it was chosen for them; a built-in kernel computed these. Callable from
+  // any thread.
   virtual std::int64_t gemms_rejected() const { return 0; }
   virtual Precision precision(DType weight) const = 0;
-  virtual std::size_t free_memory() const = 0;  // bytes that may still be allocated, by each of the ranks
+  virtual std::size_t free_memory() const = 0;  // bytes that each rank may still allocate
 
-  // Copies are complete on return, after all that was issued before them. Only tests download: what the engine needs
-  // of a step comes with Steps::collect().
+  // Copies are complete on return, and are ordered after all earlier work. Only tests use download(); the engine gets
+  // results from Steps::collect().
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;
 
-  // `parts` are stacked along the rows (out_features); each may have its own element type and is converted to `weight`.
-  // bias: empty or one entry per part (an entry without data is zeros).
+  // Stacks `parts` along the rows (out_features). Each part may have its own element type and is converted to `weight`.
+  // bias: empty, or one entry per part (an entry without data means zeros).
   virtual std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                               DType weight) = 0;
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) = 0;
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
-  // The same of quantised weights, which stay quantised. Parts are of one format, and of one order() where they have
-  // one; where their input scales differ the largest holds for all. `data`: the weight type that precision() is asked
-  // for elsewhere: inputs and outputs have its types. Sources are read and not kept. Throws Error(unsupported), naming
-  // the weight and what would work, for a format that the device does not have.
+  // Like make_linear() and make_experts(), for weights that stay quantised. All parts have one format and the same
+  // order(). If their input scales differ, the largest is used for all. `data`: the weight type for precision(), which
+  // gives the types of inputs and outputs. Sources are read and not kept. Throws Error(unsupported), with the weight's
+  // name and a working alternative, if the device does not support the format.
   virtual std::unique_ptr<Linear> make_quantised_linear(std::span<const QuantSource* const> parts,
                                                         std::span<const HostMatrix> bias, DType data) = 0;
   virtual std::unique_ptr<Experts> make_quantised_experts(std::span<const QuantExpertSource> experts, DType data) = 0;
-  // Bytes of the scratch memory that Operations::experts() takes for up to `rows` rows.
+  // Size of the scratch memory of Operations::experts() for up to `rows` rows, in bytes.
   virtual std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const = 0;
 
-  virtual std::size_t kv_block_bytes(const KvLayout& layout) const = 0;  // all layers
-  // The first `committed` blocks have memory; -1: all have.
+  virtual std::size_t kv_block_bytes(const KvLayout& layout) const = 0;  // bytes of one block in all layers
+  // The first `committed` blocks have memory; -1: all blocks.
   virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) = 0;
-  // Provides memory for the first `num_blocks` blocks of a cache; those that have it stay as they are. Throws
-  // Error(resource_exhausted), changing nothing. Between steps.
+  // Provides memory for the first `num_blocks` blocks of a cache. Blocks that have memory keep their contents. Throws
+  // Error(resource_exhausted) and changes nothing if memory runs out. Call between steps.
   virtual void commit_blocks(KvCache& cache, int num_blocks) = 0;
 };
 

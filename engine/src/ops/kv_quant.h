@@ -1,26 +1,26 @@
-// k and v as integers, the same on all devices. A token's k (or v) of one head, x [head_dim], becomes head_dim integers
+// Quantised k and v; the same on all devices. A token's k (or v) of one head, x [head_dim], becomes head_dim integers
 // of 8 or 4 bits, a scale and a zero (its minimum), both f16:
 //
 //   lo = min(x), hi = max(x)
-//   zero = f16(lo), scale = f16((hi - lo) / (2^bits - 1)), rounded to nearest even, clamped to what f16 holds
-//   q = round to nearest even((x - zero) / scale), clamped to [0, 2^bits - 1]; 0 where the scale is 0
+//   zero = f16(lo), scale = f16((hi - lo) / (2^bits - 1)), rounded to nearest even, clamped to the range of f16
+//   q = round to nearest even((x - zero) / scale), clamped to [0, 2^bits - 1]; 0 if the scale is 0
 //   x' = q * scale + zero
 //
-// all in f32, with the zero and the scale as they were rounded. Every operation is IEEE's, so all devices store the
-// same bits for the same x. q * scale is exact in f32 (8 bits times 11), so x' is the same with a fused multiplication
-// and without. |x - x'| <= scale / 2 + |lo - zero| + (2^bits - 1) * |(hi - lo) / (2^bits - 1) - scale|. A head that
-// holds an infinity or a NaN gets NaN as its zero and 0 as its scale: what attends to it is NaN, which sampling
-// reports.
+// All computations are in f32, with the rounded zero and scale. Every operation follows IEEE 754, so all devices store
+// the same bits for the same x. q * scale is exact in f32 (8 bits times 11), so x' is the same with and without a fused
+// multiply-add. |x - x'| <= scale / 2 + |lo - zero| + (2^bits - 1) * |(hi - lo) / (2^bits - 1) - scale|. A head with an
+// infinity or a NaN gets zero = NaN and scale = 0. Attention to it gives NaN, which sampling reports.
 //
-// Attention need not form x'. The scale and the zero of a token leave the sums over the head and over the tokens:
+// Attention does not need x'. The scale and the zero of a token can be moved out of the sums over the head and over the
+// tokens:
 //   sum_d a[d] x'[d] = scale * sum_d a[d] q[d] + zero * sum_d a[d]
 //   sum_t w[t] x'[t][d] = sum_t (w[t] scale[t]) q[t][d] + sum_t w[t] zero[t]
 //
-// Four bits: byte i of a token's head holds element i in its low and element i + head_dim / 2 in its high half, so that
-// a vector of bytes gives two vectors of neighbours, and a pair that rotation turns shares a byte. Where a block holds
-// the integers and where the scales is each device's own matter; no two tokens share a byte.
+// With four bits, byte i of a token's head holds element i in its low half and element i + head_dim / 2 in its high
+// half. So a vector of bytes gives two vectors of neighbouring elements, and the two elements of a rotary pair share a
+// byte. Each device decides where a block holds the integers and the scales; no two tokens share a byte.
 //
-// Nothing here but arithmetic: included by host and device code.
+// This header has only arithmetic, so host and device code can include it.
 #pragma once
 
 #include <cstddef>
@@ -30,14 +30,14 @@
 namespace charonia::ops {
 
 inline constexpr float kKvF16Max = 65504;
-inline constexpr std::size_t kKvScaleBytes = 4;  // scale and zero
+inline constexpr std::size_t kKvScaleBytes = 4;  // scale and zero, in bytes
 
 constexpr bool is_kv_quant_bits(int bits) { return bits == 4 || bits == 8; }
 
 // Largest integer: 15 or 255.
 constexpr int kv_quant_max(int bits) { return (1 << bits) - 1; }
 
-// Bytes of the integers of one token's k (or v) of one head; with the scale and the zero. head_dim is even.
+// Bytes of one token's k (or v) of one head: the integers only, then with the scale and the zero. head_dim is even.
 constexpr std::size_t kv_quant_row_bytes(int head_dim, int bits) {
   return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(bits) / 8;
 }
@@ -49,11 +49,11 @@ constexpr std::size_t kv_quant_head_bytes(int head_dim, int block_len, int bits)
   return std::size_t{2} * static_cast<std::size_t>(block_len) * kv_quant_token_bytes(head_dim, bits);
 }
 
-// The smaller and the larger of two; NaN when one is NaN.
+// The smaller and the larger of two values; NaN if one is NaN.
 constexpr float kv_lesser(float a, float b) { return a < b || a != a ? a : b; }
 constexpr float kv_greater(float a, float b) { return a > b || a != a ? a : b; }
 
-// What is to be rounded to f16, from lo and hi.
+// The scale and the zero before they are rounded to f16, from lo and hi.
 struct KvRange {
   float scale, zero;
 };
@@ -65,7 +65,7 @@ constexpr KvRange kv_range(float lo, float hi, int bits) {
   return {scale > kKvF16Max ? kKvF16Max : scale, zero + 0.0F};  // -0 becomes 0
 }
 
-// scale and zero as they are stored.
+// scale and zero: the stored values.
 constexpr std::uint8_t kv_quantise(float x, float scale, float zero, int bits) {
   constexpr float kNoFraction = 0x1.8p23F;  // adding it rounds to an integer, to nearest even
   const float most = static_cast<float>(kv_quant_max(bits));

@@ -1,14 +1,14 @@
-// How rms_norm() normalises. In a header of its own, because the CPU's kernels include it.
+// The parameters of rms_norm(), in a separate header because the CPU's kernels include it.
 #pragma once
 
 namespace charonia::ops {
 
-// norm(x, w) = x / sqrt(mean(x^2) + eps) * w. Pointers are the device's.
+// norm(x, w) = x / sqrt(mean(x^2) + eps) * w. Pointers are device pointers.
 struct NormParams {
-  const float* weight = nullptr;  // [hidden]; null: out is the residual, without a norm
+  const float* weight = nullptr;  // [hidden]; null: no norm, `out` is the residual
   float eps = 0;
-  const float* delta_weight = nullptr;  // [hidden]: delta is normalised before it is added; null: it is not
-  float delta_scale = 1;                // delta, or its norm, is multiplied by it
+  const float* delta_weight = nullptr;  // [hidden]: weight of a norm of delta before it is added; null: no such norm
+  float delta_scale = 1;                // factor of delta, or of its norm
   bool subtract_mean = false;           // out = norm(residual - mean(residual), weight): LayerNorm without bias
 };
 

@@ -1,4 +1,5 @@
-// All that the decoder needs of a device. ops/cpu, ops/cuda and ops/null implement it; nothing else differs by device.
+// The complete interface of a device for the decoder. ops/cpu, ops/cuda and ops/null implement it; nothing else depends
+// on the device.
 #pragma once
 
 #include "ops/collectives.h"

@@ -1,11 +1,11 @@
-// Quantised weights: what every format that is read comes down to before a device packs it into its own layout.
+// Quantised weights: the common form of all formats, before a device packs it into its own layout.
 //
 // A weight [rows, cols] (out_features, in_features) has a code for each element. `group` columns of a row share a scale
-// and, where the format has zeros, a zero:
+// and, if the format has zeros, a zero:
 //   weight[r, c] = scale[r, g] * (number(code[r, c]) - zero[r, g]),  g = c / group
-// Formats whose scales are shared by several rows (one for the whole tensor, blocks of 128 x 128) have them repeated in
-// every row. Formats whose columns are not quantised in their own order (GPTQ's desc_act) have their columns sorted by
-// group here, and say which input feature each of them is (order()).
+// If a format shares scales between rows (one for the whole tensor, blocks of 128 x 128), they are repeated for every
+// row. If a format does not quantise columns in their own order (GPTQ's desc_act), the columns are sorted by group, and
+// order() returns the input feature of each column.
 #pragma once
 
 #include <compare>
@@ -18,32 +18,32 @@
 
 namespace charonia::ops {
 
-// What a code stands for.
+// The number formats of codes.
 enum class Code : std::uint8_t {
-  u4,        // 0 .. 15: itself
-  i8,        // two's complement: itself
-  f8_e4m3,   // OCP FP8 E4M3: no infinities, 0x7f and 0xff are NaN and refused when weights are read
-  f4_e2m1,   // OCP MX FP4 in the low 4 bits: a sign, and 0, 0.5, 1, 1.5, 2, 3, 4 or 6
+  u4,       // 0 .. 15
+  i8,       // two's complement
+  f8_e4m3,  // OCP FP8 E4M3: no infinities; 0x7f and 0xff are NaN, which readers reject
+  f4_e2m1,  // OCP MX FP4 in the low 4 bits: a sign, and 0, 0.5, 1, 1.5, 2, 3, 4 or 6
 };
 
-std::string_view to_string(Code code);     // "int4", "int8", "fp8", "mxfp4", as weight_type says
+std::string_view to_string(Code code);  // "int4", "int8", "fp8", "mxfp4", as in weight_type
 constexpr int bits_of(Code code) { return code == Code::u4 || code == Code::f4_e2m1 ? 4 : 8; }
 float number_of(Code code, std::uint8_t bits);  // 4-bit codes: the high bits are ignored
 
-// What the inputs of a GEMM become before they are multiplied with the weight.
+// How a GEMM converts its inputs before it multiplies them with the weight.
 enum class Activations : std::uint8_t {
-  as_is,       // 16 bits, or fp32
-  i8_token,    // int8: codes round(x / s), ties to even, with s = max |x| / 127 of each row; a row of zeros has s = 0
-  i8_tensor,   // int8 with one scale for all: codes clamp(round(x / s), -127, 127)
-  f8_token,    // FP8 E4M3 with s = max |x| / 448 of each row. A device without FP8 arithmetic takes them as they are.
-  f8_tensor,   // FP8 E4M3 with one scale for all, clamped to +-448. The same.
+  as_is,      // no conversion: 16 bits, or fp32
+  i8_token,   // int8: codes round(x / s), ties to even, with s = max |x| / 127 of each row; a row of zeros has s = 0
+  i8_tensor,  // int8 with one scale for all: codes clamp(round(x / s), -127, 127)
+  f8_token,   // FP8 E4M3 with s = max |x| / 448 of each row; not converted on devices without FP8 arithmetic
+  f8_tensor,  // FP8 E4M3 with one scale for all, clamped to +-448; not converted on devices without FP8 arithmetic
 };
 
 struct QuantFormat {
   Code code = Code::u4;
-  std::int64_t group = 0;         // columns of a group; divides cols. cols itself: one scale for a row
-  bool zeros = false;             // false: all are 8 for u4, and 0 for the others
-  DType scale_type = DType::f32;  // f32, f16, bf16 or f8_e8m0: a type that holds all scales exactly
+  std::int64_t group = 0;         // columns of a group; divides cols. Equal to cols: one scale per row
+  bool zeros = false;             // false: every zero is 8 for u4, and 0 for other codes
+  DType scale_type = DType::f32;  // f32, f16, bf16 or f8_e8m0: a type that represents all scales exactly
   Activations activations = Activations::as_is;
 
   auto operator<=>(const QuantFormat&) const = default;
@@ -51,7 +51,7 @@ struct QuantFormat {
 
 std::string to_string(const QuantFormat& format);  // "int4, groups of 128, zeros", for people to read
 
-// A quantised weight in host memory, as its file has it.
+// A quantised weight in host memory, as in its file.
 class QuantSource {
  public:
   virtual ~QuantSource() = default;
@@ -60,18 +60,18 @@ class QuantSource {
   const QuantFormat& format() const { return format_; }
   std::int64_t groups() const { return cols_ / format_.group; }
 
-  // Rows [first, first + n), one byte for each code: codes [n, cols] (4-bit codes in the low bits, the high ones are 0),
-  // scales [n, groups], zeros [n, groups], written only where the format has zeros, each in [-128, 127] and for u4 in [0, 16].
-  // From several threads at once. Throws Error(invalid_argument), naming the tensor, for values that no
-  // weight can have (NaN).
+  // Reads rows [first, first + n), one byte per code: codes [n, cols] (4-bit codes in the low bits, the high bits are
+  // 0), scales [n, groups], zeros [n, groups]. Zeros are written only if the format has them, each in [-128, 127], or
+  // in [0, 16] for u4. Several threads may call it at the same time. Throws Error(invalid_argument) with the tensor's
+  // name for invalid values (NaN).
   virtual void read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales,
                     std::int8_t* zeros) const = 0;
 
-  // [cols]: column c of read() multiplies input feature order()[c]. Empty: c.
+  // [cols]: column c of read() multiplies input feature order()[c]. Empty: column c multiplies feature c.
   virtual std::span<const std::int32_t> order() const { return {}; }
-  // Of i8_tensor and f8_tensor: s, finite and greater than 0.
+  // The static scale s of i8_tensor and f8_tensor, finite and greater than 0.
   virtual float input_scale() const { return 0; }
-  // Its name in the checkpoint, for messages.
+  // The name in the checkpoint, for messages.
   virtual std::string name() const = 0;
 
  protected:
@@ -79,8 +79,8 @@ class QuantSource {
   QuantFormat format_;
 };
 
-// The weights of one quantised expert, as ExpertSource. All experts of a layer have one format for gate and up, and one
-// for down.
+// The weights of one quantised expert, like ExpertSource. All experts of a layer have one format for gate and up, and
+// one format for down.
 struct QuantExpertSource {
   const QuantSource* gate = nullptr;
   const QuantSource* up = nullptr;

@@ -1,4 +1,4 @@
-// Memory and matrices: on a device, and in host memory.
+// Memory and matrices, on a device and in host memory.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace charonia::ops {
 
-// Memory on the device, freed with the object. Zero-filled when allocated.
+// Device memory, freed with the object. Zero-filled at allocation.
 class Buffer {
  public:
   virtual ~Buffer() = default;
@@ -24,12 +24,12 @@ class Buffer {
   std::size_t bytes_ = 0;
 };
 
-// Row-major [rows, cols] in host memory, at any alignment. The source of weights.
+// A source of weights: row-major [rows, cols] in host memory, at any alignment.
 struct HostMatrix {
   const void* data = nullptr;
   DType dtype = DType::f32;
   std::int64_t rows = 0, cols = 0;
-  std::int64_t stride = 0;  // elements from row to row; 0: cols
+  std::int64_t stride = 0;  // elements between rows; 0: cols
 
   std::int64_t row_stride() const { return stride == 0 ? cols : stride; }
   const std::byte* row(std::int64_t index) const {
@@ -37,7 +37,7 @@ struct HostMatrix {
   }
 };
 
-// Row-major [rows, cols] on the device; `stride` elements from row to row.
+// Row-major [rows, cols] on the device, with `stride` elements between rows.
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::f32;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ namespace {
 
 constexpr std::string_view kMagic = "CHSESS1\n";
 constexpr std::string_view kUnfinished = ".new";  // ends the name of a file that is being written
+constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
 constexpr std::chrono::seconds kLockRetry{1};
 constexpr std::int64_t kClockSkew_s = 60;
 
@@ -108,9 +110,10 @@ std::int64_t seconds_now() {
 
 std::string error_text(int code) { return std::generic_category().message(code); }
 
-// On disk when it returns. Why it is not, or "".
+// Writes a file that only this user can read, and syncs it. Returns the reason of a failure, or "".
 std::string write_file(const std::filesystem::path& path, const std::string& bytes) {
-  std::FILE* const file = std::fopen(path.c_str(), "wbe");
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kOwnerOnly);
+  std::FILE* const file = descriptor < 0 ? nullptr : ::fdopen(descriptor, "wb");
   if (file == nullptr) return error_text(errno);
   std::string why;
   if (std::fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size() || std::fflush(file) != 0 ||
@@ -156,13 +159,15 @@ SessionFiles::SessionFiles(std::filesystem::path folder, std::string_view model_
       vocab_size_(vocab_size),
       removal_delay_(removal_delay) {
   std::error_code error;
-  std::filesystem::create_directories(folder_, error);
+  if (std::filesystem::create_directories(folder_, error)) {
+    std::filesystem::permissions(folder_, std::filesystem::perms::owner_all, error);
+  }
   if (!std::filesystem::is_directory(folder_)) {
     throw Error(ErrorCode::invalid_argument,
                 cat("session_dir = ", folder_.string(), " is no folder and cannot be made (", error.message(),
                     "); name a folder that the engine may write to, or leave session_dir empty"));
   }
-  lock_ = ::open((folder_ / cat("engine", suffix_, ".lock")).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  lock_ = ::open((folder_ / cat("engine", suffix_, ".lock")).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kOwnerOnly);
   try_lock();
   if (locked_) remove_unfinished();
   thread_ = std::thread([this] { run(); });

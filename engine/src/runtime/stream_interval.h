@@ -9,8 +9,8 @@
 
 namespace charonia::runtime {
 
-// What a stream of joined responses counts. Triton sends responses of a subscription with others', so that each of them
-// takes about a fifth of the time of one with a call of its own, gateway included (benchmarks/results/streaming.md).
+// The weight of a stream of joined responses. Triton sends the responses of a subscription together, so each of them
+// takes about a fifth of the CPU time of a response of its own call, gateway included.
 inline constexpr double kJoinedStreamWeight = 0.2;
 
 // A stream as stream_interval() counts it.

@@ -1,8 +1,8 @@
-// Admission: which waiting sequence may start to run, and with which blocks.
+// Admission: selects the waiting sequences that start to run, and their blocks.
 //
-// A sequence gets the blocks of all its tokens when it is admitted, so only decoding takes blocks later. One block per
-// running sequence that will need another one is kept in reserve. Without that, admitting a sequence would soon cost a
-// preemption.
+// A sequence gets blocks for all its tokens when it is admitted, so later only decoding takes blocks. For each running
+// sequence that will need another block, one block stays in reserve. Without the reserve, admitting a sequence would
+// soon cause a preemption.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -12,13 +12,14 @@
 
 namespace charonia::schedule {
 
-// The first of the queue. False, and nothing changed, when it does not fit.
+// Admits the first waiting sequence. Returns false and changes nothing if it does not fit.
 bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
   if (seq.has_placeholder()) return false;
-  if (seq.is_full()) broken(cat("sequence ", seq.id, " waits and has all its ", seq.max_total_tokens, " tokens"));
+  if (seq.is_full())
+    broken(cat("sequence ", seq.id, " is queued, but already has all its ", seq.max_total_tokens, " tokens"));
   const auto own_reserve = static_cast<int>(will_need_more_blocks(seq));
   const auto slack = pool.num_available() - reserve - own_reserve;
-  const bool fits = seq.parent != nullptr ? begin_with_parent(seq, slack, plan) : begin_anew(seq, slack);
+  const bool fits = seq.parent != nullptr ? begin_with_parent(seq, slack, plan) : begin_with_prefix(seq, slack);
   if (!fits) return false;
   reserve += own_reserve;
   waiting.erase(&seq);
@@ -29,22 +30,23 @@ bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
   return true;
 }
 
-// With what the prefix index has of its tokens. False, and nothing changed, when it takes more than `slack` of the
-// available blocks: new ones, and matched ones that are Cached so far.
+// Starts with the blocks of its tokens that the prefix index has. Returns false and changes nothing if the sequence
+// takes more than `slack` of the available blocks: new blocks, and matched blocks that were Cached.
 //
-// A lookup costs time in proportion to the prompt. It is not repeated while its answer cannot change: since the last
-// one, `need` can have become less by at most one for each block that became Active (`gains`). So one that needed 10
-// blocks when 4 could be had is looked up again once 10 can be, or 6 have become Active and 4 can still be had.
-bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
-  if (slack < seq.need - (gains - seq.gains_then)) return false;
-  // The last token is always computed, and so are rows whose logits are still to be given.
+// A lookup costs time proportional to the prompt, so it is not repeated while its result cannot change. Since the last
+// lookup, `need` can shrink by at most one for each block that became Active (`activated_blocks`). Example: a sequence
+// needed 10 blocks when 4 were available. It is looked up again when 10 are available, or when 6 have become Active and
+// 4 are still available.
+bool Scheduler::Impl::begin_with_prefix(Seq& seq, std::int32_t slack) {
+  if (slack < seq.need - (activated_blocks - seq.activated_at_lookup)) return false;
+  // The last token is always computed, and also rows whose logits the caller has not yet received.
   const auto last = seq.all_rows ? std::min(seq.rows_given, seq.num_tokens() - 1) : seq.num_tokens() - 1;
   const auto available = pool.num_available();
   auto match = pool.match(seq.tokens, last, seq.salt);
   const auto num_matched = static_cast<std::int32_t>(match.blocks.size());
   const auto missing = blocks_for(seq.num_tokens()) - num_matched;
   seq.need = missing + available - pool.num_available();
-  seq.gains_then = gains;
+  seq.activated_at_lookup = activated_blocks;
   bool fits = seq.need <= slack;
   try {
     fits = fits && pool.allocate(missing, match.blocks);
@@ -56,7 +58,7 @@ bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
     pool.release(match.blocks);
     return false;
   }
-  gains += num_matched;
+  activated_blocks += num_matched;
   seq.need = 0;
   seq.blocks = std::move(match.blocks);
   seq.nodes = std::move(match.nodes);
@@ -70,8 +72,8 @@ bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
   return true;
 }
 
-// Whether it will need another block than those for its tokens so far. The last token that it may sample needs no
-// place: its KV is never read. No sequence can get more blocks than the pool has.
+// Whether the sequence will need more blocks than for its current tokens. The last token that it may sample needs no
+// space, because its KV is never read. A sequence cannot have more blocks than the pool.
 bool Scheduler::Impl::will_need_more_blocks(const Seq& seq) const {
   const auto most = std::min(blocks_for(seq.max_total_tokens - 1), pool.num_blocks());
   return most > (seq.state == State::running ? std::ssize(seq.blocks) : blocks_for(seq.num_tokens()));

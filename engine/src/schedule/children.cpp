@@ -1,9 +1,9 @@
-// Policy: children of one prompt (several completions of a request). A child begins with its parent's blocks, so its
+// Policy: children of one prompt (several completions of a request). A child starts with its parent's blocks, so its
 // prompt is not computed a second time.
 //
-// A child waits beside the queue, where it holds up nobody, until its parent's prompt is computed. Then it takes the
-// place in the queue that its arrival gives it. It is a child until the first step with it has advanced. When the
-// parent stops running before that (removed, preempted, held, impossible), the child becomes a sequence like any other.
+// A child waits outside the queue, where it blocks no other sequence, until its parent's prompt is computed. Then it
+// enters the queue at the position of its arrival. It remains a child until the first step with it has advanced. If the
+// parent stops running before that (removed, preempted, held, impossible), the child becomes an ordinary sequence.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -13,20 +13,20 @@
 
 namespace charonia::schedule {
 
-// Of a sequence that is added; null: it has none.
+// The parent of a new sequence; null if it has none.
 Seq* Scheduler::Impl::parent_of(SeqId id, std::span<const TokenId> prompt, const SeqOptions& options) const {
   if (options.parent == 0 || options.all_rows) return nullptr;
   auto& parent = at(options.parent);
   if (parent.salt != options.salt || parent.prompt_tokens != std::ssize(prompt) ||
       !std::equal(prompt.begin(), prompt.end(), parent.tokens.begin())) {
-    broken(cat("sequence ", id, " has another prompt or salt than its parent ", options.parent));
+    broken(cat("sequence ", id, " and its parent ", options.parent, " have different prompts or salts"));
   }
   return parent.state == State::impossible || parent.state == State::held ? nullptr : &parent;
 }
 
-// With all of its parent's blocks before the one that holds the prompt's last token. That one the child writes to, so
-// it gets its own: a copy, unless it holds no other token of the prompt. It computes the last token itself, to sample
-// what follows. False, and nothing changed, when there is no block.
+// Shares all of its parent's blocks before the block with the prompt's last token. The child writes to that block, so
+// it gets its own: a copy, unless the block holds no other token of the prompt. The child computes the last token
+// itself, to sample the next one. Returns false and changes nothing if no block is available.
 bool Scheduler::Impl::begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& plan) {
   const auto& parent = *seq.parent;
   const auto shared = static_cast<std::size_t>((seq.prompt_tokens - 1) / pool.block_len());
@@ -52,7 +52,7 @@ void Scheduler::Impl::leave_parent(Seq& seq) {
   seq.parent = nullptr;
 }
 
-// Once the sequence's prompt is computed.
+// Called when the sequence's prompt is computed.
 void Scheduler::Impl::queue_children(const Seq& seq) {
   for (auto* child : seq.children) {
     if (child->state == State::waiting_for_parent) enqueue(*child);

@@ -1,8 +1,8 @@
-// Policy: memory that did not suffice. The pool's memory may grow while it is used (cache/free_blocks.h). When the
-// system has no more, the pool keeps the size that it has reached, and a sequence that was accepted may need more
-// blocks than there are. It is named in StepPlan::impossible until the caller removes it.
+// Policy: out of memory. The pool's memory may grow during use (cache/free_blocks.h). If the system has no more memory,
+// the pool keeps its current size, and an accepted sequence may need more blocks than the pool has.
+// StepPlan::impossible names such a sequence until the caller removes it.
 //
-// A sequence with a placeholder is not marked: the token may turn out to be its last one.
+// A sequence with a placeholder is not marked, because that token may be its last one.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@ namespace charonia::schedule {
 
 bool Scheduler::Impl::cannot_fit(const Seq& seq) const { return blocks_for(seq.num_tokens()) > pool.num_blocks(); }
 
-// True when the pool has become smaller since the last look. Waiting sequences that can never fit are marked.
+// Returns true if the pool has shrunk since the last call. Marks waiting sequences that can never fit.
 bool Scheduler::Impl::notice_fewer_blocks() {
   if (std::exchange(known_blocks, pool.num_blocks()) == pool.num_blocks()) return false;
   count_reserve();

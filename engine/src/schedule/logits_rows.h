@@ -1,11 +1,10 @@
-// Policy: bounds on rows of logits. A row of logits has as many numbers as the vocabulary, so the memory for them is
-// bounded by max_logits_rows.
+// Policy: limits the rows of logits of a step. A row has vocab_size numbers, so max_logits_rows bounds their memory.
 //
-// A sequence needs a row of logits when it samples, and for each row of its prompt with all_rows. Each decode has one:
-// the bound is at least max_batch_size, so those always fit. (The engine sets it to max_batch_size, so it is felt only
-// with all_rows.) The other sequences share what is left, in the order of the plan. One that finds no row left computes
-// all its tokens but the last, and samples in a later step. With all_rows one takes at most what leaves a quarter of all
-// rows, so that a long prompt does not keep others from being admitted.
+// A sequence needs a row of logits when it samples; with all_rows it needs one for each row of its prompt. Each decode
+// has one row. The limit is at least max_batch_size, so the decodes always fit. (The engine sets it to max_batch_size,
+// so only all_rows is affected.) The other sequences share the remaining rows in the order of the plan. A sequence that
+// gets no row computes all its tokens except the last, and samples in a later step. A sequence with all_rows leaves at
+// least a quarter of all rows, so that a long prompt does not delay the admission of others.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +22,14 @@ class LogitsRows {
   void begin_step() { left_ = max_; }
   bool any_left() const { return left_ > 0; }
 
-  // The part of a step that computes at most `num_tokens` of the sequence's next tokens, and takes its rows. May have
-  // no tokens at all.
+  // The part of a step that computes at most `num_tokens` of the sequence's next tokens; takes its rows. May have no
+  // tokens.
   ScheduledSeq take_part(const Seq& seq, std::int32_t num_tokens) {
     ScheduledSeq part{.id = seq.id, .first_position = seq.computed};
     const bool in_prompt = seq.computed < seq.prompt_tokens;
     if (seq.all_rows && in_prompt && seq.rows_given < seq.prompt_tokens) {
-      // After a preemption the rows that have been given come first, without logits. A part has rows of one kind.
+      // After a preemption, the rows that the caller already has are computed first, without logits. A part has rows of
+      // one kind only.
       part.all_rows = seq.computed >= seq.rows_given;
       num_tokens = std::min(num_tokens, part.all_rows ? std::min(seq.prompt_tokens - seq.computed, most_of_prompt())
                                                       : seq.rows_given - seq.computed);

@@ -14,8 +14,6 @@ constexpr std::int32_t kReservedTokens = 512;
 
 }  // namespace
 
-// ---- changes of a sequence's state ----
-
 Seq* Scheduler::Impl::find(SeqId id) const {
   const auto found = seqs.find(id);
   return found == seqs.end() ? nullptr : found->second.get();
@@ -23,7 +21,7 @@ Seq* Scheduler::Impl::find(SeqId id) const {
 
 Seq& Scheduler::Impl::at(SeqId id) const {
   auto* seq = find(id);
-  if (seq == nullptr) broken(cat("sequence ", id, " is not known"));
+  if (seq == nullptr) broken(cat("sequence ", id, " is unknown"));
   return *seq;
 }
 
@@ -53,7 +51,7 @@ void Scheduler::Impl::hold(Seq& seq) {
   seq.state = State::held;
 }
 
-// Where an equal block is indexed already, the sequence uses that one from now on. That saves a block, and the parents
+// If an equal block is already indexed, the sequence uses that block from now on. This saves a block, and the parents
 // of its later blocks stay Active.
 void Scheduler::Impl::insert_blocks(Seq& seq) {
   const auto length = static_cast<std::size_t>(pool.block_len());
@@ -70,13 +68,11 @@ void Scheduler::Impl::insert_blocks(Seq& seq) {
       block = node.block;
     }
     seq.nodes.push_back(node);
-    // Blocks of sampled tokens are not counted: a waiting sequence hardly ever begins with them, and one that does may
-    // be looked up a little later.
-    if (seq.inserted_blocks * pool.block_len() < seq.prompt_tokens) ++gains;
+    // Blocks of sampled tokens are not counted. A waiting sequence rarely begins with them, and a slightly later lookup
+    // does no harm.
+    if (seq.inserted_blocks * pool.block_len() < seq.prompt_tokens) ++activated_blocks;
   }
 }
-
-// ---- calls ----
 
 Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_time)
     : impl_(std::make_unique<Impl>(limits, blocks, step_time)) {
@@ -93,16 +89,16 @@ Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_
 Scheduler::~Scheduler() = default;
 
 void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options) {
-  if (prompt.empty()) broken(cat("sequence ", id, " has no token"));
-  // The caller cannot know that the pool has become smaller since construction.
+  if (prompt.empty()) broken(cat("sequence ", id, " has an empty prompt"));
+  // Uses the size at construction, because the caller cannot know that the pool has shrunk.
   const auto capacity = std::int64_t{impl_->initial_blocks} * impl_->pool.block_len();
   if (max_total_tokens <= std::ssize(prompt) || max_total_tokens > capacity) {
-    broken(cat("sequence ", id, " with ", prompt.size(), " tokens may have ", max_total_tokens,
-               ", it must be more than that and at most ", capacity));
+    broken(cat("sequence ", id, " with ", prompt.size(), " tokens has max_total_tokens = ", max_total_tokens,
+               "; it must be greater than the number of tokens, and at most ", capacity));
   }
   auto* parent = impl_->parent_of(id, prompt, options);
   const auto [place, is_new] = impl_->seqs.try_emplace(id);
-  if (!is_new) broken(cat("sequence ", id, " is already there"));
+  if (!is_new) broken(cat("sequence ", id, " already exists"));
   place->second = std::make_unique<Seq>();
   auto& seq = *place->second;
   seq.id = id;
@@ -113,7 +109,7 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
   seq.prompt_tokens = static_cast<std::int32_t>(prompt.size());
   seq.max_total_tokens = max_total_tokens;
   seq.tokens = std::move(prompt);
-  // Sampled tokens are appended without moving the prompt, at least for a while.
+  // Reserves space, so that appending sampled tokens does not move the prompt for a while.
   seq.tokens.reserve(static_cast<std::size_t>(std::min(max_total_tokens, seq.prompt_tokens + kReservedTokens)));
   impl_->waiting_tokens += seq.prompt_tokens;
   if (parent != nullptr) {
@@ -139,7 +135,8 @@ StepPlan Scheduler::plan() {
 }
 
 void Scheduler::advance(const StepPlan& plan) {
-  auto& planned = impl_->collected;  // null: removed since plan(), and perhaps added again under its old id
+  // An element is null if its sequence was removed since plan(), and perhaps added again with the same id.
+  auto& planned = impl_->collected;
   planned.clear();
   for (const auto& part : plan.seqs) {
     auto* seq = impl_->find(part.id);
@@ -147,12 +144,12 @@ void Scheduler::advance(const StepPlan& plan) {
     planned.push_back(seq);
     if (seq == nullptr) continue;
     if (seq->planned != part.num_tokens || seq->computed != part.first_position) {
-      broken(cat("tokens ", part.first_position, " + ", part.num_tokens, " of sequence ", part.id,
-                 " advance, planned were ", seq->computed, " + ", seq->planned));
+      broken(cat("sequence ", part.id, " advances from position ", part.first_position, " by ", part.num_tokens,
+                 " tokens, but the plan was from ", seq->computed, " by ", seq->planned));
     }
-    if (seq->has_placeholder()) broken(cat("sequence ", part.id, " advances over a token that is not known"));
+    if (seq->has_placeholder()) broken(cat("sequence ", part.id, " advances, but its last token is not sampled yet"));
   }
-  std::int32_t rows = 0;  // of logits, up to this part's last one
+  std::int32_t rows = 0;  // rows of logits up to the last row of this part
   for (std::size_t i = 0; i < plan.seqs.size(); ++i) {
     const auto& part = plan.seqs[i];
     rows += part.num_logits_rows();
@@ -173,10 +170,10 @@ void Scheduler::advance(const StepPlan& plan) {
 void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) {
   const auto samples = std::ranges::count_if(plan.seqs, [](const auto& part) { return part.samples; });
   if (samples != std::ssize(sampled)) {
-    broken(cat(sampled.size(), " sampled tokens, planned were ", samples));
+    broken(cat("got ", sampled.size(), " sampled tokens, expected ", samples));
   }
   for (const auto token : sampled) {
-    if (token < 0 && token != kNotSampled) broken(cat("the sampled token ", token, " is none"));
+    if (token < 0 && token != kNotSampled) broken(cat("the sampled token ", token, " is not a token id"));
   }
   std::int32_t rows = 0;
   auto token = sampled.begin();
@@ -186,7 +183,7 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     const auto result = *token++;
     auto* seq = impl_->find(part.id);
     if (seq == nullptr) continue;
-    // It may have been removed and added again under its old id.
+    // It may have been removed and added again with the same id.
     const bool is_its_placeholder =
         seq->tokens.back() == -rows && seq->num_tokens() - 1 == part.first_position + part.num_tokens;
     if (!is_its_placeholder) continue;
@@ -199,16 +196,17 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
 
 void Scheduler::append(SeqId id, TokenId token) {
   auto& seq = impl_->at(id);
-  if (token < 0) broken(cat("token ", token, " is appended to sequence ", id));
-  if (seq.has_placeholder()) broken(cat("sequence ", id, " is appended to, and its last token is not known"));
-  if (seq.is_full()) broken(cat("sequence ", id, " is appended to, and has all its ", seq.max_total_tokens, " tokens"));
+  if (token < 0) broken(cat("cannot append token ", token, " to sequence ", id));
+  if (seq.has_placeholder()) broken(cat("cannot append to sequence ", id, ": its last token is not sampled yet"));
+  if (seq.is_full())
+    broken(cat("cannot append to sequence ", id, ": it already has all its ", seq.max_total_tokens, " tokens"));
   seq.forced |= seq.is_decode() && seq.state == State::running;
   seq.tokens.push_back(token);
 }
 
 void Scheduler::hold(SeqId id) {
   auto& seq = impl_->at(id);
-  if (seq.has_placeholder()) broken(cat("sequence ", id, " is held, and its last token is not known"));
+  if (seq.has_placeholder()) broken(cat("cannot hold sequence ", id, ": its last token is not sampled yet"));
   impl_->hold(seq);
 }
 
@@ -219,7 +217,7 @@ void Scheduler::resume(SeqId id) {
 
 void Scheduler::restart() {
   for (const auto& [id, seq] : impl_->seqs) {
-    if (seq->has_placeholder()) broken(cat("restart, and the last token of sequence ", id, " is not known"));
+    if (seq->has_placeholder()) broken(cat("cannot restart: the last token of sequence ", id, " is not sampled yet"));
   }
   while (!impl_->running.empty()) {
     auto& seq = *impl_->running.back();
@@ -230,7 +228,7 @@ void Scheduler::restart() {
 }
 
 void Scheduler::forget_prefix(SeqId id) {
-  // By its tokens, since one that was preempted has no blocks of its own any more.
+  // Matches by tokens, because a preempted sequence has no blocks.
   const auto& seq = impl_->at(id);
   const auto match = impl_->pool.match(seq.tokens, seq.num_tokens(), seq.salt);
   for (const auto& node : match.nodes) impl_->pool.forget_prefix(node);

@@ -16,24 +16,26 @@ void require(bool holds, const What&... what) {
 void check_tokens(const Seq& seq) {
   require(std::ranges::all_of(std::span(seq.tokens).first(seq.tokens.size() - 1), [](auto t) { return t >= 0; }),
           "sequence ", seq.id, " has a placeholder that is not its last token");
-  require(seq.num_tokens() <= seq.max_total_tokens, "sequence ", seq.id, " has ", seq.num_tokens(), " tokens, at most ",
-          seq.max_total_tokens, " are allowed");
+  require(seq.num_tokens() <= seq.max_total_tokens, "sequence ", seq.id, " has ", seq.num_tokens(),
+          " tokens, more than its maximum of ", seq.max_total_tokens);
   require(seq.rows_given >= 0 && seq.rows_given <= (seq.all_rows ? seq.prompt_tokens : 0), "sequence ", seq.id, " has ",
-          seq.rows_given, " rows of logits, its prompt has ", seq.prompt_tokens, " tokens");
+          seq.rows_given, " rows of logits, but its prompt has ", seq.prompt_tokens, " tokens");
 }
 
 void check_family(const Seq& seq) {
   for (const auto* child : seq.children) {
-    require(child->parent == &seq, "sequence ", seq.id, " has ", child->id, " for a child, which has another parent");
+    require(child->parent == &seq, "sequence ", child->id, " is listed as a child of sequence ", seq.id,
+            ", but has another parent");
     const bool waits = child->state == State::waiting_for_parent;
     require(waits == !seq.has_computed_prompt(), "sequence ", child->id,
             waits ? " waits for the prompt of its parent " : " does not wait for its parent ", seq.id);
   }
-  require(seq.parent != nullptr || seq.state != State::waiting_for_parent, "sequence ", seq.id, " waits for no parent");
+  require(seq.parent != nullptr || seq.state != State::waiting_for_parent, "sequence ", seq.id,
+          " waits for its parent, but has none");
   require(seq.parent == nullptr || std::ranges::count(seq.parent->children, &seq) == 1, "sequence ", seq.id,
-          " is no child of its parent");
+          " is not listed once as a child of its parent");
   require(!seq.forked || (seq.computed == seq.prompt_tokens - 1 && seq.num_tokens() == seq.prompt_tokens), "sequence ",
-          seq.id, " began with its parent's blocks and has ", seq.computed, " of ", seq.prompt_tokens,
+          seq.id, " started with its parent's blocks, but has ", seq.computed, " of ", seq.prompt_tokens,
           " tokens computed");
 }
 
@@ -42,29 +44,29 @@ void check_running(const Seq& seq, int block_len) {
   const auto capacity = static_cast<std::int32_t>(seq.blocks.size()) * block_len;
   require(seq.gap() >= 1, "sequence ", id, " has ", seq.computed, " computed of ", seq.num_tokens(), " tokens");
   require(seq.computed + seq.planned <= std::min(capacity, seq.num_tokens()), "sequence ", id, " has blocks for ",
-          capacity, " tokens, computed and planned are ", seq.computed, " + ", seq.planned);
+          capacity, " tokens, but ", seq.computed, " are computed and ", seq.planned, " planned");
   require(seq.inserted_blocks == seq.computed / block_len, "sequence ", id, " has ", seq.inserted_blocks,
           " inserted blocks with ", seq.computed, " tokens computed");
-  // Fewer once its prefix was forgotten.
+  // Fewer after forget_prefix().
   require(std::ssize(seq.nodes) <= seq.inserted_blocks, "sequence ", id, " has ", seq.nodes.size(), " nodes of ",
           seq.inserted_blocks, " inserted blocks");
   for (std::size_t i = 0; i < seq.nodes.size(); ++i) {
     require(seq.nodes[i].block == seq.blocks[i], "sequence ", id, " inserted block ", seq.nodes[i].block,
-            " and uses block ", seq.blocks[i], " for it");
+            ", but uses block ", seq.blocks[i], " instead");
   }
-  require(seq.num_cached_tokens >= 0, "sequence ", id, " runs and was never looked up");
+  require(seq.num_cached_tokens >= 0, "sequence ", id, " runs, but its prefix was never looked up");
 }
 
 }  // namespace
 
-// Every sequence is in the list of its state, and in no other.
+// Every sequence is in the list of its state, and in no other list.
 void Scheduler::Impl::check_lists() const {
   std::array<std::size_t, 5> states{};
   std::int64_t tokens = 0;
   for (const auto& [id, seq] : seqs) {
     ++states[static_cast<std::size_t>(seq->state)];
     require(waiting.contains(seq.get()) == (seq->state == State::waiting), "sequence ", id,
-            " is in the queue, or not, against its state");
+            seq->state == State::waiting ? " waits, but is not in the queue" : " is in the queue, but does not wait");
     if (seq->state != State::running) tokens += seq->prompt_tokens;
   }
   const auto count = [&](State state) { return states[static_cast<std::size_t>(state)]; };
@@ -72,17 +74,17 @@ void Scheduler::Impl::check_lists() const {
           "running sequences are out of order");
   require(std::ranges::all_of(running, [](const Seq* seq) { return seq->state == State::running; }) &&
               running.size() == count(State::running),
-          running.size(), " sequences are listed as running, ", count(State::running), " run");
-  require(waiting.size() == count(State::waiting), waiting.size(), " sequences are queued, ", count(State::waiting),
+          running.size(), " sequences are listed as running, but ", count(State::running), " run");
+  require(waiting.size() == count(State::waiting), waiting.size(), " sequences are queued, but ", count(State::waiting),
           " wait");
-  require(impossible.size() == count(State::impossible), impossible.size(), " sequences are listed as impossible, ",
+  require(impossible.size() == count(State::impossible), impossible.size(), " sequences are listed as impossible, but ",
           count(State::impossible), " are");
-  require(tokens == waiting_tokens, tokens, " tokens wait, counted as ", waiting_tokens);
-  require(std::ssize(running) <= limits.max_batch_size, running.size(), " sequences run, at most ",
-          limits.max_batch_size, " may");
+  require(tokens == waiting_tokens, tokens, " tokens wait, but the counter is ", waiting_tokens);
+  require(std::ssize(running) <= limits.max_batch_size, running.size(),
+          " sequences run, more than max_batch_size = ", limits.max_batch_size);
   const auto decodes =
       std::ranges::count_if(running, [](const Seq* seq) { return seq->is_decode() || (seq->forced && !seq->is_full()); });
-  require(decodes <= limits.token_budget, decodes, " decodes, and the budget is ", limits.token_budget);
+  require(decodes <= limits.token_budget, decodes, " decodes exceed token_budget = ", limits.token_budget);
 }
 
 void Scheduler::check_integrity() const {
@@ -90,7 +92,7 @@ void Scheduler::check_integrity() const {
   std::vector<std::int32_t> use(static_cast<std::size_t>(impl.pool.num_blocks()), 0);
   for (const auto& [id, owned] : impl.seqs) {
     const auto& seq = *owned;
-    require(seq.id == id, "sequence ", id, " believes to be ", seq.id);
+    require(seq.id == id, "sequence ", id, " has the id ", seq.id);
     check_tokens(seq);
     check_family(seq);
     if (seq.state == State::running) {
@@ -99,7 +101,7 @@ void Scheduler::check_integrity() const {
     } else {
       require(seq.blocks.empty() && seq.nodes.empty() && seq.computed == 0 && seq.planned == 0 &&
                   seq.inserted_blocks == 0 && !seq.forked,
-              "sequence ", id, " does not run and holds blocks");
+              "sequence ", id, " does not run, but has blocks");
     }
   }
   impl.check_lists();

@@ -1,4 +1,4 @@
-// What a Scheduler is made of: its state, and the changes of it by the files that make them.
+// The state of a Scheduler and its transitions, grouped by the file that defines them.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +23,17 @@ struct Scheduler::Impl {
         known_blocks(initial_blocks),
         rows(limits.max_logits_rows) {}
 
-  Seq& at(SeqId id) const;    // Error(internal) when it is not known
-  Seq* find(SeqId id) const;  // null then
+  Seq& at(SeqId id) const;    // throws Error(internal) if unknown
+  Seq* find(SeqId id) const;  // null if unknown
   std::int32_t blocks_for(std::int32_t tokens) const { return (tokens + pool.block_len() - 1) / pool.block_len(); }
 
-  // ---- scheduler.cpp: changes of a sequence's state ----
+  // scheduler.cpp: transitions of a sequence
   void enqueue(Seq& seq);
-  void stop_running(Seq& seq);   // gives its blocks back; the caller gives it its next state
+  void stop_running(Seq& seq);  // releases its blocks; the caller sets its next state
   void hold(Seq& seq);
-  void insert_blocks(Seq& seq);  // its full computed blocks go into the prefix index
+  void insert_blocks(Seq& seq);  // inserts its full computed blocks into the prefix index
 
-  // ---- scheduler_plan.cpp: the mechanism of plan() ----
+  // scheduler_plan.cpp: the steps of plan()
   void begin_plan();
   void plan_decodes(StepPlan& plan);
   void plan_prefill(StepPlan& plan);
@@ -43,20 +43,20 @@ struct Scheduler::Impl {
   bool reserve_blocks(Seq& seq, StepPlan& plan);
   void preempt(Seq& seq, StepPlan& plan);
 
-  // ---- admission.cpp: who may start to run ----
+  // admission.cpp: which sequences may start to run
   bool admit(Seq& seq, StepPlan& plan);
-  bool begin_anew(Seq& seq, std::int32_t slack);
+  bool begin_with_prefix(Seq& seq, std::int32_t slack);
   bool will_need_more_blocks(const Seq& seq) const;
   void count_reserve();
 
-  // ---- children.cpp: children of one prompt ----
+  // children.cpp: children of one prompt
   Seq* parent_of(SeqId id, std::span<const TokenId> prompt, const SeqOptions& options) const;
   bool begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& plan);
   void leave_parent(Seq& seq);
   void queue_children(const Seq& seq);
   void leave_children(Seq& seq);
 
-  // ---- fewer_blocks.cpp: memory that did not suffice ----
+  // fewer_blocks.cpp: out of memory
   bool cannot_fit(const Seq& seq) const;
   bool notice_fewer_blocks();
   void mark_impossible(Seq& seq);
@@ -65,9 +65,9 @@ struct Scheduler::Impl {
 
   Limits limits;
   cache::BlockManager& pool;
-  StepTime* time;      // null: no bound
-  int initial_blocks;  // of the pool at construction
-  int known_blocks;    // of the pool when notice_fewer_blocks() last looked
+  StepTime* time;      // null: no limit
+  int initial_blocks;  // blocks of the pool at construction
+  int known_blocks;    // blocks of the pool at the last notice_fewer_blocks()
 
   std::unordered_map<SeqId, std::unique_ptr<Seq>> seqs;
   std::vector<Seq*> running;  // in the order of Before
@@ -75,12 +75,12 @@ struct Scheduler::Impl {
   std::vector<Seq*> impossible;
   std::uint64_t arrivals = 0;
   std::int64_t waiting_tokens = 0;  // prompt tokens of all sequences that do not run
-  std::int64_t gains = 0;           // blocks that became Active and that a waiting sequence may begin with
+  std::int64_t activated_blocks = 0;  // blocks that became Active and that a waiting sequence may begin with
 
-  // Working memory of plan(), and `collected` of advance().
+  // Temporary lists of plan() and advance().
   std::vector<Seq*> collected;
   int num_ending = 0;   // running sequences whose last token is a placeholder
-  int num_stalled = 0;  // decodes that wait for the blocks of those
+  int num_stalled = 0;  // decodes that wait for the blocks of ending sequences
   int reserve = 0;      // running sequences that will need another block
   LogitsRows rows;
 

@@ -1,5 +1,4 @@
-// The planning of a step: first the decodes, then prefill under what is left of the token budget. scheduler.h has the
-// rules.
+// Plans a step: first the decodes, then prefill within the rest of the token budget. scheduler.h has the rules.
 #include <algorithm>
 #include <cstdint>
 
@@ -7,14 +6,14 @@
 
 namespace charonia::schedule {
 
-// Forgets a plan that never advanced, and counts the sequences that are ending.
+// Discards a plan that never advanced, and counts the ending sequences.
 void Scheduler::Impl::begin_plan() {
   notice_fewer_blocks();
   num_ending = num_stalled = 0;
   rows.begin_step();
   for (std::size_t i = 0; i < running.size();) {
     auto& seq = *running[i];
-    if (seq.forked) {  // it began with its parent's blocks in that plan: its copy of one was not made
+    if (seq.forked) {  // it began with its parent's blocks in that plan, and its block copy was not made
       stop_running(seq);
       enqueue(seq);
       continue;
@@ -23,19 +22,19 @@ void Scheduler::Impl::begin_plan() {
     seq.planned = 0;
     if (!seq.is_full()) continue;
     if (!seq.has_placeholder()) {
-      broken(cat("sequence ", seq.id, " has all its ", seq.max_total_tokens, " tokens and was not removed"));
+      broken(cat("sequence ", seq.id, " has all its ", seq.max_total_tokens, " tokens, but was not removed"));
     }
     ++num_ending;
   }
 }
 
-// One token of each decode, and then one of each sequence with appended tokens (Scheduler::append()).
+// Plans one token of each decode, and one of each sequence with appended tokens (Scheduler::append()).
 void Scheduler::Impl::plan_decodes(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
     if (seq->is_decode() || (seq->forced && !seq->is_full())) collected.push_back(seq);
   }
-  // In the order of Before, so that blocks are never taken from a sequence that is in the plan already.
+  // In the order of Before, so that no blocks are taken from a sequence that is already in the plan.
   auto forced = collected.begin();
   for (auto* seq : collected) {
     if (seq->state != State::running || !reserve_blocks(*seq, plan)) continue;
@@ -49,8 +48,9 @@ void Scheduler::Impl::plan_decodes(StepPlan& plan) {
   for (auto* seq : collected) schedule(*seq, 1, plan);
 }
 
-// Goes through the running and the waiting sequences together, in the order of Before. Those with appended tokens are in
-// the plan with one already, and the bound on the time does not hold for them: these tokens are output, not prompt.
+// Goes through the running and the waiting sequences together, in the order of Before. Sequences with appended tokens
+// already have one token in the plan. The time limit does not apply to their other tokens, because these are output,
+// not prompt.
 void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
@@ -58,10 +58,10 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   }
   notice_fewer_blocks();
   count_reserve();
-  bool fits = plan.preempted.empty();  // what was preempted is not admitted again at once
+  bool fits = plan.preempted.empty();  // preempted sequences are not admitted again in the same plan
   if (time != nullptr) time->begin_prefill(plan.num_tokens);
   auto next = collected.begin();
-  // Stalled decodes keep their place in the budget. Otherwise the next step could have more decodes than it allows.
+  // Stalled decodes keep their share of the budget. Otherwise the next step could have more decodes than the budget.
   while (plan.num_tokens + num_stalled < limits.token_budget) {
     const bool in_time = time == nullptr || time->any_left();
     if (in_time && fits && may_admit() && (next == collected.end() || Before{}(*waiting.begin(), *next))) {
@@ -82,13 +82,14 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   }
 }
 
-// Whether one more sequence may run, if it has its blocks.
+// Whether one more sequence may run, apart from its blocks.
 bool Scheduler::Impl::may_admit() const {
-  // It may have only one token to compute, and that one samples.
+  // It may have only one token to compute, and then it samples.
   return rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size;
 }
 
-// Plans as many of a running sequence's tokens as the budget, the time and the rows of logits allow. False: none.
+// Plans as many tokens of a running sequence as the budget, the time and the rows of logits allow. Returns false if
+// none.
 bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
   const bool timed = time != nullptr && !seq.forced;
   auto most_tokens = std::min(seq.gap(), seq.planned + limits.token_budget - num_stalled - plan.num_tokens);
@@ -98,9 +99,9 @@ bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
   return true;
 }
 
-// Plans as many of a running sequence's tokens as the rows of logits allow, at most most_tokens from `computed` on.
-// False: none. The token of a forced sequence that plan_decodes() has planned is among them: the new part replaces that
-// one, which did not sample, and so took no row.
+// Plans as many tokens of a running sequence, from `computed` on, as the rows of logits allow, at most most_tokens.
+// Returns false if none. If plan_decodes() has already planned a token of a forced sequence, the new part replaces that
+// part, which did not sample and took no row.
 bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan) {
   auto part = rows.take_part(seq, most_tokens);
   if (part.num_tokens == 0) return false;
@@ -115,10 +116,11 @@ bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& pla
   return true;
 }
 
-// Gives a decode blocks for all its tokens, if need be those of sequences after it, the last one first. False when
-//   - there was none after it, so it was preempted itself,
-//   - a sequence is ending: its blocks come free when its last token is resolved, and nobody is preempted for them,
-//   - or there are not that many blocks.
+// Allocates blocks for all tokens of a decode. If necessary, takes blocks of sequences after it, the last one first.
+// Returns false if
+//   - there was no sequence after it, so it was preempted itself,
+//   - a sequence is ending: its blocks become free when its last token is resolved; until then there is no preemption,
+//   - or the pool does not have that many blocks.
 bool Scheduler::Impl::reserve_blocks(Seq& seq, StepPlan& plan) {
   const auto missing = blocks_for(seq.num_tokens()) - static_cast<std::int32_t>(seq.blocks.size());
   while (missing > 0 && !pool.allocate(missing, seq.blocks)) {
@@ -127,14 +129,14 @@ bool Scheduler::Impl::reserve_blocks(Seq& seq, StepPlan& plan) {
       mark_impossible(seq);
       return false;
     }
-    if (never || num_ending > 0) {  // with `never`: its placeholder may turn out to be its end
+    if (never || num_ending > 0) {  // with `never`: its placeholder may be its last token
       ++num_stalled;
       return false;
     }
     auto& victim = *running.back();
     if (&victim == &seq && running.size() == 1) {
-      broken(cat("sequence ", seq.id, " runs alone and needs ", missing, " more blocks, ", pool.num_available(), " of ",
-                 pool.num_blocks(), " are available"));
+      broken(cat("sequence ", seq.id, " runs alone and needs ", missing, " more blocks, but ", pool.num_available(),
+                 " of ", pool.num_blocks(), " are available"));
     }
     preempt(victim, plan);
     if (&victim == &seq) return false;

@@ -1,4 +1,4 @@
-// One sequence as the parts of the scheduler see it. The comment above a group of fields names the file that owns them.
+// The state of one sequence. The comment above each group of fields names the file that owns them.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace charonia::schedule {
 
 enum class State {
   waiting,             // in the queue
-  waiting_for_parent,  // beside the queue, until its parent's prompt is computed (children.cpp)
+  waiting_for_parent,  // outside the queue, until its parent's prompt is computed (children.cpp)
   running,             // holds blocks
-  impossible,          // needs more blocks than there are (fewer_blocks.cpp)
-  held,                // beside the queue, until resume()
+  impossible,          // needs more blocks than the pool has (fewer_blocks.cpp)
+  held,                // outside the queue, until resume()
 };
 
 struct Seq {
-  // As it was added.
+  // Arguments of add().
   SeqId id = 0;
   int priority = 0;
   std::uint64_t arrival = 0;
@@ -32,28 +32,29 @@ struct Seq {
   std::int32_t max_total_tokens = 0;
 
   State state = State::waiting;
-  std::vector<TokenId> tokens;          // prompt and sampled; the last one may be a placeholder (negative)
+  std::vector<TokenId> tokens;          // prompt and sampled tokens; the last may be a placeholder (negative)
   std::int32_t num_cached_tokens = -1;  // -1: never admitted
 
-  // While it runs. Zero and empty otherwise.
+  // Valid while it runs. Zero and empty otherwise.
   std::vector<cache::BlockId> blocks;
   std::int32_t computed = 0;             // tokens whose KV is in the blocks
   std::int32_t planned = 0;              // tokens of the plan that has not advanced yet
-  std::int32_t inserted_blocks = 0;      // full computed blocks, which were offered to the prefix index
-  std::vector<cache::PrefixNode> nodes;  // of those in the index
-  bool forced = false;  // its gap is a sampled token and appended ones behind it; it gets one a step or more
+  std::int32_t inserted_blocks = 0;      // full computed blocks that were offered to the prefix index
+  std::vector<cache::PrefixNode> nodes;  // the nodes of those that are in the index
+  bool forced = false;  // its gap is a sampled token and appended tokens after it; every step computes at least one
 
-  // admission.cpp: the last lookup, when the sequence did not fit.
+  // Used by admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed
-  std::int64_t gains_then = 0;  // Impl::gains at that time
+  std::int64_t activated_at_lookup = 0;  // Impl::activated_blocks at the last lookup
 
-  // children.cpp
-  Seq* parent = nullptr;       // whose blocks it is to begin with; null once a step with it has advanced
-  std::vector<Seq*> children;  // whose parent this is
-  bool forked = false;         // began with its parent's blocks, in the plan that has not advanced yet
+  // Used by children.cpp.
+  Seq* parent = nullptr;       // shares its blocks with this sequence; null after a step with it has advanced
+  std::vector<Seq*> children;  // sequences whose parent this is
+  bool forked = false;         // began with its parent's blocks in the plan that has not advanced yet
 
-  // logits_rows.h
-  std::int32_t rows_given = 0;  // with all_rows: the prompt's first rows whose logits steps have given
+  // Used by logits_rows.h.
+  // With all_rows: how many of the prompt's first rows of logits the caller has received.
+  std::int32_t rows_given = 0;
 
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t gap() const { return num_tokens() - computed; }

@@ -7,15 +7,15 @@ namespace charonia::schedule {
 namespace {
 
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
-// Steps with prefill after which decodes are measured alone again: a hundredth of the steps, at a third of their time.
-// While there are few measurements it is sooner, so that a first one that was slow does not count for long.
+// Number of steps with prefill until decodes are measured alone again: one in a hundred steps, at a third of the time.
+// While there are few measurements the interval is shorter, so that a slow first measurement does not count for long.
 constexpr std::int64_t kMaxAge = 100;
 constexpr std::int64_t kMaxAgePerMeasurement = 8;
-// One step may be planned before the last one is measured.
+// One step may be planned before the previous one is measured.
 constexpr int kMaxProbes = 2;
-// Rows of a tile of the devices' GEMMs: a step that fills its last tile loses nothing.
+// Rows of a tile of the devices' GEMMs. A step with only full tiles wastes no time.
 constexpr std::int32_t kTile = 16;
-// Of the token budget: the first prefill beside decodes.
+// Share of the token budget for the first prefill next to decodes.
 constexpr std::int32_t kFirstShare = 16;
 constexpr std::int32_t kMinPosition = 64;
 
@@ -69,11 +69,13 @@ void StepTime::begin_prefill(std::int32_t decodes) {
   if (!any_rate) left_s_ = 0;
 }
 
-// Of the class of the position, or else of the nearest one; of two, that of the higher position, which costs more.
+// The rate at the class of the position, or at the nearest class; of two equally near ones, at the higher position,
+// which costs more.
 double StepTime::rate(std::int32_t position) const {
   const auto wanted = class_of_position(position);
   for (std::size_t distance = 0; distance < kClasses; ++distance) {
-    for (const auto at : {wanted + distance, wanted - distance}) {  // below 0 wraps around to what is too much
+    // An index below 0 wraps around to a value that is too large.
+    for (const auto at : {wanted + distance, wanted - distance}) {
       if (at < kClasses && !rates_[at].per_token.empty()) return rates_[at].per_token.median();
     }
   }
@@ -88,7 +90,7 @@ std::int32_t StepTime::fit(std::int32_t first_position, std::int32_t num_tokens)
   }
   if (fits >= num_tokens) return num_tokens;
   const auto whole_tiles = (rows_ + fits) / kTile * kTile - rows_;
-  // Whole tiles must not leave the step with next to no prefill, as 1 token beside 15 decodes would be.
+  // Whole tiles must leave a useful amount of prefill in the step: not 1 token next to 15 decodes.
   return whole_tiles > 0 && planned_ + whole_tiles >= kMinTokens / 2 ? whole_tiles : fits;
 }
 
@@ -98,7 +100,7 @@ void StepTime::take(std::int32_t first_position, std::int32_t num_tokens) {
   if (left_s_ == kUnbounded) return;
   const auto per_token = rate(first_position);
   left_s_ -= num_tokens * per_token;
-  // What is left is worth nothing where it does not fill a tile.
+  // A rest that does not fill a tile is not worth using.
   if (left_s_ < (kTile - rows_ % kTile) * per_token) left_s_ = 0;
 }
 
@@ -115,13 +117,13 @@ void StepTime::measured(const StepWork& work, double seconds) {
   if (work.decodes > 0) {
     ++alone.age;
     if (alone.seconds.empty()) return;
-    // Noise must not make prefill free: its share of a step is at least a tenth.
+    // Noise must not make prefill free, so it costs at least a tenth of a step.
     cost = std::max(seconds - alone.seconds.median(), 0.1 * seconds);
-    // Small chunks cost more per token than those of steps without decodes.
+    // Small chunks cost more per token than chunks of steps without decodes.
     if (!rate.beside_decodes) rate.per_token.clear();
     rate.beside_decodes = true;
   } else if (rate.beside_decodes || work.prefill_tokens < token_budget_ / kFirstShare) {
-    return;  // of a few tokens, it says what a step costs and not what a token does
+    return;  // with only a few tokens, the time measures the step and not the token
   }
   rate.per_token.add(cost / work.prefill_tokens);
 }

@@ -9,7 +9,7 @@ namespace charonia::text {
 StopWords::StopWords(std::vector<std::string> words) {
   words_.reserve(words.size());
   for (auto& word : words) {
-    if (word.empty()) throw Error(ErrorCode::invalid_argument, "stop_words holds an empty one: it would stop at once");
+    if (word.empty()) throw Error(ErrorCode::invalid_argument, "stop_words must not contain an empty word");
     std::vector<std::uint32_t> shorter(word.size() + 1, 0);
     for (std::size_t i = 1; i < word.size(); ++i) {
       auto length = shorter[i];

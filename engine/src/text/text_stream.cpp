@@ -24,16 +24,16 @@ std::size_t TextStream::follow(char byte) {
 
 void TextStream::follow_marks(char byte, std::size_t length, std::size_t end) {
   bool whole = false;
-  std::size_t longest = 0;  // of the marks that end here, and of those that have begun
+  std::size_t longest = 0;  // longest match of all marks, finished or begun
   for (std::size_t mark = 0; mark < until_matched_.size(); ++mark) {
     const bool ends = stop_until_->push(mark, until_matched_[mark], byte);
     longest = std::max<std::size_t>(longest, ends ? stop_until_->length(mark) : until_matched_[mark]);
     whole |= ends;
   }
   if (waiting_) ++waiting_->length;
-  if (waiting_ && waiting_->length > longest) {  // what it is in is no mark
+  if (waiting_ && waiting_->length > longest) {  // the stop word does not lie within a mark
     end_ = waiting_->begin;
-  } else if (length > longest) {  // it begins before
+  } else if (length > longest) {  // the stop word begins before the mark
     end_ = end - length;
   } else if (length > 0 && !waiting_) {
     waiting_ = {end - length, length};
@@ -69,7 +69,7 @@ bool TextStream::push(std::int32_t token, bool match_stop) {
   }
   held_.push_back({pending_.size(), utf8_.between_characters()});
 
-  // What may be the beginning of a stop word never moves back, so each token is examined once.
+  // The beginning of a possible stop word never moves back, so each token is examined once.
   std::size_t may_stop = 0;
   for (const auto matched : matched_) may_stop = std::max<std::size_t>(may_stop, matched);
   const auto limit = end_.value_or(std::min(waiting_ ? waiting_->begin : pending_.size(), pending_.size() - may_stop));
@@ -95,7 +95,7 @@ TextChunk TextStream::cut(std::size_t num_tokens, std::size_t text_end) {
   TextChunk chunk;
   if (num_tokens == 0) return chunk;
   const auto bytes = held_[num_tokens - 1].end;
-  // A special token may stand before the space that is dropped.
+  // A special token may come before the dropped space.
   const auto text_begin = bytes == 0 ? 0 : std::exchange(dropped_, 0);
   chunk.num_tokens = static_cast<int>(num_tokens);
   chunk.text_begin = static_cast<int>(text_begin);

@@ -50,7 +50,7 @@ std::unique_ptr<const TokenSplit> TokenSplit::load(const std::filesystem::path& 
   std::vector<std::int32_t> ids(merges.data.size() / sizeof(std::int32_t));
   std::memcpy(ids.data(), merges.data.data(), merges.data.size());
   if (std::ranges::any_of(ids, [&](auto id) { return id < 0 || id >= table.size(); })) {
-    refuse(cat("merges has a token that is none of ", table.size()));
+    refuse(cat("merges has a token id of at least ", table.size()));
   }
   out->merges_.reserve(ids.size() / 3);
   for (std::size_t i = 0; i < ids.size(); i += 3) {
@@ -93,7 +93,7 @@ void TokenSplit::read_sentence_piece(const SafetensorsFile& tensors) {
     const auto bound = name == "joined" ? static_cast<std::int32_t>(kAscii) : table_->size();
     if (!fits || std::ranges::any_of(values, [&](auto value) { return value < 0 || value >= bound; })) {
       throw Error(ErrorCode::invalid_argument, cat(tensors.path().string(), " cannot be used: ", name,
-                                                   " has another type, shape or range. Convert the model again"));
+                                                   " has a wrong type, shape or range. Convert the model again"));
     }
     return values;
   };
@@ -106,14 +106,15 @@ void TokenSplit::read_sentence_piece(const SafetensorsFile& tensors) {
   }
 }
 
-// Whether a text is cut between the two characters, both of ASCII, whatever stands around them. Every known pattern cuts
-// between a letter and what is none.
+// Whether the text is split between two ASCII characters in every context. Every known pattern splits between a letter
+// and a character that is not a letter.
 bool TokenSplit::cuts(char before, char after) const {
   if (joined_.empty()) return is_letter(before) && !is_letter(after);
   return !joined_[static_cast<std::size_t>(before) * kAscii + static_cast<std::size_t>(after)];
 }
 
-// What merges stay within, in order, which is all of the text: the pre-tokenizers' pieces, or SentencePiece's between cuts.
+// The pieces that merges cannot cross, in order; together they are the whole text. They come from the pre-tokenizers,
+// or, for SentencePiece, from the cuts.
 std::vector<TokenSplit::Piece> TokenSplit::pieces(std::string_view text) const {
   std::vector<Piece> out{{0, text.size()}}, before;
   if (!joined_.empty()) {
@@ -143,7 +144,7 @@ std::vector<TokenSplit::Piece> TokenSplit::pieces(std::string_view text) const {
   return out;
 }
 
-// From where on the text may be part of an added token, which is found before the text is split.
+// The position where the text may begin to be part of an added token. Added tokens are found before the text is split.
 std::size_t TokenSplit::added_begins(std::string_view text) const {
   auto out = text.size();
   for (const auto& added : added_) {
@@ -157,7 +158,7 @@ std::size_t TokenSplit::added_begins(std::string_view text) const {
   return out;
 }
 
-// Joins, again and again, the first of the neighbours of lowest rank.
+// Repeatedly joins the adjacent pair with the lowest rank; the leftmost pair first.
 void TokenSplit::merge(std::string_view piece, std::vector<std::int32_t>& out) const {
   if (const auto found = of_piece_.find(piece); found != of_piece_.end()) return out.push_back(found->second);
   std::vector<std::int32_t> tokens;
@@ -178,9 +179,9 @@ void TokenSplit::merge(std::string_view piece, std::vector<std::int32_t>& out) c
   out.insert(out.end(), tokens.begin(), tokens.end());
 }
 
-// What follows may make the last piece longer. With patterns also blanks before it: one of blanks goes as far as they do.
-// A contraction is looked for in the three bytes from an apostrophe on. Every other piece of the known patterns ends
-// where the next byte cannot be of it, whatever follows that.
+// Following text may extend the last piece. With patterns it may also extend blanks before it, because a piece of
+// blanks takes all blanks that follow. A contraction is at most three bytes from its apostrophe. Every other piece of
+// the known patterns ends where the next byte cannot belong to it, whatever follows that byte.
 std::vector<std::int32_t> TokenSplit::settled(std::string_view text) const {
   constexpr std::size_t kContraction = 3;
   text = text.substr(0, added_begins(text));
@@ -206,7 +207,7 @@ std::vector<std::int32_t> TokenSplit::forced(std::span<const std::int32_t> befor
   text = text.substr(0, kMostText);
   text = text.substr(0, static_cast<std::size_t>(std::ranges::find_if_not(text, is_ascii) - text.begin()));
   if (text.empty()) return {};
-  // The ASCII text before, as far back as it is looked at.
+  // The ASCII text before it, as far back as this function looks.
   auto begin = before.size();
   bool begins = true;
   while (begin > 0) {
@@ -222,9 +223,9 @@ std::vector<std::int32_t> TokenSplit::forced(std::span<const std::int32_t> befor
   for (const auto token : before.subspan(begin)) ends.push_back((joined += table_->text_bytes(token)).size());
   const auto own = joined.size();
   joined += text;
-  joined.resize(std::max(own, added_begins(joined)));  // also one that begins before the cut
+  joined.resize(std::max(own, added_begins(joined)));  // also removes an added token that begins before the cut
   auto context = before.subspan(begin);
-  // SentencePiece may put a space in front of a text.
+  // SentencePiece may add a space before a text.
   if (!begins || !joined_.empty()) {
     const auto cut = std::ranges::find_if(ends, [&](auto end) { return end > 0 && cuts(joined[end - 1], joined[end]); });
     if (cut == ends.end()) return {};

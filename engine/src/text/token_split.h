@@ -1,5 +1,5 @@
-// The tokenizer's own split of text that is to come, for jump-forward: BPE, byte-level with the pre-tokenizers that
-// charonia/text/token_split.py knows, or SentencePiece's. Of ASCII text alone.
+// Splits forced text into the tokenizer's own tokens, for jump-forward decoding. Supports SentencePiece's BPE and
+// byte-level BPE with the pre-tokenizers that charonia/text/token_split.py knows. Only ASCII text.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,22 @@ namespace charonia::text {
 
 class TokenSplit {
  public:
-  // The file token_split.safetensors. Null where it says that the split is not known, or where there is no file: `why`
-  // says so. Throws Error(invalid_argument) for a file that is damaged. The table must outlive the split.
+  // Loads token_split.safetensors. Returns null, with the reason in `why`, if the file does not exist or the file says
+  // that the split is not supported. Throws Error(invalid_argument) for a damaged file. The table must outlive the
+  // split.
   static std::unique_ptr<const TokenSplit> load(const std::filesystem::path& file, const TokenTable& table,
                                                 std::string& why);
 
-  // How many of the last tokens forced() looks at, at most. Where it gets fewer, they are all that there are.
+  // The most tokens of `before` that forced() looks at. If it receives fewer, they must be the whole sequence.
   static constexpr std::size_t kContext = 16;
-  // How many bytes of the text it looks at: std::regex goes as deep as a piece is long.
+  // The most bytes of the text that forced() looks at: std::regex recurses as deep as a piece is long.
   static constexpr std::size_t kMostText = 512;
 
-  // The tokens that follow `before` where `text` comes next: those that the tokenizer would give whatever comes after
-  // the text. None where it would have split what is before in another way. From any thread.
+  // The tokens that follow `before` if `text` comes next: the tokens that the tokenizer produces whatever comes after
+  // the text. Empty if the tokenizer would have split the earlier text differently. Safe to call from any thread.
   std::vector<std::int32_t> forced(std::span<const std::int32_t> before, std::string_view text) const;
 
-  // The first tokens of the split of all texts that begin with this one, which is ASCII.
+  // The first tokens that are common to the splits of all texts that begin with this one (ASCII).
   std::vector<std::int32_t> settled(std::string_view text) const;
 
  private:
@@ -54,11 +55,12 @@ class TokenSplit {
   const TokenTable* table_ = nullptr;
   std::unordered_map<std::uint64_t, Merge> merges_;              // by the two ids
   std::vector<std::int32_t> of_byte_;                            // [256]
-  std::unordered_map<std::string_view, std::int32_t> of_piece_;  // where pieces that are tokens are not merged
+  std::unordered_map<std::string_view, std::int32_t> of_piece_;  // pieces that are tokens as a whole and are not merged
   std::vector<std::regex> stages_;
-  std::vector<bool> joined_;  // [128, 128]: two characters that stand side by side in a token. Empty: byte-level
+  // [128, 128]: pairs of characters that are adjacent within a token. Empty for byte-level BPE.
+  std::vector<bool> joined_;
   std::vector<std::string> added_;
-  std::vector<bool> apart_;  // [tokens]: special or added, so that what is behind it is split on its own
+  std::vector<bool> apart_;  // [tokens]: special or added tokens: the text after them is split on its own
 };
 
 }  // namespace charonia::text

@@ -12,7 +12,7 @@ TokenTable TokenTable::load(const std::filesystem::path& file) {
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorCode::invalid_argument,
                 cat("the token table ", file.string(), " cannot be used: ", what,
-                    ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE --force"));
+                    ". Create it again with: charonia convert MODEL --dst-path WORKSPACE --force"));
   };
   const auto tensors = SafetensorsFile::open(file);
   const auto vector_of = [&](std::string_view name, DType type) {
@@ -31,7 +31,7 @@ TokenTable TokenTable::load(const std::filesystem::path& file) {
   table.offsets_.resize(offsets.size() / sizeof(std::int64_t));
   if (table.offsets_.size() != special.size() + 1) {
     refuse(cat("it has ", special.size(), " entries in special and ", table.offsets_.size(),
-               " in offsets, which must be one more"));
+               " in offsets; offsets must have one more than special"));
   }
   std::memcpy(table.offsets_.data(), offsets.data(), offsets.size());
   std::int64_t before = 0;
@@ -41,7 +41,7 @@ TokenTable TokenTable::load(const std::filesystem::path& file) {
   }
   if (table.offsets_.front() != 0 || before != static_cast<std::int64_t>(bytes.size())) {
     refuse(
-        cat("its offsets go from ", table.offsets_.front(), " to ", before, " and must go from 0 to ", bytes.size()));
+        cat("its offsets go from ", table.offsets_.front(), " to ", before, ", but must go from 0 to ", bytes.size()));
   }
   table.bytes_.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   table.special_.resize(special.size());

@@ -18,12 +18,12 @@ bool Utf8State::push(unsigned char byte) {
     remaining_ = 1;
   } else if (byte >= 0xE0 && byte <= 0xEF) {
     remaining_ = 2;
-    if (byte == 0xE0) low_ = 0xA0;   // less would fit into two bytes
-    if (byte == 0xED) high_ = 0x9F;  // more are surrogates
+    if (byte == 0xE0) low_ = 0xA0;   // lower values would fit into two bytes
+    if (byte == 0xED) high_ = 0x9F;  // higher values are surrogates
   } else if (byte >= 0xF0 && byte <= 0xF4) {
     remaining_ = 3;
-    if (byte == 0xF0) low_ = 0x90;   // less would fit into three bytes
-    if (byte == 0xF4) high_ = 0x8F;  // more is past U+10FFFF
+    if (byte == 0xF0) low_ = 0x90;   // lower values would fit into three bytes
+    if (byte == 0xF4) high_ = 0x8F;  // higher values are beyond U+10FFFF
   } else {
     invalid_ = byte >= 0x80;
   }
@@ -35,7 +35,7 @@ std::string to_valid_utf8(std::string_view bytes) {
   std::string out;
   out.reserve(bytes.size());
   Utf8State state;
-  std::size_t begin = 0;  // of the character that is not finished
+  std::size_t begin = 0;  // start of the unfinished character
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     if (state.push(static_cast<unsigned char>(bytes[i]))) {
       out += kReplacement;

@@ -1,8 +1,7 @@
-// Sequences with random q, k and v, what attention over blocks makes of them on the device, and what it must, in
-// double.
+// Sequences with random q, k and v, the device's attention over their blocks, and the expected result in double.
 //
-// The slots of the cache that a step must not read hold NaN, and so do padding rows; tables end with blocks that do not
-// exist, and begin with such where a window has left them behind.
+// Cache slots that a step must not read hold NaN, and so do padding rows. Block tables end with invalid blocks, and
+// begin with invalid blocks before a window.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +28,7 @@ struct Chunk {
   int sequence, begin, end;  // rows at positions [begin, end)
 };
 
-// Sequences with random q, k and v in blocks that lie anywhere.
+// Sequences with random q, k and v in random blocks.
 struct World {
   AttentionShape shape;
   DType type;
@@ -40,9 +39,9 @@ struct World {
   float scale;
   int window = 0;
   float soft_cap = 0;
-  std::vector<float> slopes;  // [heads], or none
+  std::vector<float> slopes;  // [heads], or empty
   int quant_bits = 0;
-  std::vector<Matrix> unquantised;  // qkv, where that holds what is read from a quantised cache
+  std::vector<Matrix> unquantised;  // original qkv, if qkv holds the values of a quantised cache
 
   World(Random& random, const AttentionShape& s, DType t, std::vector<int> sequence_lengths)
       : shape(s),
@@ -63,7 +62,7 @@ struct World {
     }
   }
 
-  // From now on the cache is quantised: k and v become what is read from it, rounded to their type.
+  // Quantises the cache: k and v become the values that are read from it, rounded to their type.
   void quantise(int bits) {
     quant_bits = bits;
     unquantised = qkv;
@@ -91,7 +90,7 @@ struct World {
     return {data, cache_type, shape.kv_heads, shape.head_dim, shape.block_len, quant_bits};
   }
 
-  // Like cache(), quantised: what must not be read has NaN as its zero.
+  // Like cache(), quantised: data that must not be read has NaN as its zero.
   std::vector<std::byte> quantised_cache(const std::vector<Chunk>& chunks) const {
     const auto there = layer(nullptr, type);
     std::vector<std::byte> out(static_cast<std::size_t>(there.block_bytes() * blocks), std::byte{0xff});
@@ -112,7 +111,7 @@ struct World {
     return window == 0 ? 0 : std::max(0, position - window + 1) / kAttentionTile * kAttentionTile;
   }
 
-  // As the cache is when the rows of `chunks` are in it, and nothing beyond or before the window.
+  // The cache after the rows of `chunks` are stored, without data beyond them or before the window.
   Matrix cache(const std::vector<Chunk>& chunks, DType cache_type) const {
     const int dim = shape.head_dim, kv_heads = shape.kv_heads;
     Matrix out(cache_type, std::int64_t{blocks} * 2 * kv_heads * shape.block_len, dim);
@@ -136,11 +135,11 @@ struct World {
   struct Options {
     int sms = 6;
     bool reproducible = false;
-    bool plan_of_all = false;  // the step's items are made for layers without a window, too
+    bool plan_of_all = false;  // the step's items are also made for layers without a window
     DType cache_type = DType::f32, q_type = DType::f32, out_type = DType::f32;
     int padding = 0;      // rows
-    bool repeat = false;  // the same into another out before
-    int q_gap = 0;        // elements more from row to row: 16 bytes or not
+    bool repeat = false;  // first runs the same into another output
+    int q_gap = 0;        // additional elements between rows, aligned to 16 bytes or not
   };
   Options options() const {
     Options o;
@@ -226,7 +225,7 @@ struct World {
     return result;
   }
 
-  // One head of one row in double, and the sum of what was added up in it, without signs.
+  // One head of one row in double, and the sum of the absolute values of its terms.
   struct Expected {
     std::vector<double> value, magnitude;
   };
@@ -261,7 +260,7 @@ struct World {
     return out;
   }
 
-  // Holds a few heads of a few rows, the first and the last of each chunk among them, against the reference.
+  // Compares some heads of some rows with the reference, including the first and the last row of each chunk.
   void check(Random& random, const std::vector<Chunk>& chunks, const Matrix& out, double rounding_of_p,
              double rounding_of_out) const {
     int row = 0;
@@ -286,7 +285,7 @@ struct World {
     }
   }
 
-  // A window, a soft cap, slopes: some of them, or all.
+  // Sets a window, a soft cap, slopes: some of them, or all.
   void weigh(Random& random, int kinds, int max_window) {
     if ((kinds & 1) != 0) window = uniform(random, 1, max_window);
     if ((kinds & 2) != 0) soft_cap = 0.5F + static_cast<float>(uniform(random, 0, 100)) / 25;
@@ -310,7 +309,7 @@ inline AttentionShape shape_of(int kv_heads, int group, int head_dim, int block_
   return {.heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = head_dim, .block_len = block_len};
 }
 
-// Chunks of prompts, whole prompts and decodes.
+// Prompt chunks, whole prompts and decodes.
 inline std::vector<Chunk> random_chunks(Random& random, const std::vector<int>& lengths) {
   std::vector<Chunk> chunks;
   for (std::size_t s = 0; s < lengths.size(); ++s) {

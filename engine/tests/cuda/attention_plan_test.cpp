@@ -1,5 +1,5 @@
-// Cuts of a step's attention, by the hundred: every position that a row sees is in exactly one item, what plans need
-// stays within the bounds, and no thread block has much more to do than the others.
+// Plans of hundreds of random steps: every attended position is in exactly one item, plans stay within the bounds, and
+// no thread block has much more work than the others.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -98,13 +98,13 @@ TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
         end = items[i].kv_end;
       }
       ASSERT_GT(end, step.positions[row]);
-      // No block of the table beyond what the item's last row needs is looked up.
+      // No block of the table beyond the item's last row is looked up.
       ASSERT_EQ(end, items.front().first_position + items.front().num_rows);
     }
   }
 }
 
-TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_have_places_of_their_own) {
+TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_are_distinct) {
   Random random(2);
   int cut = 0;
   for (int trial = 0; trial < 600; ++trial) {
@@ -130,7 +130,7 @@ TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_have
   EXPECT_GT(cut, 50) << "the trials should have plans with cut rows";
 }
 
-// What the busiest thread block has to do, in shares: the items are dealt out as the kernels deal them.
+// The work of the busiest thread block, relative to a fair share, if items are distributed like in the kernels.
 double busiest(const std::vector<AttentionItem>& items, int units, int blocks) {
   std::vector<std::int64_t> work(static_cast<std::size_t>(blocks), 0);
   std::int64_t total = 0;
@@ -149,7 +149,7 @@ TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_sms_about_equally_busy) 
   for (int trial = 0; trial < 200; ++trial) {
     const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132};
     Step step;
-    // At least 64 positions a block in each of four splits: enough to be worth spreading.
+    // At least 64 positions per block in each of four splits: enough to be worth distributing.
     for (int s = uniform(random, 1, 64), total = 0; s > 0 || total < 140'000; --s) {
       const int length = uniform(random, 1, uniform(random, 0, 3) == 0 ? 100'000 : 4000);
       step.add(length - 1, 1);
@@ -209,7 +209,7 @@ TEST(AttentionPlanTest, items_are_sorted_longest_first) {
   }
 }
 
-TEST(AttentionPlanTest, reproducible_splits_are_whole_chunks_from_the_first_position_or_the_window_on) {
+TEST(AttentionPlanTest, reproducible_splits_are_whole_chunks_from_the_window_on) {
   Random random(5);
   for (int trial = 0; trial < 200; ++trial) {
     auto shape = random_shape(random);

@@ -1,5 +1,5 @@
-// Attention over a quantised cache on the device: against double precision, against the same values in 16 bits, and
-// what its bits may depend on.
+// Attention over a quantised cache on the device, compared with double precision and with the same values in 16 bits;
+// and its bitwise independence of the batch.
 #include "attention_kernel_world.h"
 
 namespace charonia::cuda {
@@ -25,7 +25,8 @@ TEST(CudaAttentionQuantTest, a_quantised_cache_is_read_as_its_values_rounded_onc
   }
 }
 
-// The least element of k and of v becomes tiny beside the others: a zero that does not fold (attention_quant.h).
+// Makes the smallest element of k and of v tiny compared with the others: a zero that cannot be folded
+// (attention_quant.h).
 void make_least_tiny(World& world, int sequence, int position) {
   auto& rows = world.qkv[static_cast<std::size_t>(sequence)];
   const auto& shape = world.shape;
@@ -34,7 +35,7 @@ void make_least_tiny(World& world, int sequence, int position) {
   }
 }
 
-// Against the same kernels over the same values in 16 bits: the tiles that they work on are equal bit by bit.
+// Compared with the same kernels over the same values in 16 bits: their tiles are equal bit by bit.
 TEST(CudaAttentionQuantTest, over_a_quantised_cache_rows_have_the_bits_of_its_values_in_16_bits) {
   Random random(16);
   for (const int bits : {8, 4}) {
@@ -47,7 +48,7 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_rows_have_the_bits_of_its_va
       quantised.quantise(bits);
       auto plain = quantised;
       plain.quant_bits = 0;
-      plain.window = 1 << 20;  // the version of the kernels that a quantised cache takes
+      plain.window = 1 << 20;  // selects the kernel version that a quantised cache uses
       const std::vector<Chunk> chunks = {{0, 690, 700}, {1, 89, 90}, {0, 650, 651}};
       for (const int sms : {1, 132}) {
         auto options = quantised.options();
@@ -62,7 +63,7 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_rows_have_the_bits_of_its_va
   }
 }
 
-// As without quantisation: chunks of prompts, decodes, other sequences beside, splits or none.
+// As without quantisation: prompt chunks, decodes, other sequences in the batch, with and without splits.
 TEST(CudaAttentionQuantTest, over_a_quantised_cache_neither_chunks_nor_batch_nor_cuts_change_a_bit) {
   Random random(17);
   for (const int bits : {8, 4}) {
@@ -96,7 +97,7 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_neither_chunks_nor_batch_nor
   }
 }
 
-// Head sizes and types that have no tiles, and blocks of which not all begin at 16 bytes.
+// Head sizes and types without tiles, and blocks that are not all aligned to 16 bytes.
 TEST(CudaAttentionQuantTest, any_head_size_of_a_quantised_cache_is_right_in_float) {
   Random random(18);
   constexpr std::array kDims = {2, 6, 16, 80, 32};

@@ -1,4 +1,4 @@
-// Attention over blocks on the device against double precision, and what its bits may depend on.
+// Attention over blocks on the device, compared with double precision; and its bitwise independence of the batch.
 #include "attention_kernel_world.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include "ops/cuda/kernels/attention_tile.h"
@@ -69,7 +69,7 @@ TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
   }
 }
 
-// Thread blocks then take many short units in turn, and copies run ahead over several of them.
+// Each thread block takes many short units, and copies run ahead over several of them.
 TEST(CudaAttentionTest, decodes_of_many_sequences_by_few_thread_blocks_are_right) {
   Random random(9);
   for (const int dim : kTiledDims) {
@@ -108,7 +108,7 @@ TEST(CudaAttentionTest, rows_whose_positions_are_cut_into_splits_are_right) {
       auto options = world.options();
       options.sms = 132;
       options.reproducible = reproducible;
-      options.repeat = true;  // the counters must be left as they were
+      options.repeat = true;  // the first run must reset the counters
       world.check(random, chunks, world.run(chunks, options), ops::rounding(DType::bf16), ops::rounding(DType::bf16));
     }
     const World world(random, shape_of(1, 2, 32, 64), DType::f16, {1300});
@@ -123,7 +123,7 @@ TEST(CudaAttentionTest, rows_whose_positions_are_cut_into_splits_are_right) {
   }
 }
 
-// How the sequence came: cut into steps of any sizes, beside other sequences, on devices that cut its positions or not.
+// Divides the sequence into steps of any sizes, next to other sequences, on devices that split its positions or not.
 TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_bit) {
   Random random(4);
   for (const int trial : {0, 1, 2}) {
@@ -133,7 +133,7 @@ TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_
     auto options = world.options();
     options.reproducible = true;
     options.sms = 1;
-    const int begin = n - 60;  // rows before are computed by others
+    const int begin = n - 60;  // earlier rows are computed by other tests
     const auto whole = world.run({{0, begin, n}}, options);
     for (int at = begin; at < n;) {
       const int end = std::min(n, at + (at == begin ? 1 : uniform(random, 1, 40)));
@@ -144,14 +144,14 @@ TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_
       }
       at = end;
     }
-    // Decodes, cut and not.
+    // Decodes, with and without splits.
     for (const int position : {begin, n - 1}) {
       for (const int sms : {1, 132}) {
         options.sms = sms;
         const auto out = world.run({{0, position, position + 1}}, options);
         ASSERT_TRUE(whole.same_bits(position - begin, out, 0)) << "head size " << dim << " decode at " << position;
       }
-      // Among so many, none is worth cutting.
+      // With this many sequences, splits are not worthwhile.
       options.sms = 1;
       const auto out = world.run(std::vector<Chunk>(6, {0, position, position + 1}), options);
       for (int copy = 0; copy < 6; ++copy) {
@@ -181,7 +181,7 @@ TEST(CudaAttentionTest, any_head_size_and_element_types_are_right_in_float) {
     const World world(random, shape_of(2, one_of(random, kGroups), one_of(random, kDims), one_of(random, kBlockLens)),
                       kTypes[static_cast<std::size_t>(trial % 3)], {uniform(random, 1, 70), uniform(random, 30, 150)});
     auto options = world.options();
-    // Values stand in q and out's type without another rounding when that is float.
+    // If q and out are float, values are not rounded again.
     options.out_type = trial % 2 == 0 ? DType::f32 : DType::bf16;
     if (trial % 4 == 0) options.q_type = DType::f32;
     options.q_gap = trial % 5;
@@ -239,7 +239,7 @@ TEST(CudaAttentionTest, windows_caps_and_slopes_are_right_in_the_plain_kernel) {
   }
 }
 
-// Many short units in turn, of which some are splits that lie before the window: they keep copies and products in step.
+// Many short units; some are splits before the window, which must keep copies and products synchronised.
 TEST(CudaAttentionTest, cut_rows_in_a_window_are_right) {
   Random random(12);
   for (const bool reproducible : {false, true}) {
@@ -311,7 +311,7 @@ TEST(CudaAttentionTest, reproducible_neither_cuts_nor_the_widest_window_of_a_ste
   }
 }
 
-// More splits than one thread block combines: sets of them, side by side, and then the sets.
+// More splits than one thread block combines: sets of them in parallel, then the sets.
 TEST(CudaAttentionTest, rows_in_more_splits_than_a_block_combines_are_right) {
   Random random(15);
   for (const int dim : {32, 96}) {
@@ -327,9 +327,9 @@ TEST(CudaAttentionTest, rows_in_more_splits_than_a_block_combines_are_right) {
   }
 }
 
-// A span ends within the row, and in a window the item begins in the middle of one: by one block, by many, as a decode
-// or as a row of a prompt.
-TEST(CudaAttentionTest, reproducible_rows_over_several_spans_have_the_same_bits_however_they_are_cut) {
+// A span ends within the row, and with a window the item begins in the middle of a span: computed by one block, by
+// many, as a decode, and as a row of a prompt.
+TEST(CudaAttentionTest, reproducible_rows_over_several_spans_do_not_depend_on_splits) {
   Random random(16);
   for (const int window : {0, kAttentionSpan - 700}) {
     const int n = kAttentionSpan + 3 * kAttentionChunk / 2;
@@ -349,13 +349,13 @@ TEST(CudaAttentionTest, reproducible_rows_over_several_spans_have_the_same_bits_
     const auto cut_alone = world.run({{0, n - 1, n}}, options);
     ASSERT_TRUE(whole.same_bits(1, cut_alone, 0)) << "a decode, cut, window " << window;
     if (window == 0) continue;
-    options.plan_of_all = true;  // splits of nothing before the window
+    options.plan_of_all = true;  // splits before the window that have no positions
     const auto of_all = world.run({{0, n - 1, n}}, options);
     ASSERT_TRUE(whole.same_bits(1, of_all, 0)) << "a decode, planned for a layer without the window";
   }
 }
 
-// A window that nothing is outside of goes through the other version of the kernels.
+// A window that contains all positions uses the other version of the kernels.
 TEST(CudaAttentionTest, a_window_of_everything_changes_no_bit) {
   Random random(14);
   for (const int dim : {64, 80}) {
@@ -368,7 +368,7 @@ TEST(CudaAttentionTest, a_window_of_everything_changes_no_bit) {
   }
 }
 
-// Rows of q that 16-byte copies cannot reach go to the plain kernel.
+// Rows of q that 16-byte copies cannot read use the plain kernel.
 TEST(CudaAttentionTest, unaligned_rows_are_right) {
   Random random(8);
   const World world(random, shape_of(1, 2, 64, 16), DType::bf16, {40});

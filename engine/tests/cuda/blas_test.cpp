@@ -1,4 +1,4 @@
-// cuBLASLt, where there is one: on a machine with a GPU.
+// cuBLASLt, if available: on a machine with a GPU.
 #include "ops/cuda/gemm/blas.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
-TEST(BlasTest, what_cannot_be_loaded_says_why) {
+TEST(BlasTest, a_library_that_cannot_be_loaded_has_a_reason) {
   std::string why = "as before";
   const auto blas = load_cublas(why);
   EXPECT_EQ(blas == nullptr, !why.empty()) << why;
@@ -46,7 +46,7 @@ TEST(BlasTest, every_algorithm_is_the_gemm) {
   }
 }
 
-TEST(BlasTest, what_is_not_aligned_is_refused) {
+TEST(BlasTest, unaligned_operands_are_rejected) {
   std::string why;
   const auto blas = load_cublas(why);
   if (!blas) GTEST_SKIP() << why;

@@ -1,4 +1,4 @@
-// The engine on the CUDA device, beside the engine on the CPU.
+// The engine on the CUDA device, compared with the engine on the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class CudaEngineTest : public ::testing::Test {
   void SetUp() override { dir_ = testing::test_folder(); }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
-  // The folder of a model whose weights are in the given type.
+  // Writes a model with weights in the given type, and returns its folder.
   std::filesystem::path write(TinyModel model = {}, const std::string& weight_type = "fp32") const {
     const auto folder = dir_ / (weight_type + "_" + std::to_string(model.ranks));
     write_tiny_workspace(folder, model);
@@ -82,7 +82,7 @@ std::vector<Completion> completions(const std::filesystem::path& folder, const S
   return completions(engine, all);
 }
 
-// Prompts of several lengths, so that chunks of them and decodes share steps.
+// Prompts of several lengths, so that steps mix chunks and decodes.
 std::vector<TokenId> prompt(int length, int salt) {
   std::vector<TokenId> ids;
   for (int i = 0; i < length; ++i) ids.push_back((i * i + 7 * length + salt) % 40);
@@ -119,7 +119,7 @@ std::vector<Request> sampled_requests(int count, int max_tokens) {
   return out;
 }
 
-// A layer without experts and two with them, whose sizes are no multiples of what kernels take at once.
+// One layer without experts and two with experts, with sizes that are not multiples of the kernels' tiles.
 TinyModel mixture() {
   TinyModel model;
   model.layers = 3, model.experts = 7, model.experts_per_token = 3, model.expert_inter = 20;
@@ -127,7 +127,7 @@ TinyModel mixture() {
   return model;
 }
 
-// The same with another router, and a shared expert.
+// The same with another router and a shared expert.
 TinyModel scored_mixture() {
   auto model = mixture();
   model.experts = 8, model.router_bias = true, model.shared_inter = 12;
@@ -136,8 +136,8 @@ TinyModel scored_mixture() {
   return model;
 }
 
-// Requests whose tokens must be of a class by turns, some with bans and penalties of their own, and those that ask for
-// the log probabilities of their prompts.
+// Requests whose tokens must alternate between classes, some with bans and penalties, and some with log probabilities
+// of their prompts.
 std::vector<Request> masked_requests(int max_tokens) {
   auto out = sampled_requests(9, max_tokens);
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -228,8 +228,8 @@ TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_are_those_of_the_cpu) 
   }
 }
 
-// The sampler counts anew where several tokens have come at once, and steps with several tokens of a sequence are not
-// replayed.
+// The sampler counts again after several tokens were accepted together, and steps with several tokens of a sequence are
+// not replayed.
 TEST_F(CudaEngineTest, tokens_that_are_taken_together_are_those_that_are_sampled_one_by_one) {
   auto all = sampled_requests(9, 30);
   std::vector<Request> together, one_by_one;
@@ -246,7 +246,7 @@ TEST_F(CudaEngineTest, tokens_that_are_taken_together_are_those_that_are_sampled
     Engine engine(folder, with(with(kCuda, "cuda_graphs", graphs), "token_budget", "24"));
     for (auto* const requests : {&together, &one_by_one}) {
       const auto before = engine.stats().num_steps;
-      // A provider is of one request.
+      // A provider belongs to one request.
       auto fresh = *requests;
       for (auto& one : fresh) one.mask = std::make_shared<testing::RunsOf>(40);
       const auto got = completions(engine, fresh);
@@ -276,8 +276,8 @@ TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_is_its_request_s_alon
   engine.check_integrity();
 }
 
-// In 16 bits a device may take another token where two are about equally likely. Of what both take, the probabilities
-// are near.
+// In 16 bits the device may choose another token if two have nearly equal probabilities. For common tokens, the
+// probabilities are close.
 TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
   for (const auto* type : {"bf16", "fp16"}) {
     const auto folder = write({}, type);
@@ -290,8 +290,8 @@ TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
   }
 }
 
-// An integer that is a tie on one device may be the next one on the other. So the devices differ by no more than they
-// do without quantisation, and by what quantisation changes on either of them.
+// An integer that is a tie on one device may be the next integer on the other. So the devices may differ by as much as
+// without quantisation, plus the effect of quantisation on either device.
 TEST_F(CudaEngineTest, probabilities_over_a_quantised_cache_are_near_those_of_the_cpu) {
   TinyModel model;
   model.head_dim = 32;
@@ -341,7 +341,7 @@ TEST_F(CudaEngineTest, captured_and_issued_decodes_give_the_same) {
   }
 }
 
-// The promise of the reproducible mode, bitwise: log probabilities are compared too.
+// The guarantee of the reproducible mode, bitwise: also compares log probabilities.
 class CudaReproducibleTest : public CudaEngineTest, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Type, CudaReproducibleTest, ::testing::Values("fp32", "bf16", "fp16"),
                          [](const auto& i) { return i.param; });
@@ -373,7 +373,7 @@ TEST_P(CudaReproducibleTest, completions_depend_on_the_request_alone) {
   expect_completions_of_the_request_alone(write({}, GetParam()), kReproducible);
 }
 
-// Heads of 32 go over tensor cores in 16 bits, heads of 8 do not.
+// Heads of 32 use tensor cores in 16 bits, heads of 8 do not.
 TEST_P(CudaReproducibleTest, completions_over_a_quantised_cache_depend_on_the_request_alone) {
   TinyModel tiled;
   tiled.head_dim = 32;
@@ -383,8 +383,8 @@ TEST_P(CudaReproducibleTest, completions_over_a_quantised_cache_depend_on_the_re
   }
 }
 
-// Whatever the rows beside it: alone, in batches that are padded to a captured step, and prefilled in chunks of other
-// sizes.
+// With any other rows in the batch: alone, in batches that are padded to a captured step, and prefilled in chunks of
+// other sizes.
 TEST_P(CudaReproducibleTest, completions_of_experts_depend_on_the_request_alone) {
   for (const auto& model : {mixture(), scored_mixture()}) {
     SCOPED_TRACE(model.more);
@@ -407,7 +407,7 @@ TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
   model.experts = 5;
   model.layer_experts = "dm";
   const auto all = masked_requests(10);
-  // And a model whose norms of q and k are over the heads of both ranks.
+  // Also a model whose norms of q and k are over the heads of both ranks.
   for (auto one : {model, variants().front()}) {
     auto split = one;
     split.ranks = 2;
@@ -442,7 +442,7 @@ TEST_F(CudaEngineTest, a_cancelled_request_leaves_the_others_as_they_are) {
   engine.check_integrity();
 }
 
-// One block at a time: a block of this model is smaller than what memory comes in, so most of them cost nothing.
+// One block at a time: a block of this model is smaller than the unit of memory, so most of them cost nothing.
 TEST_F(CudaEngineTest, a_cache_that_gets_its_memory_piece_by_piece_gives_the_same_tokens) {
   const auto folder = write();
   const auto all = greedy_requests(24);
@@ -451,7 +451,7 @@ TEST_F(CudaEngineTest, a_cache_that_gets_its_memory_piece_by_piece_gives_the_sam
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// Only an emulated device can be made to fail, and mended.
+// Only the emulated device can be made to fail and to work again.
 TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
   for (const int ranks : {1, 2}) {
     for (const auto* graphs : {"True", "False"}) {
@@ -473,7 +473,7 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
         EXPECT_EQ(refused, engine.failure());
         engine.check_integrity();
       }
-      // Not even another engine can use it.
+      // Another engine cannot use it either.
       error_of([&] { Engine engine(folder, settings); }, ErrorCode::device_failed);
       cuda::host_fault::arm(0);
       EXPECT_EQ(completions(folder, settings, {request(prompt(9, 1), 8)})[0].tokens.size(), 8U);

@@ -1,5 +1,5 @@
-// Steps of a whole decoder on the CUDA device: captured ones beside issued ones, steps in flight, memory, and what is
-// refused. That each operation computes what it should is held by the tests that all devices share (ops_*_test.cpp).
+// Steps of a whole decoder on the CUDA device: captured and issued steps, steps in flight, memory, and rejected
+// arguments. ops_*_test.cpp, which all devices share, test the results of each operation.
 #include "ops/cuda/cuda_ops.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ using ops::StepInput;
 constexpr int kBlockLen = 4, kBlocks = 80, kVocab = 40;
 constexpr ops::StepLimits kLimits{.max_rows = 40, .max_sequences = 20, .max_positions = 64, .block_len = kBlockLen};
 
-// Prepared for as many sequences as a test has, so that its decodes fill a bucket and need no padding.
+// Prepares for exactly the number of sequences of a test, so that its decodes fill a bucket and need no padding.
 class Exact : public testing::ForwardingOps {
  public:
   Exact(std::unique_ptr<ops::Ops> to, int sequences) : ForwardingOps(std::move(to)), sequences_(sequences) {}
@@ -43,7 +43,7 @@ class Exact : public testing::ForwardingOps {
   int sequences_;
 };
 
-// A decoder with random weights, and sequences that are fed into it.
+// A decoder with random weights, and its sequences.
 class Model {
  public:
   Model(const std::filesystem::path& folder, std::unique_ptr<ops::Ops> ops, const std::string& weight_type = "fp32")
@@ -61,7 +61,7 @@ class Model {
     decoder_->prepare(*cache_);
   }
 
-  // The next rows of a sequence: tokens, or { -1 - i } for what sample row i of the step before sampled.
+  // The next rows of a sequence: tokens, or { -1 - i } for the sample of row i of the previous step.
   struct Chunk {
     int sequence = 0;
     std::vector<std::int32_t> tokens;
@@ -83,7 +83,7 @@ class Model {
       auto& blocks = blocks_[static_cast<std::size_t>(chunk.sequence)];
       while (static_cast<int>(blocks.size()) * kBlockLen < length) blocks.push_back(next_block_++);
       tables.insert(tables.end(), blocks.begin(), blocks.end());
-      tables.resize((starts.size() - 1) * stride, -1);  // no block
+      tables.resize((starts.size() - 1) * stride, -1);  // invalid block
       if (!chunk.sampled) continue;
       logits_rows.push_back(static_cast<std::int32_t>(ids.size()) - 1);
       chunk.sample.sequence = static_cast<std::uint64_t>(chunk.sequence) + 1;
@@ -118,7 +118,7 @@ SampleRow greedy() {
   return row;
 }
 
-// Of sequence s in a test: which prompt, and how it is sampled.
+// The prompt of sequence s in a test, and its sampling.
 std::vector<std::int32_t> prompt_of(int s) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(1 + s * 5 % 9));
   for (std::size_t i = 0; i < out.size(); ++i)
@@ -150,10 +150,10 @@ class CudaOpsTest : public ::testing::Test {
     return Model(folder_, ops::make_cuda_ops(options), weight_type);
   }
 
-  std::filesystem::path folder_, mixture_;  // mixture_: of a model with experts
+  std::filesystem::path folder_, mixture_;  // mixture_: a model with experts
 };
 
-// The tokens of `count` sequences, of which all are prefilled in one or more steps and then decoded together.
+// The tokens of `count` sequences, which are prefilled in one or more steps and then decoded together.
 std::vector<std::vector<std::int32_t>> run(Model& model, int count, int decodes) {
   std::vector<std::vector<std::int32_t>> out(static_cast<std::size_t>(count));
   const auto keep = [&](const std::vector<Sampled>& sampled, int first) {
@@ -310,7 +310,7 @@ TEST_F(CudaOpsTest, nothing_is_allocated_in_a_step) {
   EXPECT_EQ(model.replayed(), 4);
 }
 
-// Allows every token but `never`, and notes how many steps had been replayed when it was asked.
+// Allows every token except `never`, and records the number of replayed steps at its call.
 class NotedMask : public ops::TokenMask {
  public:
   NotedMask(const Model& model, std::int32_t never) : model_(model), words_((kVocab + 31) / 32, ~std::uint32_t{0}) {
@@ -333,7 +333,7 @@ TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
   for (auto* one : {&model, &cpu}) one->step({{0, prompt_of(1), greedy()}, {1, prompt_of(2), greedy()}});
   const auto before = allocations();
   for (int i = 0; i < 4; ++i) {
-    // What is most likely is what the mask does not allow.
+    // The mask forbids the most likely token.
     auto free = greedy();
     auto masked = greedy();
     masked.logprobs = i % 2 == 0 ? 2 : -1;
@@ -356,7 +356,7 @@ TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
   EXPECT_EQ(allocations(), before);
 }
 
-// A step in flight beside one with penalties and targets: what each has sampled is where the next finds it.
+// A step in flight next to a step with penalties and targets: the next step finds the samples of each.
 TEST_F(CudaOpsTest, a_replay_that_is_sampled_afterwards_gives_its_tokens_to_the_next_step) {
   auto model = make();
   Model issuing(folder_, ops::make_cuda_ops({.graphs = false}));
@@ -384,7 +384,7 @@ TEST_F(CudaOpsTest, a_replay_that_is_sampled_afterwards_gives_its_tokens_to_the_
   EXPECT_EQ(model.replayed(), 6);
 }
 
-TEST_F(CudaOpsTest, steps_without_samples_and_in_the_wrong_order_are_told_apart) {
+TEST_F(CudaOpsTest, calls_in_the_wrong_order_are_rejected) {
   auto model = make();
   EXPECT_THROW(model.collect(), Error) << "no step was run";
   EXPECT_TRUE(model.step({{0, {1, 2, 3}, {}, false}}).empty());
@@ -396,7 +396,7 @@ TEST_F(CudaOpsTest, steps_without_samples_and_in_the_wrong_order_are_told_apart)
   EXPECT_THROW(model.collect(), Error);
 }
 
-TEST_F(CudaOpsTest, what_is_out_of_range_is_refused_before_it_runs_and_the_next_step_is_well) {
+TEST_F(CudaOpsTest, invalid_steps_are_rejected_and_the_next_step_works) {
   auto model = make(), other = make();
   const auto expected = other.step({{0, {5, 6}, greedy()}});
   auto& ops = model.ops();
@@ -442,7 +442,7 @@ TEST_F(CudaOpsTest, sixteen_bit_weights_give_nearly_the_log_probabilities_of_fp3
   }
 }
 
-// Two layers of different windows, with all that a layer may have, straight on the operations.
+// Two layers with different windows and all optional features, directly on the operations.
 class TwoLayers {
  public:
   static constexpr int kHeads = 4, kKvHeads = 2, kDim = 32, kHidden = 24, kTurns = 200;
@@ -474,7 +474,7 @@ class TwoLayers {
     ops_->prepare(kLimits, [this](const ops::StepShape& shape) { issue(shape); });
   }
 
-  // A step of consecutive rows of each sequence, of which the last is sampled.
+  // A step of consecutive rows of each sequence; the last row is sampled.
   struct Rows {
     std::vector<std::int32_t> tokens;
     int first_position = 0;
@@ -564,7 +564,7 @@ class TwoLayers {
   std::unique_ptr<ops::KvCache> cache_;
 };
 
-// Two sequences whose decodes go past the window and past blocks, at rows of the table of their own from the 10th on.
+// Two sequences whose decodes go beyond the window and across blocks; from the 10th step on with their own rotary rows.
 std::vector<std::int32_t> decode_two(TwoLayers& model) {
   const std::vector<std::int32_t> first = {3, 1, 7, 5, 9, 2, 2}, second = {8, 6};
   const std::vector<std::int32_t> blocks[2] = {{0, 1, 2, 3, 4, 5, 6, 7}, {20, 31, 22, 33, 24, 35, 26, 37}};
@@ -598,7 +598,8 @@ TEST_P(CudaLayersTest, a_copied_block_is_another_sequences_own) {
   TwoLayers model(ops::make_cuda_ops({.reproducible = true}), GetParam());
   const std::vector<std::int32_t> prompt = {3, 1, 7, 5, 9, 2};
   const auto first = model.step({{prompt, 0, {0, 1}}})[0].token;
-  // Block 1 by way of 9: pairs are copied in their order. Sequences of one prompt then go on in blocks of their own.
+  // Block 1 through block 9: pairs are copied in order. The two sequences of one prompt then continue in separate
+  // blocks.
   const auto both = model.step({{{first}, 6, {0, 1}}, {{first}, 6, {0, 5}}}, false, 0, {{1, 9}, {9, 5}, {0, 0}});
   EXPECT_EQ(both[0].token, both[1].token);
   EXPECT_EQ(both[0].logprob, both[1].logprob);
@@ -613,7 +614,7 @@ TEST_P(CudaLayersTest, a_copied_block_is_another_sequences_own) {
   EXPECT_THROW(model.ops().copy_blocks(model.cache(), below), Error);
 }
 
-TEST(CudaDeviceTest, devices_are_listed_and_what_is_not_there_is_refused_by_number) {
+TEST(CudaDeviceTest, devices_are_listed_and_unknown_ones_rejected_by_number) {
   std::string why;
   const auto devices = ops::cuda_devices(why);
   ASSERT_FALSE(devices.empty()) << why;

@@ -1,4 +1,4 @@
-// Whole quantised models on the CUDA device, beside the same engine on the CPU: every layout and code, and W8A8.
+// Whole quantised models on the CUDA device, compared with the same engine on the CPU: every layout and code, and W8A8.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -60,8 +60,8 @@ class CudaQuantEngineTest : public ::testing::Test {
   static TokenId prompt_token(std::size_t place, std::size_t prompt) {
     return static_cast<TokenId>((7 * place + 3 * prompt) % 40);
   }
-  // To prompts of several lengths at once, and token by token; then to the next turn of a session, and to a prompt that
-  // begins like another one.
+  // Responses to prompts of several lengths, together and token by token; then to the next turn of a session, and to a
+  // prompt with a common prefix.
   std::vector<Answer> answers(const Settings& settings, int max_tokens) const {
     Engine engine(dir_, settings);
     std::vector<Collector> out(4);
@@ -120,12 +120,12 @@ TEST_F(CudaQuantEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
     };
     const auto expected = answers(with_cache(kCpu), 10);
     for (const bool reproducible : {false, true}) {
-      if (reproducible && c.activations.empty()) continue;  // weights lie otherwise in 8-bit GEMMs alone
+      if (reproducible && c.activations.empty()) continue;  // only 8-bit GEMMs have another weight layout
       const auto found = answers(with_cache(cuda(reproducible)), 10);
       for (std::size_t i = 0; i < expected.size(); ++i) {
         SCOPED_TRACE(c.how.layout + " " + c.how.dtype + " " + c.activations + ", request " + std::to_string(i));
         ASSERT_EQ(found[i].tokens, expected[i].tokens);
-        // A code of an activation, a key or a value that is a tie on one device may be the next one on the other.
+        // A code of an activation, key or value that is a tie on one device may be the next code on the other.
         const float bound = c.activations.empty() && *c.quant_policy == '0' ? 1e-3F : 2e-2F;
         for (std::size_t t = 0; t < expected[i].logprobs.size(); ++t) {
           ASSERT_NEAR(found[i].logprobs[t], expected[i].logprobs[t], bound);
@@ -135,8 +135,8 @@ TEST_F(CudaQuantEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
   }
 }
 
-// In 16 bits, where norms and gates leave codes: the first token's probability is near, and in reproducible mode a
-// request alone has the bits that it has among others.
+// In 16 bits, where norms and gates write codes: the first token's probability is close, and in reproducible mode a
+// request has the same bits alone and in a batch.
 TEST_F(CudaQuantEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
   const std::vector<Case> cases = {{{"rows", "I8", 0}, "int8-token", 0},
                                    {{"rows", "I8", 0}, "int8-token", 4},
@@ -150,7 +150,7 @@ TEST_F(CudaQuantEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) 
       const auto found = answers(cuda(reproducible), 6);
       // FP8 activations have 4 bits here, and 16 on the CPU.
       const float bound = c.how.dtype == "I8" ? 0.2F : 0.5F;
-      for (std::size_t i = 0; i < 4; ++i) {  // later ones go on from other answers
+      for (std::size_t i = 0; i < 4; ++i) {  // later ones follow different earlier responses
         ASSERT_NEAR(found[i].logprobs[0], expected[i].logprobs[0], bound) << c.how.dtype << " " << type;
       }
       if (!reproducible) continue;

@@ -1,4 +1,4 @@
-// Quantised weights that become 16-bit numbers for the library: the numbers, the GEMMs, and when the runner has them.
+// Quantised weights that are dequantised for the library: the numbers, the GEMMs, and when the runner uses them.
 #include "ops/cuda/gemm/dequantised.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(DequantisedTest, parts_are_alike_and_fit) {
   }
 }
 
-// Of every format, from either a weight's first row or a later one; a row of what lies behind stays as it is.
+// For every format, from a weight's first row or a later row; the row behind the part does not change.
 TEST(DequantisedTest, numbers_are_the_product_in_double_precision_rounded_once) {
   Random random(160);
   Stream stream;
@@ -100,14 +100,14 @@ TEST(DequantisedTest, numbers_are_the_product_in_double_precision_rounded_once) 
   EXPECT_GT(dequantised, 50);
 }
 
-// Computes with our own kernels of 16-bit weights, and notes of how many rows each weight was.
+// Computes with the built-in kernels for 16-bit weights, and records the number of rows of each weight.
 class OwnLibrary final : public Blas {
  public:
   struct Log {
     std::vector<std::int64_t> weights;
-    std::int64_t refused = 0;       // a weight of so many rows
-    double microseconds_large = 1;  // that a weight of more than 48 rows takes; of others it is 1
-    double microseconds = 0;        // all together
+    std::int64_t refused = 0;       // rejects weights with this number of rows
+    double microseconds_large = 1;  // time of a weight with more than 48 rows; 1 for others
+    double microseconds = 0;        // total
   };
   explicit OwnLibrary(Log& log) : log_(log) {}
 
@@ -129,7 +129,7 @@ class OwnLibrary final : public Blas {
     without_bias.bias = nullptr;
     const auto info = device_info(0);
     auto tactics = gemm_tactics(info, gemm);
-    std::erase_if(tactics, [](const GemmTactic& one) { return one.k_blocks > 1; });  // which need a workspace
+    std::erase_if(tactics, [](const GemmTactic& one) { return one.k_blocks > 1; });  // these need a workspace
     cuda::gemm(stream, info, without_bias, tactics.at(0), workspace_.data());
     return true;
   }
@@ -140,7 +140,7 @@ class OwnLibrary final : public Blas {
   DeviceMemory workspace_{kGemmCounterBytes};
 };
 
-// A GEMM with a quantised weight, its input and its output on the device.
+// A GEMM with a quantised weight, with input and output on the device.
 struct QuantProblem {
   QuantProblem(Random& random, const Format& format, std::int64_t n, std::int64_t k, std::int64_t rows, DType type,
                DType out_type)
@@ -162,8 +162,8 @@ struct QuantProblem {
     return gemm;
   }
 
-  // Against double precision: every weight is rounded once, then come sums in float, and an output that is rounded
-  // again where a bias is added. numbers_rounded: false of our own kernels, which round no weight.
+  // Compares with double precision: every weight is rounded once, sums are in float, and an output is rounded again if
+  // a bias is added. numbers_rounded: false for the built-in kernels, which do not round weights.
   void check(bool numbers_rounded) const {
     const auto found = out.host();
     const auto weight = values(source);
@@ -179,7 +179,7 @@ struct QuantProblem {
         double error = (8 + std::sqrt(static_cast<double>(k))) * 0x1p-23 * (size + std::abs(added));
         if (numbers_rounded) {
           error += ops::rounding(in_host.dtype) * size;
-          if (in_host.dtype == DType::f16) error += 0x1p-25 * inputs;  // of numbers below f16's normal ones
+          if (in_host.dtype == DType::f16) error += 0x1p-25 * inputs;  // for subnormal f16 numbers
         }
         const double rounded = 2 * (std::abs(sum) + error) + std::abs(added);
         ASSERT_NEAR(found.at(r, o), sum + added, error + ops::rounding(found.dtype) * rounded)
@@ -197,7 +197,7 @@ struct QuantProblem {
   std::optional<CudaQuantLinear> linear;
 };
 
-// A weight of 200 rows, with room for 96 of them: parts of 80, 80 and 40 rows, or of 48 and a last one of 8.
+// A weight of 200 rows, with memory for 96 of them: parts of 80, 80 and 40 rows, or of 48 and a last part of 8.
 class DequantisedRunnerTest : public ::testing::Test {
  protected:
   static constexpr std::int64_t kN = 200, kK = 128;
@@ -209,7 +209,7 @@ class DequantisedRunnerTest : public ::testing::Test {
     GemmRunner::Options options;
     options.blas = std::make_unique<OwnLibrary>(log_);
     options.memory = folder_ / "gemms.json";
-    options.seconds = 3600;  // however slow the machine or a sanitizer
+    options.seconds = 3600;  // enough for a slow machine or a sanitizer
     options.dequantised_bytes = dequantised_bytes(96, k);
     options.timer = [this](Stream& stream, double, const std::function<void(int)>& issue) {
       log_.microseconds = 0;
@@ -226,7 +226,7 @@ class DequantisedRunnerTest : public ::testing::Test {
     return info;
   }
 
-  // The weights that the library was asked for.
+  // The weights that the library received.
   std::vector<std::int64_t> run(GemmRunner& runner, QuantProblem& problem) {
     log_.weights.clear();
     runner.run(problem.stream, problem.gemm());
@@ -278,7 +278,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_parts_that_are_
   }
 }
 
-TEST_F(DequantisedRunnerTest, it_is_for_many_rows_that_are_faster_so_and_whose_order_of_sums_is_free) {
+TEST_F(DequantisedRunnerTest, it_is_used_for_many_rows_if_faster_and_not_reproducible) {
   Random random(162);
   QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
   QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
@@ -304,7 +304,7 @@ TEST_F(DequantisedRunnerTest, it_is_for_many_rows_that_are_faster_so_and_whose_o
   own_ = 2.5;
   EXPECT_FALSE(prepared(options(), many)) << "own kernels were faster";
 
-  // Where nothing is measured, by rule.
+  // Without measurements, by rule.
   QuantProblem more(random, kFormat, kN, kK, 129, DType::bf16, DType::bf16);
   for (auto* const problem : {&many, &more}) {
     with = options();
@@ -312,7 +312,7 @@ TEST_F(DequantisedRunnerTest, it_is_for_many_rows_that_are_faster_so_and_whose_o
     with.memory.clear();
     EXPECT_EQ(prepared(std::move(with), *problem), problem == &more);
   }
-  // Inputs that become int8 codes stay with the kernels that give the same sums.
+  // Inputs that become int8 codes use the kernels that give the same sums.
   QuantProblem integers(random, {{Code::u4, 32, false, DType::f32, Activations::i8_token}}, kN, kK, 129, DType::bf16,
                         DType::bf16);
   GemmRunner runner(device(), options());
@@ -320,7 +320,7 @@ TEST_F(DequantisedRunnerTest, it_is_for_many_rows_that_are_faster_so_and_whose_o
   EXPECT_TRUE(run(runner, integers).empty());
 }
 
-TEST_F(DequantisedRunnerTest, what_the_library_refuses_goes_our_way) {
+TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_kernels) {
   Random random(163);
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::f16, DType::f32);
   GemmRunner runner(device(), options());
@@ -330,7 +330,7 @@ TEST_F(DequantisedRunnerTest, what_the_library_refuses_goes_our_way) {
   EXPECT_EQ(runner.rejected(), 1);
   problem.check(false);
 
-  // Outputs that are not aligned are not dequantised in vain.
+  // If the output is not aligned, nothing is dequantised.
   log_.refused = 0;
   auto gemm = problem.gemm();
   gemm.n -= 1;
@@ -339,7 +339,7 @@ TEST_F(DequantisedRunnerTest, what_the_library_refuses_goes_our_way) {
   EXPECT_FALSE(run_dequantised(problem.stream, *options().blas, gemm, 80, {}, nullptr, nullptr, 0));
 }
 
-TEST_F(DequantisedRunnerTest, what_was_measured_is_remembered) {
+TEST_F(DequantisedRunnerTest, measurements_are_stored) {
   Random random(164);
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
   const auto file = folder_ / "gemms.json";
@@ -403,8 +403,8 @@ TEST_F(DequantisedRunnerTest, it_can_be_captured) {
 }
 #endif
 
-// Where there is a library: on a machine with a GPU. Parts of several sizes, columns that are no whole units, every
-// algorithm; then what the runner chooses by the clock.
+// If a library is available (on a machine with a GPU): parts of several sizes, partial units of columns, every
+// algorithm; then the runner's choice by measurement.
 TEST(DequantisedBlasTest, the_library_and_own_kernels_give_the_product) {
   std::string why;
   const auto blas = load_cublas(why);

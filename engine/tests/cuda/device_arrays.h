@@ -1,4 +1,4 @@
-// What the tests of kernels share: arrays on the device, and both orders of threads where the device is this process.
+// Common parts of the kernel tests: arrays on the device, and both orders of threads on the emulated device.
 #pragma once
 
 #include <cstring>
@@ -51,7 +51,7 @@ class MatrixOnDevice {
   DeviceArray<std::byte> bytes_;
 };
 
-// Writes a head into the memory of a quantised layer that is on the host. kv_head: v's behind k's.
+// Writes a head into the host copy of a quantised layer. kv_head: v heads follow k heads.
 inline void write_head(std::vector<std::byte>& memory, const CacheLayer& layer, std::int64_t block, int kv_head,
                        int slot, const QuantisedHead& head) {
   const int row = kv_head * layer.block_len + slot, half = layer.head_dim / 2;
@@ -68,7 +68,7 @@ inline void write_head(std::vector<std::byte>& memory, const CacheLayer& layer, 
   std::memcpy(memory.data() + layer.scale_at(block, row), both, sizeof both);
 }
 
-// Runs f once on a real device, and with either order of a block's threads on the host.
+// Runs f once on a real device, and with both orders of a block's threads on the emulated device.
 template <class F>
 void in_both_orders(F f) {
 #if defined(CHARONIA_CUDA_ON_HOST)

@@ -1,5 +1,5 @@
-// Experts on the CUDA device: what rows choose and how they are grouped, and that the tactics of a GEMM give the same
-// bits. That they compute what they should is held by ops_experts_test.cpp, which all devices share.
+// Experts on the CUDA device: routing, grouping, and equal bits from all tactics of a GEMM. ops_experts_test.cpp, which
+// all devices share, tests the results.
 #include "ops/cuda/kernels/experts.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ Routed route(const Matrix& logits, RouteParams params, std::int32_t real_rows, c
   return {chosen.host(), places.host(), rows_of.host(), weights.host(), tiles.host()};
 }
 
-// Against what the words say, in double.
+// Compares with the documented definition, in double.
 void check(const Matrix& logits, const RouteParams& params, std::int32_t real_rows,
            const std::vector<float>& bias = {}) {
   const auto got = route(logits, params, real_rows, bias);
@@ -110,7 +110,7 @@ void check(const Matrix& logits, const RouteParams& params, std::int32_t real_ro
       rows_of[static_cast<std::size_t>(e)].push_back(r);
     }
   }
-  // Places by expert, then by row; tiles cover them.
+  // Places are sorted by expert, then by row; tiles cover them.
   std::int32_t place = 0;
   std::size_t tile = 0;
   for (std::int32_t e = 0; e < experts; ++e) {
@@ -140,7 +140,7 @@ TEST(CudaExpertsTest, rows_are_grouped_by_expert_and_padding_brings_none) {
     for (int trial = 0; trial < 12; ++trial) {
       const int experts = trial == 0 ? 130 : uniform(random, 1, 40), rows = trial == 1 ? 300 : uniform(random, 1, 30);
       auto logits = Matrix::random(random, DType::f32, rows, experts, 2, uniform(random, 0, 3));
-      if (trial % 3 == 0) {  // ties, of either zero
+      if (trial % 3 == 0) {  // ties, with zeros of both signs
         for (int e = 0; e < experts; ++e) logits.set(0, e, e % 3 == 0 ? 0.0F : -0.0F);
       }
       check(logits,
@@ -184,9 +184,9 @@ TEST(CudaExpertsTest, logits_that_are_no_numbers_choose_experts_that_there_are) 
     logits.set(0, e, kNaN), logits.set(1, e, -kInfinity), logits.set(2, e, e == 3 ? kNaN : 1.0F);
     logits.set(3, e, e == 2 ? kInfinity : -kNaN);
   }
-  Matrix more(DType::f32, 2, 6);  // in groups
+  Matrix more(DType::f32, 2, 6);  // with groups
   for (int e = 0; e < 6; ++e) more.set(0, e, kNaN), more.set(1, e, e < 4 ? kNaN : -kInfinity);
-  // The NaN of a GPU's own operations is greater than all others.
+  // The NaN of a GPU's own operations compares greater than all others.
   for (auto* const matrix : {&logits, &more}) {
     const std::uint32_t greatest = 0x7fffffffU;
     std::memcpy(matrix->bytes.data(), &greatest, sizeof greatest);
@@ -210,8 +210,8 @@ TEST(CudaExpertsTest, logits_that_are_no_numbers_choose_experts_that_there_are) 
   expect_each_once(more, {.top_k = 4, .groups = 3, .top_groups = 2});
 }
 
-// With one expert the number of rows chooses the tactic: 8, 32, 64 or 128 rows a tile. Both GEMMs have several parts of
-// K.
+// With one expert the number of rows selects the tactic: 8, 32, 64 or 128 rows per tile. Both GEMMs have several parts
+// of K.
 TEST(CudaExpertsTest, all_tactics_of_a_gemm_give_a_row_the_same_bits) {
   Random random(81);
   constexpr std::int64_t kHidden = 530, kInter = 516;
@@ -239,7 +239,7 @@ TEST(CudaExpertsTest, all_tactics_of_a_gemm_give_a_row_the_same_bits) {
     };
     const auto two = run(0, 2);
     for (const int n : {8, 40, 100}) {
-      if (type == DType::f32 && n > 8) continue;  // one tactic
+      if (type == DType::f32 && n > 8) continue;  // there is one tactic
       const auto all = run(0, n);
       for (int r = 0; r < 2; ++r) EXPECT_TRUE(all.same_bits(r, two, r)) << n << " rows, " << to_string(type);
       EXPECT_TRUE(all.same_bits(n - 1, run(n - 1, n), 0)) << n << " rows, " << to_string(type);

@@ -1,4 +1,4 @@
-// GEMMs on the device with random operands, and what they should be in double precision.
+// GEMMs on the device with random operands, and the expected results in double precision.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,8 +38,8 @@ inline float decode(DType type, std::uint32_t bits) {
   }
 }
 
-// A matrix on the device with rows `stride` apart, `offset` elements behind an aligned address. What lies between the
-// rows is NaN unless `padding` is given.
+// A matrix on the device with rows `stride` apart, `offset` elements after an aligned address. The elements between the
+// rows are NaN unless `padding` is given.
 class GemmMatrix {
  public:
   GemmMatrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t stride, std::int64_t offset = 0,
@@ -112,7 +112,7 @@ struct GemmProblem {
     for (auto* one : {&in, &weight, &bias, &out}) one->upload(stream);
   }
 
-  // The weight in packed order; what nobody may read is NaN.
+  // Packs the weight; memory that must not be read is NaN.
   void pack() {
     const auto stride = round_up(weight.cols, kPackedK);
     packed_weight.emplace(weight.type, round_up(weight.rows, kPackedRows), stride, stride);
@@ -149,8 +149,8 @@ struct GemmProblem {
     for (const int counter : counters) ASSERT_EQ(counter, 0);
   }
 
-  // Against double precision, with room for the rounding of sums in float and of the output, which is rounded twice
-  // where the bias is added to it afterwards.
+  // Compares with double precision. The bound allows for rounding of sums in float and of the output, which is rounded
+  // twice if the bias is added afterwards.
   void check(bool rounded_twice = false) {
     const double unit = out.type == DType::bf16 ? 0x1p-8 : out.type == DType::f16 ? 0x1p-11 : 0x1p-24;
     if (expected.empty()) expect();
@@ -167,7 +167,7 @@ struct GemmProblem {
     }
   }
 
-  // In double precision, once: the operands stay, and are multiplied by one tactic after another.
+  // Computes the expected result once in double precision; the tactics then use the same operands.
   void expect() {
     for (std::int64_t r = 0; r < in.rows; ++r) {
       for (std::int64_t c = 0; c < weight.rows; ++c) {
@@ -198,7 +198,7 @@ struct GemmProblem {
   bool packed;
   std::optional<GemmMatrix> packed_weight;
   struct Expected {
-    double sum, size;  // size: of what was added
+    double sum, size;  // size: sum of the absolute values of the terms
   };
   std::vector<Expected> expected;
 };

@@ -1,5 +1,5 @@
-// Which kernel a GEMM goes to, and what is remembered of it. A slow library stands in for cuBLASLt, and its algorithms
-// and our kernels take the times that a test gives them.
+// The selection of GEMM kernels and the stored results. A fake library replaces cuBLASLt; its algorithms and the
+// built-in kernels take the times that a test sets.
 #include "ops/cuda/gemm/gemm_runner.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What runs says how long it takes, and the timer believes the last that ran.
+// Each run records its time, and the timer returns the last recorded time.
 struct Times {
   double library = 1;  // algorithm i takes i times as long
   double own = 10;
@@ -97,7 +97,7 @@ class GemmRunnerTest : public testing::Test {
     GemmRunner::Options options;
     if (library) options.blas = std::make_unique<SlowLibrary>(times_, log_, version);
     options.memory = file();
-    options.seconds = 3600;  // however slow the machine or a sanitizer: what is measured does not depend on it
+    options.seconds = 3600;  // enough for a slow machine or a sanitizer: the measured times do not depend on it
     options.timer = [this](Stream& stream, double expected, const std::function<void(int)>& issue) {
       EXPECT_GT(expected, 0);
       times_.last = times_.own;
@@ -124,7 +124,7 @@ class GemmRunnerTest : public testing::Test {
 
 constexpr Case kCase{.rows = 3, .n = 24, .k = 72, .bias = true};
 
-TEST_F(GemmRunnerTest, the_fastest_way_is_taken) {
+TEST_F(GemmRunnerTest, the_fastest_candidate_is_chosen) {
   for (const double library : {1.0, 100.0}) {
     times_.library = library;
     fs::remove_all(folder_ / "cache");
@@ -177,7 +177,7 @@ TEST_F(GemmRunnerTest, rows_between_buckets_take_the_tactic_of_the_bucket_above)
   }
 }
 
-TEST_F(GemmRunnerTest, what_was_measured_is_remembered_for_the_same_versions) {
+TEST_F(GemmRunnerTest, measurements_are_stored_for_the_same_versions) {
   GemmProblem problem(kCase);
   const auto gemm = problem.gemm();
   std::vector<std::string> report;
@@ -190,7 +190,7 @@ TEST_F(GemmRunnerTest, what_was_measured_is_remembered_for_the_same_versions) {
     runner.prepare(problem.stream, {&gemm, 1}, 4);
     EXPECT_EQ(times_.measured, 0) << "prepared twice";
   }
-  times_.library = 1000;  // which does not show any more
+  times_.library = 1000;  // must have no effect any more
   for (const auto* version : {"library 1", "library 2", "library 1"}) {
     times_.measured = 0;
     GemmRunner runner(device_info(0), options(true, version));
@@ -201,7 +201,7 @@ TEST_F(GemmRunnerTest, what_was_measured_is_remembered_for_the_same_versions) {
     run(runner, problem);
     problem.check(true);
   }
-  // More rows: only those buckets are measured.
+  // With more rows, only the new buckets are measured.
   times_.measured = 0;
   auto more = gemm;
   more.rows = 16;
@@ -245,9 +245,7 @@ TEST_F(GemmRunnerTest, a_file_that_is_not_ours_does_no_harm) {
   altered([](nlohmann::json& tactic) { tactic["own"]["sums"] = 2; });  // a cluster of one block
   altered([](nlohmann::json& tactic) { tactic["own"].erase("sums"); });
   altered([](nlohmann::json& tactic) { tactic["blas"]["algorithm"] = {1, 2}; });
-  altered([](nlohmann::json& tactic) {
-    tactic["blas"]["algorithm"][0] = 4;
-  });  // an algorithm that the library does not know
+  altered([](nlohmann::json& tactic) { tactic["blas"]["algorithm"][0] = 4; });  // an unknown algorithm of the library
   altered([](nlohmann::json& tactic) { tactic.erase("microseconds"); });
   for (const auto& text : texts) {
     SCOPED_TRACE(text.substr(0, 300));
@@ -284,7 +282,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
         memory.keep({.n = t, .k = 64}, i + 1, {.own = {GemmTactic::Kernel::tile, 16, 64, 6, 1}, .microseconds = 3});
         EXPECT_EQ(memory.save(), "");
         nlohmann::json now;
-        std::ifstream(file()) >> now;  // throws when it is half a file
+        std::ifstream(file()) >> now;  // throws if the file is incomplete
         EXPECT_EQ(now["format"], 4);
       }
     });
@@ -303,7 +301,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
   EXPECT_FALSE(AutotuneCache(file(), "device 1").find({.n = 99, .k = 64}, 1));
 }
 
-// Tactics are chosen at random here, so that many meet.
+// Tactics are chosen at random here, so that many are tested.
 TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
   auto with = options();
   with.reproducible = true;
@@ -341,7 +339,7 @@ TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
   EXPECT_TRUE(log_.runs.empty()) << "the library takes no part";
 }
 
-TEST_F(GemmRunnerTest, without_a_library_everything_goes_our_way_with_a_warning) {
+TEST_F(GemmRunnerTest, without_a_library_built_in_kernels_run_with_a_warning) {
   auto with = options(false);
   with.no_blas = "cuBLASLt cannot be loaded (no such file)";
   GemmRunner runner(device_info(0), std::move(with));
@@ -353,7 +351,7 @@ TEST_F(GemmRunnerTest, without_a_library_everything_goes_our_way_with_a_warning)
   }
 }
 
-TEST_F(GemmRunnerTest, what_the_library_rejects_goes_our_way_and_is_counted) {
+TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
   std::vector<std::pair<LogLevel, std::string>> logged;
   set_log_sink([&](LogLevel level, const std::string& line) { logged.emplace_back(level, line); });
   GemmRunner runner(device_info(0), options());
@@ -382,7 +380,7 @@ TEST_F(GemmRunnerTest, what_the_library_rejects_goes_our_way_and_is_counted) {
   EXPECT_EQ(runner.report(), expected) << "behind the tactics of its shape";
   ASSERT_EQ(logged.size(), 1U) << "of the first";
   EXPECT_EQ(logged[0].first, LogLevel::warning);
-  EXPECT_NE(logged[0].second.find("rejects a GEMM of 3 rows, n 24 k 72 bf16 -> bf16, with the algorithm that was "
+  EXPECT_NE(logged[0].second.find("rejected a GEMM of 3 rows, n 24 k 72 bf16 -> bf16, with the algorithm that was "
                                   "chosen for up to 4 rows"),
             std::string::npos)
       << logged[0].second;
@@ -401,7 +399,7 @@ TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen
   EXPECT_EQ(runner.rejected(), 0) << "nothing that was chosen was rejected";
 }
 
-// Where the kernel that gates is the choice, and only there.
+// Only if the chosen kernel supports gates.
 TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   const auto issued = [&](GemmRunner& runner, const Case& c) {
     GemmProblem problem(c);
@@ -429,7 +427,7 @@ TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
 }
 
-TEST_F(GemmRunnerTest, who_multiplies_is_named) {
+TEST_F(GemmRunnerTest, the_library_is_named) {
   EXPECT_EQ(GemmRunner(device_info(0), options(true, "library 7")).library(), "library 7");
   auto with = options(true);
   with.reproducible = true;

@@ -1,4 +1,4 @@
-// Our own GEMMs against sums in double precision, with every tactic.
+// The built-in GEMMs with every tactic, compared with sums in double precision.
 #include "ops/cuda/kernels/gemm.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ std::string describe(const Case& c, const GemmTactic& tactic) {
              " stages ", tactic.stages, " blocks ", tactic.k_blocks, " sums ", static_cast<int>(tactic.sums));
 }
 
-// All tactics that a weight's GEMMs may go: those of any number of rows.
+// All tactics of a weight's GEMMs for any number of rows.
 std::vector<GemmTactic> all_tactics(const Gemm& gemm, SumOrder order = SumOrder::fixed) {
   std::vector<GemmTactic> all;
   for (const std::int64_t rows : {1, 8, 16, 32, 64, 128, 512, 100000}) {
@@ -82,7 +82,7 @@ TEST(GemmPlanTest, every_tile_has_its_block) {
   }
 }
 
-TEST(GemmPlanTest, ways_are_distinct_and_fill_the_device_where_they_can) {
+TEST(GemmPlanTest, tactics_are_distinct_and_fill_the_device_if_possible) {
   DeviceInfo h200 = device_info(0);
   h200.sms = 132;
   h200.shared_bytes = std::size_t{227} << 10;
@@ -260,7 +260,7 @@ TEST_F(GemmTest, gates_that_no_kernel_has_are_rejected) {
   rejected(gemm, stream);
 }
 
-// Wherever the sums of blocks meet, and in whatever order blocks come, they are added in theirs.
+// The sums of blocks are added in block order, wherever they are combined and in whatever order the blocks finish.
 TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_workspace) {
   using Kernel = GemmTactic::Kernel;
   using Sums = GemmTactic::Sums;
@@ -292,8 +292,8 @@ TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_wor
   }
 }
 
-// The same bits from every tactic, for a row alone and among others, aligned or not.
-TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
+// Every tactic gives the same bits, for a row alone and in a batch, aligned or not.
+TEST_F(GemmTest, a_rows_bits_do_not_depend_on_tactic_or_batch) {
   for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
     constexpr std::int64_t kRows = 19;
     const Case c{.type = type, .out_type = DType::f32, .rows = kRows, .n = 24, .k = 784, .bias = true};
@@ -351,8 +351,8 @@ TEST_F(GemmTest, packed_weights_that_no_kernel_reads_are_rejected) {
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// What a warp of the stream kernel reads at once: of a packed weight 512 bytes on end, one instruction behind the
-// other; of rows 8 times 64. Either way every byte once.
+// The reads of a warp of the stream kernel: 512 contiguous bytes of a packed weight, with consecutive instructions; of
+// a row-major weight 8 times 64 bytes. In both cases every byte once.
 TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
   for (const bool packed : {true, false}) {
     for (const std::int64_t rows : {1, 8, 16}) {
@@ -372,7 +372,7 @@ TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
         std::set<std::int64_t> read;
         for (const auto& [warp, lanes] : warps) {
           ASSERT_EQ(lanes.size(), 32U);
-          // Two loads of a step are of 8 rows each, which follow each other by themselves.
+          // Two loads of a step read 8 rows each, and each sequence of loads is contiguous.
           const auto streams = static_cast<std::size_t>(tactic.tile_columns / 8);
           for (std::size_t i = 0; i < lanes.at(0).size(); ++i) {
             std::set<std::int64_t> lines;
@@ -411,7 +411,7 @@ TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
   }
 }
 
-TEST_F(GemmTest, a_bias_is_added_to_what_is_there) {
+TEST_F(GemmTest, a_bias_is_added_to_the_output) {
   for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
     const Case c{.type = type, .out_type = type, .rows = 3, .n = 1100, .k = 8, .out_gap = 4, .bias = true};
     GemmProblem problem(c);

@@ -1,4 +1,4 @@
-// Says with a test that fails how the emulated device ran its kernels, so that it can be run so again.
+// Prints the order of the emulated device's kernels for a failing test, so that it can be repeated.
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ class Listener : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (result.failed()) std::printf("The emulated device: %s\n", host_grid::order_text().c_str());
   }
-  // A test leaves the next one what it has found.
+  // Restores the settings after each test.
   void OnTestEnd(const testing::TestInfo&) override {
     host_stream::set_mode(mode_);
     host_grid::set_seed(seed_);

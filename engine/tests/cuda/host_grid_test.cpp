@@ -1,5 +1,5 @@
-// Whether the CPU runs kernels as a device would, and finds what a device might not: what the other tests in this
-// folder rest on. Kernels that are wrong on purpose show that each check is made.
+// Tests that the emulated device runs kernels like a GPU, and that it detects errors that a GPU may not show. The other
+// tests in this folder depend on this. Kernels with deliberate errors show that each check works.
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include <gtest/gtest.h>
 
@@ -118,11 +118,11 @@ TEST(HostGridTest, a_product_over_tensor_cores_is_the_product) {
   }
 }
 
-// ---- the order ----
+// Order.
 
 struct OrderParams {
   int* next;
-  int *block_at, *thread_at;  // by block and thread: which it was
+  int *block_at, *thread_at;  // for each block and thread: its position in the order
 };
 CHARONIA_KERNEL(64, 1) void order_kernel(const OrderParams p) {
   dependency_wait();
@@ -131,7 +131,7 @@ CHARONIA_KERNEL(64, 1) void order_kernel(const OrderParams p) {
   p.block_at[at] = static_cast<int>(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
 }
 
-// The blocks in the order in which they ran, and the threads of all of them.
+// The blocks in their order, and the threads of all of them.
 std::pair<std::vector<int>, std::vector<int>> order_of(std::uint64_t seed, host_grid::Order order, int kernels = 1) {
   constexpr int kBlocks = 2 * 3 * 2, kThreads = 64;
   host_grid::set_seed(seed);
@@ -200,14 +200,14 @@ TEST(HostGridTest, a_barrier_that_not_all_reach_is_found_and_the_error_names_ker
   });
   EXPECT_TRUE(says(error, "half: of 64 threads 32 wait at __syncthreads()"));
   EXPECT_TRUE(says(error, "CHARONIA_EMULATED_ORDER=5"));
-  // And the next grid runs as if nothing had been.
+  // The next grid runs normally.
   std::vector<float> in(64, 1), out(1);
   launch(stream, "sum", {.threads = 64}, sum_kernel, SumParams{in.data(), out.data(), 64});
   stream.wait("sum");
   EXPECT_EQ(out[0], 64);
 }
 
-// ---- shared memory ----
+// Shared memory.
 
 struct EarlyParams {
   const float* in;
@@ -224,7 +224,7 @@ CHARONIA_KERNEL(32, 1) void early_kernel(const EarlyParams p) {
   p.out[32 + lane_id()] = shared[lane_id()];
 }
 
-TEST(HostGridTest, what_is_read_before_its_copy_is_waited_for_is_nan) {
+TEST(HostGridTest, reads_before_a_copy_is_complete_give_nan) {
   alignas(16) float in[32];
   std::ranges::fill(in, 5.0F);
   std::vector<float> out(64);
@@ -255,7 +255,7 @@ TEST(HostGridTest, shared_memory_is_nan_when_a_block_begins) {
 struct RaceParams {
   float* out;
 };
-// Reads what its neighbour writes, without a barrier between them.
+// Reads data that its neighbour writes, without a barrier.
 CHARONIA_KERNEL(64, 1) void race_kernel(const RaceParams p) {
   CHARONIA_SHARED(float, x, [64]);
   dependency_wait();
@@ -263,7 +263,7 @@ CHARONIA_KERNEL(64, 1) void race_kernel(const RaceParams p) {
   p.out[threadIdx.x] = x[threadIdx.x ^ 1];
 }
 
-TEST(HostGridTest, in_an_order_and_its_reverse_a_missing_barrier_shows_in_every_pair_of_threads) {
+TEST(HostGridTest, an_order_and_its_reverse_show_a_missing_barrier_for_every_pair) {
   std::vector<float> out(64);
   std::vector<int> seen(64, 0);
   for (const auto order : {host_grid::Order::ascending, host_grid::Order::descending}) {
@@ -274,7 +274,7 @@ TEST(HostGridTest, in_an_order_and_its_reverse_a_missing_barrier_shows_in_every_
   EXPECT_EQ(seen, std::vector<int>(64, 1));
 }
 
-// ---- limits of launches ----
+// Limits of launches.
 
 CHARONIA_KERNEL(1024, 1) void nothing_kernel(const NoParams) { dependency_wait(); }
 template <int kBytes>
@@ -286,7 +286,7 @@ void static_kernel(const NoParams) {
   first[0] = second[0] = 0;
 }
 
-// A cluster's blocks add up what each has left in its shared memory.
+// The blocks of a cluster add the values that each has written to its shared memory.
 struct ClusterParams {
   int* out;
   int fault;  // 0: none; 1: no barrier before it is read, 2: none behind it, 3: a block does not come to the barrier,
@@ -392,11 +392,11 @@ TEST(HostGridTest, static_shared_memory_counts_too) {
   EXPECT_EQ(error(kGiven - 1000, static_kernel<1000>), "no error");
   EXPECT_EQ(error((227 << 10) - 1000, static_kernel<1000>), "no error");
   EXPECT_TRUE(says(error(0, static_kernel<kGiven + 2>), "49154 bytes of static shared memory"));
-  EXPECT_TRUE(says(error(kGiven - 999, static_kernel<1000>), "a block has 49152, as no more is asked for"));
+  EXPECT_TRUE(says(error(kGiven - 999, static_kernel<1000>), "a block has 49152, because larger dynamic"));
   EXPECT_TRUE(says(error((227 << 10) - 999, static_kernel<1000>), "a block has 232448 (CHARONIA_"));
 }
 
-// ---- addresses ----
+// Addresses.
 
 enum class Access {
   copy_to,
@@ -415,7 +415,7 @@ enum class Access {
 struct AccessParams {
   Access access;
   unsigned char* memory;
-  int by;  // bytes off what is right
+  int by;  // offset from a valid address in bytes
 };
 CHARONIA_KERNEL(32, 1) void access_kernel(const AccessParams p) {
   unsigned char* const shared = dynamic_shared();
@@ -460,26 +460,26 @@ TEST(HostGridTest, addresses_that_are_not_aligned_or_not_in_shared_memory_are_fo
                             streaming, cached, l2, atomic}) {
     EXPECT_EQ(error(access, 0), "no error") << static_cast<int>(access);
   }
-  EXPECT_TRUE(says(error(copy_to, 8), "copy_async(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(copy_from, 4), "copy_async(): an address of 16 bytes that is 4 beyond"));
+  EXPECT_TRUE(says(error(copy_to, 8), "copy_async(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(copy_from, 4), "copy_async(): an access of 16 bytes is misaligned by 4 bytes"));
   EXPECT_TRUE(says(error(copy_outside, 1), "copy_async(): 16 bytes that are not in the block's shared memory"));
   EXPECT_TRUE(says(error(copy_inside, 1), "copy_async(): from shared memory"));
-  EXPECT_TRUE(says(error(copy_four, 2), "copy_async(): an address of 4 bytes that is 2 beyond"));
-  EXPECT_TRUE(says(error(matrix, 8), "load_matrix_x4(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(copy_four, 2), "copy_async(): an access of 4 bytes is misaligned by 2 bytes"));
+  EXPECT_TRUE(says(error(matrix, 8), "load_matrix_x4(): an access of 16 bytes is misaligned by 8 bytes"));
   EXPECT_TRUE(says(error(matrix_outside, 1), "load_matrix_x4_transposed(): 16 bytes that are not in"));
-  EXPECT_TRUE(says(error(readonly, 8), "load_readonly(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(streaming, 8), "load_streaming(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(cached, 8), "load_cached(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(l2, 8), "load_l2(): an address of 16 bytes that is 8 beyond"));
-  EXPECT_TRUE(says(error(atomic, 4), "an atomic function(): an address of 8 bytes that is 4 beyond"));
+  EXPECT_TRUE(says(error(readonly, 8), "load_readonly(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(streaming, 8), "load_streaming(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(cached, 8), "load_cached(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(l2, 8), "load_l2(): an access of 16 bytes is misaligned by 8 bytes"));
+  EXPECT_TRUE(says(error(atomic, 4), "an atomic function(): an access of 8 bytes is misaligned by 4 bytes"));
 }
 
-// ---- programmatic dependent launch ----
+// Programmatic dependent launch.
 
 struct DependentParams {
   int* data;
   int* out;
-  int before;  // of the threads: do not wait
+  int before;  // number of threads that do not wait
   bool early;
 };
 CHARONIA_KERNEL(64, 1) void some_wait_kernel(const DependentParams p) {
@@ -524,7 +524,7 @@ struct ChainParams {
   int* out;
   bool early;
 };
-// The first block of a grid, whichever it is, takes part in what goes wrong when in is read too early.
+// The first block of a grid, whichever it is, shows the error if `in` is read too early.
 CHARONIA_KERNEL(32, 1) void chain_kernel(const ChainParams p) {
   CHARONIA_SHARED(int, read, [1]);
   if (p.early && threadIdx.x == 0) *read = *p.in;
@@ -539,7 +539,7 @@ class HostGridChainTest : public testing::TestWithParam<host_stream::Mode> {};
 INSTANTIATE_TEST_SUITE_P(Mode, HostGridChainTest,
                          testing::Values(host_stream::Mode::immediate, host_stream::Mode::deferred));
 
-TEST_P(HostGridChainTest, a_block_reads_what_is_not_there_yet_when_it_does_not_wait) {
+TEST_P(HostGridChainTest, a_block_that_does_not_wait_reads_stale_data) {
   host_stream::set_mode(GetParam());
   for (const bool graph : {false, true}) {
     for (const bool early : {false, true}) {
@@ -567,7 +567,7 @@ TEST_P(HostGridChainTest, a_block_reads_what_is_not_there_yet_when_it_does_not_w
   }
 }
 
-// ---- memory ----
+// Memory.
 
 struct DeepParams {
   int depth;
@@ -616,7 +616,7 @@ CHARONIA_KERNEL(32, 1) void wrong_kernel(const WrongParams p) {
   }
 }
 
-TEST(HostGridDeathTest, what_sanitizers_find_ends_the_process) {
+TEST(HostGridDeathTest, sanitizer_errors_end_the_process) {
   const DeviceMemory memory(64);
   const auto try_it = [&](Wrong wrong, int by) {
     run({.dynamic_shared_bytes = 64}, wrong_kernel, WrongParams{wrong, memory.as<unsigned char>(), by});

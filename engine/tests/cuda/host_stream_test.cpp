@@ -1,5 +1,4 @@
-// When the emulated device does a stream's work, and what that shows. Uses that are wrong on purpose show that deferred
-// streams find them.
+// Tests when the emulated device runs a stream's work. Deliberate errors show that deferred streams detect them.
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include "ops/cuda/emulated/host_stream.h"
 
@@ -166,7 +165,7 @@ TEST_P(HostStreamTest, a_graph_that_is_gone_is_run_all_the_same) {
   EXPECT_EQ(downloaded(stream, memory), (std::vector{3, 4}));
 }
 
-TEST_P(HostStreamTest, what_cannot_be_captured_is_refused) {
+TEST_P(HostStreamTest, operations_that_cannot_be_captured_are_rejected) {
   Stream stream, other;
   Event event;
   Graph::begin(other);
@@ -186,7 +185,7 @@ CHARONIA_KERNEL(32, 1) void broken_kernel(const NoParams) {
   if (threadIdx.x == 0) __syncwarp();
 }
 
-TEST_P(HostStreamTest, the_error_of_a_kernel_comes_out_of_the_wait_and_what_stands_behind_it_is_dropped) {
+TEST_P(HostStreamTest, a_kernel_error_is_thrown_by_the_wait_and_later_work_dropped) {
   Stream stream;
   DeviceMemory memory(8);
   const std::vector<int> values{1, 2};

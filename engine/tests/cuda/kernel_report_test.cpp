@@ -1,5 +1,5 @@
-// What the engine says of the kernels it has chosen, and of GEMMs that the library rejects: on the host, where a
-// library that takes nothing stands in for cuBLASLt.
+// The engine's report of chosen kernels and of GEMMs that the library rejects, on the host, with a library that rejects
+// everything instead of cuBLASLt.
 #include <gtest/gtest.h>
 
 #if defined(CHARONIA_CUDA_ON_HOST)
@@ -61,7 +61,7 @@ class KernelReportTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
-  // Logged lines of a level that hold the text.
+  // The number of log lines of a level that contain the text.
   int logged(LogLevel level, std::string_view text) {
     const std::lock_guard lock(mutex_);
     return static_cast<int>(std::ranges::count_if(
@@ -117,7 +117,8 @@ TEST_F(KernelReportTest, refusals_are_counted_where_operators_look) {
   Engine engine(folder_ / "weights", kCuda, sink);
   EXPECT_TRUE(any_line(engine.info().kernel_report, "GEMMs: a library that rejects"));
   std::vector<TokenId> prompt;
-  for (int i = 0; i < 40; ++i) prompt.push_back(i);  // so many rows go to the library, where nothing is measured
+  // With this number of rows, GEMMs go to the library if nothing is measured.
+  for (int i = 0; i < 40; ++i) prompt.push_back(i);
   testing::Collector collector;
   engine.submit(testing::request(prompt, 3), collector.callback());
   EXPECT_EQ(collector.tokens().size(), 3U) << "own kernels took what the library rejected";
@@ -129,7 +130,7 @@ TEST_F(KernelReportTest, refusals_are_counted_where_operators_look) {
   const auto lines = engine.kernel_report();
   EXPECT_TRUE(any_line(lines, "n 64 k 32 fp32 -> fp32: cuBLASLt rejected 2 GEMMs of 40..40 rows")) << "in two layers";
   EXPECT_FALSE(any_line(engine.info().kernel_report, "rejected 2 GEMMs")) << "as it was at start";
-  EXPECT_EQ(logged(LogLevel::warning, "cuBLASLt rejects a GEMM of 40 rows"), 1);
+  EXPECT_EQ(logged(LogLevel::warning, "cuBLASLt rejected a GEMM of 40 rows"), 1);
 }
 
 }  // namespace

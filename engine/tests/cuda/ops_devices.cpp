@@ -1,5 +1,4 @@
-// The devices that the tests of the operations run on, here: a CUDA device as it is used for speed, and as it is used
-// for results that do not depend on the batch.
+// The devices for the tests of the operations: a CUDA device in normal mode and in reproducible mode.
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops_support.h"
 
@@ -18,7 +17,8 @@ DeviceTraits traits(std::string_view device) {
   constexpr double kEffort = 1;
 #endif
   return {.bitwise = device == "cuda_reproducible",
-          .attention_roundings = 2,  // of probabilities, which are rounded before they meet v, and of their rows' sums
+          // Of probabilities, which are rounded before the product with v, and of their rows' sums.
+          .attention_roundings = 2,
           .effort = kEffort};
 }
 

@@ -1,4 +1,4 @@
-// Quantised experts on the CUDA device against double precision, and a row's bits.
+// Quantised experts on the CUDA device, compared with double precision; and a row's bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Layer {
   Layer(Random& random, int count, std::int64_t hidden_size, std::int64_t inter_size, const QuantFormat& gates,
         const QuantFormat& downs)
       : hidden(hidden_size), inter(inter_size) {
-    // Values of about 1 / sqrt(columns), so that what lies between the GEMMs is of about 1.
+    // Values of about 1 / sqrt(columns), so that the values between the GEMMs are about 1.
     const auto scale = [](Code code, std::int64_t k) {
       const float size = code == Code::u4 ? 5.0F : code == Code::i8 ? 74.0F : code == Code::f4_e2m1 ? 2.6F : 120.0F;
       return 1 / (size * std::sqrt(static_cast<float>(k)));
@@ -42,7 +42,7 @@ struct Sum {
   double value = 0, bound = 0;
 };
 
-// An output of a GEMM, of inputs that are within x_bound of x.
+// An output of a GEMM whose inputs are within x_bound of x.
 Sum product(const MemoryQuantSource& weight, std::int64_t row, std::span<const double> x,
             std::span<const double> x_bound) {
   Sum out;
@@ -56,7 +56,7 @@ Sum product(const MemoryQuantSource& weight, std::int64_t row, std::span<const d
   return out;
 }
 
-// What a row of the layer is, with the weights 1 and 0 of experts: that of `expert`.
+// The expected row of the layer, with expert weights 1 for `expert` and 0 for the others.
 std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float> row, DType type, float input_scale,
                            float down_scale) {
   const auto e = static_cast<std::size_t>(expert);
@@ -69,7 +69,7 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
     const auto g = product(layer.gate[e], j, x, {}), u = product(layer.up[e], j, x, {});
     const double active = g.value / (1 + std::exp(-g.value)), value = active * u.value;
     h.push_back(static_cast<float>(rounded(type, value)));
-    // silu is not steeper than 1.13; h is rounded on both sides.
+    // The slope of silu is at most 1.13; h is rounded on both sides.
     h_bound.push_back(1.13 * g.bound * (std::abs(u.value) + u.bound) + std::abs(active) * u.bound +
                       std::abs(value) * (2.02 * unit + 1e-6) + 0x1p-24);
   }
@@ -83,8 +83,8 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
     }
     const double greatest = *std::ranges::max_element(h_bound);
     for (std::size_t j = 0; j < h.size(); ++j) {
-      // A code may be the next one where the value is as near to the middle between two as its bound; and the scale, if
-      // it is the row's, is off as its largest value.
+      // A code may be the next one if the distance of the value to the midpoint is within its bound. If the scale is
+      // the row's, it has the relative error of the row's largest value.
       const double code = std::abs(h[j] / scale), to_middle = std::abs(code - std::floor(code) - 0.5);
       const double off = how == Activations::i8_token ? greatest / 127 * code : 0;
       h_bound[j] = (to_middle * scale <= h_bound[j] + off ? scale : 0) + off + std::abs(between[j]) * 1e-6;
@@ -99,8 +99,8 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
   return out;
 }
 
-// Rows take one expert each. Formats that both kernels take and that the plain one takes, shapes that no vector
-// divides.
+// Each row takes one expert. Formats for both kernels and for the plain kernel only, and shapes that are not multiples
+// of vectors.
 TEST(CudaQuantExpertsTest, every_format_is_its_experts_in_double_precision) {
   using enum Activations;
   Random random(140);
@@ -122,9 +122,9 @@ TEST(CudaQuantExpertsTest, every_format_is_its_experts_in_double_precision) {
     for (const auto type : kWeightTypes) {
       constexpr int kExperts = 3, kRows = 20;
       Layer layer(random, kExperts, c.hidden, c.inter, c.gate, c.down);
-      layer.up[2].input = 2 * layer.gate[0].input;  // the largest holds for all
+      layer.up[2].input = 2 * layer.gate[0].input;  // the largest is used for all
       layer.down[1].input = 3 * layer.down[0].input;
-      if (c.hidden == 256 || c.hidden == 96) {  // one expert's columns have orders of their own
+      if (c.hidden == 256 || c.hidden == 96) {  // one expert's columns have their own orders
         const auto shuffled = [&](std::int64_t n) {
           std::vector<std::int32_t> order(static_cast<std::size_t>(n));
           std::iota(order.begin(), order.end(), 0);
@@ -192,7 +192,7 @@ TEST(CudaQuantExpertsTest, a_row_has_the_same_bits_among_any_rows) {
   }
 }
 
-// Says how many rows were read of it.
+// Counts the rows that are read.
 class CountingSource : public MemoryQuantSource {
  public:
   using MemoryQuantSource::MemoryQuantSource;
@@ -204,7 +204,7 @@ class CountingSource : public MemoryQuantSource {
   mutable std::int64_t rows_read = 0;
 };
 
-TEST(CudaQuantExpertsTest, weights_are_read_once_whatever_the_order_of_columns) {
+TEST(CudaQuantExpertsTest, weights_are_read_once_for_any_order_of_columns) {
   const QuantFormat format{Code::u4, 32};
   const auto device = make_cuda_ops({});
   for (const bool ordered : {false, true}) {
@@ -222,7 +222,7 @@ TEST(CudaQuantExpertsTest, weights_are_read_once_whatever_the_order_of_columns) 
   }
 }
 
-TEST(CudaQuantExpertsTest, what_does_not_fit_together_is_refused_by_name) {
+TEST(CudaQuantExpertsTest, mismatched_shapes_are_rejected_by_name) {
   Random random(142);
   const auto device = make_ops("cuda", 1);
   const auto fails = [&](const Layer& layer, ErrorCode code, const std::string& text) {
@@ -240,7 +240,7 @@ TEST(CudaQuantExpertsTest, what_does_not_fit_together_is_refused_by_name) {
   const auto make = [&] { return Layer(random, 2, 64, 32, format, format); };
   auto layer = make();
   layer.up[1] = MemoryQuantSource::random(random, 32, 64, {Code::i8, 32});
-  fails(layer, ErrorCode::invalid_argument, "must be alike");
+  fails(layer, ErrorCode::invalid_argument, "both must be the same");
   layer = make();
   layer.down[0] = MemoryQuantSource::random(random, 64, 64, format);
   fails(layer, ErrorCode::invalid_argument, "[64, 64]");
@@ -248,11 +248,11 @@ TEST(CudaQuantExpertsTest, what_does_not_fit_together_is_refused_by_name) {
   std::vector<std::int32_t> order(64);
   std::iota(order.rbegin(), order.rend(), 0);
   layer.gate[1].set_order(order);
-  fails(layer, ErrorCode::invalid_argument, "is not that of");
+  fails(layer, ErrorCode::invalid_argument, "differs from");
   order[5] = 64;
   layer.up[1].set_order(order);
   layer.gate[1].set_order(order);
-  fails(layer, ErrorCode::invalid_argument, "input features below 64");
+  fails(layer, ErrorCode::invalid_argument, "64 entries below 64");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Formats of quantised weights on the CUDA device, and weights of them.
+// Formats of quantised weights on the CUDA device, and weights in these formats.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Format {
   bool ordered = false;
 };
 
-// The formats that models have, and some that none has.
+// The formats of released models, and some others.
 inline std::vector<Format> formats(std::int64_t k) {
   using enum ops::Activations;
   using ops::Code;
@@ -53,7 +53,7 @@ inline ops::MemoryQuantSource random_source(ops::Random& random, std::int64_t n,
   return source;
 }
 
-// The weight [n, k] in double precision, with its columns where the inputs are.
+// The weight [n, k] in double precision, with its columns in the order of the inputs.
 inline std::vector<double> values(const ops::MemoryQuantSource& source) {
   const auto n = source.rows(), k = source.cols();
   std::vector<double> out(static_cast<std::size_t>(n * k));

@@ -1,5 +1,5 @@
-// GEMMs with quantised weights on the CUDA device: every format against double precision, all kernels against each
-// other, and what they do not take.
+// GEMMs with quantised weights on the CUDA device: every format compared with double precision, all kernels compared
+// with each other, and rejected arguments.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
-#if defined(CHARONIA_CUDA_ON_HOST)  // device functions, which this file calls there alone
+#if defined(CHARONIA_CUDA_ON_HOST)  // calls device functions
 #include "ops/cuda/kernels/quant_numbers.h"
 #endif
 
@@ -30,8 +30,8 @@ using ops::QuantFormat;
 using ops::Random;
 using ops::uniform;
 
-// Products are exact in float but for those of float inputs; k sums and a product with a scale for each group
-// round. bias: [n] or none.
+// Products are exact in float, except with float inputs. k sums, and a product with a scale for each group, are
+// rounded. bias: [n] or empty.
 void check(const Matrix& out, const Matrix& in, std::span<const double> weight, const QuantFormat& format,
            float input_scale, std::span<const float> bias, const std::string& what) {
   const auto k = static_cast<std::size_t>(in.cols);
@@ -55,7 +55,7 @@ void check(const Matrix& out, const Matrix& in, std::span<const double> weight, 
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// Every code that there is, at every place of a word, with every zero.
+// Every code, at every position of a word, with every zero.
 template <class T, Code code>
 void check_numbers() {
   constexpr int kBits = kCodeBits<code>, kCodes = 32 / kBits;
@@ -146,7 +146,7 @@ TEST(CudaQuantTest, every_format_is_its_product_in_double_precision) {
         const auto in = Matrix::random(random, type, 20, k, 1, gap == 2 ? 8 : gap);
         const ops::DeviceMatrix on_device(*device, in);
         for (const int rows : {1, 3, 16, 17}) {
-          if ((turn + rows) % 2 == 0 && rows != 3) continue;  // by turns
+          if ((turn + rows) % 2 == 0 && rows != 3) continue;  // alternate
           const auto out_type = turn % 2 == 0 ? type : DType::f32;
           const ops::DeviceMatrix out(*device, out_type, rows, n + 3, gap);
           device->linear(out.tensor(), on_device.slice(0, rows), *linear);
@@ -160,7 +160,7 @@ TEST(CudaQuantTest, every_format_is_its_product_in_double_precision) {
   }
 }
 
-// All tactics, and all numbers of rows, of a weight that the fast kernels take.
+// All tactics and numbers of rows, for a weight that the fast kernels support.
 TEST(CudaQuantTest, all_tactics_of_a_weight_give_a_row_the_same_bits) {
   Random random(131);
   const auto info = device_info(0);
@@ -175,7 +175,7 @@ TEST(CudaQuantTest, all_tactics_of_a_weight_give_a_row_the_same_bits) {
   int turn = 0;
   for (const auto& format : chosen) {
     for (const auto type : {DType::bf16, DType::f16}) {
-      if (turn++ % 4 % 3 != 0) continue;  // by turns: bf16, f16, f16, bf16, ...
+      if (turn++ % 4 % 3 != 0) continue;  // alternate: bf16, f16, f16, bf16, ...
       const auto source = random_source(random, kN, kK, format);
       const ops::QuantSource* const part = &source;
       const CudaQuantLinear linear({&part, 1}, {}, type, upload);
@@ -215,9 +215,10 @@ TEST(CudaQuantTest, all_tactics_of_a_weight_give_a_row_the_same_bits) {
   }
 }
 
-// More rows than there is room for prepared inputs go piece by piece.
-// Few SMs: a block goes on from tile to tile of outputs, with its copies under way. Parts of K and their steps are of
-// different lengths, tiles and columns do not end with the weight's.
+// If the prepared inputs exceed their memory, the GEMM runs in pieces.
+//
+// Few SMs: a block continues from one tile of outputs to the next, with copies in flight. Parts of K and their steps
+// have different lengths, and tiles and columns extend beyond the weight.
 TEST(CudaQuantTest, blocks_that_take_several_tiles_give_the_same_bits) {
   Random random(134);
   Stream stream;
@@ -247,7 +248,7 @@ TEST(CudaQuantTest, blocks_that_take_several_tiles_give_the_same_bits) {
         gemm.out_stride = n;
         for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::fixed)) {
           if (tactic.kernel != GemmTactic::Kernel::stream) continue;
-          std::optional<Matrix> expected;  // of blocks that take a tile each
+          std::optional<Matrix> expected;  // from blocks that take one tile each
           for (const int sms : {1000, 1, 2}) {
             auto info = device_info(0);
             info.sms = sms;
@@ -313,7 +314,7 @@ TEST(CudaQuantTest, a_row_that_is_not_finite_does_not_become_one_by_its_codes) {
   }
 }
 
-TEST(CudaQuantTest, what_no_kernel_takes_is_refused_by_name) {
+TEST(CudaQuantTest, unsupported_formats_are_rejected_by_name) {
   Random random(133);
   const auto device = ops::make_cuda_ops({});
   const auto fails = [&](std::vector<const ops::QuantSource*> parts, ErrorCode code, const std::string& text) {
@@ -330,11 +331,11 @@ TEST(CudaQuantTest, what_no_kernel_takes_is_refused_by_name) {
       other(8, 64, {Code::u4, 64}), wide(8, 96, {Code::u4, 32}), uneven(8, 64, {Code::u4, 48});
   MemoryQuantSource wrong_order(8, 64, {Code::u4, 32});
   wrong_order.set_order(std::vector<std::int32_t>(64, 64));
-  fails({&fp8}, ErrorCode::unsupported, "zeros with int4 and int8 only");
+  fails({&fp8}, ErrorCode::unsupported, "zeros only with int4 and int8");
   fails({&one, &other}, ErrorCode::invalid_argument, "its format");
   fails({&one, &wide}, ErrorCode::invalid_argument, "[8, 96]");
   fails({&uneven}, ErrorCode::invalid_argument, "groups of 48");
-  fails({&wrong_order}, ErrorCode::invalid_argument, "input features below 64");
+  fails({&wrong_order}, ErrorCode::invalid_argument, "64 entries below 64");
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// A head of k or v as a quantised cache must hold it, worked out by its definition (ops/kv_quant.h) with none of its
-// code.
+// A head of k or v of a quantised cache, computed from the definition (ops/kv_quant.h) without its code.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Rotation and the store into the cache against double precision.
+// Rotation and the store into the cache, compared with double precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,10 +24,10 @@ using ops::uniform;
 
 constexpr std::array kTypes = {DType::f32, DType::bf16, DType::f16};
 
-// What a step's rows are put through, and what must come of it, in double.
+// The parameters of a step's rows, and the expected results in double.
 struct Case {
   DType type;
-  int dim, rotary_dim;  // 0: nothing is rotated
+  int dim, rotary_dim;  // 0: no rotation
   bool normed, scaled;
   int heads, kv_heads, block_len, blocks, rows, gap;
   bool interleaved = false, norm_after = false, norm_rows = false;
@@ -39,7 +39,7 @@ constexpr int kPositions = 50;
 
 constexpr float kEps = 1e-3F;
 
-// A slot of the cache for each row, no two the same; the last of several rows is stored nowhere.
+// A distinct cache slot for each row; with several rows, the last one is not stored.
 std::vector<std::int32_t> random_slots(Random& random, const Case& c) {
   std::vector<std::int32_t> slots(static_cast<std::size_t>(c.blocks * c.block_len));
   std::iota(slots.begin(), slots.end(), 0);
@@ -49,7 +49,7 @@ std::vector<std::int32_t> random_slots(Random& random, const Case& c) {
   return slots;
 }
 
-// Null where it is not wanted.
+// Null if not wanted.
 const float* floats(const MatrixOnDevice& matrix, bool wanted) {
   return wanted ? static_cast<const float*>(matrix.tensor().data) : nullptr;
 }
@@ -68,7 +68,7 @@ struct Inputs {
     }
   }
 
-  // A head as it must become, and for each element the sum of what was added up in it, without signs.
+  // The expected head, and for each element the sum of the absolute values of its terms.
   std::pair<std::vector<double>, std::vector<double>> expected(const Case& c, int row, int head) const {
     const int dim = c.dim, half = c.rotary_dim / 2;
     std::vector<double> x, magnitude;
@@ -115,7 +115,7 @@ struct Inputs {
     return {x, magnitude};
   }
 
-  // Row r of `got`, from element `first` on, is that head.
+  // Compares row r of `got`, from element `first` on, with that head.
   void expect_head(const Case& c, const Matrix& got, std::int64_t r, int first, int row, int head) const {
     const auto [want, magnitude] = expected(c, row, head);
     for (int d = 0; d < c.dim; ++d) {
@@ -267,8 +267,8 @@ TEST(RotaryStoreTest, a_norm_may_come_after_the_rotation_or_be_of_all_heads) {
   }
 }
 
-// What is stored as it is computed, in float, says what its integers must be; without a norm the sums are the same, and
-// so must the bits be. Nothing else is written, and q becomes what it becomes without quantisation.
+// The float cache gives the expected integers. Without a norm the arithmetic is the same, so the bits must be equal.
+// Nothing else is written, and q is the same as without quantisation.
 void check_quantised(Random& random, const Case& c, int bits) {
   const int dim = c.dim, columns = (c.heads + 2 * c.kv_heads) * dim;
   const auto qkv = Matrix::random(random, c.type, c.rows, columns, 1, c.gap);
@@ -335,7 +335,7 @@ void check_quantised(Random& random, const Case& c, int bits) {
                 got[static_cast<std::size_t>(integers.integers_at(slot / c.block_len, in_block) + i)]);
           };
           const unsigned q = bits == 8 ? byte(d) : byte(d % (dim / 2)) >> (d < dim / 2 ? 0 : 4) & 15U;
-          // Half a step, and what rounding the scale and the zero moved the ends by.
+          // Half a step, plus the error from rounding the scale and the zero.
           const auto value = static_cast<double>(x[static_cast<std::size_t>(d)]);
           ASSERT_NEAR(q * scale + zero, value, scale * 0.501 + (std::abs(zero) + (1 << bits) * scale) * 0x1p-11 + 1e-6)
               << "element " << d << " of head " << head << " of " << dim;
@@ -346,7 +346,7 @@ void check_quantised(Random& random, const Case& c, int bits) {
   });
 }
 
-TEST(RotaryStoreQuantTest, into_a_quantised_cache_go_the_integers_of_what_is_computed) {
+TEST(RotaryStoreQuantTest, a_quantised_cache_gets_the_integers_of_the_computed_values) {
   Random random(5);
   constexpr std::array<std::pair<int, int>, 12> kParts = {{{2, 2},
                                                            {6, 6},
@@ -373,7 +373,7 @@ TEST(RotaryStoreQuantTest, into_a_quantised_cache_go_the_integers_of_what_is_com
   }
 }
 
-TEST(RotaryStoreQuantTest, a_quantised_head_of_one_value_is_exact_and_one_that_is_not_finite_is_not_a_number) {
+TEST(RotaryStoreQuantTest, a_constant_head_is_exact_and_a_head_that_is_not_finite_is_nan) {
   constexpr int kDim = 32;
   for (const int bits : {8, 4}) {
     Matrix qkv(DType::f32, 3, 3 * kDim);

@@ -1,4 +1,5 @@
-// The kernels on single rows against references in double: any width, all types, strides that forbid wide accesses.
+// The kernels on single rows, compared with references in double: any width, all types, and strides that do not allow
+// wide accesses.
 #include "ops/cuda/kernels/rows.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,8 @@ constexpr auto kTypes = ops::kWeightTypes;
 
 DType any_type(Random& random) { return kTypes[static_cast<std::size_t>(uniform(random, 0, 2))]; }
 
-// Widths around vectors, warps and blocks; `wide` ones are multiples of 8, with gaps that keep rows aligned.
+// Widths near multiples of vectors, warps and blocks; `wide` widths are multiples of 8, with gaps that keep rows
+// aligned.
 int any_width(Random& random, int most, bool wide) {
   const int n = uniform(random, 1, most);
   return wide ? (n + 7) / 8 * 8 : n;
@@ -112,13 +114,13 @@ void check_norm(Random& random, const NormCase& c) {
     for (int i = 0; i < c.hidden; ++i) {
       const double x = after.at(r, i), w = weight.at(0, i);
       const double expected = !c.written ? 0 : c.weighted ? (x - mean) * factor * w : x;
-      // The third term: fp16 has steps of 2^-24 near zero. The last one: the rounding of the mean.
+      // The third term: fp16 has steps of 2^-24 near zero. The last term: the rounding of the mean.
       ASSERT_NEAR(result.at(r, i), expected,
                   std::abs(expected) * (1e-5 + ops::rounding(c.type)) + (c.type == DType::f16 ? 0x1p-24 : 1e-30) +
                       (c.subtract_mean ? 1e-5 * std::abs(w) : 0));
     }
   }
-  // The same row alone, at another stride that forbids or allows wide accesses: the same bits.
+  // The same row alone, with strides that allow and do not allow wide accesses: the same bits.
   for (const int gap : {0, 3}) {
     Matrix one(DType::f32, 1, c.hidden, gap);
     for (int i = 0; i < c.hidden; ++i) one.set(0, i, before.at(rows - 1, i));
@@ -129,7 +131,7 @@ void check_norm(Random& random, const NormCase& c) {
   }
 }
 
-TEST(CudaRowsTest, rms_norm_adds_the_delta_and_normalises_whatever_the_type_and_the_rows) {
+TEST(CudaRowsTest, rms_norm_adds_the_delta_and_normalises_for_all_types_and_rows) {
   in_both_orders([] {
     Random random(2);
     for (int trial = 0; trial < 24; ++trial) {
@@ -216,7 +218,7 @@ TEST(CudaRowsTest, rms_norm_normalises_the_delta_first_where_it_has_a_weight) {
   });
 }
 
-// Only what a model's steps consist of is compiled: another combination of types is refused, and nothing is written.
+// Only the combinations of types in a model's steps are compiled. Others are rejected, and nothing is written.
 TEST(CudaRowsTest, combinations_of_types_without_a_kernel_are_refused) {
   Stream stream;
   const auto refused = [](auto call, const std::string& part) {
@@ -317,7 +319,7 @@ TEST(CudaRowsTest, gated_activation_gates_also_far_from_zero) {
           constexpr double kRootOf2OverPi = 0.7978845608028654;
           const double tanh = std::tanh(kRootOf2OverPi * (gate + 0.044715 * gate * gate * gate));
           const double expected = (silu ? gate / (1 + std::exp(-gate)) : gate / 2 * (1 + tanh)) * up;
-          // 1 + tanh in double has lost its digits where gelu is nearly 0.
+          // 1 + tanh in double has no correct digits where gelu is nearly 0.
           ASSERT_NEAR(result.at(r, c), expected,
                       std::abs(expected) * (2e-5 + ops::rounding(type)) + (type == DType::f16 ? 0x1p-24 : 1e-30) +
                           (silu ? 0 : 1e-15 * std::abs(gate * up)))

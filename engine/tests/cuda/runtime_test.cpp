@@ -1,4 +1,4 @@
-// Memory, streams, graphs and launches, on whatever the device is.
+// Memory, streams, graphs and launches, on a real or emulated device.
 #include "ops/cuda/device/runtime.h"
 
 #include <gtest/gtest.h>
@@ -118,16 +118,16 @@ TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_
   EXPECT_EQ(word(2, 4), 3);
 }
 
-TEST(GrowingMemoryTest, what_does_not_fit_is_refused_with_the_numbers_and_changes_nothing) {
+TEST(GrowingMemoryTest, too_much_memory_is_rejected_with_the_numbers) {
   const auto unit = ReservedMemory::granularity();
   if (unit == 0) GTEST_SKIP() << "the device cannot give addresses without memory";
   Stream stream;
   const auto free = free_device_bytes();
   const auto most = free / unit * unit;
-  GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice what there is
+  GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice the available memory
   const auto left = free_device_bytes();
   try {
-    memory.commit(most / 4 * 3);  // enough for the first region alone
+    memory.commit(most / 4 * 3);  // enough for the first region only
     FAIL() << "it was given";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
@@ -144,7 +144,7 @@ TEST(GrowingMemoryTest, what_does_not_fit_is_refused_with_the_numbers_and_change
   EXPECT_EQ(back, value);
 }
 
-TEST(GrowingMemoryTest, what_is_committed_at_once_is_one_allocation) {
+TEST(GrowingMemoryTest, regions_committed_from_the_start_are_one_allocation) {
   const auto before = allocations();
   GrowingMemory memory(4, 100, 100, "the test's memory");
   EXPECT_EQ(allocations(), before + 1);
@@ -153,7 +153,7 @@ TEST(GrowingMemoryTest, what_is_committed_at_once_is_one_allocation) {
   EXPECT_EQ(allocations(), before + 1);
 }
 
-TEST(RuntimeTest, copies_go_both_ways_and_across) {
+TEST(RuntimeTest, copies_work_in_all_directions) {
   Stream stream;
   DeviceMemory a(4 * sizeof(int)), b(4 * sizeof(int));
   PinnedMemory pinned(4 * sizeof(int));

@@ -1,4 +1,4 @@
-// Sampling on the device against the CPU's, and against the definition in double where rounding could decide.
+// Sampling on the device, compared with the CPU's, and with the definition in double where rounding may decide.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,14 +52,14 @@ struct Logits {
   }
 };
 
-// A sampler with its stream: a step at a time.
+// A sampler with its stream; runs one step at a time.
 class Device {
  public:
   Device(int vocab, int max_rows) : sampler_(vocab, max_rows) {}
 
-  // padding: rows beyond those of `rows`; gap: from the end of a row of logits to the next.
+  // padding: rows after `rows`; gap: elements between rows of logits.
   std::vector<Sampled> sample(const Logits& logits, std::span<const SampleRow> rows, int padding = 0, int gap = 0) {
-    std::vector<std::byte> packed_bytes(5);  // what the step packed before
+    std::vector<std::byte> packed_bytes(5);  // packed by the previous step
     const auto n = static_cast<std::int64_t>(rows.size()) + padding;
     const auto packed = sampler_.pack(rows, n, packed_bytes, notes_);
     EXPECT_EQ(packed.begin, 16U);
@@ -113,7 +113,7 @@ Sampled cpu_sample(std::span<const float> logits, const SampleRow& row) {
   }
 }
 
-// The token by the definition, in double; nothing when a filter's edge or the draw's lies too near to tell in float.
+// The token by the definition, in double; empty if the edge of a filter or the draw is too close to decide in float.
 std::optional<std::int32_t> defined_token(std::span<const float> logits, const SampleRow& row) {
   std::vector<double> changed(logits.begin(), logits.end());
   const auto at = [&](std::int32_t id) -> double& { return changed[static_cast<std::size_t>(id)]; };
@@ -169,7 +169,7 @@ std::optional<std::int32_t> defined_token(std::span<const float> logits, const S
   return std::nullopt;
 }
 
-// The token is what the CPU draws, or the draw is too near to an edge to tell.
+// Whether the token equals the CPU's draw, or the draw is too close to an edge to decide.
 bool agrees(std::int32_t token, std::span<const float> logits, const SampleRow& row) {
   const auto expected = cpu_sample(logits, row);
   if (token == expected.token) return true;
@@ -223,7 +223,7 @@ OwnedRow random_row(Random& random, int vocab, bool with_lists) {
   return out;
 }
 
-// Rows of random parameters, some with lists, against the CPU's tokens.
+// Compares rows with random parameters, some with lists, with the CPU's tokens.
 void check_random_rows(Random& random, int vocab, int steps, int num_rows) {
   Device device(vocab, num_rows + 2);
   std::uint64_t sequences = 0;
@@ -247,7 +247,7 @@ void check_random_rows(Random& random, int vocab, int steps, int num_rows) {
   }
 }
 
-TEST(CudaSampleTest, draws_what_the_cpu_draws_whatever_the_parameters_and_the_vocabulary) {
+TEST(CudaSampleTest, draws_what_the_cpu_draws_for_all_parameters) {
   in_both_orders([] {
     Random random(20);
     check_random_rows(random, 1, 3, 3);
@@ -294,7 +294,7 @@ TEST(CudaSampleTest, greedy_takes_the_lowest_of_the_most_likely) {
   });
 }
 
-// Rows so flat that tokens have to be told apart within bins, by histograms over their codes and, of equals, by id.
+// Rows so flat that tokens within a bin must be distinguished, by histograms over their codes and, if equal, by id.
 TEST(CudaSampleTest, flat_rows_are_cut_where_the_cpu_cuts_them) {
   in_both_orders([] {
     constexpr int kVocab = 5003;
@@ -316,7 +316,8 @@ TEST(CudaSampleTest, flat_rows_are_cut_where_the_cpu_cuts_them) {
       }
       const auto sampled = device.sample(logits, rows);
       for (std::size_t r = 0; r < rows.size(); ++r) {
-        // Edges lie everywhere; what is drawn is of the same likelihood, and of equals the same or a neighbour.
+        // Edges are everywhere. The drawn token has the same probability, and among equal tokens it is the same one or
+        // a neighbour.
         const auto expected = cpu_sample(logits.row(r), rows[r]).token;
         const auto value = [&](std::int32_t id) { return logits.row(r)[static_cast<std::size_t>(id)]; };
         ASSERT_NEAR(value(sampled[r].token), value(expected), 2e-3F * spread) << spread << ", row " << r;
@@ -362,12 +363,12 @@ TEST(CudaSampleTest, frequencies_follow_the_probabilities) {
   struct Case {
     SampleRow row;
     std::set<std::size_t> left;  // tokens that can be drawn
-    double most;                 // chi-square of one in a thousand
+    double most;                 // one-in-a-thousand value of chi-square
   };
   std::vector<Case> cases(3);
   cases[0].left = {0, 1, 2, 3, 4, 6, 7}, cases[0].most = 22.5;
   cases[1].row.top_k = 4, cases[1].left = {1, 2, 4, 6}, cases[1].most = 16.3;
-  // Of e^2, e^2, e, .. in 20.6, 0.8 need the first three; a fifth of the most likely is more than e^0.
+  // Of e^2, e^2, e, .. in 20.6, 0.8 needs the first three; a fifth of the most likely is more than e^0.
   cases[2].row.top_p = 0.85F, cases[2].row.min_p = 0.2F, cases[2].left = {1, 2, 4, 6}, cases[2].most = 16.3;
   Logits logits{static_cast<int>(row_logits.size()), {}};
   for (int r = 0; r < kRows; ++r) logits.values.insert(logits.values.end(), row_logits.begin(), row_logits.end());
@@ -400,7 +401,7 @@ TEST(CudaSampleTest, penalties_count_over_steps_while_slots_change_hands) {
     Device device(kVocab, kSlots);
     struct Sequence {
       OwnedRow owned;
-      Ids output;  // all of it
+      Ids output;  // the whole output
       int row_before = -1;
     };
     std::vector<Sequence> sequences(kSequences);
@@ -409,7 +410,7 @@ TEST(CudaSampleTest, penalties_count_over_steps_while_slots_change_hands) {
       owned.row.temperature = i % 2 == 0 ? 0.0F : 0.8F;
       if (i % 3 == 0 && i != 6) owned.row.repetition_penalty = 1.4F;
       if (i % 3 == 1) owned.row.presence_penalty = 0.5F;
-      if (i != 6) owned.row.frequency_penalty = 0.6F;  // the last one has no penalties at all
+      if (i != 6) owned.row.frequency_penalty = 0.6F;  // the last one has no penalties
       owned.row.seed = i;
       owned.row.sequence = 100 + i;
       owned.prompt = random_ids(random, 10, kVocab);
@@ -427,7 +428,8 @@ TEST(CudaSampleTest, penalties_count_over_steps_while_slots_change_hands) {
       Rows rows, known;
       for (const auto member : members) {
         auto& s = sequences[member];
-        if (step % 9 == 8 && !s.output.empty()) s.output.pop_back(), s.row_before = -1;  // it was thrown away
+        // the step's sample was discarded
+        if (step % 9 == 8 && !s.output.empty()) s.output.pop_back(), s.row_before = -1;
         s.owned.output = s.output;
         s.owned.row.position = static_cast<std::int64_t>(s.output.size());
         known.push_back(s.owned.view());
@@ -473,7 +475,7 @@ TEST(CudaSampleTest, a_history_goes_up_when_a_slot_is_taken_and_not_again) {
     EXPECT_EQ(device.histories, step == 0 ? 1 : 0);
     output.assign(sampled.begin(), sampled.end() - 1);
   }
-  // 5, 4.5 and 4 lose 0.75 whenever they are taken; ties go to the lower id.
+  // 5, 4.5 and 4 lose 0.75 each time they are sampled; ties go to the lower id.
   EXPECT_EQ(sampled, (Ids{0, 1, 0, 2, 1, 0}));
 }
 
@@ -485,7 +487,7 @@ TEST(CudaSampleTest, a_pending_token_is_counted_also_when_its_sequence_takes_a_s
   const Bias likely_3 = {{3, 1.0F}};
   rows[2].bias = likely_3;
   EXPECT_EQ(device.sample(logits, rows)[2].token, 3);
-  // Two penalties of 1 take the token that only the device knows, and the one that the host tells of, out of the race.
+  // Two penalties of 1: for the token that only the device knows, and for the token that the host passes.
   SampleRow row = rows[2];
   const Ids output = {0};
   row.output = output;
@@ -594,7 +596,7 @@ TEST(CudaSampleTest, log_probabilities_are_of_the_unmodified_logits) {
           row.row.sequence = static_cast<std::uint64_t>(1 + r + (plain ? 0 : 9));
           row.row.logprobs = std::array{-1, 0, 1, 5, 20}[static_cast<std::size_t>(r % 5)];
           for (int id = 0; r == 4 && id < vocab; ++id) logits.values[static_cast<std::size_t>(r * vocab + id)] = 2;
-          // The most likely tokens stand together, more of them than a list takes: groups' maxima tell little.
+          // The most likely tokens are adjacent, and more than a list holds: the groups' maxima do not help.
           for (int id = 0; r == 8 && id < vocab; ++id) {
             logits.values[static_cast<std::size_t>(r * vocab + id)] += id >= 700 && id < 3000 ? 50.0F : 0.0F;
           }
@@ -649,7 +651,7 @@ TEST(CudaSampleTest, rows_do_not_depend_on_each_other_nor_on_their_place_nor_on_
   });
 }
 
-// A bias of the whole vocabulary goes up once for a request, but for the rows that report log probabilities.
+// A bias for the whole vocabulary is uploaded once per request, except for rows that return log probabilities.
 TEST(CudaSampleTest, rows_of_one_request_share_their_list) {
   in_both_orders([] {
     constexpr int kVocab = 5000, kRows = 8;
@@ -710,7 +712,7 @@ TEST(CudaSampleTest, a_captured_step_serves_rows_with_other_parameters) {
   }
 }
 
-TEST(CudaSampleTest, what_cannot_be_packed_is_refused) {
+TEST(CudaSampleTest, invalid_rows_are_rejected) {
   Device device(10, 2);
   std::vector<std::byte> bytes;
   const auto refused = [&](std::span<const SampleRow> rows, std::int64_t padded, std::string_view why) {

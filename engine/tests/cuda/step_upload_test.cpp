@@ -1,4 +1,4 @@
-// What a step brings to the device: every number where its reader looks for it.
+// The upload of a step: every number is where its reader looks for it.
 #include "ops/cuda/graph/step_upload.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ constexpr ops::StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_bl
 
 int uniform(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
-// A step with arrays of its own.
+// A step that owns its arrays.
 struct Step {
   std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, logits_rows;
   std::vector<SampleRow> sample;
@@ -45,7 +45,7 @@ struct Step {
   StepInput input() const { return {ids, {query_start, positions, tables, stride, rotary_rows}, logits_rows, sample}; }
 };
 
-// Reads what write_step wrote.
+// Reads the output of write_step().
 struct Written {
   std::vector<std::uint64_t> memory;  // aligned
   StepLayout layout;
@@ -64,7 +64,8 @@ Written write(const Step& step, const StepCapacity& capacity, const FlatTables& 
   Written out;
   out.layout = step_layout(capacity);
   out.bytes = step_bytes(out.layout, tables.blocks.size());
-  out.memory.assign(out.bytes / sizeof(std::uint64_t) + 1, 0x5555555555555555U);  // not zero by chance
+  // so that zeros do not appear by chance
+  out.memory.assign(out.bytes / sizeof(std::uint64_t) + 1, 0x5555555555555555U);
   write_step(reinterpret_cast<std::byte*>(out.memory.data()), capacity, out.layout, step.input(), kBlockLen, tables,
              plan, sampling);
   return out;
@@ -117,7 +118,7 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
         EXPECT_EQ(out.i32(at.rotary_rows, row), step.rotary_rows.empty() ? step.positions[i] : step.rotary_rows[i]);
         const auto block = step.tables[static_cast<std::size_t>(s * step.stride + step.positions[i] / kBlockLen)];
         EXPECT_EQ(out.i32(at.kv_slots, row), block * kBlockLen + step.positions[i] % kBlockLen);
-        // The flat table of the sequence says the same.
+        // The flat table of the sequence has the same block.
         EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + step.positions[i] / kBlockLen), block);
       }
     }
@@ -156,7 +157,7 @@ TEST(StepUploadTest, a_table_goes_up_as_far_as_the_sequence_has_come) {
   EXPECT_EQ(tables.blocks.size(), 1U + 2U + 3U);
 }
 
-TEST(StepUploadTest, the_same_capacity_gives_the_same_places_whatever_the_step) {
+TEST(StepUploadTest, the_same_capacity_gives_the_same_layout_for_any_step) {
   const StepCapacity capacity{.rows = 8, .logits_rows = 8, .decode = 5, .prefill = 2, .sampling_bytes = 100};
   FlatTables tables;
   Step one, five;
@@ -168,7 +169,7 @@ TEST(StepUploadTest, the_same_capacity_gives_the_same_places_whatever_the_step) 
   const auto second = write(five, capacity, tables, {}, {});
   EXPECT_EQ(first.layout.tables, second.layout.tables);
   EXPECT_EQ(first.layout.sampling, second.layout.sampling);
-  // What is read of the tables alone follows the step.
+  // Only the size of the tables depends on the step.
   EXPECT_GT(second.bytes, first.bytes);
 }
 
@@ -196,7 +197,7 @@ TEST(StepUploadTest, decodes_are_steps_of_one_row_a_sequence_with_all_rows_sampl
   EXPECT_FALSE(is_decode(StepInput{}));
 }
 
-TEST(StepUploadTest, what_is_out_of_range_is_refused_by_name) {
+TEST(StepUploadTest, values_out_of_range_are_rejected_by_name) {
   const auto refused = [](const Step& step, const char* word, std::int64_t sampled_before = 0) {
     try {
       check_step(step.input(), kFacts, sampled_before);
@@ -238,7 +239,7 @@ TEST(StepUploadTest, what_is_out_of_range_is_refused_by_name) {
   step.tables[static_cast<std::size_t>(step.stride)] = kBlocks;
   refused(step, "block 50");
   step = good;
-  step.tables[static_cast<std::size_t>(step.stride) - 1] = -5;  // of no position of the step
+  step.tables[static_cast<std::size_t>(step.stride) - 1] = -5;  // belongs to no position of the step
   check_step(step.input(), kFacts, 0);
   step = good;
   step.stride = 1;  // position 7 is in the second block

@@ -1,5 +1,5 @@
-// GEMMs of 8-bit numbers on the CUDA device: int8 against sums of integers and against the CPU, bit for bit; FP8
-// against double precision; all kernels against each other.
+// GEMMs of 8-bit numbers on the CUDA device: int8 compared with integer sums and with the CPU, bit for bit; FP8
+// compared with double precision; all kernels compared with each other.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
-#if defined(CHARONIA_CUDA_ON_HOST)  // device functions, which this file calls there alone
+#if defined(CHARONIA_CUDA_ON_HOST)  // calls device functions
 #include "ops/cuda/device/fp8.h"
 #endif
 
@@ -47,7 +47,7 @@ TEST(W8a8Test, floats_become_the_nearest_fp8_number) {
                 next = number_of(Code::f8_e4m3, (bits & 0x7fU) == 0x7eU ? bits : bits + 1);
     EXPECT_EQ(e4m3_to_float(bits), number);
     EXPECT_EQ(e4m3_from_float(number), bits);
-    all.push_back((number + next) / 2);  // of two as near the even one
+    all.push_back((number + next) / 2);  // ties go to the even number
   }
   std::normal_distribution<float> some(0, 30);
   for (int i = 0; i < 1000; ++i) all.push_back(some(random));
@@ -89,7 +89,7 @@ void expect_same_bits(const Matrix& found, const Matrix& expected, const std::st
   for (std::int64_t r = 0; r < found.rows; ++r) ASSERT_TRUE(found.same_bits(r, expected, r)) << what << ", row " << r;
 }
 
-// Runs all tactics for numbers of rows; check(out, what) looks at what comes out.
+// Runs all tactics for several numbers of rows; check(out, what) checks the output.
 template <class Check>
 void for_all_tactics(const CudaW8a8Linear& linear, const Matrix& in, DType out_type, SumOrder order, Check check) {
   const auto info = device_info(0);
@@ -139,7 +139,7 @@ TEST(W8a8Test, integers_are_multiplied_exactly_by_all_tactics) {
     bool packed, ordered;
   };
   using enum Activations;
-  // Parts of K of unlike length, outputs that fill no tile.
+  // Parts of K with different lengths, and partial tiles of outputs.
   const Case cases[] = {{72, 1552, 130, DType::bf16, DType::bf16, i8_token, false, false},
                         {44, 1520, 70, DType::f16, DType::f16, i8_tensor, true, true},
                         {40, 16, 40, DType::f32, DType::f32, i8_token, false, true},
@@ -223,7 +223,7 @@ TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
   Stream stream;
   MatrixUpload upload(stream);
   for (const bool packed : {false, true}) {
-    constexpr std::int64_t kN = 72, kK = 1040, kRows = 130;  // two parts of K, of unlike length
+    constexpr std::int64_t kN = 72, kK = 1040, kRows = 130;  // two parts of K with different lengths
     const auto how = packed ? Activations::f8_tensor : Activations::f8_token;
     const auto type = packed ? DType::f16 : DType::bf16;
     const auto source = MemoryQuantSource::random(random, kN, kK, fp8(kK, how));
@@ -246,7 +246,7 @@ TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
             const double one = rows[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)] * source.at(o, c);
             sum += one, size += std::abs(one);
           }
-          // Sums of 64 products keep 13 bits behind the largest on a device, and all that float has here.
+          // Sums of 64 products keep 13 bits below the largest on a device, and full float precision here.
           ASSERT_NEAR(out.at(r, o), sum, size * 0x1p-12) << what << ", row " << r << ", output " << o;
         }
       }
@@ -262,7 +262,7 @@ TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
   }
 }
 
-// Rows of zeros, of both signs, are zeros; rows that are not finite are no numbers; neither touches its neighbours.
+// Rows of zeros of both signs give zeros; rows that are not finite give NaN; neither affects its neighbours.
 TEST(W8a8Test, rows_of_zeros_and_rows_that_are_not_finite_stay_by_themselves) {
   Random random(155);
   Stream stream;
@@ -306,7 +306,7 @@ TEST(W8a8Test, rows_of_zeros_and_rows_that_are_not_finite_stay_by_themselves) {
   }
 }
 
-// A library that takes everything and computes nothing.
+// A library that accepts everything and computes nothing.
 class NotingLibrary final : public Blas {
  public:
   explicit NotingLibrary(int& asked) : asked_(asked) {}
@@ -323,7 +323,7 @@ class NotingLibrary final : public Blas {
   int& asked_;
 };
 
-// What the library refuses an own kernel takes, with the same inputs.
+// If the library rejects a GEMM, a built-in kernel computes it with the same inputs.
 TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
   Random random(154);
   Stream stream;
@@ -355,7 +355,7 @@ TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
   }
 }
 
-// Where there is a library: on a machine with a GPU.
+// If a library is available: on a machine with a GPU.
 TEST(W8a8Test, fp8_of_the_library_is_that_of_own_kernels_but_for_rounding) {
   std::string why;
   const auto blas = load_cublas(why);
@@ -400,7 +400,7 @@ TEST(W8a8Test, fp8_of_the_library_is_that_of_own_kernels_but_for_rounding) {
   }
 }
 
-// What a norm or a gate leaves as codes gives the bits that its output gives, quantised by itself.
+// Codes that a norm or a gate writes give the same bits as its output, quantised separately.
 TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
   Random random(155);
   const auto device = ops::make_cuda_ops({.reproducible = true});
@@ -416,8 +416,8 @@ TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
   const Case cases[] = {
       {64, DType::bf16, int8(64), false},
       {272, DType::f16, int8(272, i8_tensor), true},
-      {8208, DType::bf16, int8(8208), true},     // two vectors of a thread
-      {16400, DType::bf16, int8(16400), false},  // more than a gate keeps, and than a norm has codes of
+      {8208, DType::bf16, int8(8208), true},     // two vectors per thread
+      {16400, DType::bf16, int8(16400), false},  // more than a gate keeps, and than a norm can write codes for
       {528, DType::bf16, fp8(528), true},
       {64, DType::f16, fp8(64, f8_tensor), false},
       {272, DType::bf16, int8(272), true, 0.22F},
@@ -432,12 +432,12 @@ TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
     const auto before = Matrix::random(random, DType::f32, kRows, c.k),
                delta = Matrix::random(random, c.type, kRows, c.k);
     auto gate_up = Matrix::random(random, c.type, kRows, 2 * c.k);
-    gate_up.set(3, 7, INFINITY);  // a row that is not finite is so either way
+    gate_up.set(3, 7, INFINITY);  // a row that is not finite, in both cases
     const Matrix untouched(c.type, kRows, c.k);
     const ops::DeviceMatrix norm_weight(*device, weight), added(*device, delta), both(*device, gate_up);
     const auto run = [&](bool fused, bool gate, Matrix& residual, Matrix& normed) {
       const ops::DeviceMatrix in(*device, before), middle(*device, untouched), out(*device, DType::f32, kRows, kN);
-      if (fused) device->feeds(*linear);
+      if (fused) device->announce_linear(*linear);
       if (gate) {
         device->gated_activation(middle.tensor(), both.tensor(), ops::Activation::silu);
       } else {
@@ -466,7 +466,8 @@ TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
   }
 }
 
-// Codes are of the weight that they were left for: another one, or one without them, takes its input as it is.
+// Codes belong to the weight that they were written for. Another weight, or one without codes, takes its input
+// unchanged.
 TEST(W8a8Test, codes_are_for_the_weight_that_was_named) {
   Random random(156);
   const auto device = ops::make_cuda_ops({.reproducible = true});
@@ -485,17 +486,17 @@ TEST(W8a8Test, codes_are_for_the_weight_that_was_named) {
   };
   const auto gate = [&] { device->gated_activation(middle.tensor(), gate_up.tensor(), ops::Activation::silu); };
   const auto expected = run(*linear, in);
-  device->feeds(*linear);
+  device->announce_linear(*linear);
   gate();
   expect_same_bits(run(*linear, in), expected, "another input");
   gate();
   const auto of_plain = run(*plain, middle);
-  device->feeds(*plain);
+  device->announce_linear(*plain);
   gate();
   expect_same_bits(run(*plain, middle), of_plain, "a weight without codes");
 }
 
-TEST(W8a8Test, what_cannot_be_multiplied_in_8_bits_is_not) {
+TEST(W8a8Test, unsupported_weights_are_not_multiplied_in_8_bits) {
   auto device = device_info(0);
   const auto is = [&](const ops::QuantFormat& format, DType type = DType::bf16, std::int64_t k = 128) {
     return is_w8a8(format, type, k, device);

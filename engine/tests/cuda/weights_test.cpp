@@ -1,4 +1,4 @@
-// Weights as they lie on the device: by rows and packed.
+// The layout of weights on the device: row-major and packed.
 #include "ops/cuda/cuda_weights.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ std::vector<std::uint16_t> fetch(Stream& stream, const CudaLinear& linear) {
   return out;
 }
 
-// Parts that no group of 8 rows ends with, of other types and strides.
+// Parts that do not end at a group of 8 rows, with other types and strides.
 TEST(CudaWeightsTest, packed_weights_are_the_rows_in_another_order) {
   Stream stream;
   MatrixUpload upload(stream);

@@ -21,7 +21,7 @@ namespace {
 constexpr unsigned kAmxBf16 = 1U << 22, kAmxInt8 = 1U << 25;
 constexpr unsigned kTileConfigState = 17, kTileDataState = 18;  // bits of XCR0
 
-// Bits of processor features (CPUID leaf 7) and of the states that the system saves (XCR0).
+// Checks the bits of processor features (CPUID leaf 7) and of the register states that the system saves (XCR0).
 bool processor_has_amx(unsigned kind) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_OSXSAVE) == 0) return false;
@@ -34,7 +34,8 @@ bool processor_has_amx(unsigned kind) {
   return (low & kTiles) == kTiles;
 }
 
-// Linux gives the eight KiB of tiles to processes that ask. Threads inherit it, those that run already too.
+// Linux provides the 8 KiB of tile registers only to processes that request them. All threads inherit the permission,
+// including threads that already run.
 bool ask_for_tiles() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   return syscall(SYS_arch_prctl, kRequestPermission, kTileDataState) == 0;
@@ -42,7 +43,7 @@ bool ask_for_tiles() {
 
 #endif
 
-// Small whole multiples of 1/8 in bf16: products and sums of a few hundred are exact in float, in any order.
+// Small multiples of 1/8 in bf16: products and sums of a few hundred of them are exact in float, in any order.
 std::uint16_t random_eighths(std::uint32_t& state) {
   state = state * 1664525U + 1013904223U;
   return float_to_bf16(static_cast<float>(static_cast<int>(state >> 27) - 16) / 8);
@@ -52,7 +53,7 @@ std::uint16_t random_eighths(std::uint32_t& state) {
 
 bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
-  // All processors with AMX have VBMI too, which their kernels use; an emulator might not.
+  // All processors with AMX also have VBMI, which the AMX kernels use. An emulator may not have it.
   static const bool has = processor_has_amx(kAmxBf16) && __builtin_cpu_supports("avx512vbmi") && ask_for_tiles();
   return has;
 #else
@@ -78,8 +79,7 @@ bool has_avx512_vnni() {
 #endif
 }
 
-// Whether AVX2's registers are saved is asked by the compiler's question; AVX-VNNI is not among those of every
-// compiler.
+// The compiler's check includes that the system saves AVX2 registers. Not every compiler can check for AVX-VNNI.
 bool has_avx_vnni() {
 #if defined(__x86_64__) && defined(__linux__)
   static const bool has = [] {
@@ -102,7 +102,7 @@ std::string gemm_mismatch(void (*candidate)(const LinearArgs&), void (*reference
   std::vector<float> bias(kColumns);
   for (auto& x : a) x.bits = random_eighths(state);
   for (std::size_t i = 0; i < panel.size(); ++i) {
-    const bool beyond = i / (2 * kPanel) == kPairs - 1 && i % 2 == 1;  // kK is odd
+    const bool beyond = i / (2 * kPanel) == kPairs - 1 && i % 2 == 1;  // kK is odd, so the last pair has one element
     panel[i].bits = beyond ? 0 : random_eighths(state);
   }
   for (auto& x : bias) x = bf16_to_float(random_eighths(state));
@@ -123,7 +123,7 @@ std::string gemm_mismatch(void (*candidate)(const LinearArgs&), void (*reference
     const auto got = gemm(candidate, rows), expected = gemm(reference, rows);
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (got[i] != expected[i]) {
-        return cat("row ", i / kColumns, " of ", rows, ", feature ", i % kColumns, " is ", got[i], " and should be ",
+        return cat("row ", i / kColumns, " of ", rows, ", feature ", i % kColumns, " is ", got[i], ", expected ",
                    expected[i]);
       }
     }

@@ -16,14 +16,14 @@ namespace charonia::ops::cpu {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kAhead = 1024;  // bytes
+constexpr std::size_t kAhead = 1024;  // prefetch distance in bytes
 constexpr std::size_t kStreams = 2;
-constexpr std::size_t kRun = std::size_t{1} << 20;  // a piece of work; its halves are the streams
+constexpr std::size_t kRun = std::size_t{1} << 20;  // a chunk of work; its halves are the streams
 constexpr double kMeasure_s = 2;
 
 typedef std::uint64_t Words __attribute__((vector_size(16), aligned(16)));
 
-// Sums what it reads, so that the reads are not left out.
+// Returns a sum, so that the compiler keeps the reads.
 std::uint64_t read_run(const std::byte* data, std::size_t bytes) {
   const std::size_t length = bytes / kStreams / kLine * kLine;
   Words sums[kStreams][4] = {};
@@ -50,8 +50,8 @@ double measure_read_bandwidth(std::size_t bytes, int threads) {
   ThreadPool pool(threads);
   if (bytes < kRun * static_cast<std::size_t>(pool.size())) {
     throw Error(ErrorCode::invalid_argument,
-                cat("measuring the read bandwidth of ", pool.size(), " threads takes ",
-                    kRun * static_cast<std::size_t>(pool.size()), " bytes or more, not ", bytes));
+                cat("measuring the read bandwidth of ", pool.size(), " threads needs at least ",
+                    kRun * static_cast<std::size_t>(pool.size()), " bytes, got ", bytes));
   }
   const HugeMemory memory(bytes);
   const auto runs = static_cast<std::int64_t>(bytes / kRun);
@@ -76,7 +76,7 @@ double measure_read_bandwidth(std::size_t bytes, int threads) {
   } while (std::chrono::duration<double>(Clock::now() - start).count() < kMeasure_s || rates.size() < 3);
   const std::uint64_t each = 0x0101010101010101U * (kRun / sizeof(std::uint64_t));
   if (sum != each * static_cast<std::uint64_t>(runs) * rates.size()) {
-    throw Error(ErrorCode::internal, "measuring the read bandwidth read something else than was written");
+    throw Error(ErrorCode::internal, "the read bandwidth measurement read wrong data");
   }
   std::nth_element(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2), rates.end());
   return rates[rates.size() / 2];

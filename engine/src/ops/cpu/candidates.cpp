@@ -8,9 +8,9 @@ namespace charonia::ops::cpu {
 namespace {
 
 constexpr int kBins = 4096;
-constexpr float kRange = 80;  // logits over temperature; beyond it float's exponential nears its end
+constexpr float kRange = 80;  // in units of logit / temperature; beyond it, float's exponential underflows
 
-// Where a logit falls; kBins is no bin.
+// The bin of a logit; kBins means none.
 std::uint16_t bin_at(float greatest, float logit, float bins_per_logit) {
   return static_cast<std::uint16_t>(
       static_cast<std::int32_t>(std::min((greatest - logit) * bins_per_logit, static_cast<float>(kBins))));
@@ -71,7 +71,7 @@ void Candidates::keep_top_k(std::int64_t k) {
     const auto n = static_cast<std::size_t>(k - before);
     if (bin == kept_.bin && n >= kept_.n) return;
     open(bin);
-    std::nth_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(n) - 1, open_.end(), likelier);
+    std::nth_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(n) - 1, open_.end(), is_more_likely);
     kept_ = {bin, n, below, below};
     for (std::size_t i = 0; i < n; ++i) kept_.mass += weight(open_[i]);
     return;
@@ -88,21 +88,22 @@ Candidates::Prefix Candidates::prefix_over(double target) const {
   }
   const auto count = bin == kept_.bin ? kept_.n : static_cast<std::size_t>(count_[static_cast<std::size_t>(bin)]);
   open(bin);
-  // A quickselect over sums instead of ranks: what comes before `low` is likelier and sums to `sum_low`, what the
-  // target falls on lies before `high`.
+  // A quickselect over sums instead of ranks: elements before `low` are more likely and sum to `sum_low`; the target is
+  // reached before `high`.
   std::size_t low = 0, high = count;
   double sum_low = below;
   const auto at = [&](std::size_t i) { return open_.begin() + static_cast<std::ptrdiff_t>(i); };
   while (high - low > 1) {
     const auto a = open_[low], b = open_[low + (high - low) / 2], c = open_[high - 1];
-    const auto pivot = likelier(a, b) ? (likelier(b, c)   ? b
-                                         : likelier(a, c) ? c
-                                                          : a)
-                                      : (likelier(a, c)   ? a
-                                         : likelier(b, c) ? c
-                                                          : b);
+    const auto pivot = is_more_likely(a, b) ? (is_more_likely(b, c)   ? b
+                                               : is_more_likely(a, c) ? c
+                                                                      : a)
+                                            : (is_more_likely(a, c)   ? a
+                                               : is_more_likely(b, c) ? c
+                                                                      : b);
     const auto split = static_cast<std::size_t>(
-        std::partition(at(low), at(high), [&](const TokenLogit& x) { return likelier(x, pivot); }) - open_.begin());
+        std::partition(at(low), at(high), [&](const TokenLogit& x) { return is_more_likely(x, pivot); }) -
+        open_.begin());
     double sum = sum_low;
     for (auto i = low; i < split; ++i) sum += weight(open_[i]);
     if (sum > target) {
@@ -121,7 +122,7 @@ Candidates::Prefix Candidates::prefix_over(double target) const {
 }
 
 void Candidates::keep_top_p(double p) {
-  // "Or more": the target itself does, so the sum has to exceed the number just below it.
+  // Tokens whose sum equals the target count too, so the sum must exceed the number just below the target.
   kept_ = prefix_over(std::nextafter(p * kept_.mass, 0.0));
 }
 
@@ -130,7 +131,7 @@ void Candidates::keep_min_p(float p) {
   const int bin = bin_of(minimum);
   if (bin > kept_.bin) return;
   double below = 0;
-  int last = -1;  // the last bin before it that has any
+  int last = -1;  // the last bin before it that has tokens
   for (int i = 0; i < bin; ++i) {
     if (count_[static_cast<std::size_t>(i)] != 0) last = i;
     below += mass_[static_cast<std::size_t>(i)];
@@ -144,14 +145,14 @@ void Candidates::keep_min_p(float p) {
     kept_ = {bin, n, below, below};
     for (std::size_t i = 0; i < n; ++i) kept_.mass += weight(open_[i]);
   } else {
-    const auto at = static_cast<std::size_t>(last);  // the most likely token is in bin 0, so there is one
+    const auto at = static_cast<std::size_t>(last);  // exists, because the most likely token is in bin 0
     kept_ = {last, static_cast<std::size_t>(count_[at]), below - mass_[at], below};
   }
 }
 
 std::int32_t Candidates::draw(double unit) const {
   const auto prefix = prefix_over(unit * kept_.mass);
-  return std::max_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(prefix.n), likelier)->id;
+  return std::max_element(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(prefix.n), is_more_likely)->id;
 }
 
 }  // namespace charonia::ops::cpu

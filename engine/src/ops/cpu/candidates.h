@@ -1,4 +1,4 @@
-// The tokens of a row in the order of their logits, without sorting them: what top-k, top-p, min-p and the draw need.
+// Selects tokens of a row in the order of their logits without sorting them: top-k, top-p, min-p and the random draw.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,27 @@ struct TokenLogit {
 };
 
 // The order of candidates; ties go to the lower id.
-inline bool likelier(const TokenLogit& a, const TokenLogit& b) {
+inline bool is_more_likely(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// Tokens fall into bins of equal width in their logits, most likely first. A filter keeps a prefix of the order: whole
-// bins and a part of one, so only that one bin has to be looked into. Every filter takes time linear in the vocabulary.
-// Sums are double, over ids in a fixed order.
+// Tokens are put into bins of equal width by their logits, most likely first. A filter keeps a prefix of the order:
+// whole bins and a part of one bin, so it has to examine only that bin. Every filter takes time linear in the
+// vocabulary. Sums are double, over ids in a fixed order.
 class Candidates {
  public:
-  // Tokens less likely than e^-80 times the most likely are left out. greatest: the finite maximum of the logits.
-  // temperature > 0. The logits must stay as they are while the object is used.
+  // Drops tokens with less than e^-80 times the probability of the most likely. greatest: the finite maximum of the
+  // logits. temperature > 0. The logits must not change while the object is used.
   void begin(std::span<const float> logits, float greatest, float temperature, const Kernels& kernels);
 
   void keep_top_k(std::int64_t k);       // >= 1
-  void keep_top_p(double p);             // the fewest most likely whose weights sum to p of all that are left, or more
-  void keep_min_p(float p);              // in (0, 1]: those with p times the weight of the most likely, or more
-  std::int32_t draw(double unit) const;  // by the inverse of the cumulated weights at unit, [0, 1)
+  void keep_top_p(double p);             // keeps the smallest prefix with at least the share p of the remaining weight
+  void keep_min_p(float p);              // in (0, 1]: keeps tokens with at least p times the weight of the most likely
+  std::int32_t draw(double unit) const;  // inverse of the cumulative weights at `unit` in [0, 1)
 
  private:
-  // A prefix: the bins before `bin`, whose weights sum to `below`, and the first `n` >= 1 of `bin`; `mass` of all.
+  // A prefix of the order: all bins before `bin`, with weights that sum to `below`, and the first `n` >= 1 tokens of
+  // `bin`. `mass` is the total weight.
   struct Prefix {
     int bin = 0;
     std::size_t n = 0;
@@ -46,8 +47,8 @@ class Candidates {
   }
   int bin_of(float logit) const;
   void open(int bin) const;
-  // The shortest prefix of what is left whose weights sum to more than `target`, or all of it. Its last token is the
-  // least likely of open_[0, n).
+  // The shortest prefix of the remaining tokens whose weights sum to more than `target`, or all of them. Its last token
+  // is the least likely of open_[0, n).
   Prefix prefix_over(double target) const;
 
   std::span<const float> logits_;
@@ -57,7 +58,8 @@ class Candidates {
   std::vector<double> mass_;         // [bins]
   std::vector<std::int32_t> count_;  // [bins]
   Prefix kept_;
-  mutable std::vector<TokenLogit> open_;  // of open_bin_; the most likely of kept_ come first where it ends there
+  // Tokens of open_bin_. If kept_ ends in this bin, the most likely tokens of kept_ come first.
+  mutable std::vector<TokenLogit> open_;
   mutable int open_bin_ = -1;
 };
 

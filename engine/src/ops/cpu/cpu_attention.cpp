@@ -1,4 +1,4 @@
-// Rotation, the KV store, attention and copies of blocks: how a step's rows are spread over threads.
+// Rotation, KV store, attention and block copies: distributes the rows of a step over threads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,8 +15,8 @@ namespace {
 constexpr std::int64_t kSmallAttention = 65536;  // multiplications
 constexpr std::int64_t kSmallRotation = 8192;    // elements
 
-// What begin_step() could not check, for want of the cache. Every layer sees the same tables: they are looked through
-// once a step.
+// Checks that begin_step() could not make without the cache. All layers have the same tables, so whole tables are
+// checked once per step.
 void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op) {
   require(layer >= 0 && layer < cache.layout().num_layers, op, "no such layer");
   const int block_len = cache.layout().block_len;
@@ -27,12 +27,12 @@ void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, 
     require(last / block_len < batch.table_stride, op, "a block table is too short for its sequence");
     const auto* table = batch.block_tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
     for (int b = layer == 0 ? 0 : last / block_len; b <= last / block_len; ++b) {
-      require(table[b] >= 0 && table[b] < cache.num_blocks(), op, cat("no block ", table[b]));
+      require(table[b] >= 0 && table[b] < cache.num_blocks(), op, cat("the cache has no block ", table[b]));
     }
   }
 }
 
-// One row's k and v of one head into slot `slot` of a block; `kv` points to that head's k.
+// Stores one row's k and v of one head in slot `slot` of a block; `kv` points to that head's k.
 template <class T>
 void store_kv(T* kv, int slot, int block_len, int head_dim, const T* k, const T* v) {
   for (int d = 0; d < head_dim; ++d) kv[static_cast<std::int64_t>(d) * block_len + slot] = k[d];
@@ -40,8 +40,8 @@ void store_kv(T* kv, int slot, int block_len, int head_dim, const T* k, const T*
               kv + static_cast<std::int64_t>(head_dim) * block_len + static_cast<std::int64_t>(slot) * head_dim);
 }
 
-// The same of bf16, in pairs of rows (cpu_kv_cache.h). Rows of a step share pairs of v and may be stored by several
-// threads: each writes its own elements and no others.
+// The same for bf16, in pairs of rows (cpu_kv_cache.h). Rows of a step share pairs of v, and several threads may store
+// them: each thread writes only its own elements.
 void store_pairs(Bf16* kv, int slot, int block_len, int head_dim, const Bf16* k, const Bf16* v) {
   for (int d = 0; d < head_dim; d += 2) {
     std::copy_n(k + d, 2, kv + static_cast<std::int64_t>(d) * block_len + std::int64_t{2} * slot);
@@ -56,7 +56,7 @@ void store_pairs(Bf16* kv, int slot, int block_len, int head_dim, const Bf16* k,
   for (int d = 0; d < head_dim; ++d) row[2 * d + slot % 2] = v[d];
 }
 
-// As integers; `kv` points to the head's k in the block that holds `slot`.
+// The same as integers; `kv` points to the head's k in the block that holds `slot`.
 void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, const float* k,
                      const float* v) {
   const int dim = layout.head_dim, bits = layout.quant_bits, half = dim / 2;
@@ -84,7 +84,7 @@ void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLa
   std::copy_n(row, row_bytes, integers + row_bytes * (block_len + slot));
 }
 
-// n floats of `memory`, which grows where it must, aligned to a cache line. What they hold is undefined.
+// Returns n floats of `memory`, aligned to a cache line, with undefined contents. Grows the memory if necessary.
 float* aligned_floats(std::vector<float>& memory, std::int64_t n) {
   constexpr std::size_t kLine = 64;
   const auto needed = static_cast<std::size_t>(n) + kLine / sizeof(float);
@@ -122,7 +122,7 @@ void CpuOps::copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t,
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   for (const auto& [from, to] : pairs) {
     require(from >= 0 && from < cache.num_blocks() && to >= 0 && to < cache.num_blocks(), "copy_blocks",
-            cat("block ", from, " to ", to, " of a cache of ", cache.num_blocks()));
+            cat("cannot copy block ", from, " to ", to, ": the cache has ", cache.num_blocks(), " blocks"));
   }
   const auto bytes = kv_block_layer_bytes(kv.layout());
   pool_.parallel_for(kv.layout().num_layers, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -145,9 +145,10 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   check_tables(batch, cache, layer, "rotary_store");
   require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
           "rotary_store", cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"));
-  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store", "q_norm needs k_norm");
+  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
+          "q_norm and k_norm must both be set or both be null");
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
-          "a norm over all heads needs q_norm, and comes before the rotation");
+          "squares needs q_norm, and a norm before the rotation");
   require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "rotary_store", "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim]");
@@ -287,10 +288,10 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
   }
 }
 
-// Fills items_: whole tiles; or, where there are too few for the threads, splits of the tiles that have several.
-// Returns where the states of these lie.
+// Fills items_ with whole tiles. If there are too few tiles for the threads, splits the tiles that have several splits.
+// Returns the memory for the states of these splits.
 float* CpuOps::share_tiles(bool small, std::int64_t state_floats) {
-  constexpr std::size_t kEnough = 4;  // tiles for each thread: then they come out even
+  constexpr std::size_t kEnough = 4;  // tiles per thread for a balanced load
   items_.clear();
   const bool split = !small && pool_.size() > 1 && tiles_.size() < kEnough * static_cast<std::size_t>(pool_.size());
   std::int64_t states = 0;

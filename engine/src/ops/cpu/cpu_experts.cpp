@@ -1,5 +1,5 @@
-// Mixture of experts: rows are gathered by expert, so that the weights of an expert are read once a step, and threads
-// share experts and panels. Every row's sum runs over its experts in ascending order.
+// Mixture of experts: rows are gathered by expert, so that a step reads each expert's weights once. Threads share
+// experts and panels. Every row's sum runs over its experts in ascending order.
 #include "ops/cpu/cpu_experts.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace charonia::ops::cpu {
 namespace {
 
-constexpr std::int64_t kFewAssignments = 512;  // worked on at once, however few rows there are
+constexpr std::int64_t kFewAssignments = 512;  // processed together, even with few rows
 
 std::string text_of(const std::array<std::int64_t, 2>& shape) { return cat("[", shape[0], ", ", shape[1], "]"); }
 
@@ -24,8 +24,8 @@ Tensor matrix_at(void* scratch, std::size_t offset, DType type, std::int64_t row
   return {static_cast<std::byte*>(scratch) + offset, type, rows, cols, cols};
 }
 
-// out = the k numbers of 0 .. n - 1 that are allowed and have the largest values, largest first. The lowest of
-// equal ones comes first.
+// out = the k allowed numbers of 0 .. n - 1 with the largest values, largest first. If values are equal, the lowest
+// number comes first.
 template <class Value, class Allowed>
 void pick(int n, int k, Value value, Allowed allowed, std::int32_t* out) {
   int found = 0;
@@ -71,7 +71,7 @@ void CpuExperts::add(Shape gate, Shape up, Shape down, Pack pack) {
   if (gate != Shape{inter_, hidden_} || up != gate || down != Shape{hidden_, inter_}) {
     throw Error(ErrorCode::invalid_argument,
                 cat("expert ", count_, " has gate ", text_of(gate), ", up ", text_of(up), " and down ", text_of(down),
-                    ": gate and up must be [", inter_, ", ", hidden_, "], down the other way round"));
+                    ": gate and up must be [", inter_, ", ", hidden_, "], down the transposed shape"));
   }
   pack();
   bytes_ += gate_up_.back()->bytes() + down_.back()->bytes();
@@ -111,7 +111,7 @@ void Routing::choose_by_scores(const float* logits, std::int64_t row, const Rout
   ranks = scores;
   for (std::size_t e = 0; how.bias != nullptr && e < ranks.size(); ++e) ranks[e] += how.bias[e];
 
-  // With no groups all experts are one.
+  // Without groups, all experts form one group.
   std::array<bool, RouterParams::kMaxGroups> allowed{true};
   const int size = how.groups > 0 ? count_ / how.groups : count_;
   if (how.groups > 0) {
@@ -173,7 +173,7 @@ void Routing::route(const Tensor& router, int experts, const RouterParams& how, 
   });
   for (const auto e : expert_) ++first_[static_cast<std::size_t>(e) + 1];
   for (std::size_t e = 1; e < first_.size(); ++e) first_[e] += first_[e - 1];
-  // first_[e] moves to the end of expert e while its rows are numbered, and everything one place on afterwards.
+  // While its rows are numbered, first_[e] moves to the end of expert e. Afterwards all entries are shifted by one.
   for (std::size_t i = 0; i < all; ++i) {
     const auto assignment = first_[static_cast<std::size_t>(expert_[i])]++;
     assignment_[i] = assignment;
@@ -216,7 +216,8 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   const DType act = precision(w.type()).activation;
   require(in.dtype == act && out.dtype == DType::f32 && router.dtype == DType::f32 &&
               (shared.out.data == nullptr || shared.out.dtype == DType::f32),
-          "experts", "in must be of the weight's activation type, out, router and the shared expert's output f32");
+          "experts",
+          "in must have the weight's activation type; out, router and the shared expert's output must be f32");
   require(in.cols == w.hidden() && out.cols == w.hidden() &&
               (router.cols == w.count() || router.cols == 2 * w.count()) && in.rows == out.rows &&
               router.rows == in.rows,
@@ -224,8 +225,8 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "], router [", router.rows, ", ",
               router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
   require(shared.out.data == nullptr || (shared.out.rows == out.rows && shared.out.cols == out.cols), "experts",
-          cat("the shared expert's output is [", shared.out.rows, ", ", shared.out.cols, "], and out [", out.rows, ", ",
-              out.cols, "]"));
+          cat("the shared expert's output is [", shared.out.rows, ", ", shared.out.cols, "], but out is [", out.rows,
+              ", ", out.cols, "]"));
   require(how.fits(w.count()), "experts",
           cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups, " groups does not fit ", w.count(),
               " experts"));
@@ -256,8 +257,8 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   }
 }
 
-// GEMMs that take the activations as they are, are all computed at once; those that take prepared ones in turns of no
-// more rows than there is room for.
+// GEMMs that take activations in place are computed together. GEMMs that need prepared activations are computed in
+// batches of as many rows as the buffer holds.
 void CpuOps::add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinear& weight) {
   const auto gemm = weight.gemm(kernels_, in.rows);
   if (gemm.prepared_bytes == 0) return plain_gemms_.add({gemm, &weight, out, gemm_rows(in)});
@@ -273,7 +274,7 @@ void CpuOps::add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinea
 void CpuOps::multiply_experts(ExpertGemms& gemms) {
   const auto& parts = gemms.parts;
   if (parts.empty()) return;
-  // Panels of an expert are neighbours: its rows stay in the cache while threads take one panel after the other.
+  // Panels of one expert are neighbours, so its rows stay in the cache while threads process its panels.
   const auto rows = std::max<std::int64_t>(1, gemms.rows / static_cast<std::int64_t>(parts.size()));
   const auto grain = std::max<std::int64_t>(1, kSmallGemm / work_of_panel(rows, parts.front().weight->in_features()));
   pool_.parallel_for(gemms.chunks, grain, [&](std::int64_t chunk, std::int64_t end) {

@@ -1,4 +1,4 @@
-// Mixture of experts on the CPU: the weights, which rows go to which expert, and where a step works.
+// Mixture of experts on the CPU: the weights, the routing of rows to experts, and the workspace of a step.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ namespace charonia::ops::cpu {
 
 class CpuExperts : public Experts {
  public:
-  // Throws Error(invalid_argument) when shapes do not fit together.
+  // Throws Error(invalid_argument) if the shapes do not match.
   CpuExperts(std::span<const ExpertSource> experts, DType weight, ThreadPool& pool, HugeArena& arena);
   CpuExperts(std::span<const QuantExpertSource> experts, DType data, ThreadPool& pool, HugeArena& arena);
 
@@ -36,17 +36,17 @@ class CpuExperts : public Experts {
   std::vector<std::unique_ptr<CpuLinear>> gate_up_, down_;  // [experts]: gate above up
 };
 
-// Which rows go to which expert. An assignment is a row with one of its experts.
+// Assigns rows to experts. An assignment is a pair: a row and an expert that is selected for it.
 class Routing {
  public:
-  // router: as Operations::experts() has it.
+  // router: the argument of Operations::experts().
   void route(const Tensor& router, int experts, const RouterParams& how, const Kernels& kernels, ThreadPool& pool);
 
   int top_k() const { return top_k_; }
-  // Assignments are numbered by expert, within an expert by row. Those of expert e: [first_of(e), first_of(e + 1)).
+  // Assignments are numbered by expert, then by row. Expert e has assignments [first_of(e), first_of(e + 1)).
   std::int64_t first_of(int expert) const { return first_[static_cast<std::size_t>(expert)]; }
   std::int64_t row_of(std::int64_t assignment) const { return row_[static_cast<std::size_t>(assignment)]; }
-  // Of a row, in the order of its experts' indices.
+  // The assignments and the weights of a row, in ascending order of its experts.
   std::span<const std::int64_t> assignments(std::int64_t row) const { return slice(assignment_, row); }
   std::span<const float> weights(std::int64_t row) const { return slice(weight_, row); }
 
@@ -66,8 +66,7 @@ class Routing {
   std::vector<std::int64_t> row_;         // [rows * top_k]
 };
 
-// The GEMM of some rows of an expert: its chunks in the loop over several GEMMs are its panels, gemm.panels at
-// a time.
+// The GEMM of some rows of an expert. In the loop over several GEMMs, each chunk is gemm.panels of its panels.
 struct ExpertGemm {
   GemmKernel gemm;
   const CpuLinear* weight = nullptr;
@@ -90,13 +89,13 @@ struct ExpertGemms {
   std::int64_t chunks = 0, rows = 0;
 };
 
-// Where the assignments of a group of experts are worked on: experts are taken in groups, so that scratch memory stays
-// within a small multiple of a plain layer's though every row has several experts.
+// The workspace for the assignments of a group of experts. Experts are processed in groups, so that the scratch memory
+// stays within a small multiple of a dense layer's, although every row has several experts.
 struct ExpertsWorkspace {
   ExpertsWorkspace(const ExpertsShape& shape, DType activation, std::int64_t rows);
 
   std::int64_t assignments = 0;                                // at a time, at least those of one expert
-  std::size_t gathered = 0, gate_up = 0, gated = 0, down = 0;  // where each begins, bytes
+  std::size_t gathered = 0, gate_up = 0, gated = 0, down = 0;  // byte offsets
   std::size_t bytes = 0;
 };
 

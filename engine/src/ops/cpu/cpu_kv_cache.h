@@ -1,11 +1,10 @@
-// The KV blocks on the CPU: [layer][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] },
-// so that attention reads one head of a block in one run, and 16 scores need no sum across a vector. In a cache of bf16
-// two neighbouring rows of each lie interleaved, k [head_dim / 2][block_len][2] and v [block_len / 2][head_dim][2], as
-// processors multiply pairs of bf16; of an odd block_len the last row of v is by itself. A quantised cache
-// holds k and v as integers (of 4 bits: k [head_dim / 2][block_len] bytes, v [block_len][head_dim / 2]), and behind
-// them four rows of f16 [block_len]: the scales and zeros of k, the scales and zeros of v. The whole cache is mapped
-// when it is made; zero-filled pages come when blocks are first written, so a block that was never used takes no
-// memory.
+// The KV blocks on the CPU: [layer][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] }. So
+// attention reads one head of a block sequentially, and 16 scores need no sum across a vector. A bf16 cache interleaves
+// two neighbouring rows, because processors multiply pairs of bf16: k [head_dim / 2][block_len][2], v [block_len /
+// 2][head_dim][2]; if block_len is odd, the last row of v is not interleaved. A quantised cache holds k and v as
+// integers (with 4 bits: k [head_dim / 2][block_len] bytes, v [block_len][head_dim / 2] bytes), then four rows of f16
+// [block_len]: scales of k, zeros of k, scales of v, zeros of v. The whole cache is mapped at construction. Zero-filled
+// pages are allocated when blocks are first written, so unused blocks take no memory.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +35,7 @@ class CpuKvCache : public KvCache {
     num_blocks_ = num_blocks;
   }
 
-  // Of KV head `head` in block 0 of `layer`; block b lies b * block_bytes() further.
+  // KV head `head` of block 0 in `layer`; block b is b * block_bytes() further.
   std::byte* head(int layer, int head) const {
     return memory_.data() +
            kv_block_layer_bytes(layout_) * static_cast<std::size_t>(layer) * static_cast<std::size_t>(num_blocks_) +

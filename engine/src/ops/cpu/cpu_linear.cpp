@@ -11,7 +11,7 @@ namespace charonia::ops::cpu {
 void CpuLinear::set_bias(std::span<const std::int64_t> rows, std::span<const HostMatrix> bias) {
   if (!bias.empty() && bias.size() != rows.size()) {
     throw Error(ErrorCode::invalid_argument,
-                cat(bias.size(), " biases for ", rows.size(), " parts of a linear weight: one for each is needed"));
+                cat("a linear weight has ", rows.size(), " parts but ", bias.size(), " biases: each part needs one"));
   }
   if (std::none_of(bias.begin(), bias.end(), [](const auto& b) { return b.data != nullptr; })) return;
   bias_.assign(static_cast<std::size_t>(n_), 0.0F);
@@ -19,8 +19,8 @@ void CpuLinear::set_bias(std::span<const std::int64_t> rows, std::span<const Hos
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (bias[i].data != nullptr) {
       if (bias[i].rows * bias[i].cols != rows[i]) {
-        throw Error(ErrorCode::invalid_argument, cat("a bias of ", bias[i].rows * bias[i].cols,
-                                                     " elements for a weight of ", rows[i], " output features"));
+        throw Error(ErrorCode::invalid_argument, cat("a bias has ", bias[i].rows * bias[i].cols,
+                                                     " elements, but its weight has ", rows[i], " output features"));
       }
       convert(bias_.data() + first, bias[i].data, bias[i].dtype, rows[i]);
     }

@@ -118,26 +118,26 @@ std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_b
   }
   if (layout.quant_bits != 0 && !is_kv_quant_bits(layout.quant_bits)) {
     throw Error(ErrorCode::invalid_argument,
-                cat("a KV cache of ", layout.quant_bits, " bits: 8 and 4 are there, and 0 for no integers"));
+                cat("a KV cache of ", layout.quant_bits, " bits: it must be 8, 4, or 0 for floats"));
   }
   auto cache = std::make_unique<CpuKvCache>(layout, num_blocks);
   commit_blocks(*cache, committed < 0 ? num_blocks : committed);
   return cache;
 }
 
-// Pages come with the first write, when it is too late to say no: so here it is asked whether there will be enough for
-// all that these blocks have not been given yet.
+// The system allocates pages at the first write, when an error is no longer possible. So this checks that there is
+// enough memory for all pages that these blocks do not have yet.
 void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
   if (num_blocks < 0 || num_blocks > cache.num_blocks()) {
     throw Error(ErrorCode::internal,
-                cat("ops::commit_blocks: ", num_blocks, " blocks of a cache of ", cache.num_blocks()));
+                cat("ops::commit_blocks: ", num_blocks, " blocks, but the cache has ", cache.num_blocks()));
   }
   const auto wanted = kv_block_bytes(cache.layout()) * static_cast<std::size_t>(num_blocks);
   const auto resident = static_cast<const CpuKvCache&>(cache).resident_bytes();
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks, " blocks of KV cache need ", missing, " bytes more than they have, and ", free,
+              cat(num_blocks, " blocks of KV cache need ", missing, " more bytes, but only ", free,
                   " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
@@ -175,10 +175,10 @@ void CpuOps::embed(const Tensor& out, const Embedding& table, float scale) {
 
 void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) {
   require(residual.dtype == DType::f32 && out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
-          "residual must be f32 and of the shape of out");
+          "residual must be f32 and have the shape of out");
   require(delta.data == nullptr ||
               (delta.dtype == DType::f32 && delta.rows == residual.rows && delta.cols == residual.cols),
-          "rms_norm", "delta must be f32 and of the shape of residual");
+          "rms_norm", "delta must be f32 and have the shape of residual");
   for_rows(out.rows, out.cols, [&](std::int64_t row) {
     auto* const r = row_of<float>(residual, row);
     const float* const d = delta.data == nullptr ? nullptr : row_of<float>(delta, row);
@@ -196,7 +196,7 @@ void CpuOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_si
   require(sums.dtype == DType::f32 && sums.cols == 2 && sums.rows == qkv.rows && qkv.dtype == DType::f32 &&
               q_size >= 1 && k_size >= 1 && q_size + k_size <= qkv.cols,
           "qk_squares",
-          cat("sums must be f32 [rows, 2], and q and k ", q_size, " and ", k_size, " of the f32 columns"));
+          cat("sums must be f32 [rows, 2], and qkv f32 with at least ", q_size, " + ", k_size, " columns"));
   for_rows(qkv.rows, q_size + k_size, [&](std::int64_t row) {
     const float* const q = row_of<float>(qkv, row);
     float* const to = row_of<float>(sums, row);
@@ -208,7 +208,7 @@ void CpuOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_si
 void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
   const auto& w = static_cast<const CpuLinear&>(weight);
   require(in.dtype == precision(w.type()).activation && out.dtype == DType::f32, "linear",
-          "in must be of the weight's activation type, out f32");
+          "in must have the weight's activation type, out must be f32");
   require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear",
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [", w.out_features(),
               ", ", w.in_features(), "] do not fit together"));
@@ -238,7 +238,7 @@ GemmRows CpuOps::prepare(const Tensor& in, const CpuLinear& w, const GemmKernel&
 }
 
 void CpuOps::multiply(const Tensor& out, const GemmRows& in, const CpuLinear& w, const GemmKernel& gemm) {
-  // All row blocks of a panel one after the other, while it is in the cache.
+  // Computes all row blocks of a panel in sequence, while the panel is in the cache.
   const RowBlocks blocks(gemm, in.count);
   const std::int64_t chunks = (w.panels() + gemm.panels - 1) / gemm.panels * blocks.count;
   const std::int64_t work = gemm.panels * work_of_panel(blocks.size, w.in_features());
@@ -271,9 +271,9 @@ void CpuOps::gated_activation(const Tensor& out, const Tensor& gate_up, Activati
 void CpuOps::gather_rows(const Tensor& out, const Tensor& in) {
   const auto rows = input_.logits_rows;
   require(out.dtype == in.dtype && out.cols == in.cols && out.rows >= static_cast<std::int64_t>(rows.size()),
-          "gather_rows", "out must be of the type and width of in");
+          "gather_rows", "out must have the type and width of in");
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    require(rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " of ", in.rows));
+    require(rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " does not exist: in has ", in.rows, " rows"));
     std::memcpy(row_at(out, static_cast<std::int64_t>(i)), row_at(in, rows[i]),
                 static_cast<std::size_t>(out.cols) * size_of(out.dtype));
   }
@@ -301,7 +301,7 @@ void CpuOps::sample(const Tensor& logits) {
       sampled_[i].error = error.what();
     }
   };
-  // Those that wait for a mask come last.
+  // Rows that wait for a token mask come last.
   const auto waits = [&](std::int64_t row) { return rows[static_cast<std::size_t>(row)].mask != nullptr; };
   for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
     if (!waits(row)) sample_one(row);
@@ -317,7 +317,7 @@ void CpuOps::all_reduce(const Tensor& tensor) {
 }
 
 void CpuOps::all_gather(const Tensor& out, const Tensor& in) {
-  require(group_ != nullptr, "all_gather", "there is one rank");
+  require(group_ != nullptr, "all_gather", "needs more than one rank");
   group_->all_gather(rank_, out, in, pool_);
 }
 

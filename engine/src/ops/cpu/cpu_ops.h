@@ -1,4 +1,5 @@
-// The operations on the CPU. What each does to a row stands in kernels/; here work is checked and spread over threads.
+// The operations on the CPU. kernels/ computes rows; this class checks the arguments and distributes the work over
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -90,7 +91,7 @@ class CpuOps : public Ops {
   void resume_collectives() override;
 
  private:
-  // fn(row) for every row: inline when rows * elements is little work.
+  // Calls fn(row) for every row; inline if rows * elements is small.
   template <class Fn>
   void for_rows(std::int64_t rows, std::int64_t elements, Fn fn) {
     constexpr std::int64_t kSmall = 16384;  // elements that take less time than waking a thread
@@ -102,52 +103,53 @@ class CpuOps : public Ops {
 
   // The loop over panels and rows of a GEMM.
   void multiply(const Tensor& out, const GemmRows& in, const CpuLinear& w, const GemmKernel& gemm);
-  // Makes room for so many prepared rows; and prepares rows, from row `first` of that room on.
+  // reserve_prepared() reserves memory for prepared rows. prepare() prepares rows, from row `first` of that memory on.
   void reserve_prepared(std::int64_t rows, const GemmKernel& gemm);
   GemmRows prepare(const Tensor& in, const CpuLinear& w, const GemmKernel& gemm, std::int64_t first);
 
-  // What experts [first, last) add to out.
+  // Adds the output of experts [first, last) to out.
   void expert_group(const Tensor& out, const Tensor& in, const CpuExperts& weights, int first, int last,
                     Activation activation, const ExpertsWorkspace& workspace, void* scratch);
-  // Collects a GEMM of an expert's, and computes what was collected.
+  // add_expert_gemm() collects a GEMM of an expert; multiply_experts() computes the collected GEMMs.
   void add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinear& weight);
   void multiply_experts(ExpertGemms& gemms);
 
-  // Queries [begin, end) of (row, head of the group) of a sequence and a KV head; they see `splits` splits of their
-  // context, from `first_split` on. Where splits go to several threads, their states lie at `states` in states_.
+  // Queries [begin, end) of the (row, head of the group) pairs of a sequence and a KV head. They attend to `splits`
+  // splits of their context, from `first_split` on. If several threads compute the splits, their states are at `states`
+  // in states_.
   struct AttentionTile {
     std::int32_t sequence = 0, kv_head = 0, begin = 0, end = 0, first_split = 0, splits = 1;
     std::int64_t states = -1;
   };
-  // What one thread does of it at a time.
+  // The unit of work of a thread.
   struct AttentionItem {
-    std::int32_t tile = 0, split = -1;  // -1: all of it
+    std::int32_t tile = 0, split = -1;  // -1: all splits
   };
-  // tiles_ to items_, and room for the states of those that are shared. state_floats: of one query.
+  // Converts tiles_ to items_, and reserves memory for the states of shared tiles. state_floats: for one query.
   float* share_tiles(bool small, std::int64_t state_floats);
 
   InstructionSet isa_;
   const Kernels& kernels_;
   ThreadPool pool_;
   HugeArena weights_;
-  std::unique_ptr<HugeMemory> prepared_rows_;  // activations of the call in progress
-  std::shared_ptr<ProcessGroup> group_;  // null: alone
+  std::unique_ptr<HugeMemory> prepared_rows_;  // activations of the current call
+  std::shared_ptr<ProcessGroup> group_;        // null: a single rank
   int rank_ = 0;
   bool prepared_ = false;
   StepFacts facts_;
-  StepInput input_;  // of the step begun last
+  StepInput input_;  // of the last step that began
   bool begun_ = false;
-  std::vector<std::int32_t> ids_;              // its token ids, those that the step before sampled filled in
-  std::vector<std::int32_t> sampled_ids_;      // of the step run last; -1: that row failed
-  std::vector<Sampled> sampled_;               // of the step in progress
-  std::deque<std::vector<Sampled>> results_;   // of the steps not collected
-  std::vector<AttentionTile> tiles_;           // of the call in progress
-  std::vector<AttentionItem> items_;           // of the call in progress
-  std::vector<float> states_;                  // of the tiles whose splits several threads compute
-  Routing routing_;                            // of the call in progress
-  ExpertGemms plain_gemms_;                    // of experts, collected and not computed yet
-  ExpertGemms prepared_gemms_;                 // the same, of prepared activations
-  std::vector<std::int32_t> sequence_of_row_;  // of the step begun last
+  std::vector<std::int32_t> ids_;              // token ids of the step, with samples of the previous step filled in
+  std::vector<std::int32_t> sampled_ids_;      // of the last step that ran; -1: the row failed
+  std::vector<Sampled> sampled_;               // of the current step
+  std::deque<std::vector<Sampled>> results_;   // of uncollected steps
+  std::vector<AttentionTile> tiles_;           // of the current call
+  std::vector<AttentionItem> items_;           // of the current call
+  std::vector<float> states_;                  // of tiles whose splits are computed by several threads
+  Routing routing_;                            // of the current call
+  ExpertGemms plain_gemms_;                    // collected GEMMs of experts
+  ExpertGemms prepared_gemms_;                 // the same, with prepared activations
+  std::vector<std::int32_t> sequence_of_row_;  // of the last step that began
 };
 
 }  // namespace charonia::ops::cpu

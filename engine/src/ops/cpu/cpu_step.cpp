@@ -1,4 +1,4 @@
-// A step on the CPU: its arrays are checked and kept, its operations computed as they are issued.
+// A step on the CPU: stores and checks its arrays, and computes its operations when they are issued.
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -20,7 +20,7 @@ void CpuOps::prepare(const StepLimits& limits, const Issue&) {
 
 void CpuOps::begin_step(const StepInput& input) {
   begun_ = false;
-  if (!prepared_) throw Error(ErrorCode::internal, "ops::begin_step: steps were not prepared");
+  if (!prepared_) throw Error(ErrorCode::internal, "ops::begin_step: prepare() was not called");
   if (results_.size() >= kMaxStepsInFlight) {
     throw Error(ErrorCode::internal, cat("ops::begin_step: results of ", results_.size(), " steps were not collected"));
   }
@@ -29,7 +29,7 @@ void CpuOps::begin_step(const StepInput& input) {
   for (auto& id : ids_) {
     if (id >= 0) continue;
     const auto row = -1 - std::int64_t{id};
-    // A row that failed has no token; its sequence ends, and any will do.
+    // A failed row has no token. Its sequence ends, so any token will do.
     id = std::max(0, sampled_ids_[static_cast<std::size_t>(row)]);
   }
   const auto& starts = input.attention.query_start;
@@ -43,10 +43,10 @@ void CpuOps::begin_step(const StepInput& input) {
 }
 
 void CpuOps::run_step(const Issue& issue) {
-  if (!begun_) throw Error(ErrorCode::internal, "ops::run_step: no step was begun");
+  if (!begun_) throw Error(ErrorCode::internal, "ops::run_step: begin_step() was not called");
   begun_ = false;
   sampled_.clear();
-  // What the next step finds of this one, also where this one fails.
+  // The samples that the next step reads, also if this step fails.
   std::vector<std::int32_t> ids(input_.sample.size(), -1);
   try {
     issue({static_cast<std::int64_t>(sequence_of_row_.size()), static_cast<std::int64_t>(input_.logits_rows.size())});
@@ -62,7 +62,7 @@ void CpuOps::run_step(const Issue& issue) {
 }
 
 std::vector<Sampled> CpuOps::collect() {
-  if (results_.empty()) throw Error(ErrorCode::internal, "ops::collect: no step was run");
+  if (results_.empty()) throw Error(ErrorCode::internal, "ops::collect: run_step() was not called");
   auto out = std::move(results_.front());
   results_.pop_front();
   return out;

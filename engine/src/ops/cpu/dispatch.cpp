@@ -21,14 +21,15 @@ std::string names_of(const std::vector<InstructionSet>& sets) {
 }
 
 #ifdef CHARONIA_WITH_amx
-// What is wrong with the GEMMs of matrix tiles on this machine; empty: nothing. Looked at once.
+// Describes an error of the AMX GEMMs on this machine; empty if there is none. Computed once.
 const std::string& amx_mismatch() {
   static const std::string mismatch = gemm_mismatch(amx::kernels().linear_bf16, portable::kernels().linear_bf16);
   return mismatch;
 }
 #endif
 
-// One of kNames, and whether this processor can run it. CMake defines CHARONIA_WITH_<name> for those that this build has.
+// An instruction set of kNames, and whether this processor can run it. CMake defines CHARONIA_WITH_<name> for the sets
+// in this build.
 struct Candidate {
   std::string_view name;
   bool runs = false;
@@ -39,7 +40,7 @@ struct Candidate {
 std::vector<Candidate> candidates() {
   std::vector<Candidate> out = {{kNames[0], true, portable::kernels}};
 #if defined(__x86_64__)
-  // The builtin also asks whether the system saves the wide registers.
+  // The builtin also checks that the system saves the wide registers.
   __builtin_cpu_init();
   const bool has_avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -65,8 +66,8 @@ std::vector<Candidate> candidates() {
   out[4].runs = out[4].runs && amx_mismatch().empty();
 #endif
 #if defined(__x86_64__)
-  // Intel's processors have no more multiply-adds a cycle by bf16 dot products than by fp32's, which need no conversions:
-  // on an Emerald Rapids, prefill is 1.7 times as fast with the latter. AMD's have twice as many.
+  // On Intel processors, bf16 dot products have no more multiply-adds per cycle than fp32, which needs no conversions:
+  // on an Emerald Rapids, prefill with fp32 is 1.7 times as fast. AMD processors have twice as many.
   if (__builtin_cpu_is("intel")) std::swap(out[2], out[3]);
 #endif
   return out;
@@ -87,15 +88,15 @@ bool is_avx2([[maybe_unused]] const Kernels& kernels) {
 std::string instruction_set_warning() {
 #ifdef CHARONIA_WITH_amx
   if (has_amx() && !amx_mismatch().empty()) {
-    return cat("this processor's AMX is not used: a GEMM through its matrix tiles is wrong (", amx_mismatch(),
-               "); please report this");
+    return cat("this processor's AMX is not used: a test GEMM with its matrix tiles gave a wrong result (",
+               amx_mismatch(), "); please report this");
   }
 #endif
   const auto all = candidates();
   const auto best = std::find_if(all.rbegin(), all.rend(), [](const auto& one) { return one.runs; });
   if (best->kernels != nullptr) return {};
-  return cat("this processor has ", best->name, ", and this build was made on another processor, without it: it computes with ",
-             instruction_sets().back().name, ", slower. Build it here, or with CHARONIA_KERNELS=all");
+  return cat("this processor has ", best->name, ", but this build was made on another processor and lacks it. It uses ",
+             instruction_sets().back().name, ", which is slower. Build it here, or with CHARONIA_KERNELS=all");
 }
 
 std::vector<InstructionSet> instruction_sets() {
@@ -130,8 +131,9 @@ InstructionSet instruction_set(std::string_view name) {
   const auto set = std::find_if(sets.begin(), sets.end(), [&](const auto& s) { return s.name == name; });
   if (set != sets.end()) return *set;
   if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) {
-    throw Error(ErrorCode::unsupported,
-                cat("the instruction set '", name, "' cannot be used: this processor and this build have ", names_of(sets)));
+    throw Error(
+        ErrorCode::unsupported,
+        cat("the instruction set '", name, "' cannot be used: this processor and this build support ", names_of(sets)));
   }
   throw Error(ErrorCode::invalid_argument,
               cat("unknown instruction set '", name, "': CHARONIA_ISA takes one of ", names_of(sets)));

@@ -1,4 +1,4 @@
-// Which instruction set the kernels use.
+// Selects the instruction set of the kernels.
 #pragma once
 
 #include <string>
@@ -14,26 +14,26 @@ struct InstructionSet {
   const Kernels* kernels = nullptr;
 };
 
-// Those that this build has and this processor can run, the slowest on this one first. AMX is among them if a small GEMM through
-// it comes out right.
+// The instruction sets that this build has and this processor can run, the slowest first. AMX is included only if a
+// small test GEMM is correct.
 std::vector<InstructionSet> instruction_sets();
 
-// Why the best instruction set of this processor is not used, for the log; empty: it is.
+// Why the best instruction set of this processor is not used, for the log; empty if it is used.
 std::string instruction_set_warning();
 
-// The one named, or the best when `name` is empty. Throws Error(invalid_argument) for an unknown name and
-// Error(unsupported) for one that this processor lacks, listing those that would do.
+// The instruction set of this name, or the best one if `name` is empty. Throws Error(invalid_argument) for an unknown
+// name, and Error(unsupported), with the list of available ones, if this processor does not have it.
 InstructionSet instruction_set(std::string_view name);
 
-// The GEMMs of 8-bit integers of an instruction set that this processor can run. They give the same bits; that of tiles
-// is the best for many rows.
+// The GEMMs with 8-bit integers of an instruction set that this processor can run. They give the same bits; `tiles` is
+// the fastest for many rows.
 struct IntegerKernels {
   void (*linear)(const IntegerLinearArgs&) = nullptr;
-  void (*tiles)(const IntegerLinearArgs&) = nullptr;  // null: there are none
+  void (*tiles)(const IntegerLinearArgs&) = nullptr;  // null if not available
 };
 IntegerKernels integer_kernels(const Kernels& kernels);
 
-// The GEMM of weights of integers with fixed-point activations, where an instruction set and this processor have it.
+// The GEMM of integer weights with fixed-point activations, if the instruction set and this processor have it.
 bool has_fixed_kernel(const Kernels& kernels);
 
 }  // namespace charonia::ops::cpu

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 
-// The number that is the file's only content; nothing when it is no number ("max") or there is no file.
+// Reads a file that contains one number. Empty if the file does not exist or is not a number ("max").
 std::optional<std::uint64_t> number_in(const fs::path& file) {
   std::ifstream in(file);
   std::string text;
@@ -25,7 +25,7 @@ std::optional<std::uint64_t> number_in(const fs::path& file) {
   return parse_number<std::uint64_t>(trim(text));
 }
 
-// The number behind `key` in a file of lines "key number ...".
+// The number after `key` in a file of lines "key number ...".
 std::optional<std::uint64_t> number_of(const fs::path& file, std::string_view key) {
   std::ifstream in(file);
   for (std::string name, value, rest; in >> name >> value; std::getline(in, rest)) {
@@ -40,7 +40,8 @@ struct Names {
 constexpr Names kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 
-// What the group and those above it leave. `group` may be unknown below `root` (a container sees its own as the root).
+// The memory that the control group and its ancestors leave. `group` may not exist below `root` (a container sees its
+// own group as the root).
 std::uint64_t left_by(const fs::path& root, const fs::path& group, const Names& names) {
   std::uint64_t left = kNoLimit;
   fs::path at = group.relative_path();

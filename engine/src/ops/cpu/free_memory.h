@@ -1,4 +1,4 @@
-// How much memory may still be allocated.
+// The amount of memory that may still be allocated.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 
 namespace charonia::ops::cpu {
 
-// Bytes: the lower of MemAvailable (proc(5)) and what the control groups of this process, version 1 or 2, leave. What a
-// group has in its inactive file cache counts as free, since the kernel gives it up before it fails an allocation.
-// `proc` and `cgroup` are where those file systems are mounted. Throws Error(internal) when MemAvailable cannot be
-// read.
+// Returns bytes: the smaller of MemAvailable (proc(5)) and the memory that this process's control groups (version 1 or
+// 2) leave. The inactive file cache of a group counts as free, because the kernel reclaims it before an allocation
+// fails. `proc` and `cgroup` are the mount points of these file systems. Throws Error(internal) if MemAvailable cannot
+// be read.
 std::size_t free_memory(const std::filesystem::path& proc = "/proc",
                         const std::filesystem::path& cgroup = "/sys/fs/cgroup");
 

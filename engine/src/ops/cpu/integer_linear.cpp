@@ -21,18 +21,17 @@ IntegerLinear::IntegerLinear(std::span<const QuantSource* const> parts, std::spa
   for (const auto n : rows) n_ += n;
   const auto group = format.group;
   if (group < 1 || k_ % group != 0 || (group != k_ && group % 4 != 0) || group > kIntegerGroup) {
-    throw Error(ErrorCode::unsupported,
-                cat(first.name(), ": groups of ", group, " columns in rows of ", k_,
-                    ": with activations of 8 bits the CPU device computes with whole rows and groups of a multiple of "
-                    "4 columns, up to ",
-                    kIntegerGroup));
+    throw Error(ErrorCode::unsupported, cat(first.name(), ": groups of ", group, " columns in rows of ", k_,
+                                            " are not supported. With 8-bit activations on the CPU, a group must be "
+                                            "the whole row, or a multiple of 4 columns up to ",
+                                            kIntegerGroup));
   }
   order_.assign(first.order().begin(), first.order().end());
   if (format.activations == Activations::i8_tensor) {
     for (const auto* part : parts) {
       if (!std::isfinite(part->input_scale()) || part->input_scale() <= 0) {
-        throw Error(ErrorCode::invalid_argument, cat(part->name(), ": an input scale of ", part->input_scale(),
-                                                     " must be finite and greater than 0"));
+        throw Error(ErrorCode::invalid_argument,
+                    cat(part->name(), ": the input scale ", part->input_scale(), " must be finite and greater than 0"));
       }
       input_scale_ = std::max(input_scale_, part->input_scale());
     }
@@ -51,7 +50,7 @@ void IntegerLinear::pack(std::span<const QuantSource* const> parts, std::int64_t
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(kPanel * k_));
   std::vector<float> scales(static_cast<std::size_t>(kPanel * groups));
   std::vector<std::int8_t> zeros(shape_.has_zeros ? scales.size() : 0);
-  std::int64_t first = 0, columns = 0;  // row of the part
+  std::int64_t first = 0, columns = 0;  // first: row of the part
   for (const auto* part : parts) {
     const auto begin = std::max(panel_index * kPanel, first),
                end = std::min((panel_index + 1) * kPanel, first + part->rows());
@@ -65,7 +64,7 @@ void IntegerLinear::pack(std::span<const QuantSource* const> parts, std::int64_t
   pack_integers(data_.get() + panel_index * shape_.bytes(), shape_, columns, codes.data(), scales.data(), zeros.data());
 }
 
-// For few rows dot products, which read two panels at once; for more matrix tiles, where there are some.
+// With few rows, dot products, which read two panels together; with more rows, matrix tiles, if available.
 GemmKernel IntegerLinear::gemm(const Kernels& kernels, std::int64_t rows) const {
   const auto integers = integer_kernels(kernels);
   const bool two_panels = rows <= kernels.two_integer_panel_rows;

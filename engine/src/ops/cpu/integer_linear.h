@@ -1,4 +1,4 @@
-// Weights of 8-bit integers whose activations become integers too, in the layout that the kernels read (kernels.h).
+// 8-bit integer weights with 8-bit integer activations, in the kernels' layout (kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace charonia::ops::cpu {
 
 class IntegerLinear : public CpuLinear {
  public:
-  // As Device::make_quantised_linear, for Code::i8 with Activations::i8_token or i8_tensor. Throws
-  // Error(invalid_argument) when parts do not fit together.
+  // Like Device::make_quantised_linear(), for Code::i8 with Activations::i8_token or i8_tensor. Throws
+  // Error(invalid_argument) if the parts do not match.
   IntegerLinear(std::span<const QuantSource* const> parts, std::span<const HostMatrix> bias, DType data,
                 ThreadPool& pool, HugeArena& arena);
 
@@ -24,12 +24,12 @@ class IntegerLinear : public CpuLinear {
 
  private:
   void pack(std::span<const QuantSource* const> parts, std::int64_t panel_index) const;
-  // Where a prepared row has its scale, behind the codes, and the sums of its groups. Bytes.
+  // Byte offsets in a prepared row: its scale, after the codes, and the sums of its groups.
   std::int64_t scale_at() const { return (k_ + kIntegerAlign - 1) / kIntegerAlign * kIntegerAlign; }
   std::int64_t sums_at() const { return scale_at() + kIntegerAlign; }
 
   IntegerPanel shape_;
-  float input_scale_ = 0;            // 0: of each row
+  float input_scale_ = 0;            // 0: one scale per row
   std::vector<std::int32_t> order_;  // empty, or the input feature of every column
   HugeChunk data_;
 };

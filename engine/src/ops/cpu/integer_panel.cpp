@@ -12,7 +12,7 @@ void pack_integers(std::byte* panel, const IntegerPanel& shape, std::int64_t n, 
   auto* const scales_out = reinterpret_cast<float*>(panel + shape.scales());
   auto* const zeros_out = reinterpret_cast<std::int32_t*>(panel + shape.zeros());
   std::fill_n(panel, shape.bytes(), std::byte{0});
-  constexpr std::int64_t kStrip = 64;  // of k: a strip of a panel stays in the L1 cache while it is written
+  constexpr std::int64_t kStrip = 64;  // columns of a strip: a panel's strip fits the L1 cache
   for (std::int64_t begin = 0; begin < k; begin += kStrip) {
     const auto end = std::min(begin + kStrip, k);
     for (std::int64_t j = 0; j < n; ++j) {

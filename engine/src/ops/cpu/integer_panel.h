@@ -1,4 +1,4 @@
-// A weight of 8-bit integers into the panels that the kernels of integers read (kernels.h).
+// Packs an 8-bit integer weight into the panels that the integer kernels read (kernels.h).
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace charonia::ops::cpu {
 
-// Output features [0, n) of a panel, n up to kPanel; the others become zeros: codes [n, k], scales [n, groups], and
-// where the shape has zeros these, [n, groups], as QuantSource::read() gives them. panel: shape.bytes(), 64-byte
-// aligned.
+// Packs output features [0, n) of a panel, n <= kPanel; the other features become zeros. Input as from
+// QuantSource::read(): codes [n, k], scales [n, groups], and zeros [n, groups] if the shape has zeros. panel:
+// shape.bytes(), 64-byte aligned.
 void pack_integers(std::byte* panel, const IntegerPanel& shape, std::int64_t n, const std::uint8_t* codes,
                    const float* scales, const std::int8_t* zeros);
 

@@ -1,7 +1,7 @@
-// The kernels: what is compiled once per instruction set. kernels/*.cpp implement this table in one namespace per
-// instruction set, dispatch.cpp picks one. Nothing here allocates, throws or knows of threads.
+// The kernels, which are compiled once per instruction set. kernels/*.cpp implement this table in one namespace per
+// instruction set; dispatch.cpp selects one. Kernels do not allocate, throw or use threads.
 //
-// Element types are named by tags, so that bf16 and fp16 are not mistaken for each other.
+// Element types have tag types, so that bf16 and fp16 are not confused.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Bf16 {
 struct F16 {
   std::uint16_t bits;
 };
-// Integers of a quantised KV cache, by the byte: one of 8 bits; or two of 4, as kv_quant.h packs them.
+// Bytes of a quantised KV cache: one integer of 8 bits, or two of 4 bits, packed as in kv_quant.h.
 struct Q8 {
   std::uint8_t bits;
 };
@@ -27,41 +27,41 @@ struct Q4 {
   std::uint8_t bits;
 };
 
-// Weights of a GEMM are packed into panels of 64 output features, zero-padded. A panel lies in memory in the order
-// in which it is read:
-//   bf16  [ceil(k / 2)][64][2]   the two of a pair belong to neighbouring k
+// GEMM weights are packed into panels of 64 output features, padded with zeros. The memory order of a panel is the
+// order of reading:
+//   bf16  [ceil(k / 2)][64][2]   pairs of neighbouring k
 //   fp16  [k][64]
 //   fp32  [k][64]
 inline constexpr int kPanel = 64;
 
-// Rows of a GEMM that one call takes at most.
+// Maximum rows of one GEMM call.
 inline constexpr int kRowBlock = 48;
-// The same of linear_bf16_widened, and from how many rows on it widens the weights too, once for all of them.
+// The same for linear_bf16_widened. With kWidenedFrom rows or more it also widens the weights, once for all rows.
 inline constexpr int kWidenedRowBlock = 256, kWidenedFrom = 48;
 
 // out[r, 0..columns) = sum over k of a[r, k] * panel[k, :] + bias. One accumulator per element, k in ascending order
-// (in steps of a pair or of a tile where the processor multiplies those), whatever the number of rows.
+// (in steps of a pair or a tile, if the processor multiplies those), for any number of rows.
 struct LinearArgs {
   const void* a = nullptr;  // [rows, k], bf16 for bf16 weights, else f32
   std::int64_t a_stride = 0;
   int rows = 0;  // 1 .. kRowBlock
   std::int64_t k = 0;
   const void* panel = nullptr;
-  int panels = 1;        // 2: another panel lies behind it; where Kernels::two_panel_rows allows it
+  int panels = 1;        // 2: also the next panel in memory; only if Kernels::two_panel_rows allows it
   float* out = nullptr;  // [rows, columns]
   std::int64_t out_stride = 0;
-  int columns = 0;              // 1 .. 64, of two panels 65 .. 128
-  const float* bias = nullptr;  // [columns] or none
+  int columns = 0;              // 1 .. 64; with two panels 65 .. 128
+  const float* bias = nullptr;  // [columns] or null
 };
 
-// A quantised weight (quant_weight.h) whose activations stay as they are, packed into panels of 64 output features too.
-// A panel is its groups, one behind the other; of each
-//   codes   [ceil(group / 8) * 8 * bits / 32][64] words of 32 bits: 8 codes of a feature, or 4. Those of even k
-//           are in the lower half, the first of them lowest, those of odd k in the upper half. i8 is stored as code +
-//           128. Behind the group's last k lie codes whose number is zero.
+// A quantised weight (quant_weight.h) whose activations are not converted, packed into panels of 64 output features. A
+// panel is a sequence of groups. Each group has
+//   codes   [ceil(group / 8) * 8 * bits / 32][64] words of 32 bits: 8 or 4 codes of a feature. Codes of even k are in
+//           the lower half, the first of them lowest; codes of odd k are in the upper half. i8 is stored as code + 128.
+//           After the group's last k come codes of the number zero.
 //   scales  [64] f32, f16, bf16 or f8_e8m0
-//   zeros   [64] int8, where the weight has them; of u4 zero - 8
-// Lines of 64 bytes are not cut by any of these.
+//   zeros   [64] int8, if the weight has zeros; for u4: zero - 8
+// All of these are multiples of 64-byte cache lines.
 struct QuantPanel {
   Code code = Code::u4;
   DType scale_type = DType::f32;
@@ -69,7 +69,7 @@ struct QuantPanel {
   std::int64_t k = 0, group = 0;
 
   constexpr std::int64_t groups() const { return k / group; }
-  // Bytes of a group: of its codes; where its scales begin, and its zeros; all.
+  // Byte offsets of a group's scales and zeros (the codes come first), and the total size.
   constexpr std::int64_t scales() const { return (group + 7) / 8 * kPanel * (code_bits() == 4 ? 4 : 8); }
   constexpr std::int64_t zeros() const { return scales() + kPanel * static_cast<std::int64_t>(size_of(scale_type)); }
   constexpr std::int64_t group_bytes() const { return zeros() + (has_zeros ? kPanel : 0); }
@@ -77,22 +77,22 @@ struct QuantPanel {
   constexpr int code_bits() const { return code == Code::u4 || code == Code::f4_e2m1 ? 4 : 8; }
 };
 
-// Rows of such a GEMM that one call takes at most.
+// Maximum rows of one call of such a GEMM.
 inline constexpr int kQuantRowBlock = 256;
-// Where a group is no multiple of this, tiles read beyond its end, less than so many k, and multiply that with zeros:
-// behind the last k of a row there must be as many finite numbers.
+// If a group is not a multiple of this, tiles read beyond its end, less than this number of k, and multiply with zeros.
+// After the last k of a row there must be as many finite numbers.
 inline constexpr int kQuantAlign = 32;
 
 // out[r, c] = sum over groups g, ascending, of scale[g, c] * (sum over k of g of a[r, k] * number[k, c]
 //                                                             - zero[g, c] * sums[r, g]) + bias[c],
-// where number is that of the code, for u4 code - 8. The inner sum runs over k as that of LinearArgs does, from zero
-// on: one k after the other where a is f32, in steps of a pair or of a tile where it is bf16. It is rounded as these
-// steps round; then zero * sum is subtracted by one fma and scale * that added by another. Numbers and zeros are exact
-// in bf16 and scales in f32, so no weight is rounded.
+// where number is the number of the code (for u4: code - 8). The inner sum starts at zero and runs over k as in
+// LinearArgs: one k at a time if a is f32, in steps of a pair or a tile if a is bf16. It is rounded like these steps.
+// Then one fma subtracts zero * sum, and another adds scale * the result. Numbers and zeros are exact in bf16 and
+// scales in f32, so no weight is rounded.
 struct QuantLinearArgs {
   const void* a = nullptr;  // [rows, k], bf16 for quant_linear_bf16, else f32
   std::int64_t a_stride = 0;
-  const float* sums = nullptr;  // [rows, groups]: of a group's activations, where the weight has zeros
+  const float* sums = nullptr;  // [rows, groups]: sums of a group's activations, if the weight has zeros
   std::int64_t sums_stride = 0;
   int rows = 0;  // 1 .. kQuantRowBlock
   QuantPanel shape;
@@ -100,27 +100,27 @@ struct QuantLinearArgs {
   float* out = nullptr;  // [rows, columns]
   std::int64_t out_stride = 0;
   int columns = 0;              // 1 .. 64
-  const float* bias = nullptr;  // [columns] or none
+  const float* bias = nullptr;  // [columns] or null
 };
 
-// A row of bf16 activations as fixed-point numbers of 16 bits, for weights of integers (u4, i8) and of f4_e2m1 in a
-// QuantPanel. A block is up to kBlock columns of a group, which is padded with zeros to a multiple of 8. A number is
-// x / scale rounded to nearest, ties to even, where scale is the least power of two, from 2^-126 on, for which all
-// numbers of the block are two signed bytes, 32639 at most. So every x of at least 2^-6 of the largest's power of two is
-// exact, and others are off by half a scale, at most 2^-14.99 of the largest. A prepared row is
-//   numbers [groups][group] int16; or for dot products of bytes, [groups][group / 4][2][4] int8: of four numbers the
-//           upper bytes, then the lower, all signed: 256 * upper + lower. The four are those whose codes are the bytes
-//           of a word, or their lower or upper halves.
-//   scales  [groups][blocks] f32; NaN where an x of the block is not finite, whose numbers then are 0
-//   sums    [groups][blocks] int32: of a block's numbers
+// A row of bf16 activations as 16-bit fixed-point numbers, for integer weights (u4, i8) and f4_e2m1 in a QuantPanel. A
+// block has up to kBlock columns of a group; the group is padded with zeros to a multiple of 8. A number is x / scale,
+// rounded to nearest, ties to even. The scale is the smallest power of two, at least 2^-126, so that all numbers of the
+// block fit two signed bytes (at most 32639). So every x with at least 2^-6 times the power of two of the largest is
+// exact. Others have an error of up to half a scale, at most 2^-14.99 of the largest. A prepared row is
+//   numbers [groups][group] int16; or, for byte dot products, [groups][group / 4][2][4] int8: the upper bytes of four
+//           numbers, then the lower bytes, all signed: 256 * upper + lower. The four belong to the codes in the bytes
+//           of a word, or in their lower or upper halves.
+//   scales  [groups][blocks] f32; NaN if an x of the block is not finite; its numbers are then 0
+//   sums    [groups][blocks] int32: sums of a block's numbers
 struct FixedRow {
   static constexpr std::int64_t kBlock = 128;  // 128 * 255 * 2^15 is below 2^31
-  // Columns of a group from which on this is faster than floats: a block has its costs.
+  // With smaller groups, floats are faster, because each block has a fixed cost.
   static constexpr std::int64_t kLeastGroup = 16;
 
   constexpr explicit FixedRow(const QuantPanel& shape)
       : group((shape.group + 7) / 8 * 8), blocks((group + kBlock - 1) / kBlock), groups(shape.groups()) {}
-  // Bytes from the row's beginning on. Numbers are written by the line.
+  // Byte offsets in the row. Numbers are written in whole cache lines.
   constexpr std::int64_t scales() const { return lines(2 * groups * group) + kLine; }
   constexpr std::int64_t sums() const { return scales() + lines(4 * groups * blocks); }
   constexpr std::int64_t bytes() const { return sums() + lines(4 * groups * blocks); }
@@ -133,67 +133,63 @@ struct FixedRow {
   static constexpr std::int64_t lines(std::int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 };
 
-// A weight of 8-bit integers that is multiplied with activations of 8-bit integers. Its panels of 64 output features
-// hold
+// An 8-bit integer weight that is multiplied with 8-bit integer activations. Its panels of 64 output features hold
 //   codes        [ceil(k / 4)][64][4] int8, zeros beyond k
-//   corrections  [groups][64] int32: -128 times the sum of a group's codes. Some dot products take activations
-//   unsigned,
-//                as code + 128, and begin with this.
+//   corrections  [groups][64] int32: -128 times the sum of a group's codes. Some dot products take unsigned activations
+//                (code + 128); their sums start with this value.
 //   scales       [groups][64] f32
-//   zeros        [groups][64] int32, where the weight has zeros
+//   zeros        [groups][64] int32, if the weight has zeros
 // A group that is not the whole row has a multiple of 4 columns.
 struct IntegerPanel {
   std::int64_t k = 0, group = 0;
   bool has_zeros = false;
 
   constexpr std::int64_t groups() const { return k / group; }
-  constexpr std::int64_t corrections() const {
-    return (k + 3) / 4 * 4 * kPanel;
-  }  // bytes from the panel's beginning on
+  constexpr std::int64_t corrections() const { return (k + 3) / 4 * 4 * kPanel; }  // byte offset in the panel
   constexpr std::int64_t scales() const { return corrections() + groups() * kPanel * 4; }
   constexpr std::int64_t zeros() const { return scales() + groups() * kPanel * 4; }
   constexpr std::int64_t bytes() const { return zeros() + (has_zeros ? groups() * kPanel * 4 : 0); }
 };
 
-// The columns of a group, at most: 65536 * 127 * 255 is below 2^31.
+// Maximum columns of a group: 65536 * 127 * 255 is below 2^31.
 inline constexpr std::int64_t kIntegerGroup = 65536;
 // Rows of activations are padded with zeros to a multiple of this.
 inline constexpr std::int64_t kIntegerAlign = 64;
-// Rows that one call takes at most.
+// Maximum rows of one call.
 inline constexpr int kIntegerRowBlock = 64;
-// Matrix tiles take 64 k at a time: they multiply with whole rows and with groups of a multiple of that.
+// Matrix tiles take 64 k at a time, so they support whole rows, and groups of a multiple of 64.
 constexpr bool integer_tiles_take(const IntegerPanel& shape) { return shape.groups() == 1 || shape.group % 64 == 0; }
 
-// out[r, c] = scales[r] * (sum over groups, ascending, of scale[g, c] * d[r, g, c]) + bias[c], where d is the whole
-// number sum over k of a group of a[r, k] * (code[k, c] - zero[g, c]), converted to float: every instruction set gives
-// the same bits. A row whose scale is NaN gives NaN.
+// out[r, c] = scales[r] * (sum over groups, ascending, of scale[g, c] * d[r, g, c]) + bias[c]. d is the exact integer
+// sum over k of a group of a[r, k] * (code[k, c] - zero[g, c]), converted to float, so every instruction set gives the
+// same bits. A row whose scale is NaN gives NaN.
 struct IntegerLinearArgs {
   const std::int8_t* a = nullptr;      // codes in [-127, 127]: [rows, k rounded up to kIntegerAlign], zeros beyond k
-  std::int64_t a_stride = 0;           // bytes, a multiple of 4; of the next two as well
+  std::int64_t a_stride = 0;           // bytes, a multiple of 4; also the stride of the next two
   const float* scales = nullptr;       // [rows]
-  const std::int32_t* sums = nullptr;  // [rows, groups]: of a group's codes; where the weight has zeros
+  const std::int32_t* sums = nullptr;  // [rows, groups]: sums of a group's codes, if the weight has zeros
   int rows = 0;                        // 1 .. kIntegerRowBlock
   IntegerPanel shape;
   const void* panel = nullptr;
-  int panels = 1;        // 2: another panel lies behind it; where Kernels::two_integer_panel_rows allows it
+  int panels = 1;        // 2: also the next panel in memory; only if Kernels::two_integer_panel_rows allows it
   float* out = nullptr;  // [rows, columns]
   std::int64_t out_stride = 0;
-  int columns = 0;              // 1 .. 64, of two panels 65 .. 128
-  const float* bias = nullptr;  // [columns] or none
+  int columns = 0;              // 1 .. 64; with two panels 65 .. 128
+  const float* bias = nullptr;  // [columns] or null
 };
 
 // Attention of a tile: vectors [begin, end) of the flattened (query row, head of the group) pairs of one sequence and
 // one KV head; vector i is row i / group, head i % group. KV of one head in one block: k transposed
-// [head_dim][block_len], then v [block_len][head_dim]. Of bf16 both are in pairs of rows: k [head_dim / 2][block_len][2],
-// v [block_len / 2][head_dim][2], where block_len is odd with [head_dim] behind it. Instruction sets that multiply pairs
-// of bf16 round queries and weights to bf16 for it. A quantised cache has integers there (of 4 bits: bytes
-// [head_dim / 2][block_len] and [block_len][head_dim / 2]), and behind them, f16 and [block_len] each, the scales of k,
-// its zeros, the scales of v and its zeros.
+// [head_dim][block_len], then v [block_len][head_dim]. For bf16 both are in pairs of rows: k [head_dim /
+// 2][block_len][2], v [block_len / 2][head_dim][2], followed by [head_dim] if block_len is odd. Instruction sets that
+// multiply pairs of bf16 round queries and weights to bf16. A quantised cache has integers instead (with 4 bits: bytes
+// [head_dim / 2][block_len] and [block_len][head_dim / 2]), followed by four rows of f16 [block_len]: scales of k,
+// zeros of k, scales of v, zeros of v.
 //
-// A context is worked through in splits of attention_split() positions. The state of a tile after one or more splits is
-// [vectors][attention_state(head_dim)] floats: per vector the weighted sum of the values, and behind it, from
-// round_up_to_vector(head_dim) on, the largest score, the sum of the weights relative to it, and what is to be added
-// to every element of the weighted sum (0 where the cache is not quantised).
+// A context is processed in splits of attention_split() positions. The state of a tile after one or more splits is
+// [vectors][attention_state(head_dim)] floats. Each vector has the weighted sum of the values and, from
+// round_up_to_vector(head_dim) on, the largest score, the sum of the weights relative to it, and an offset to add to
+// every element of the weighted sum (0 if the cache is not quantised).
 struct AttentionArgs {
   const float* q = nullptr;  // of row 0, first head of the group
   std::int64_t q_stride = 0;
@@ -201,13 +197,13 @@ struct AttentionArgs {
   int begin = 0, end = 0;           // at most kAttentionTile vectors
   std::int32_t first_position = 0;  // of row 0
   const void* kv = nullptr;         // of block 0 and this head
-  std::int64_t block_stride = 0;    // bytes from block to block
+  std::int64_t block_stride = 0;    // bytes between blocks
   const std::int32_t* blocks = nullptr;
   int block_len = 0;
   float scale = 0;                // positive
-  int window = 0;                 // keys that a query sees; 0: all
-  float soft_cap = 0;             // 0: none
-  const float* slopes = nullptr;  // [group]; null: none
+  int window = 0;                 // keys that a query attends to; 0: all
+  float soft_cap = 0;             // 0: no cap
+  const float* slopes = nullptr;  // [group]; null: no ALiBi
   void* out = nullptr;            // of row 0, first head of the group
   std::int64_t out_stride = 0;
   DType out_dtype = DType::f32;
@@ -219,17 +215,18 @@ inline constexpr int kWidest = 16;  // floats of the widest vector
 
 constexpr int round_up_to_vector(int n) { return (n + kWidest - 1) / kWidest * kWidest; }
 
-// Positions whose scores are held at a time: whole blocks, so that chunks begin at the same positions for every query.
+// Number of positions whose scores are kept at a time: whole blocks, so that chunks begin at the same positions for
+// every query.
 constexpr int attention_chunk(int block_len) {
   constexpr int kPositions = 256;
   return block_len >= kPositions ? block_len : kPositions / block_len * block_len;
 }
 
-// Positions of a split: whole chunks. Splits are computed each from nothing and merged in ascending order, so it does
-// not matter whether one thread computes all of a tile or several share in it.
+// Positions of a split: whole chunks. Each split starts from an empty state, and splits are merged in ascending order.
+// So the result does not depend on how threads share a tile.
 constexpr int attention_split(int block_len) { return 2 * attention_chunk(block_len); }
 
-// The first position that the query at `position` sees.
+// The first position that the query at `position` attends to.
 constexpr int attention_first(int position, int window) {
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
@@ -238,7 +235,7 @@ constexpr std::int64_t attention_state(int head_dim) { return round_up_to_vector
 
 constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
   const std::int64_t scores = round_up_to_vector(attention_chunk(block_len)) + kWidest;
-  constexpr int kScales = 4;  // rows of scales and zeros of a quantised cache, with the sums of the queries behind them
+  constexpr int kScales = 4;  // rows of scales and zeros of a quantised cache, followed by the sums of the queries
   return kAttentionTile * (round_up_to_vector(head_dim) + 2 * attention_state(head_dim) + scores) + kScales * scores +
          2 * round_up_to_vector(kAttentionTile);
 }
@@ -246,46 +243,46 @@ constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
 struct Kernels {
   // By weight type.
   void (*linear_bf16)(const LinearArgs&);
-  // Up to how many rows linear_bf16 takes two panels at once: memory gives a thread that reads two streams some 7 %
-  // more than one that reads one.
+  // linear_bf16 takes two panels together for up to this number of rows: a thread that reads two memory streams gets
+  // about 7 % more bandwidth than with one.
   int two_panel_rows;
-  // Bit for bit what linear_bf16 gives, for activations that were widened to f32: once for all panels, rather than for
-  // every panel anew. Null where the processor multiplies bf16 itself.
+  // Gives the same bits as linear_bf16 for activations that were widened to f32 once for all panels instead of for
+  // every panel. Null if the processor multiplies bf16 itself.
   void (*linear_bf16_widened)(const LinearArgs&);
   void (*linear_f16)(const LinearArgs&);
   void (*linear_f32)(const LinearArgs&);
 
-  // By the type of the activations. Of bf16: null where the processor does not multiply pairs of bf16 itself; there
-  // activations are widened before, once for all panels.
+  // By activation type. quant_linear_bf16 is null if the processor does not multiply pairs of bf16; then activations
+  // are widened once for all panels.
   void (*quant_linear_bf16)(const QuantLinearArgs&);
   void (*quant_linear_f32)(const QuantLinearArgs&);
-  // Of fixed-point activations (FixedRow), of u4, i8 and f4_e2m1: out[r, c] = sum over groups, ascending, of scale[g, c]
-  // * (sum over blocks of the group, ascending, of scale[r, block] * d) + bias[c], where d is the sum over k of the block
-  // of number[r, k] * (number of code[k, c] - zero[g, c]), exact, and then rounded to float. a: prepared rows, a_stride
-  // in bytes. For AVX-512 it needs AVX512_VNNI, which not all processors of the set have. Null: not in this set.
+  // For fixed-point activations (FixedRow) with u4, i8 and f4_e2m1: out[r, c] = sum over groups, ascending, of scale[g,
+  // c] * (sum over blocks of the group, ascending, of scale[r, block] * d) + bias[c]. d is the exact sum over k of the
+  // block of number[r, k] * (number of code[k, c] - zero[g, c]), then rounded to float. a: prepared rows, a_stride in
+  // bytes. With AVX-512 it needs AVX512_VNNI, which not all processors of the set have. Null: not in this set.
   void (*quant_linear_fixed)(const QuantLinearArgs&);
   void (*fixed_from_bf16)(std::byte* out, const Bf16* in, const QuantPanel& shape);
-  // sums[g] = the sum of a group's activations: in lanes of a vector, which are added at last.
+  // sums[g] = the sum of a group's activations, accumulated in the lanes of a vector, which are added at the end.
   void (*group_sums_bf16)(float* sums, const Bf16* a, std::int64_t group, std::int64_t groups);
   void (*group_sums_f32)(float* sums, const float* a, std::int64_t group, std::int64_t groups);
 
-  // A GEMM of integers: by what every processor of the instruction set has; by its dot products of bytes (AVX512_VNNI,
-  // or AVX-VNNI for AVX2) and by matrix tiles of bytes (integer_tiles_take), which not all of them have. Null: not in
-  // this set.
+  // GEMMs with integers: with instructions that every processor of the set has; with byte dot products (AVX512_VNNI, or
+  // AVX-VNNI for AVX2); and with matrix tiles of bytes (integer_tiles_take). Not all processors of the set have the
+  // last two. Null: not in this set.
   void (*linear_i8)(const IntegerLinearArgs&);
   void (*linear_i8_vnni)(const IntegerLinearArgs&);
   void (*linear_i8_tiles)(const IntegerLinearArgs&);
-  // Up to how many rows the first two take two panels at once.
+  // The first two take two panels together for up to this number of rows.
   int two_integer_panel_rows;
-  // One row of activations: codes round(x / s), ties to even, in [-127, 127], and zeros behind them up to a multiple of
-  // kIntegerAlign. s = `scale`, or where that is 0 max |x| / 127. Returns s; where an x is not finite NaN, with codes
-  // of zero; a row of zeros has s = 0.
+  // Converts one row of activations to codes round(x / s), ties to even, in [-127, 127], padded with zeros to a
+  // multiple of kIntegerAlign. s = `scale`, or max |x| / 127 if that is 0. Returns s. If an x is not finite, returns
+  // NaN and all codes are 0. A row of zeros has s = 0.
   float (*integers_from_bf16)(std::int8_t* out, const Bf16* in, float scale, std::int64_t n);
   float (*integers_from_f32)(std::int8_t* out, const float* in, float scale, std::int64_t n);
   // out[g] = the sum of a group's codes.
   void (*sum_integers)(std::int32_t* out, const std::int8_t* codes, std::int64_t group, std::int64_t groups);
 
-  // By the cache's element type. A whole tile; or one split of it, whose state is stored.
+  // By the cache's element type. attention_*: a whole tile. attention_split_*: one split of it, whose state is stored.
   void (*attention_bf16)(const AttentionArgs&);
   void (*attention_f16)(const AttentionArgs&);
   void (*attention_f32)(const AttentionArgs&);
@@ -296,7 +293,8 @@ struct Kernels {
   void (*attention_split_f32)(const AttentionArgs&, int split, float* state);
   void (*attention_split_q8)(const AttentionArgs&, int split, float* state);
   void (*attention_split_q4)(const AttentionArgs&, int split, float* state);
-  // The output of a tile from the states of its `splits` splits, which lie one behind the other. Changes the first.
+  // Computes the output of a tile from the states of its `splits` splits, which are contiguous. Overwrites the first
+  // state.
   void (*attention_merge)(const AttentionArgs&, float* states, int splits);
 
   // One row of Operations::rms_norm(). delta and out may be null; out may be residual.
@@ -305,10 +303,8 @@ struct Kernels {
   float (*sum_of_squares)(const float* x, std::int64_t n);
   void (*normalise)(float* x, float factor, const float* weight, std::int64_t n);  // x = x * factor * weight
 
-  // out = silu(gate) * up.
   void (*silu_mul_bf16)(Bf16* out, const float* gate, const float* up, std::int64_t n);
   void (*silu_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
-  // out = gelu_tanh(gate) * up.
   void (*gelu_tanh_mul_bf16)(Bf16* out, const float* gate, const float* up, std::int64_t n);
   void (*gelu_tanh_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
 
@@ -316,7 +312,7 @@ struct Kernels {
   void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor
   void (*add_scaled)(float* out, const float* x, float factor, std::int64_t n);  // out += x * factor
 
-  // One head in place: pairs (d, d + rotary_dim / 2); cos_sin [rotary_dim] cosines, then sines.
+  // Rotates one head in place: pairs (d, d + rotary_dim / 2); cos_sin [rotary_dim] has cosines, then sines.
   void (*rotate)(float* head, const float* cos_sin, int rotary_dim);
   void (*rotate_interleaved)(float* head, const float* cos_sin, int rotary_dim);  // pairs (2 d, 2 d + 1)
 
@@ -325,14 +321,14 @@ struct Kernels {
   void (*f32_from_bf16)(float* out, const Bf16* in, std::int64_t n);
   void (*f32_from_f16)(float* out, const F16* in, std::int64_t n);
 
-  // The smallest and the largest of n >= 1 values, for kv_range(); NaN when one of them is NaN or infinite.
+  // The smallest and the largest of n >= 1 values, for kv_range(); NaN if a value is NaN or infinite.
   void (*min_and_max)(const float* in, std::int64_t n, float* minimum, float* greatest);
-  // out[i] = kv_quantise(in[i], scale, zero, bits), bit for bit, where `most` is kv_quant_max(bits).
+  // out[i] = kv_quantise(in[i], scale, zero, bits), bit for bit; `most` is kv_quant_max(bits).
   void (*quantise)(std::uint8_t* out, const float* in, float scale, float zero, int most, std::int64_t n);
 
-  // The largest of n >= 1 values; NaN when one of them is NaN.
+  // The largest of n >= 1 values; NaN if one is NaN.
   float (*maximum)(const float* in, std::int64_t n);
-  // out[i] = e^((in[i] - shift) * scale), out may be null; returns their sum, in double over runs of 1024.
+  // out[i] = e^((in[i] - shift) * scale), out may be null; returns their sum, accumulated as double every 1024 values.
   double (*exp_sum)(float* out, const float* in, float shift, float scale, std::int64_t n);
 };
 

@@ -11,7 +11,7 @@
 namespace charonia::ops::cpu {
 namespace {
 
-// One element type to another, through float.
+// Converts an element to another type, through float.
 template <class To, class From>
 To element(From value) {
   if constexpr (std::is_same_v<To, From>) {
@@ -50,7 +50,7 @@ void with_type(DType type, Fn fn) {
   }
 }
 
-// Unaligned: safetensors data may begin anywhere.
+// Unaligned, because safetensors data may begin anywhere.
 template <class T>
 T read(const void* data, std::int64_t index) {
   T out;
@@ -58,7 +58,7 @@ T read(const void* data, std::int64_t index) {
   return out;
 }
 
-// Elements [begin, end) along k of one source row into column `column` of a panel.
+// Packs elements [begin, end) along k of one source row into column `column` of a panel.
 template <class To, class From>
 void pack(To* panel, int column, const void* row, std::int64_t begin, std::int64_t end) {
   for (std::int64_t k = begin; k < end; ++k) {
@@ -113,7 +113,7 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
     const void* data = nullptr;
     DType type = DType::f32;
   };
-  constexpr std::int64_t kStrip = 64;  // of k: a strip of a panel stays in the L1 cache while it is written
+  constexpr std::int64_t kStrip = 64;  // columns of a strip: a panel's strip fits the L1 cache
   pool.parallel_for(panels(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       std::array<Row, kPanel> rows;

@@ -1,4 +1,4 @@
-// Weights in the layout that the kernels read (kernels.h): panels of 64 output features.
+// Dense weights in the kernels' layout (kernels.h): panels of 64 output features.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@ namespace charonia::ops::cpu {
 
 class PackedLinear : public CpuLinear {
  public:
-  // As Ops::make_linear. Throws Error(invalid_argument) when shapes do not fit together.
+  // Like Ops::make_linear(). Throws Error(invalid_argument) if the shapes do not match.
   PackedLinear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias, DType weight, ThreadPool& pool,
                HugeArena& arena);
 
@@ -28,7 +28,7 @@ class PackedLinear : public CpuLinear {
   HugeChunk data_;
 };
 
-// `n` elements of a matrix's type as float, or in the bits of a 16-bit type; throws Error(unsupported) for integers.
+// Converts `n` elements to float, or to the bits of a 16-bit type. Throws Error(unsupported) for integers.
 void convert(float* out, const void* in, DType type, std::int64_t n);
 void convert_to(void* out, DType to, const void* in, DType from, std::int64_t n);
 

@@ -12,7 +12,7 @@ namespace charonia::ops {
 namespace {
 
 constexpr std::int64_t kLine = 16;              // floats of a cache line
-constexpr std::int64_t kSmallElements = 16384;  // fewer take less time than waking a thread
+constexpr std::int64_t kSmallElements = 16384;  // fewer elements take less time than waking a thread
 
 std::byte* bytes_of(const Tensor& tensor, std::int64_t row, std::int64_t col) {
   return static_cast<std::byte*>(tensor.data) +
@@ -22,11 +22,11 @@ std::byte* bytes_of(const Tensor& tensor, std::int64_t row, std::int64_t col) {
 }  // namespace
 
 ProcessGroup::ProcessGroup(int ranks) : slots_(static_cast<std::size_t>(std::max(ranks, 0))), spin_(spin_limit(ranks)) {
-  if (ranks < 1) throw Error(ErrorCode::invalid_argument, cat("a group of ", ranks, " ranks: it must be at least one"));
+  if (ranks < 1) throw Error(ErrorCode::invalid_argument, cat("a group has ", ranks, " ranks, expected at least 1"));
 }
 
 void ProcessGroup::barrier() {
-  // The phase cannot end before this rank has come, so it is read first.
+  // Read first: the phase cannot end before this rank has arrived.
   const auto phase = phase_.load();
   if (aborted_) throw_aborted();
   if (arrived_.fetch_add(1) + 1 == ranks()) {
@@ -76,7 +76,7 @@ void ProcessGroup::meet(int rank, Call call, const Tensor& tensor) {
   for (const auto& slot : slots_) {
     if (slot.call != first.call || slot.tensor.dtype != first.tensor.dtype || slot.tensor.rows != first.tensor.rows ||
         slot.tensor.cols != first.tensor.cols) {
-      // Every rank sees it and throws.
+      // Every rank sees the difference and throws.
       const auto other = &slot - slots_.data();
       throw Error(ErrorCode::internal, cat("the ranks issue different operations: rank 0 ", name_of(first.call),
                                            " of [", first.tensor.rows, ", ", first.tensor.cols, "], rank ", other, " ",
@@ -88,7 +88,7 @@ void ProcessGroup::meet(int rank, Call call, const Tensor& tensor) {
 void ProcessGroup::all_reduce(int rank, const Tensor& tensor, ThreadPool& pool) {
   if (tensor.dtype != DType::f32) throw Error(ErrorCode::internal, "all_reduce: the tensor must be f32");
   meet(rank, Call::all_reduce, tensor);
-  // Each rank adds its own range of elements, whole cache lines, into the tensors of all.
+  // Each rank sums its own range of elements (whole cache lines) and writes the sums to the tensors of all ranks.
   const std::int64_t elements = tensor.rows * tensor.cols;
   const std::int64_t lines = (elements + kLine - 1) / kLine;
   const auto edge = [&](std::int64_t of) { return std::min(elements, lines * of / ranks() * kLine); };
@@ -132,7 +132,7 @@ void ProcessGroup::all_gather(int rank, const Tensor& out, const Tensor& in, Thr
       }
     }
   });
-  // Nobody may change what others still read.
+  // No rank may change its tensor while another rank still reads it.
   barrier();
 }
 

@@ -1,5 +1,5 @@
-// Collectives between the tensor-parallel ranks of one process whose tensors lie in its memory. Each rank has a thread,
-// which calls the same operations in the same order as the others; a call returns when all ranks have come to it.
+// Collectives between the tensor-parallel ranks of one process, whose tensors are in host memory. Each rank has a
+// thread. All threads call the same operations in the same order, and a call returns when all ranks have arrived.
 #pragma once
 
 #include <atomic>
@@ -23,23 +23,23 @@ class ProcessGroup {
 
   int ranks() const { return static_cast<int>(slots_.size()); }
 
-  // tensor [rows, cols] f32 = the sum of all ranks' tensors, each element added in the order of the ranks: the same
-  // bits on every rank and in every run. The calling rank adds its share of the elements with the threads of `pool`.
+  // tensor [rows, cols] f32 = the sum of all ranks' tensors, each element added in rank order: the same bits on every
+  // rank and in every run. The calling rank sums its range of the elements with the threads of `pool`.
   void all_reduce(int rank, const Tensor& tensor, ThreadPool& pool);
-  // out [rows, ranks * cols] = the ranks' in [rows, cols] side by side, of any element type.
+  // out [rows, ranks * cols] = the ranks' `in` [rows, cols], concatenated along the columns, for any element type.
   void all_gather(int rank, const Tensor& out, const Tensor& in, ThreadPool& pool);
-  // Waits until all ranks have come: spins for some microseconds, then sleeps.
+  // Waits until all ranks have arrived: spins for some microseconds, then sleeps.
   void barrier();
 
-  // A rank will not come any more: whoever waits, or comes before resume(), gets Error(internal) with the rank and
-  // `why` of the first call. Any thread may call it.
+  // Reports that a rank will not arrive any more. Ranks that wait, or arrive before resume(), get Error(internal) with
+  // the rank and `why` of the first call. Any thread may call it.
   void abort(int rank, std::string_view why) noexcept;
-  // As new. No rank may be inside.
+  // Resets the group. No rank may be inside a call.
   void resume();
 
  private:
   enum class Call : std::uint8_t { all_reduce, all_gather };
-  // What a rank has come with.
+  // The call of a rank.
   struct alignas(64) Slot {
     Call call{};
     Tensor tensor;
@@ -53,10 +53,10 @@ class ProcessGroup {
   std::vector<Slot> slots_;
   std::chrono::microseconds spin_;
   alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<std::uint32_t> phase_{0};  // counts barriers; sleepers wait on it
+  alignas(64) std::atomic<std::uint32_t> phase_{0};  // counts barriers; sleeping ranks wait on it
   std::atomic<bool> aborted_{false};
   std::mutex mutex_;
-  std::string why_;  // under mutex_
+  std::string why_;  // guarded by mutex_
 };
 
 }  // namespace charonia::ops

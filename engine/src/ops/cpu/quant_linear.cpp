@@ -26,11 +26,11 @@ void store_scale(std::byte* to, DType type, float value) {
   }
 }
 
-// The codes of a group as words of one feature, 4 * kPanel bytes apart.
+// Stores the codes of a group as words of one feature, 4 * kPanel bytes apart.
 void store_codes(std::byte* to, const std::uint8_t* codes, const QuantPanel& shape) {
   const int bits = shape.code_bits(), word_k = 32 / bits;
   const std::uint32_t flip = shape.code == Code::i8 ? 0x80 : 0;  // i8 is stored as code + 128
-  const std::uint32_t zero = shape.code == Code::u4 ? 8 : flip;  // the code of number zero, as stored
+  const std::uint32_t zero = shape.code == Code::u4 ? 8 : flip;  // the stored code of the number zero
   const std::int64_t words = shape.scales() / (4 * kPanel);
   for (std::int64_t i = 0; i < words; ++i) {
     std::uint32_t word = 0;
@@ -61,11 +61,12 @@ std::vector<std::int64_t> check_parts(std::span<const QuantSource* const> parts)
   }
   if (!first.order().empty() && std::ssize(first.order()) != k) {
     throw Error(ErrorCode::invalid_argument,
-                cat(first.name(), ": an order of ", first.order().size(), " columns for ", k));
+                cat(first.name(), ": its order has ", first.order().size(), " columns, but the weight has ", k));
   }
   for (const auto feature : first.order()) {
     if (feature < 0 || feature >= k) {
-      throw Error(ErrorCode::invalid_argument, cat(first.name(), ": input feature ", feature, " of ", k));
+      throw Error(ErrorCode::invalid_argument,
+                  cat(first.name(), ": its order has the column ", feature, ", but the weight has ", k, " columns"));
     }
   }
   return rows;
@@ -80,9 +81,10 @@ QuantLinear::QuantLinear(std::span<const QuantSource* const> parts, std::span<co
   const auto rows = check_parts(parts);
   for (const auto n : rows) n_ += n;
   if (format.group < 2 || format.group % 2 != 0 || k_ % format.group != 0) {
-    throw Error(ErrorCode::unsupported,
-                cat(first.name(), ": groups of ", format.group, " columns in rows of ", k_,
-                    ": the CPU device computes with groups of an even number of columns that divides a row's"));
+    throw Error(
+        ErrorCode::unsupported,
+        cat(first.name(), ": groups of ", format.group, " columns in rows of ", k_,
+            " are not supported. On the CPU, a group must have an even number of columns that divides the row's"));
   }
   order_.assign(first.order().begin(), first.order().end());
   shape_ = {
@@ -143,7 +145,7 @@ GemmKernel QuantLinear::gemm(const Kernels& kernels, std::int64_t /*rows*/) cons
           .prepared_bytes = prepared ? prepared_row_bytes(k_, operand) + sums : 0};
 }
 
-const Bf16* QuantLinear::by_column(const Bf16* in) const {
+const Bf16* QuantLinear::in_column_order(const Bf16* in) const {
   if (order_.empty()) return in;
   thread_local std::vector<Bf16> gathered;
   gathered.resize(order_.size());
@@ -151,9 +153,9 @@ const Bf16* QuantLinear::by_column(const Bf16* in) const {
   return gathered.data();
 }
 
-// Activations in the order of the columns, zeros behind them, and the sums of the groups.
+// Writes activations in the order of the columns, then zeros, then the sums of the groups.
 void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, const void* in, std::byte* out) const {
-  if (gemm.fixed) return kernels.fixed_from_bf16(out, by_column(static_cast<const Bf16*>(in)), shape_);
+  if (gemm.fixed) return kernels.fixed_from_bf16(out, in_column_order(static_cast<const Bf16*>(in)), shape_);
   const auto bytes = static_cast<std::size_t>(prepared_row_bytes(k_, gemm.operand));
   const auto used = static_cast<std::size_t>(k_) * size_of(gemm.operand);
   auto* const sums = reinterpret_cast<float*>(out + bytes);
@@ -167,7 +169,7 @@ void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, co
   } else {
     auto* const to = reinterpret_cast<float*>(out);
     if (type_ == DType::bf16) {
-      kernels.f32_from_bf16(to, by_column(static_cast<const Bf16*>(in)), k_);
+      kernels.f32_from_bf16(to, in_column_order(static_cast<const Bf16*>(in)), k_);
     } else if (order_.empty()) {
       std::memcpy(to, in, used);
     } else {
@@ -201,8 +203,8 @@ std::unique_ptr<CpuLinear> make_quantised(std::span<const QuantSource* const> pa
   const auto& format = parts.front()->format();
   if (format.activations == Activations::i8_token || format.activations == Activations::i8_tensor) {
     if (format.code == Code::i8) return std::make_unique<IntegerLinear>(parts, bias, data, pool, arena);
-    throw Error(ErrorCode::unsupported, cat(parts.front()->name(), ": the CPU device does not compute with ",
-                                            to_string(format), ": int8 activations go with int8 weights"));
+    throw Error(ErrorCode::unsupported, cat(parts.front()->name(), ": the CPU device does not support ",
+                                            to_string(format), ": int8 activations need int8 weights"));
   }
   return std::make_unique<QuantLinear>(parts, bias, data, pool, arena);
 }

@@ -1,4 +1,4 @@
-// Quantised weights whose activations stay as they are, in the layout that the kernels read (kernels.h).
+// Quantised weights whose activations are not converted, in the kernels' layout (kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace charonia::ops::cpu {
 
 class QuantLinear : public CpuLinear {
  public:
-  // As Device::make_quantised_linear. Throws Error(invalid_argument) when parts do not fit together.
+  // Like Device::make_quantised_linear(). Throws Error(invalid_argument) if the parts do not match.
   QuantLinear(std::span<const QuantSource* const> parts, std::span<const HostMatrix> bias, DType data, ThreadPool& pool,
               HugeArena& arena);
 
@@ -26,8 +26,8 @@ class QuantLinear : public CpuLinear {
   const std::byte* panel(std::int64_t index) const { return data_.get() + index * shape_.bytes(); }
 
  private:
-  // A row [in_features] in the order of the columns. The next call of the thread may overwrite it.
-  const Bf16* by_column(const Bf16* in) const;
+  // Returns a row [in_features] in the order of the columns. The next call of the same thread may overwrite it.
+  const Bf16* in_column_order(const Bf16* in) const;
   void pack(std::span<const QuantSource* const> parts, std::int64_t panel_index) const;
 
   QuantPanel shape_;
@@ -35,11 +35,12 @@ class QuantLinear : public CpuLinear {
   HugeChunk data_;
 };
 
-// Whether parts are of one format, width and order, which is one. Their rows. Throws Error(invalid_argument).
+// Checks that the parts have the same format, width and order. Returns their numbers of rows. Throws
+// Error(invalid_argument).
 std::vector<std::int64_t> check_parts(std::span<const QuantSource* const> parts);
 
-// The class for the format of `parts`. Throws Error(unsupported), naming the weight, where there is none, and
-// Error(invalid_argument) when parts do not fit together.
+// Creates the class for the format of `parts`. Throws Error(unsupported) with the weight's name if there is none, and
+// Error(invalid_argument) if the parts do not match.
 std::unique_ptr<CpuLinear> make_quantised(std::span<const QuantSource* const> parts, std::span<const HostMatrix> bias,
                                           DType data, ThreadPool& pool, HugeArena& arena);
 

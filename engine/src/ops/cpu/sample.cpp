@@ -19,7 +19,7 @@ std::uint64_t mix(std::uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// A row whose logits are being changed, and what they were.
+// A row whose logits are changed, with the original values.
 class Row {
  public:
   Row(std::span<float> logits, const SampleRow& row, SampleScratch& scratch)
@@ -53,7 +53,7 @@ class Row {
 
   void require_token(std::int32_t id) const { index(id); }
 
-  // Tokens whose bit is not set get -infinity. restore() leaves these as they are: none of them is sampled.
+  // Sets tokens whose bit is not set to -infinity. restore() does not undo this, because none of them is sampled.
   void apply(std::span<const std::uint32_t> mask) {
     constexpr std::size_t kBits = 32;
     const auto n = logits_.size();
@@ -82,7 +82,8 @@ class Row {
  private:
   std::size_t index(std::int32_t id) const {
     if (id < 0 || static_cast<std::size_t>(id) >= logits_.size()) {
-      throw Error(ErrorCode::internal, cat("token id ", id, " to sample with is not in [0, ", logits_.size(), ")"));
+      throw Error(ErrorCode::internal,
+                  cat("a sampling parameter has token id ", id, ", which is not in [0, ", logits_.size(), ")"));
     }
     return static_cast<std::size_t>(id);
   }
@@ -105,7 +106,7 @@ class Row {
     }
   }
 
-  // Whether this is the first time.
+  // Returns whether this is the first time.
   bool count(std::int32_t id) {
     const auto i = index(id);
     const bool first = scratch_.seen[i] != scratch_.mark;
@@ -119,22 +120,23 @@ class Row {
   SampleScratch& scratch_;
 };
 
-// The n most likely, most likely first.
+// The n most likely tokens, most likely first.
 void find_top(Sampled& out, std::span<const float> logits, int n, double log_sum, std::vector<TokenLogit>& heap) {
   const auto count = std::min(static_cast<std::size_t>(n), logits.size());
   heap.clear();
   if (count == 0) return;
-  // A heap of the most likely so far with the least likely on top; ids ascend, so an equal one never displaces it.
+  // A heap of the most likely tokens so far, with the least likely on top. Ids ascend, so an equal logit never replaces
+  // an earlier one.
   for (std::size_t i = 0; i < logits.size(); ++i) {
     if (heap.size() == count && logits[i] <= heap.front().logit) continue;
     if (heap.size() == count) {
-      std::pop_heap(heap.begin(), heap.end(), likelier);
+      std::pop_heap(heap.begin(), heap.end(), is_more_likely);
       heap.pop_back();
     }
     heap.push_back({logits[i], static_cast<std::int32_t>(i)});
-    std::push_heap(heap.begin(), heap.end(), likelier);
+    std::push_heap(heap.begin(), heap.end(), is_more_likely);
   }
-  std::sort_heap(heap.begin(), heap.end(), likelier);
+  std::sort_heap(heap.begin(), heap.end(), is_more_likely);
   for (const auto& c : heap) out.top.emplace_back(c.id, static_cast<float>(static_cast<double>(c.logit) - log_sum));
 }
 

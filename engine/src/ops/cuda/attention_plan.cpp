@@ -1,14 +1,14 @@
-// How a step's attention is cut into items for thread blocks: see kernels/attention.h. Integers only.
+// Divides a step's attention into items for thread blocks (kernels/attention.h). Integers only.
 //
-// Items are sorted, longest first, and dealt to a grid that runs all at once; what decides the time is the block with
-// the most work. Items longer than a block's fair share, or than a half or a quarter of it, are therefore cut into
-// splits of about that length, as long as splits stay so long that reading them takes much longer than writing and
-// reading their partial results. Which of the three it is: the one with which the busiest block has least to do. One
-// long sequence is cut into one split for each block; many of different lengths come out more evenly in smaller splits.
+// Items are sorted, longest first, and distributed to a grid whose blocks all run at the same time; the block with the
+// most work determines the time. Therefore items that are longer than a block's fair share (or a half or a quarter of
+// it) are divided into splits of about that length, as long as reading a split takes much longer than writing and
+// reading its partial results. The planner uses the length that minimises the work of the busiest block. One long
+// sequence becomes one split per block; sequences of different lengths balance better with smaller splits.
 //
-// Reproducible: only whole chunks of kAttentionChunk positions may be splits, and a thread block that takes several
-// chunks combines them as splits are combined. Whether an item is cut is then free to depend on the batch. (In a
-// window, the first chunk is the part of one that lies in it.)
+// Reproducible mode: only whole chunks of kAttentionChunk positions may be splits, and a thread block that takes
+// several chunks combines them like splits. So the division may depend on the batch without changing results. (With a
+// window, the first chunk is the part of a chunk that lies in the window.)
 #include <algorithm>
 
 #include "ops/cuda/kernels/attention.h"
@@ -16,23 +16,23 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr std::int64_t kDecodeSplitsPerBlock = 4, kPrefillSplitsPerBlock = 2;  // the most that a fair share is cut into
-constexpr std::int64_t kSplitCost = kAttentionTile;  // of what a split takes beside its positions, in positions
+constexpr std::int64_t kDecodeSplitsPerBlock = 4, kPrefillSplitsPerBlock = 2;  // maximum splits of a fair share
+constexpr std::int64_t kSplitCost = kAttentionTile;                    // the fixed cost of a split, in positions
 constexpr std::int64_t kMinDecodeSplit = 256, kMinPrefillSplit = 512;  // positions
 constexpr std::int64_t kMaxReproducibleDecodeSplits = 1024;
 static_assert(kMinDecodeSplit % kAttentionTile == 0 && kMinPrefillSplit % kAttentionTile == 0 &&
               kAttentionChunk % kAttentionTile == 0);
 
-// How one kind of items is cut.
+// How one kind of items is divided.
 struct Cut {
-  std::int64_t units = 1;             // thread blocks of one item
-  std::int64_t blocks = 1;            // that run at once
-  std::int64_t splits_per_block = 1;  // the most
+  std::int64_t units = 1;             // thread blocks per item
+  std::int64_t blocks = 1;            // blocks that run at the same time
+  std::int64_t splits_per_block = 1;  // maximum
   std::int64_t min_split = 1;         // positions
-  std::int64_t max_splits = 1;        // of all cut items together: what there is room for
+  std::int64_t max_splits = 1;        // maximum of all divided items together
   bool reproducible = false;
 
-  // Of an item, when a split should have at least `minimum` positions.
+  // The number of splits of an item, if a split should have at least `minimum` positions.
   std::int64_t splits(std::int64_t begin, std::int64_t end, std::int64_t minimum) const {
     const auto fair = (end - begin) / minimum;
     return fair < 2 ? 1 : reproducible ? divide_up(end, kAttentionChunk) - begin / kAttentionChunk : fair;
@@ -62,7 +62,7 @@ std::int64_t length(const AttentionItem& item) { return item.kv_end - item.kv_be
 
 bool longer(const AttentionItem& a, const AttentionItem& b) { return length(a) > length(b); }
 
-// What the block with the most work has, in positions, when the items are dealt out as the kernels take them.
+// The work of the busiest block, in positions, if items are distributed like in the kernels.
 std::int64_t busiest(const Cut& how, const std::vector<AttentionItem>& items) {
   std::vector<std::int64_t> work(static_cast<std::size_t>(how.blocks));
   std::int64_t index = 0;
@@ -75,8 +75,8 @@ std::int64_t busiest(const Cut& how, const std::vector<AttentionItem>& items) {
   return *std::max_element(work.begin(), work.end());
 }
 
-// `items`: the whole ones cut into splits of at least `minimum` positions, longest first. Returns num_partials and how
-// many partial results there are now besides.
+// items = the items of `whole`, divided into splits of at least `minimum` positions, longest first. Returns
+// num_partials plus the number of new partial results.
 std::int32_t cut_to(const Cut& how, const std::vector<AttentionItem>& whole, std::int64_t minimum,
                     std::int32_t num_partials, std::vector<AttentionItem>& items) {
   items.clear();
@@ -109,7 +109,7 @@ std::int32_t cut_to(const Cut& how, const std::vector<AttentionItem>& whole, std
   return num_partials;
 }
 
-// Cuts `whole` into `items` and counts their partial results.
+// Divides `whole` into `items` and counts their partial results.
 void cut(const Cut& how, std::vector<AttentionItem>& whole, std::vector<AttentionItem>& items,
          std::int32_t& num_partials) {
   std::stable_sort(whole.begin(), whole.end(), longer);
@@ -145,7 +145,7 @@ AttentionBounds attention_bounds(const AttentionShape& shape, int max_rows, int 
   // Every sequence has at most one item that is not full.
   const auto decodes = item_rows == 1 ? std::int64_t{max_rows} : sequences;
   const auto prefills = item_rows == 1 ? 0 : std::min(max_rows / item_rows + sequences, std::int64_t{max_rows} / 2);
-  // A longest item; in a window, one that begins at the end of a chunk touches most of them.
+  // The longest item. With a window, an item that begins at the end of a chunk touches the most chunks.
   const auto longest = std::int64_t{shape.window} + item_rows + kAttentionTile;
   const bool all = shape.window == 0 || longest >= max_positions;
   const std::int64_t begin = all ? 0 : kAttentionChunk - kAttentionTile;

@@ -30,7 +30,8 @@ bool aligned(const ops::Tensor& tensor) {
 void CudaExperts::check_count(std::size_t count) {
   if (count == 0) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
   if (count > kMaxExperts) {
-    throw Error(ErrorCode::unsupported, cat("a layer of ", count, " experts; on CUDA it may have up to ", kMaxExperts));
+    throw Error(ErrorCode::unsupported,
+                cat("a layer has ", count, " experts, more than the CUDA device supports (", kMaxExperts, ")"));
   }
   count_ = static_cast<int>(count);
 }
@@ -44,21 +45,20 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
   const auto check = [](const ops::QuantSource& one, std::int64_t rows, std::int64_t cols,
                         const ops::QuantFormat& format) {
     if (one.rows() != rows || one.cols() != cols) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), " is [", one.rows(), ", ", one.cols(), "] and should be [", rows, ", ", cols,
-                      "] as the layer's first expert"));
+      throw Error(ErrorCode::invalid_argument, cat(one.name(), " is [", one.rows(), ", ", one.cols(), "], expected [",
+                                                   rows, ", ", cols, "] as in the layer's first expert"));
     }
     if (one.format() != format || format.group < 1 || cols % format.group != 0) {
       throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), " is of ", ops::to_string(one.format()), ", the layer's first expert of ",
-                      ops::to_string(format), ": they must be alike, and groups whole"));
+                  cat(one.name(), " has the format ", ops::to_string(one.format()), ", the layer's first expert ",
+                      ops::to_string(format), ": both must be the same, and rows must be whole groups"));
     }
     const auto order = one.order();
     if (!order.empty() && (std::ssize(order) != cols || std::ranges::any_of(order, [&](std::int32_t feature) {
                              return feature < 0 || feature >= cols;
                            }))) {
       throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), ": the order of its columns must name ", cols, " input features below ", cols));
+                  cat(one.name(), ": the order of its columns must have ", cols, " entries below ", cols));
     }
   };
   bool ordered = false;
@@ -68,7 +68,7 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
     check(*expert.down, hidden_, inter_, downs);
     if (!std::ranges::equal(expert.gate->order(), expert.up->order())) {
       throw Error(ErrorCode::invalid_argument,
-                  cat(expert.up->name(), ": the order of its columns is not that of ", expert.gate->name()));
+                  cat(expert.up->name(), ": the order of its columns differs from ", expert.gate->name()));
     }
     ordered = ordered || !expert.gate->order().empty();
     gate_up_input_scale_ = std::max({gate_up_input_scale_, expert.gate->input_scale(), expert.up->input_scale()});
@@ -80,7 +80,7 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
   bytes_ = quant_gate_up_.bytes() + quant_down_.bytes();
   for (std::size_t e = 0; e < experts.size(); ++e) {
     const auto index = static_cast<std::int64_t>(e);
-    // What down wants in another order, gate and up compute in that order.
+    // If the columns of down have another order, gate and up compute their rows in that order.
     const auto down_order = experts[e].down->order();
     QuantReader gate(*experts[e].gate, !down_order.empty()), up(*experts[e].up, !down_order.empty());
     QuantReader down(*experts[e].down);
@@ -138,7 +138,7 @@ CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weigh
         down.rows != hidden_ || down.cols != inter_) {
       throw Error(ErrorCode::invalid_argument,
                   cat("expert ", e, " has gate ", shape_of(gate), ", up ", shape_of(up), " and down ", shape_of(down),
-                      ": gate and up must be [", inter_, ", ", hidden_, "], down the other way round"));
+                      ": gate and up must be [", inter_, ", ", hidden_, "], down the transposed shape"));
     }
   }
   const auto hidden = round_up(hidden_, kExpertVector), inter = round_up(inter_, kExpertVector);
@@ -185,11 +185,10 @@ namespace {
 void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const CudaExperts& w,
                    const ops::RouterParams& how, const ops::Tensor& shared) {
   require(in.dtype == w.type() && out.dtype == w.type() && router.dtype == DType::f32,
-          cat("in ", shape_of(in), " and out ", shape_of(out), " must be of the weights' type ", to_string(w.type()),
-              ", router ", shape_of(router), " fp32"));
-  require(shared.data == nullptr ||
-              (shared.dtype == out.dtype && shared.rows == out.rows && shared.cols == out.cols),
-          cat("the shared expert's output ", shape_of(shared), " must be as out ", shape_of(out)));
+          cat("in ", shape_of(in), " and out ", shape_of(out), " must have the weights' type ", to_string(w.type()),
+              ", and router ", shape_of(router), " must be fp32"));
+  require(shared.data == nullptr || (shared.dtype == out.dtype && shared.rows == out.rows && shared.cols == out.cols),
+          cat("the shared expert's output ", shape_of(shared), " must have the type and shape of out ", shape_of(out)));
   require(in.cols == w.hidden() && out.cols == w.hidden() &&
               (router.cols == w.count() || router.cols == 2 * w.count()) && in.rows == out.rows &&
               router.rows == in.rows,
@@ -198,13 +197,13 @@ void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Ten
   require(how.fits(w.count()), cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups,
                                    " groups does not fit ", w.count(), " experts"));
   if (how.top_k > kMaxExpertsOfRow) {
-    throw Error(ErrorCode::unsupported,
-                cat("num_experts_per_tok = ", how.top_k, "; on CUDA it may be up to ", kMaxExpertsOfRow));
+    throw Error(ErrorCode::unsupported, cat("num_experts_per_tok = ", how.top_k,
+                                            " is more than the CUDA device supports (", kMaxExpertsOfRow, ")"));
   }
 }
 
-// One mixture of experts: its steps in the order in which they are issued, between which the scratch memory holds what
-// ExpertsWorkspace says.
+// One mixture-of-experts layer: its operations in the order of their calls. Between them the scratch memory holds the
+// parts of ExpertsWorkspace.
 class ExpertsRun {
  public:
   ExpertsRun(Stream& stream, const DeviceInfo& device, const CudaExperts& weights, std::int64_t rows,
@@ -234,7 +233,7 @@ class ExpertsRun {
               .tiles = part<ExpertTile>(space_.tiles)};
   }
 
-  // real_rows: as RouteParams has it.
+  // real_rows: see RouteParams.
   void route(const ops::Tensor& router, const std::int32_t* real_rows) {
     route_.logits = static_cast<const float*>(router.data);
     route_.stride = router.stride;
@@ -248,7 +247,7 @@ class ExpertsRun {
     const bool by_place = gate_up_ && gate_up_->order != nullptr;  // each expert has its own order
     const bool readable = aligned(in) && in.cols == space_.hidden && !prepares;
     auto quant = gate_up_;
-    // The outputs of down are not there yet.
+    // The outputs of down are not needed yet.
     auto* const padded_in = memory_ + (by_place ? space_.down : space_.in);
     if (prepares) {
       quant = prepare_expert_inputs(stream_, weights_.type(), *gate_up_,
@@ -330,7 +329,7 @@ class ExpertsRun {
   const CudaExperts& weights_;
   ExpertsWorkspace space_;
   std::byte* memory_;
-  std::optional<QuantWeight> gate_up_, down_;  // none: the weights are not quantised
+  std::optional<QuantWeight> gate_up_, down_;  // empty: the weights are not quantised
   RouteParams route_;
 };
 
@@ -342,7 +341,7 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
   const auto& w = static_cast<const CudaExperts&>(weights);
   check_experts(out, in, router, w, how, shared.out);
   if (tracing_ || in.rows == 0) return;
-  // A step's padding must not bring experts of its own.
+  // The padding rows of a step must not activate experts.
   const auto* const real_rows = begun_.any && in.rows == begun_.capacity.rows
                                     ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
                                     : nullptr;

@@ -16,7 +16,7 @@ using ops::Tensor;
 
 namespace {
 
-// `what` gives the text, and is called only for it: steps that are not replayed come here hundreds of times.
+// Calls `what` only for an error: steps without a captured graph make this check hundreds of times.
 template <class Text>
 void require(bool holds, std::string_view op, Text what) {
   if (!holds) [[unlikely]]
@@ -29,7 +29,6 @@ std::string shape_of(const Tensor& tensor) {
 
 bool is_float(DType type) { return type == DType::f32 || type == DType::f16 || type == DType::bf16; }
 
-// A chunk in a row of the ranks' shards, aligned for any access.
 std::size_t tensor_bytes(const Tensor& tensor) {
   return static_cast<std::size_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype);
 }
@@ -47,7 +46,7 @@ CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup
 CudaOps::~CudaOps() {
   const OnDevice on(device_.index);
   try {
-    stream_.wait("the end of the device");  // what was issued uses the members
+    stream_.wait("the end of the device");  // issued operations use the members
   } catch (const Error&) {
   }
 }
@@ -116,19 +115,20 @@ std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout
 
 void CudaOps::commit_blocks(ops::KvCache& cache, int num_blocks) {
   require(num_blocks >= 0 && num_blocks <= cache.num_blocks(), "commit_blocks",
-          [&] { return cat(num_blocks, " blocks of a cache of ", cache.num_blocks()); });
+          [&] { return cat("cannot commit ", num_blocks, " blocks: the cache has ", cache.num_blocks()); });
   const OnDevice on(device_.index);
   static_cast<CudaKvCache&>(cache).commit(num_blocks);
 }
 
-// On the stream, one launch a pair: a pair may copy what the one before has written. (A pair that is a block twice
-// copies nothing.)
+// Issues one launch per pair on the stream, because a pair may copy a block that the previous pair has written. (A pair
+// of equal blocks copies nothing.)
 void CudaOps::copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) {
   const OnDevice on(device_.index);
   const auto& kv = static_cast<const CudaKvCache&>(cache);
   for (const auto& [from, to] : pairs) {
-    require(from >= 0 && from < kv.num_blocks() && to >= 0 && to < kv.num_blocks(), "copy_blocks",
-            [&] { return cat("block ", from, " to ", to, " of ", kv.num_blocks()); });
+    require(from >= 0 && from < kv.num_blocks() && to >= 0 && to < kv.num_blocks(), "copy_blocks", [&] {
+      return cat("cannot copy block ", from, " to ", to, ": the cache has ", kv.num_blocks(), " blocks");
+    });
   }
   for (const auto& [from, to] : pairs) {
     if (from != to) copy_block(stream_, kv.layer(0), kv.layout().num_layers, kv.layer_bytes(), from, to);
@@ -144,56 +144,57 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
     return;
   }
   require(needs_.facts.vocab == t.rows(), "embed",
-          [&] { return "another table than the one that steps were prepared with"; });
+          [&] { return "the table is not the one that prepare() was called with"; });
   require_step("embed", out.rows, begun_.capacity.rows);
   // Without a sampler no id refers to a sample.
   cuda::embed(stream_, out, t.table(), t.type(), uploaded<std::int32_t>(begun_.layout.ids),
               sampler_ ? sampler_->sampled() : nullptr, scale);
 }
 
-// Where what comes next is the input of a weight that takes codes: has `leave` make them instead of `out`. False: no.
-template <class Leave>
-bool CudaOps::leave_codes(const Tensor& out, Leave leave) {
-  const auto* const weight = std::exchange(fed_, nullptr);
-  codes_left_ = {};
+// If the next operation is the input of a weight that takes codes, calls `write` to write codes instead of `out`.
+// Returns false if not.
+template <class Write>
+bool CudaOps::write_codes(const Tensor& out, Write write) {
+  const auto* const weight = std::exchange(announced_linear_, nullptr);
+  written_codes_ = {};
   if (weight == nullptr || out.rows == 0) return false;
   auto gemm = static_cast<const CudaGemmWeight&>(*weight).gemm();
   gemm.rows = out.rows;
   if (gemm.k != out.cols || gemm.type != out.dtype) return false;
   const auto codes = gemms_.room_for_codes(gemm);
-  if (!codes || !leave(*codes)) return false;
-  codes_left_ = {weight, out.data, *codes};
+  if (!codes || !write(*codes)) return false;
+  written_codes_ = {weight, out.data, *codes};
   return true;
 }
 
 void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const ops::NormParams& how) {
   require(out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
-          [&] { return cat("residual ", shape_of(residual), " must be of the shape of out ", shape_of(out)); });
+          [&] { return cat("residual ", shape_of(residual), " must have the shape of out ", shape_of(out)); });
   require(delta.data == nullptr || (delta.rows == residual.rows && delta.cols == residual.cols), "rms_norm",
-          [&] { return cat("delta ", shape_of(delta), " must be of the shape of residual ", shape_of(residual)); });
+          [&] { return cat("delta ", shape_of(delta), " must have the shape of residual ", shape_of(residual)); });
   if (tracing_) return;
-  const bool left = leave_codes(out, [&](const RowCodes& codes) {
+  const bool written = write_codes(out, [&](const RowCodes& codes) {
     return how.delta_weight == nullptr && rms_norm_codes(stream_, codes, out, residual, delta, how);
   });
-  if (!left) cuda::rms_norm(stream_, out, residual, delta, how);
+  if (!written) cuda::rms_norm(stream_, out, residual, delta, how);
 }
 
 void CudaOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) {
   require(sums.dtype == DType::f32 && sums.cols == 2 && sums.stride == 2 && sums.rows == qkv.rows && q_size >= 1 &&
               k_size >= 1 && q_size + k_size <= qkv.cols,
           "qk_squares", [&] {
-            return cat("sums ", shape_of(sums), " must be fp32 [rows, 2], and q and k ", q_size, " and ", k_size,
-                       " of the columns of qkv ", shape_of(qkv));
+            return cat("sums ", shape_of(sums), " must be fp32 [rows, 2], and qkv ", shape_of(qkv),
+                       " must have at least ", q_size, " + ", k_size, " columns");
           });
   if (!tracing_) cuda::qk_squares(stream_, static_cast<float*>(sums.data), qkv, q_size, k_size);
 }
 
-// The GEMM of linear(), whose arguments it checks.
+// Checks the arguments of linear() and returns its GEMM.
 Gemm CudaOps::gemm_of(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
   const auto& w = static_cast<const CudaGemmWeight&>(weight);
   require(in.dtype == w.type() && (out.dtype == w.type() || out.dtype == DType::f32), "linear", [&] {
-    return cat("in ", shape_of(in), " must be of the weight's type ", to_string(w.type()), ", out ", shape_of(out),
-               " of that or fp32");
+    return cat("in ", shape_of(in), " must have the weight's type ", to_string(w.type()), ", and out ", shape_of(out),
+               " that type or fp32");
   });
   require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear", [&] {
     return cat("in ", shape_of(in), ", out ", shape_of(out), " and a weight [", w.out_features(), ", ", w.in_features(),
@@ -216,9 +217,9 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
     trace_.gemms.push_back(gemm);
     return;
   }
-  const auto left = std::exchange(codes_left_, {});
-  const bool given = left.weight == &weight && left.instead_of == in.data;
-  gemms_.run(stream_, given ? GemmRunner::codes_given(gemm, left.codes) : gemm);
+  const auto written = std::exchange(written_codes_, {});
+  const bool given = written.weight == &weight && written.instead_of == in.data;
+  gemms_.run(stream_, given ? GemmRunner::codes_given(gemm, written.codes) : gemm);
 }
 
 void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer, int heads) {
@@ -226,15 +227,17 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
   const auto& layout = kv.layout();
   require(is_float(qkv.dtype) && qkv.cols == std::int64_t{heads + 2 * layout.kv_heads} * layout.head_dim &&
               layer >= 0 && layer < layout.num_layers,
-          "rotary_store",
-          [&] { return cat("qkv ", shape_of(qkv), ", ", heads, " heads, layer ", layer, " of ", layout.num_layers); });
+          "rotary_store", [&] {
+            return cat("qkv ", shape_of(qkv), ", ", heads, " heads and layer ", layer, " of ", layout.num_layers,
+                       " do not fit together");
+          });
   require(
       how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= layout.head_dim && how.rotary_dim % 2 == 0),
       "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", layout.head_dim); });
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
-          [&] { return "a norm of q or of k without the other"; });
+          [&] { return "q_norm and k_norm must both be set or both be null"; });
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
-          [&] { return "a norm over all heads needs q_norm, and comes before the rotation"; });
+          [&] { return "squares needs q_norm, and a norm before the rotation"; });
   need_cache(kv);
   if (tracing_) return;
   require_step("rotary_store", qkv.rows, begun_.capacity.rows);
@@ -253,7 +256,7 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
               layer >= 0 && layer < layout.num_layers,
           "attention", [&] {
             return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads, ", layout.kv_heads,
-                       " KV heads of ", layout.head_dim, ", layer ", layer);
+                       " KV heads of ", layout.head_dim, " and layer ", layer, " do not fit together");
           });
   require(how.scale > 0 && how.window >= 0 && how.soft_cap >= 0, "attention", [&] {
     return cat("scale ", how.scale, " must be above 0, window ", how.window, " and soft cap ", how.soft_cap,
@@ -293,7 +296,7 @@ void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tenso
     gemm.out_stride = out.stride;
     gemm.gate = activation == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
     if (gemms_.run_gated(stream_, gemm)) {
-      fed_ = nullptr;
+      announced_linear_ = nullptr;
       return;
     }
   }
@@ -304,9 +307,9 @@ void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Ac
   require(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "gated_activation",
           [&] { return cat("gate_up ", shape_of(gate_up), " must be twice as wide as out ", shape_of(out)); });
   if (tracing_) return;
-  const bool left = leave_codes(
+  const bool written = write_codes(
       out, [&](const RowCodes& codes) { return gated_activation_codes(stream_, codes, out, gate_up, activation); });
-  if (!left) cuda::gated_activation(stream_, out, gate_up, activation);
+  if (!written) cuda::gated_activation(stream_, out, gate_up, activation);
 }
 
 void CudaOps::scale_logits(const Tensor& logits, float scale, float cap) {
@@ -318,7 +321,7 @@ void CudaOps::scale_logits(const Tensor& logits, float scale, float cap) {
 
 void CudaOps::gather_rows(const Tensor& out, const Tensor& in) {
   require(out.dtype == in.dtype && out.cols == in.cols, "gather_rows",
-          [&] { return cat("out ", shape_of(out), " must be of the type and width of in ", shape_of(in)); });
+          [&] { return cat("out ", shape_of(out), " must have the type and width of in ", shape_of(in)); });
   if (tracing_) return;
   require_step("gather_rows", out.rows, begun_.capacity.logits_rows);
   require_step("gather_rows", in.rows, begun_.capacity.rows);
@@ -349,18 +352,18 @@ const DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
   if (tracing_) {
     trace_.collective_bytes = std::max(trace_.collective_bytes, bytes);
   } else if (collective_.bytes() < bytes) {
-    throw Error(ErrorCode::internal, cat("a collective of ", bytes, " bytes of all ranks, and ", collective_.bytes(),
-                                         " is what steps were prepared for"));
+    throw Error(ErrorCode::internal, cat("a collective needs ", bytes, " bytes for all ranks, but prepare() allocated ",
+                                         collective_.bytes()));
   }
   return collective_;
 }
 
-// In the reproducible mode the ranks' tensors are gathered and added here: in which order NCCL adds depends on how much
-// there is to add.
+// In the reproducible mode this gathers the ranks' tensors and adds them here, because NCCL's order of addition depends
+// on the size.
 void CudaOps::all_reduce(const Tensor& tensor) {
   if (ranks() == 1) return;
   require(tensor.stride == tensor.cols && is_float(tensor.dtype), "all_reduce",
-          [&] { return "rows must lie one behind the other"; });
+          [&] { return "rows must be contiguous"; });
   if (!options_.reproducible) {
     if (!tracing_) group_->all_reduce(stream_, rank_, tensor.data, tensor.dtype, tensor.rows * tensor.cols);
     return;
@@ -375,7 +378,7 @@ void CudaOps::all_reduce(const Tensor& tensor) {
 void CudaOps::all_gather(const Tensor& out, const Tensor& in) {
   require(out.rows == in.rows && out.cols == in.cols * ranks() && out.dtype == in.dtype, "all_gather",
           [&] { return cat("out ", shape_of(out), " must be ", ranks(), " times as wide as in ", shape_of(in)); });
-  require(in.stride == in.cols, "all_gather", [&] { return "rows must lie one behind the other"; });
+  require(in.stride == in.cols, "all_gather", [&] { return "rows must be contiguous"; });
   const auto bytes = tensor_bytes(in);
   if (ranks() == 1) {
     if (!tracing_) stream_.copy(out.data, in.data, bytes, "all_gather");

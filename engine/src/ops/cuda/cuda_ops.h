@@ -1,14 +1,13 @@
-// The operations on a CUDA device. What each computes stands in kernels/ and in gemm_runner.h; here weights and KV
-// blocks are kept, steps are uploaded, captured and replayed, and operations are checked and issued to the device's one
-// stream.
+// The operations on a CUDA device. The computations are in kernels/ and gemm_runner.h. This class owns weights and KV
+// blocks, uploads, captures and replays steps, checks operations, and issues them to the device's stream.
 //
-//   begin_step   packs the step's arrays (step_upload.h) and has them copied
-//   run_step     replays the graph of the step's bucket, or issues its operations one by one
-//                (a graph samples plain rows; where a row has lists, penalties or a mask all are sampled behind it,
-//                when the masks are known)
+//   begin_step   packs the step's arrays (step_upload.h) and uploads them
+//   run_step     replays the graph of the step's bucket, or issues its operations one by one. (A graph samples plain
+//                rows. If a row has lists, penalties or a mask, all rows are sampled after the replay, when the masks
+//                are ready.)
 //   collect      waits until the samples of the oldest step are in host memory
-// Token ids that a step samples stay on the device, where the next step's embedding takes them: so a step is begun and
-// issued while the one before it runs.
+// Sampled token ids stay on the device for the next step's embedding, so a step can begin and be issued while the
+// previous step runs.
 #pragma once
 
 #include <array>
@@ -33,7 +32,8 @@ namespace charonia::cuda {
 
 class CudaOps final : public ops::Ops {
  public:
-  // The device must be the calling thread's own (OnDevice); later calls may come from any thread, one at a time.
+  // The device must be the calling thread's current device (OnDevice). Later calls may come from any thread, one at a
+  // time.
   CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup> group, int rank);
   ~CudaOps() override;
 
@@ -72,8 +72,8 @@ class CudaOps final : public ops::Ops {
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override;
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta,
                 const ops::NormParams& how) override;
-  void feeds(const ops::Linear& weight) override {
-    if (!tracing_) fed_ = &weight;
+  void announce_linear(const ops::Linear& weight) override {
+    if (!tracing_) announced_linear_ = &weight;
   }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
   void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
@@ -98,33 +98,33 @@ class CudaOps final : public ops::Ops {
   void abort_collectives(std::string_view why) noexcept override;
   void resume_collectives() override;
 
-  // For tests: how many steps were replayed.
+  // For tests: number of replayed steps.
   std::int64_t replayed_steps() const { return replayed_steps_; }
 
  private:
-  // What must be known of a step's operations before its arrays are packed. prepare() learns it from a call of `issue`
-  // that issues nothing.
+  // Facts about a step's operations that packing needs. prepare() collects them by calling `issue` in a mode that
+  // issues nothing.
   struct Needs {
     ops::StepFacts facts;
     std::optional<AttentionShape> attention;
     int sampled_vocab = 0;
   };
 
-  // Codes that rms_norm or gated_activation has left for a weight, instead of a tensor.
-  struct CodesLeft {
-    const ops::Linear* weight = nullptr;  // null: none
+  // Codes that rms_norm or gated_activation has written for a weight instead of a tensor.
+  struct WrittenCodes {
+    const ops::Linear* weight = nullptr;  // null: no codes
     const void* instead_of = nullptr;
     RowCodes codes;
   };
-  template <class Leave>
-  bool leave_codes(const ops::Tensor& out, Leave leave);
+  template <class Write>
+  bool write_codes(const ops::Tensor& out, Write write);
 
   static Gemm gemm_of(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight);
 
-  // What prepare()'s call of `issue` finds beside that.
+  // Other facts that prepare()'s call of `issue` collects.
   struct Trace {
-    std::vector<Gemm> gemms;           // each shape once, with the most rows that it gets
-    std::size_t collective_bytes = 0;  // of what the ranks' shards need side by side
+    std::vector<Gemm> gemms;           // each shape once, with the maximum number of rows
+    std::size_t collective_bytes = 0;  // of the ranks' shards together
   };
 
   // A captured decode step.
@@ -133,37 +133,37 @@ class CudaOps final : public ops::Ops {
     StepLayout layout;
     SamplePacked packed;
     Graph graph;
-    std::vector<std::byte> padding;  // what sampling is uploaded where no row is sampled
+    std::vector<std::byte> padding;  // the sampling upload if no row is sampled
     ops::Tensor logits;
   };
 
   // Host memory of a step in flight.
   struct Slot {
     PinnedMemory upload, results;
-    PinnedMemory logits;                 // of the rows that report theirs, one after the other
-    std::vector<std::size_t> logits_of;  // which rows these are, ascending
+    PinnedMemory logits;                 // of the rows that return their logits, contiguous
+    std::vector<std::size_t> logits_of;  // indices of these rows, ascending
     Event done;
     SampleNotes notes;
-    std::string text;          // for messages: which step
-    std::int64_t samples = 0;  // rows of results; 0: none were sampled
+    std::string text;          // name of the step for messages
+    std::int64_t samples = 0;  // rows of results; 0: nothing was sampled
   };
 
-  // The step that was begun last.
+  // The step of the last begin_step().
   struct Begun {
-    bool any = false;   // there is one
-    bool open = false;  // and it was not run
+    bool any = false;   // a step has begun
+    bool open = false;  // it has not run yet
     std::int64_t rows = 0, logits_rows = 0;
     bool attention = false, decode = false;
-    bool samples = false;  // it has rows to sample: `packed` and sampling_ are of this step
+    bool samples = false;  // it has rows to sample: `packed` and sampling_ belong to this step
     bool sampled = false;  // sample() was called
     StepCapacity capacity;
     StepLayout layout;
     SamplePacked packed;
     const CapturedStep* captured = nullptr;
-    bool sampled_after = false;   // the graph samples nothing; its rows are sampled once it is replayed
-    std::size_t sampling_at = 0;  // in the upload
+    bool sampled_after = false;   // the graph does not sample; rows are sampled after the replay
+    std::size_t sampling_at = 0;  // offset in the upload
     std::byte* device = nullptr;  // the upload
-    ops::Tensor logits;           // that were sampled from last
+    ops::Tensor logits;           // the logits that were sampled last
   };
 
   // cuda_step.cpp
@@ -201,31 +201,31 @@ class CudaOps final : public ops::Ops {
   GemmRunner gemms_;
   std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
 
-  const ops::Linear* fed_ = nullptr;  // feeds()
-  CodesLeft codes_left_;
+  const ops::Linear* announced_linear_ = nullptr;  // the weight of announce_linear()
+  WrittenCodes written_codes_;
   bool prepared_ = false;
   bool tracing_ = false;
   Needs needs_;
   Trace trace_;
-  std::vector<std::int64_t> buckets_;  // of captured steps, ascending
+  std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
   std::vector<CapturedStep> captured_;
 
   std::unique_ptr<Sampler> sampler_;
   int sampler_rows_ = 0;
-  DeviceMemory upload_;               // of steps that fit, captured ones among them
-  DeviceMemory long_upload_;          // of others; grows
+  DeviceMemory upload_;               // for steps that fit, including captured steps
+  DeviceMemory long_upload_;          // for other steps; grows
   DeviceMemory attention_;            // partial results
-  AttentionBounds attention_bounds_;  // that it was made for
-  DeviceMemory collective_;           // shards of the ranks
+  AttentionBounds attention_bounds_;  // the bounds of attention_
+  DeviceMemory collective_;           // the ranks' shards
 
   std::array<Slot, ops::kMaxStepsInFlight + 1> slots_;
-  std::size_t slot_ = 0;  // of the step begun last
+  std::size_t slot_ = 0;  // of the last step that began
   std::deque<std::size_t> in_flight_;
   Begun begun_;
   std::int64_t steps_ = 0, replayed_steps_ = 0;
   std::int64_t sampled_before_ = 0;
 
-  // Of the step begun last; kept to spare allocations.
+  // For the last step that began; members, to avoid allocations.
   FlatTables tables_;
   AttentionPlan plan_;
   std::vector<std::byte> sampling_;

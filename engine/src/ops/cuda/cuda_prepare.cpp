@@ -1,4 +1,4 @@
-// Before the first step: what steps need is found out, made, measured and captured.
+// Preparation before the first step: collects facts about steps, allocates memory, measures GEMMs and captures graphs.
 #include <algorithm>
 #include <optional>
 #include <tuple>
@@ -13,8 +13,7 @@
 namespace charonia::cuda {
 namespace {
 
-// Histories and bans that a step's sampling may bring along without an allocation. More than this is rare and
-// allocates.
+// Space for the histories and bans of a step's sampling without an allocation. Longer lists are rare, and allocate.
 constexpr std::size_t kMaxListBytes = std::size_t{16} << 20;
 constexpr std::size_t kMinListBytes = std::size_t{64} << 10;
 
@@ -25,10 +24,11 @@ std::vector<std::string> CudaOps::report() const {
   std::string captured_rows;
   for (const auto& captured : captured_)
     captured_rows += cat(captured_rows.empty() ? "" : ", ", captured.capacity.rows);
-  lines.insert(lines.begin(), {cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor,
-                                   ", ", device_.sms, " SMs; GEMMs: ", gemms_.library()),
-                               captured_rows.empty() ? "no decode steps are captured: each is issued kernel by kernel"
-                                                     : cat("decode steps are captured for ", captured_rows, " rows")});
+  lines.insert(lines.begin(),
+               {cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor, ", ",
+                    device_.sms, " SMs; GEMMs: ", gemms_.library()),
+                captured_rows.empty() ? "no decode steps are captured: each kernel is launched separately"
+                                      : cat("decode steps are captured for ", captured_rows, " rows")});
   return lines;
 }
 
@@ -59,8 +59,8 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   prepared_ = true;
 }
 
-// Has `issue` call the operations of the largest step, which issue nothing but note what they were called with: the
-// types and rows of GEMMs, the heads, the cache, the vocabulary.
+// Calls `issue` for the largest step in a mode that issues nothing and records the arguments of operations: types and
+// rows of GEMMs, the heads, the cache, the vocabulary.
 void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   needs_ = {};
   needs_.facts.max_rows = limits.max_rows;
@@ -77,8 +77,8 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   }
   tracing_ = false;
   if (needs_.facts.block_len != 0 && limits.block_len != 0 && needs_.facts.block_len != limits.block_len) {
-    throw Error(ErrorCode::internal, cat("ops::prepare: blocks of ", needs_.facts.block_len,
-                                         " tokens in the cache, of ", limits.block_len, " in the limits"));
+    throw Error(ErrorCode::internal, cat("ops::prepare: blocks have ", needs_.facts.block_len,
+                                         " tokens in the cache, but ", limits.block_len, " in the limits"));
   }
 }
 
@@ -94,11 +94,11 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
   gemms_.prepare(stream_, all, limits.max_rows);
 }
 
-// Of a captured decode step of so many rows, at any positions.
+// The capacity of a captured decode step with this number of rows, at any positions.
 StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& limits) const {
   const auto& shape = *needs_.attention;
   const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
-  // Decodes are all of one kind of item; of which shows in the plan of one.
+  // All decodes have the same kind of items. The plan of a single decode shows which kind.
   const std::int32_t starts[] = {0, 1}, zero[] = {0};
   AttentionPlan one;
   plan_attention(shape, {starts, zero, zero, 1}, zero, one);
@@ -108,7 +108,7 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& lim
           .prefill = one.prefill.empty() ? 0 : bounds.prefill_items};
 }
 
-// Memory of uploads, results and attention for any step within the limits.
+// Allocates the memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
   buckets_ = decode_buckets(std::min(limits.max_rows, limits.max_sequences));
   StepCapacity capacity{.rows = limits.max_rows, .logits_rows = limits.max_sequences};
@@ -152,14 +152,15 @@ void CudaOps::capture_steps(const ops::StepLimits& limits, const Issue& issue) {
     const auto packed = sampler_->pack({}, rows, sampling_, slots_[slot_].notes);
     auto capacity = capacity_for(rows, limits);
     capacity.sampling_bytes = sampling_.size();
-    if (step_bytes(step_layout(capacity), 0) > upload_.bytes()) break;  // the bounds of few rows exceed those of all
+    // the bounds of a few rows can exceed the bounds of all rows
+    if (step_bytes(step_layout(capacity), 0) > upload_.bytes()) break;
     captured_.push_back(capture(capacity, packed, sampling_, issue));
   }
 }
 
-// A step of padding: no row is stored, seen or sampled. It is issued once before it is captured, so that kernels are
-// loaded and tactics of GEMMs chosen, and replayed once after, so that the first step that a user waits for is not the
-// graph's first.
+// Captures a step of padding: no row is stored, attended to or sampled. It is issued once before the capture, to load
+// kernels and select GEMM tactics. It is replayed once afterwards, so that the first request does not wait for the
+// graph's first launch.
 CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const SamplePacked& packed,
                                        std::span<const std::byte> sampling, const Issue& issue) {
   CapturedStep out{.capacity = capacity,

@@ -13,9 +13,9 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr std::int64_t kReadRows = 256;  // of a source at a time
+constexpr std::int64_t kReadRows = 256;  // rows of a source per read
 
-// Eight codes as the words of quant_layout.h.
+// Packs eight codes into the words of quant_layout.h.
 void pack_eight(const std::uint8_t* codes, int bits, std::uint32_t* words) {
   const auto code = [&](int i) { return static_cast<std::uint32_t>(codes[i]); };
   if (bits == 4) {
@@ -61,18 +61,18 @@ QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count,
   const bool integers = format.code == ops::Code::u4 || format.code == ops::Code::i8;
   if (format.zeros && !integers) {
     throw Error(ErrorCode::unsupported, cat(name, ": ", ops::to_string(format),
-                                            ": the CUDA device takes zeros with int4 and int8 only; quantise it "
+                                            ": the CUDA device supports zeros only with int4 and int8; quantise it "
                                             "symmetrically"));
   }
   if (format.group == cols) format_.group = k;
-  if (format.scale_type == DType::f8_e8m0) format_.scale_type = DType::bf16;  // which holds all powers of two
+  if (format.scale_type == DType::f8_e8m0) format_.scale_type = DType::bf16;  // represents all powers of two
   const auto groups = quant_groups(format_, k);
   code_bytes_ = quant_code_bytes(format_, n, k);
   scale_elements_ = static_cast<std::size_t>(round_up(n, kQuantRows) * groups);
   const auto all = static_cast<std::size_t>(count);
   if (all * scale_elements_ > std::size_t{std::numeric_limits<int>::max()}) {
     throw Error(ErrorCode::unsupported, cat(name, ": ", count, " x ", scale_elements_,
-                                            " scales: the CUDA device takes fewer than 2^31; quantise it in larger "
+                                            " scales: the CUDA device supports fewer than 2^31; quantise it in larger "
                                             "groups"));
   }
   const auto what = cat("a weight of ", ops::to_string(format), " [", n, ", ", cols, "]");
@@ -144,12 +144,11 @@ QuantParts::QuantParts(std::span<const ops::QuantSource* const> all) : parts(all
       throw Error(ErrorCode::invalid_argument, cat(part->name(), ": ", what));
     };
     if (part->rows() < 1 || part->cols() != k || k < 1 || format.group < 1 || k % format.group != 0) {
-      refuse(cat("[", part->rows(), ", ", part->cols(), "] in groups of ", format.group, ", and ", first().name(),
-                 " has ", k, " columns: they must be as many, and whole groups"));
+      refuse(cat("[", part->rows(), ", ", part->cols(), "] has groups of ", format.group, ", and ", first().name(),
+                 " has ", k, " columns: both must have the same number of columns, a multiple of the group"));
     }
     if (part->format() != format || !std::ranges::equal(part->order(), order)) {
-      refuse(
-          cat("its format or the order of its columns is not that of ", first().name(), ", with which it is stacked"));
+      refuse(cat("its format or the order of its columns differs from ", first().name(), ", which is stacked with it"));
     }
     n += part->rows();
     rows.push_back(part->rows());
@@ -159,7 +158,7 @@ QuantParts::QuantParts(std::span<const ops::QuantSource* const> all) : parts(all
                            return feature < 0 || feature >= k;
                          }))) {
     throw Error(ErrorCode::invalid_argument,
-                cat(first().name(), ": the order of its columns must name ", k, " input features below ", k));
+                cat(first().name(), ": the order of its columns must have ", k, " entries below ", k));
   }
 }
 
@@ -210,7 +209,7 @@ Gemm CudaQuantLinear::gemm() const {
 CudaW8a8Linear::CudaW8a8Linear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias,
                                DType data, bool packed, MatrixUpload& upload)
     : CudaGemmWeight(data), packed_(packed) {
-  constexpr std::int64_t kPair = 2;  // codes of an element
+  constexpr std::int64_t kPair = 2;  // codes per element
   const QuantParts checked(parts);
   format_ = checked.first().format();
   n_ = checked.n;

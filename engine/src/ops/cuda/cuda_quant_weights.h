@@ -11,22 +11,22 @@
 
 namespace charonia::cuda {
 
-// A row of a QuantSource, or without codes: of padding.
+// A row of a QuantSource; a padding row if it has no codes.
 struct QuantRow {
   const std::uint8_t* codes = nullptr;
   const float* scales = nullptr;
   const std::int8_t* zeros = nullptr;
 };
 
-// One or several quantised weights [n, k] of one format, one behind the other, as kernels/quant_layout.h has them.
+// One or several quantised weights [n, k] of one format, contiguous, in the layout of kernels/quant_layout.h.
 class QuantMatrices {
  public:
   QuantMatrices() = default;
-  // cols: those of the source, of which k is what inputs are padded to. Throws
-  // Error(unsupported), naming `name`, for a format that there is no kernel for.
+  // cols: columns of the source; k: the padded number of columns of the inputs. Throws Error(unsupported) with `name`
+  // if no kernel supports the format.
   QuantMatrices(const ops::QuantFormat& format, std::int64_t count, std::int64_t n, std::int64_t k, std::int64_t cols,
                 const std::string& name);
-  // Packs rows of the index-th matrix, asked for in ascending order.
+  // Packs the rows of matrix `index`. row_of() is called in ascending order.
   void fill(std::int64_t index, const std::function<QuantRow(std::int64_t row)>& row_of, MatrixUpload& upload);
 
   const void* codes() const { return codes_.data(); }
@@ -34,30 +34,30 @@ class QuantMatrices {
   std::size_t bytes() const { return codes_.bytes() + scales_.bytes() + zeros_.bytes(); }
 
  private:
-  ops::QuantFormat format_;  // with the group of padded columns
+  ops::QuantFormat format_;  // with the group size of padded columns
   std::int64_t n_ = 0, k_ = 0, cols_ = 0, source_groups_ = 0;
-  std::size_t code_bytes_ = 0;      // of a matrix
-  std::size_t scale_elements_ = 0;  // the same
+  std::size_t code_bytes_ = 0;      // bytes of one matrix
+  std::size_t scale_elements_ = 0;  // scales of one matrix
   DeviceMemory codes_, scales_, zeros_;
 };
 
-// What stacked quantised weights have in common, checked.
+// The checked common properties of stacked quantised weights.
 struct QuantParts {
-  // Throws Error(invalid_argument), naming the weight, when parts do not fit together.
+  // Throws Error(invalid_argument) with the weight's name if the parts do not match.
   explicit QuantParts(std::span<const ops::QuantSource* const> parts);
   const ops::QuantSource& first() const { return *parts.front(); }
-  // Uploads the order of the columns, if there is one.
+  // Uploads the order of the columns, if they have one.
   DeviceMemory upload_order(MatrixUpload& upload) const;
 
   std::span<const ops::QuantSource* const> parts;
-  std::vector<std::int64_t> rows;  // of the parts
+  std::vector<std::int64_t> rows;  // rows of each part
   std::int64_t n = 0, k = 0;
-  float input_scale = 0;  // the largest holds for all
+  float input_scale = 0;  // the largest of all parts
 };
 
 class CudaQuantLinear : public CudaGemmWeight {
  public:
-  // Throws Error(invalid_argument), naming the weight, when parts do not fit together.
+  // Throws Error(invalid_argument) with the weight's name if the parts do not match.
   CudaQuantLinear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias, DType data,
                   MatrixUpload& upload);
   Gemm gemm() const override;
@@ -68,10 +68,10 @@ class CudaQuantLinear : public CudaGemmWeight {
   float input_scale_ = 0;
 };
 
-// A weight whose codes are multiplied in 8 bits (kernels/w8a8_gemm.h, where is_w8a8() says which).
+// A weight that is multiplied as 8-bit codes (kernels/w8a8_gemm.h; is_w8a8() tells which weights).
 class CudaW8a8Linear : public CudaGemmWeight {
  public:
-  // packed: as kernels/gemm.h has it. Throws as CudaQuantLinear.
+  // packed: see kernels/gemm.h. Throws like CudaQuantLinear.
   CudaW8a8Linear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias, DType data,
                  bool packed, MatrixUpload& upload);
   Gemm gemm() const override;
@@ -84,7 +84,8 @@ class CudaW8a8Linear : public CudaGemmWeight {
   float input_scale_ = 0;
 };
 
-// Rows of a source, read many at a time: asked for one after the other, or in any order, for which all are kept.
+// Reads rows of a source, many at a time. Rows are requested in ascending order, or in any order; the latter keeps all
+// rows in memory.
 class QuantReader {
  public:
   explicit QuantReader(const ops::QuantSource& source, bool any_order = false)
@@ -100,7 +101,7 @@ class QuantReader {
   std::vector<std::int8_t> zeros_;
 };
 
-// Rows of stacked weights, one after the other.
+// Reads the rows of stacked weights in order.
 class QuantStack {
  public:
   explicit QuantStack(const QuantParts& parts) : parts_(&parts) {

@@ -1,4 +1,4 @@
-// A step on a CUDA device: packed, uploaded, issued or replayed, and its samples fetched.
+// A step on a CUDA device: packs and uploads it, issues or replays it, and fetches its samples.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -24,7 +24,7 @@ bool same(const AttentionShape& a, const AttentionShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.block_len == b.block_len;
 }
 
-// Whether items that are made for the window `a` have all positions that the window `b` needs. 0: all positions.
+// Whether items made for window `a` contain all positions that window `b` needs. 0: all positions.
 bool covers(int a, int b) { return a == 0 || (b != 0 && b <= a); }
 
 }  // namespace
@@ -36,7 +36,7 @@ void CudaOps::begin_step(const StepInput& input) {
                 cat("ops::begin_step: results of ", in_flight_.size(), " steps were not collected"));
   }
   begun_ = {};
-  if (!prepared_) throw Error(ErrorCode::internal, "ops::begin_step: steps were not prepared");
+  if (!prepared_) throw Error(ErrorCode::internal, "ops::begin_step: prepare() was not called");
   check_step(input, needs_.facts, sampled_before_);
   begun_.rows = static_cast<std::int64_t>(input.ids.size());
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
@@ -72,7 +72,7 @@ void CudaOps::pack(const StepInput& input) {
   step.captured = nullptr;
   step.capacity = {.rows = step.rows, .logits_rows = step.logits_rows};
   if (step.decode) {
-    // Also a decode step that cannot be replayed is padded: its GEMMs then have the shapes that were measured.
+    // A decode step without a graph is also padded, so that its GEMMs have measured shapes.
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
       if (index < captured_.size()) step.captured = &captured_[index];
@@ -95,8 +95,8 @@ void CudaOps::pack(const StepInput& input) {
   send(input, sampling_);
 }
 
-// Keeps the captured step of the bucket where it serves this step. Rows with lists, penalties or masks are sampled by
-// themselves, behind a replay in which all rows are padding to the sampler.
+// Keeps the captured step of the bucket if it can serve this step. Rows with lists, penalties or masks are sampled
+// after the replay; in the replay the sampler treats all rows as padding.
 void CudaOps::choose_captured() {
   auto& step = begun_;
   if (step.captured == nullptr) return;
@@ -140,17 +140,17 @@ void CudaOps::need_cache(const ops::KvCache& cache) {
     facts.block_len = cache.layout().block_len;
     facts.num_blocks = cache.num_blocks();
   } else if (facts.block_len != cache.layout().block_len || facts.num_blocks != cache.num_blocks()) {
-    throw Error(ErrorCode::internal, "another KV cache than the one that steps were prepared with");
+    throw Error(ErrorCode::internal, "the KV cache is not the one that prepare() was called with");
   }
 }
 
-// Layers have the same heads; the widest of their windows is what the step's items are made for.
+// Layers have the same heads. The step's items are made for the widest window.
 void CudaOps::need_attention(const AttentionShape& shape) {
   const bool known = needs_.attention && same(*needs_.attention, shape);
   if (known && covers(needs_.attention->window, shape.window)) return;
   if (!tracing_) {
-    throw Error(ErrorCode::internal, known ? "a wider attention window than those that steps were prepared with"
-                                           : "other attention heads than those that steps were prepared with");
+    throw Error(ErrorCode::internal, known ? "the attention window is wider than in prepare()"
+                                           : "the attention heads are not those of prepare()");
   }
   needs_.attention = shape;
 }
@@ -162,17 +162,18 @@ void CudaOps::need_sampler(int vocab, std::int64_t rows) {
     return;
   }
   if (needs_.sampled_vocab == vocab && rows <= sampler_rows_) return;
-  throw Error(ErrorCode::internal, cat("ops::sample: [", rows, ", ", vocab, "], and [", sampler_rows_, ", ",
-                                       needs_.sampled_vocab, "] is what steps were prepared for"));
+  throw Error(ErrorCode::internal, cat("ops::sample: [", rows, ", ", vocab, "], but prepare() was called with [",
+                                       sampler_rows_, ", ", needs_.sampled_vocab, "]"));
 }
 
 void CudaOps::run_step(const Issue& issue) {
-  if (!begun_.open) throw Error(ErrorCode::internal, "ops::run_step: no step was begun");
+  if (!begun_.open) throw Error(ErrorCode::internal, "ops::run_step: begin_step() was not called");
   const OnDevice on(device_.index);
   auto& slot = slots_[slot_];
   set_step(slot.text);
   begun_.open = false;
-  sampled_before_ = sampler_ ? begun_.logits_rows : 0;  // what the next step may refer to, also where this one fails
+  // The number of samples that the next step may refer to, also if this step fails.
+  sampled_before_ = sampler_ ? begun_.logits_rows : 0;
   try {
     if (group_) group_->check();
     if (begun_.captured != nullptr) {
@@ -191,11 +192,11 @@ void CudaOps::run_step(const Issue& issue) {
     }
     slot.done.record(stream_);
   } catch (const std::exception& error) {
-    // The slot is used again at once; what was issued may still read it.
+    // The slot may be reused immediately, but issued operations may still read it.
     try {
       stream_.wait("the end of a step that failed");
     } catch (const Error& after) {
-      // The first error tells more, but as one of a library it may not say that the device has failed.
+      // The first error has more detail, but as an error of a library it may not report that the device has failed.
       if (is_device_failure(after) && !is_device_failure(error)) {
         throw Error(after.code(), cat(error.what(), "; ", after.what()));
       }
@@ -211,7 +212,7 @@ void CudaOps::sample_rows(const ops::Tensor& logits) {
   begun_.sampled = true;
 }
 
-// Sampling leaves the logits of a row with a target as they were.
+// Sampling does not change the logits of a row with a target.
 void CudaOps::download_logits(Slot& slot, const ops::Tensor& logits) {
   const auto bytes = static_cast<std::size_t>(logits.cols) * sizeof(float);
   grow(slot.logits, slot.logits_of.size() * bytes);
@@ -223,7 +224,7 @@ void CudaOps::download_logits(Slot& slot, const ops::Tensor& logits) {
 }
 
 std::vector<ops::Sampled> CudaOps::collect() {
-  if (in_flight_.empty()) throw Error(ErrorCode::internal, "ops::collect: no step was run");
+  if (in_flight_.empty()) throw Error(ErrorCode::internal, "ops::collect: run_step() was not called");
   const OnDevice on(device_.index);
   const auto& slot = slots_[in_flight_.front()];
   in_flight_.pop_front();
@@ -242,8 +243,8 @@ std::vector<ops::Sampled> CudaOps::collect() {
 
 void CudaOps::require_step(std::string_view op, std::int64_t rows, std::int64_t of) const {
   if (!begun_.any || rows != of) {
-    throw Error(ErrorCode::internal,
-                begun_.any ? cat("ops::", op, ": ", rows, " rows in a step of ", of) : cat("ops::", op, ": no step"));
+    throw Error(ErrorCode::internal, begun_.any ? cat("ops::", op, ": ", rows, " rows, but the step has ", of)
+                                                : cat("ops::", op, ": begin_step() was not called"));
   }
 }
 

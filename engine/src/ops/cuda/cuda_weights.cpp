@@ -14,7 +14,7 @@ namespace charonia::cuda {
 namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
-constexpr std::int64_t kStrideMultiple = 8;  // elements: rows begin at 16 bytes in any type
+constexpr std::int64_t kStrideMultiple = 8;  // elements, so that rows are aligned to 16 bytes in any type
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::invalid_argument, "a weight: " + what); }
 
@@ -30,14 +30,14 @@ void MatrixUpload::in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t 
                              const std::function<void(std::byte* chunk, std::int64_t first, std::int64_t n)>& write) {
   if (row_bytes > kChunkBytes) {
     throw Error(ErrorCode::unsupported,
-                cat("a weight with rows of ", row_bytes, " bytes: they may have up to ", kChunkBytes));
+                cat("a weight has rows of ", row_bytes, " bytes; the maximum is ", kChunkBytes));
   }
   const auto most = static_cast<std::int64_t>(kChunkBytes / row_bytes);
   for (std::int64_t row = 0; row < rows; row += most) {
     const auto n = std::min(most, rows - row);
     auto& chunk = chunks_[next_];
     next_ = (next_ + 1) % chunks_.size();
-    chunk.copied.wait("upload of weights");  // of what it held before
+    chunk.copied.wait("upload of weights");  // waits for the copy of its earlier contents
     write(chunk.memory.data(), row, n);
     stream_.upload(to + static_cast<std::size_t>(row) * row_bytes, chunk.memory.data(),
                    static_cast<std::size_t>(n) * row_bytes, "upload of weights");
@@ -97,18 +97,18 @@ void CudaGemmWeight::make_bias(std::span<const ops::HostMatrix> bias, std::span<
                                MatrixUpload& upload) {
   if (bias.empty()) return;
   if (bias.size() != rows.size()) {
-    refuse(cat(bias.size(), " biases for ", rows.size(), " parts; there must be one each, or none"));
+    refuse(cat(bias.size(), " biases for ", rows.size(), " parts; each part must have one, or none"));
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (bias[i].data != nullptr && bias[i].rows * bias[i].cols != rows[i]) {
-      refuse(cat("part ", i, " has ", rows[i], " rows and a bias of ", bias[i].rows * bias[i].cols));
+      refuse(cat("part ", i, " has ", rows[i], " rows, but its bias has ", bias[i].rows * bias[i].cols));
     }
   }
   bias_ = DeviceMemory(static_cast<std::size_t>(n_) * sizeof(float), "a bias");
   auto* to = bias_.as<float>();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (bias[i].data != nullptr) {
-      // A column of the parts' rows; its elements lie together.
+      // The bias is a contiguous column with one element per row of the part.
       upload.copy(reinterpret_cast<std::byte*>(to), DType::f32, rows[i], {bias[i].data, bias[i].dtype, 1, rows[i]});
     }
     to += rows[i];
@@ -123,7 +123,8 @@ CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const o
   k_ = parts.front().cols;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].rows < 1 || parts[i].cols != k_ || k_ < 1 || parts[i].data == nullptr) {
-      refuse(cat("part ", i, " is [", parts[i].rows, ", ", parts[i].cols, "] and the first has ", k_, " columns"));
+      refuse(
+          cat("part ", i, " is [", parts[i].rows, ", ", parts[i].cols, "], but the first part has ", k_, " columns"));
     }
     rows.push_back(parts[i].rows);
     n_ += parts[i].rows;
@@ -191,9 +192,10 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int commit
   }
   const auto block = block_layer_bytes(layout);
   if (block > std::size_t{std::numeric_limits<int>::max()}) {
-    throw Error(ErrorCode::unsupported, cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
-                                            " bytes a block and layer; the CUDA device takes fewer than 2^31: set a "
-                                            "smaller cache_block_seq_len"));
+    throw Error(ErrorCode::unsupported,
+                cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
+                    " bytes per block and layer; the CUDA device supports fewer than 2^31: set a "
+                    "smaller cache_block_seq_len"));
   }
   layout_ = layout;
   num_blocks_ = num_blocks;

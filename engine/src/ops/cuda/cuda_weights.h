@@ -1,4 +1,4 @@
-// What stays in device memory from step to step: weights, embedding, KV blocks.
+// Data in device memory that is used by all steps: weights, embedding, KV blocks.
 #pragma once
 
 #include <array>
@@ -14,30 +14,30 @@
 
 namespace charonia::cuda {
 
-// Brings matrices to the device through two chunks of page-locked memory in turn: while one is copied, rows are
-// converted into the other.
+// Uploads matrices through two chunks of page-locked memory, used alternately: while one is copied, rows are converted
+// into the other.
 class MatrixUpload {
  public:
   explicit MatrixUpload(Stream& stream);
   ~MatrixUpload();
-  // Rows of `from`, converted to `type`, to `to` with rows `stride` elements apart; elements beyond from.cols are
-  // zeros.
+  // Copies the rows of `from`, converted to `type`, to `to`, with rows `stride` elements apart. Elements beyond
+  // from.cols are zeros.
   void copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from);
-  // `rows` rows of `cols` elements, each from where row_of() says; without data: zeros.
+  // Copies `rows` rows of `cols` elements from the sources that row_of() returns. Rows without data are zeros.
   struct SourceRow {
     const std::byte* data = nullptr;
     DType dtype = DType::f32;
   };
   void copy_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
                  const std::function<SourceRow(std::int64_t row)>& row_of);
-  // As copy_rows(), packed (kernels/gemm.h): a 16-bit type, stride a multiple of 32. Fills the last group of rows with
-  // zeros.
+  // Like copy_rows(), packed (kernels/gemm.h): a 16-bit type, stride a multiple of 32. Fills the last group of rows
+  // with zeros.
   void pack_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
                  const std::function<SourceRow(std::int64_t row)>& row_of);
-  // Has rows [first, first + n) written into a chunk, and copied, until there are `rows`.
+  // Calls `write` for rows [first, first + n) of a chunk and copies the chunk, until `rows` rows are done.
   void in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t rows,
                  const std::function<void(std::byte* chunk, std::int64_t first, std::int64_t n)>& write);
-  void finish();  // everything is there
+  void finish();  // waits until all copies are complete
 
  private:
   struct Chunk {
@@ -63,13 +63,13 @@ class CudaBuffer : public ops::Buffer {
 // A weight of a GEMM, and its bias [n] in float.
 class CudaGemmWeight : public ops::Linear {
  public:
-  virtual Gemm gemm() const = 0;                           // all of it that is the weight's
-  DType type() const { return type_; }                     // of inputs
-  const float* bias() const { return bias_.as<float>(); }  // null: none
+  virtual Gemm gemm() const = 0;                           // a GEMM with all fields that belong to the weight
+  DType type() const { return type_; }                     // type of the inputs
+  const float* bias() const { return bias_.as<float>(); }  // null if there is no bias
 
  protected:
   explicit CudaGemmWeight(DType type) : type_(type) {}
-  // Throws Error(invalid_argument) for biases that do not fit. rows: of the parts.
+  // rows: of each part. Throws Error(invalid_argument) if the biases do not match.
   void make_bias(std::span<const ops::HostMatrix> bias, std::span<const std::int64_t> rows, MatrixUpload& upload);
 
  private:
@@ -77,8 +77,8 @@ class CudaGemmWeight : public ops::Linear {
   DeviceMemory bias_;
 };
 
-// [n, k], the parts stacked: row-major, rows a multiple of 8 elements apart and zero-filled beyond k; or packed
-// (kernels/gemm.h).
+// [n, k], the stacked parts: row-major, with a row stride that is a multiple of 8 elements, and zeros beyond k; or
+// packed (kernels/gemm.h).
 class CudaLinear : public CudaGemmWeight {
  public:
   CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight, bool packed,
@@ -108,14 +108,14 @@ class CudaEmbedding : public ops::Embedding {
   DeviceMemory table_;
 };
 
-// Layer after layer, each as CacheLayer has it. Where not all blocks have memory at once, each layer has addresses for
-// all of them, and memory for its first ones.
+// One CacheLayer after another. If not all blocks have memory yet, each layer has addresses for all blocks, and memory
+// for the first ones.
 class CudaKvCache : public ops::KvCache {
  public:
   CudaKvCache(const ops::KvLayout& layout, int num_blocks, int committed);
   void commit(int num_blocks);
   CacheLayer layer(int index) const;
-  std::size_t layer_bytes() const;                                    // from one layer to the next
+  std::size_t layer_bytes() const;                                    // distance between layers
   static std::size_t block_layer_bytes(const ops::KvLayout& layout);  // of one block in one layer
 
  private:

@@ -1,7 +1,7 @@
-// Where a step's mixture of experts works: the parts of its scratch memory. Integers only.
+// The parts of the scratch memory of a step's mixture of experts. Integers only.
 //
-// An assignment is a row with one of its experts. In the router's order assignment r * top_k + i is the i-th expert of
-// row r, by ascending index. Places number the assignments by expert, within an expert by row.
+// An assignment is a pair: a row and an expert that is selected for it. In the router's order, assignment r * top_k + i
+// is the i-th expert of row r, by ascending index. Places number the assignments by expert, then by row.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,16 @@
 
 namespace charonia::cuda {
 
-// Up to so many places, one after the other, of one expert: what a thread block takes at once. rows == 0: nothing.
+// Consecutive places of one expert that a thread block processes together. rows == 0: none.
 struct alignas(16) ExpertTile {
   std::int32_t expert = 0, first = 0, rows = 0, reserved = 0;
 };
 inline constexpr int kMinExpertTile = 8;  // of rows
 
-// Rows of experts' inputs and outputs are padded to so many elements, with zeros.
+// Rows of experts' inputs and outputs are padded with zeros to a multiple of this.
 inline constexpr std::int64_t kExpertVector = 8;
 
-// No more tiles than this have rows, whichever experts are chosen.
+// The maximum number of tiles with rows, for any selection of experts.
 CHARONIA_HD constexpr std::int64_t max_expert_tiles(std::int64_t assignments, int experts, int tile_rows) {
   return assignments / tile_rows + (assignments < experts ? assignments : experts);
 }
@@ -52,16 +52,16 @@ struct ExpertsWorkspace {
   }
 
   std::int64_t assignments, hidden, inter;  // hidden and inter: with padding
-  // Where the parts begin, in bytes:
-  std::size_t chosen = 0;   // [assignments] i32, the expert; the number of experts: the row is padding
+  // Byte offsets of the parts:
+  std::size_t chosen = 0;   // [assignments] i32, the expert; equal to the number of experts if the row is padding
   std::size_t weights = 0;  // [assignments] f32
-  std::size_t places = 0;   // [assignments] i32; -1: none
+  std::size_t places = 0;   // [assignments] i32; -1: no place
   std::size_t rows_of = 0;  // [places] i32
   std::size_t tiles = 0;    // ExpertTile
-  std::size_t in = 0;       // [rows, hidden], of inputs that cannot be read 16 bytes at a time
+  std::size_t in = 0;       // [rows, hidden]: copies of inputs that cannot be read 16 bytes at a time
   std::size_t gated = 0;    // [places, inter]
   std::size_t down = 0;     // [places, hidden]
-  // Of weights that take int8 codes, which lie in `in` (or `down`) and `gated` then:
+  // For weights that take int8 codes, which are stored in `in` (or `down`) and `gated`:
   std::size_t in_scales = 0;     // [rows or places] f32
   std::size_t gated_scales = 0;  // [places] f32
   std::size_t bytes = 0;

@@ -1,4 +1,4 @@
-// The CUDA device, as the runtime sees it. In a build without CUDA these functions say that it has none.
+// Creates the CUDA device. In a build without CUDA these functions report that.
 #pragma once
 
 #include <cstddef>
@@ -18,22 +18,22 @@ struct CudaDevice {
   std::size_t total_bytes = 0, free_bytes = 0;
 };
 
-// The devices that can be used: compute capability 8.0 and newer. When there is none, `why` says so in words for a
-// user: no driver, no device, too old, a build without CUDA.
+// The usable devices: compute capability 8.0 and newer. If there are none, `why` has the reason for the user: no
+// driver, no device, too old, or a build without CUDA.
 std::vector<CudaDevice> cuda_devices(std::string& why);
 
 struct CudaOptions {
-  int device = 0;             // index into what the process sees
-  bool reproducible = false;  // one instruction path and one order of sums whatever the batch
+  int device = 0;             // index among the devices that the process sees
+  bool reproducible = false;  // one instruction path and one order of sums for any batch
   bool graphs = true;         // capture decode steps and replay them
 };
 
-// Ranks of one process that communicate over NCCL, in the order of `devices`. Throws Error(unavailable) naming the
-// library when NCCL is not to be found. Several ranks on one device, for tests, do without it.
+// The group of ranks of one process that communicate through NCCL, in the order of `devices`. Throws Error(unavailable)
+// with the library's name if NCCL cannot be found. Several ranks on one device, for tests, do not need NCCL.
 class NcclGroup;
 std::shared_ptr<NcclGroup> make_nccl_group(const std::vector<int>& devices);
 
-// Throws Error: unsupported (no such device, too old), unavailable (a library is missing), with what to do.
+// Throws Error: unsupported (no such device, or too old), unavailable (a library is missing), with the remedy.
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options, std::shared_ptr<NcclGroup> group = nullptr,
                                    int rank = 0);
 

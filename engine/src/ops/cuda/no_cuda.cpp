@@ -1,4 +1,4 @@
-// The CUDA device of a build without CUDA.
+// The CUDA device in a build without CUDA.
 #include "charonia/error.h"
 #include "ops/cuda/make_cuda_ops.h"
 
@@ -6,7 +6,7 @@ namespace charonia::ops {
 namespace {
 
 constexpr const char* kWhy =
-    "this build has no CUDA; build it where nvcc and a GPU are (make setup does), or set device = cpu";
+    "this build has no CUDA; build it on a machine with nvcc and a GPU (make setup), or set device = cpu";
 
 }  // namespace
 

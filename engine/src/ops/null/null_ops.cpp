@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr float kWordLogit = 9;  // that the word of a position has more than other tokens
+constexpr float kWordLogit = 9;  // added to the logit of the position's word
 
 class NullLinear : public Linear {
  public:
@@ -42,7 +42,7 @@ class NullKvCache : public KvCache {
   NullKvCache(const KvLayout& layout, int num_blocks) { layout_ = layout, num_blocks_ = num_blocks; }
 };
 
-// Used where sampling is greedy, and for the noise of logits.
+// Used for greedy sampling, and for the noise of logits.
 constexpr std::uint64_t kGreedySeed = 0;
 
 class NullOps : public Ops {
@@ -58,11 +58,11 @@ class NullOps : public Ops {
   std::string_view device() const override { return "null"; }
   std::string_view instruction_set() const override { return "no kernels"; }
   std::string warning() const override {
-    return "device = null computes nothing: answers are words without meaning. It is for measuring alone; set device = "
+    return "device = null computes nothing: responses are random words. It is only for measurements; set device = "
            "auto to serve the model";
   }
 
-  // Sizes are what they would be on the CPU.
+  // The same sizes as on the CPU.
   Precision precision(DType weight) const override { return sizes_->precision(weight); }
   std::size_t free_memory() const override { return sizes_->free_memory() / static_cast<std::size_t>(ranks_); }
   std::size_t kv_block_bytes(const KvLayout& layout) const override { return sizes_->kv_block_bytes(layout); }
@@ -70,7 +70,7 @@ class NullOps : public Ops {
     return sizes_->experts_scratch_bytes(shape, rows);
   }
 
-  // Norms, tables and activations: what is never written takes no pages.
+  // For norms, tables and activations; untouched memory takes no pages.
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override { return sizes_->allocate(bytes); }
   void upload(void* device, const void* host, std::size_t bytes) override { sizes_->upload(device, host, bytes); }
   void download(void* host, const void* device, std::size_t bytes) override { sizes_->download(host, device, bytes); }
@@ -117,7 +117,7 @@ class NullOps : public Ops {
   }
   void begin_step(const StepInput& input) override;
   void copy_blocks(KvCache&, std::span<const std::pair<std::int32_t, std::int32_t>>) override {}
-  // The operations are not issued. Samples are there at once, and wait until the step would be done.
+  // Issues no operations. Computes the samples immediately; collect() waits until the step would be done.
   void run_step(const Issue&) override;
   std::vector<Sampled> collect() override;
 
@@ -160,12 +160,12 @@ class NullOps : public Ops {
   std::unique_ptr<Ops> sizes_ = make_cpu_ops(1);
   StepFacts facts_;
   bool prepared_ = false, begun_ = false;
-  StepInput input_;                        // of the step begun last
-  std::vector<std::int32_t> sampled_ids_;  // of the step run last; -1: that row failed
-  std::deque<Step> steps_;                 // not collected
-  Clock::time_point last_done_{};          // of the step run last
-  std::vector<float> logits_;              // of the row in progress
-  std::vector<std::int32_t> output_;       // of the row in progress
+  StepInput input_;                        // of the last step that began
+  std::vector<std::int32_t> sampled_ids_;  // of the last step that ran; -1: the row failed
+  std::deque<Step> steps_;                 // not collected yet
+  Clock::time_point last_done_{};          // end time of the last step that ran
+  std::vector<float> logits_;              // of the current row
+  std::vector<std::int32_t> output_;       // of the current row
   cpu::SampleScratch scratch_;
 };
 
@@ -221,7 +221,7 @@ Sampled NullOps::sample_of_logits(const SampleRow& row, std::int32_t word) {
   logits_.resize(static_cast<std::size_t>(options_.vocab));
   auto state = static_cast<std::uint64_t>(row.position) * 0x9e3779b97f4a7c15U;
   for (auto& logit : logits_) {
-    state = state * 6364136223846793005U + 1442695040888963407U;  // Knuth's MMIX
+    state = state * 6364136223846793005U + 1442695040888963407U;  // the generator of Knuth's MMIX
     logit = static_cast<float>(state >> 40) * 0x1p-24F;
   }
   logits_[static_cast<std::size_t>(word)] += kWordLogit;

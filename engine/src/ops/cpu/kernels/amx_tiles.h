@@ -1,4 +1,4 @@
-// The real tile registers, as linear_tiles.h asks for them.
+// The AMX tile registers, in the interface that linear_tiles.h needs.
 #pragma once
 
 #include "ops/cpu/kernels/linear_tiles.h"
@@ -6,8 +6,8 @@
 namespace charonia::ops::cpu {
 namespace {
 
-// In assembly and not by intrinsics: those of GCC 12 do not say that they read and write memory, so that stores of what
-// a tile loads may come too late.
+// Uses assembly instead of intrinsics: the intrinsics of GCC 12 do not declare their memory accesses, so the compiler
+// could move a store behind the tile load that reads it.
 struct AmxTiles {
   static void configure(int rows) {
     struct alignas(64) Configuration {

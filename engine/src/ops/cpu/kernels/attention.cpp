@@ -1,20 +1,20 @@
 // Attention of one tile of queries (several rows, all heads of a group) with one KV head, over the blocks of a
 // sequence.
 //
-// Exact softmax in one pass over the context: chunks of attention_chunk() positions that begin at the same positions
-// for every query; after each chunk the running maximum m, sum l and output acc are rescaled to the new maximum
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Every attention_split() positions begin
-// with an empty state, and the states of the splits are merged in ascending order by the same rescaling, so that a long
-// context can be spread over threads. Scores sum over the head's dimensions in ascending order, outputs over the
-// positions in ascending order, so a query's result depends on its own position and context alone: for queries of the
-// tile that do not see a chunk it changes nothing (factor 1, probabilities 0). Blocks that no query of the tile sees,
-// since they lie behind its future or before its window, are not read.
+// Exact softmax in one pass over the context, in chunks of attention_chunk() positions that begin at the same positions
+// for every query. After each chunk the running maximum m, sum l and output acc are rescaled to the new maximum
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Every attention_split() positions start
+// with an empty state. The states of the splits are merged in ascending order with the same rescaling, so that several
+// threads can share a long context. Scores sum over the head's dimensions in ascending order, outputs over the
+// positions in ascending order. So the result of a query depends only on its own position and context: a chunk that a
+// query does not attend to does not change its state (factor 1, probabilities 0). Blocks that no query of the tile
+// attends to (later positions, or before the window) are not read.
 //
-// Of a bf16 cache both products are of pairs (attention_pairs.h), and exponentials are powers of two: log2 e is a factor of
-// the scores' scale.
+// With a bf16 cache both products use pairs (attention_pairs.h). Exponentials are powers of two, so the scale of the
+// scores includes the factor log2 e.
 //
-// Of a quantised cache the sums are of its integers: scales and zeros are applied to the scores, and the scales of the
-// values to the probabilities, as kv_quant.h has it; the zeros of the values add up beside the outputs.
+// With a quantised cache the sums are over integers: scales and zeros are applied to the scores, and the scales of the
+// values to the probabilities (kv_quant.h). The zeros of the values are summed separately.
 //
 // Bound: memory for decode (every k and v is read once per tile), arithmetic for prefill.
 #include "ops/cpu/kernels/attention_pairs.h"
@@ -22,9 +22,9 @@
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// What AttentionParams does to a query's scores beside scaling them: the cap, and the slope for keys at `distance`,
-// distance + 1, ... from the query (0 or less where they are seen).
-inline void weigh(float* scores, int n, const AttentionArgs& args, float slope, int distance) {
+// Scales a query's scores and applies the rest of AttentionParams: the soft cap, and the slope for keys at `distance`,
+// distance + 1, ... from the query (0 or less for keys that are not masked).
+inline void modify_scores(float* scores, int n, const AttentionArgs& args, float slope, int distance) {
   alignas(64) float lanes[kWidth];
   for (int i = 0; i < kWidth; ++i) lanes[i] = static_cast<float>(i);
   const Vec lane = load(lanes), scales = set1(args.scale), slopes = set1(slope);
@@ -38,7 +38,7 @@ inline void weigh(float* scores, int n, const AttentionArgs& args, float slope, 
   }
 }
 
-// The state of one query: acc [d_stride], then these. offset: what is to be added to every element of acc.
+// The state of one query: acc [d_stride], then this. offset: added to every element of acc at the end.
 struct Running {
   float maximum, sum, offset;
 };
@@ -52,7 +52,7 @@ inline float exp_of(float x) {
   return lanes[0];
 }
 
-// Where a query's weights are rounded to pairs of bf16, their sum is that of the rounded ones, so that they add up to 1.
+// If a query's weights are rounded to pairs of bf16, the sum is over the rounded weights, so that they add up to 1.
 #if defined(CHARONIA_NATIVE_PAIRS)
 template <bool Paired>
 inline __attribute__((always_inline)) Vec store_weights(float* row, int i, Vec low, Vec high, Vec sum) {
@@ -70,9 +70,9 @@ inline __attribute__((always_inline)) Vec store_weights(float* row, int i, Vec l
   return add(add(sum, low), high);
 }
 
-// scores [n rounded up to two vectors] -> weights: e^(scale * score) relative to the running maximum, of which
-// [unseen, seen) count. Paired: as PairOperands, in the row's own memory. Returns the factor for what was accumulated
-// before.
+// scores [n rounded up to two vectors] -> weights: e^(scale * score) relative to the running maximum. Only positions
+// [unseen, seen) count. Paired: stored as PairOperands, in the row's own memory. Returns the factor for the earlier
+// accumulated values.
 template <bool Paired>
 inline float softmax_chunk(float* scores, int n, int unseen, int seen, float scale, Running& running) {
   constexpr int kStep = 2 * kWidth;
@@ -113,9 +113,9 @@ void write(Out* out, const float* acc, const Running& running, int n) {
   if (j < n) store_n(out + j, div(add(load(acc + j), offset), divisor), n - j);
 }
 
-// Where a tile works: queries [vectors][d_stride], two states, scores [vectors][s_stride], factors [vectors]; of a
-// quantised cache the scales and zeros of a chunk [s_stride] each and the sums of the queries [vectors]. Of a bf16 cache
-// rows of queries and scores hold PairOperands.
+// The workspace of a tile: queries [vectors][d_stride], two states, scores [vectors][s_stride], factors [vectors]; for
+// a quantised cache also the scales and zeros of a chunk, [s_stride] each, and the sums of the queries [vectors]. For a
+// bf16 cache the rows of queries and scores hold PairOperands.
 struct Workspace {
   explicit Workspace(const AttentionArgs& args)
       : d_stride(round_up_to_vector(args.head_dim)),
@@ -152,7 +152,7 @@ inline void take_queries(const AttentionArgs& args, const Workspace& workspace) 
   }
 }
 
-// Of every query, for the zeros of a quantised cache.
+// Computes the sum of every query, for the zeros of a quantised cache.
 inline void sum_queries(const AttentionArgs& args, const Workspace& workspace) {
   for (int i = 0; i < args.end - args.begin; ++i) {
     const float* const q = workspace.q + i * workspace.d_stride;
@@ -164,20 +164,20 @@ inline void sum_queries(const AttentionArgs& args, const Workspace& workspace) {
   }
 }
 
-// The positions that the tile's queries see, from the first of its first to the last of its last.
-struct Seen {
-  explicit Seen(const AttentionArgs& args)
+// The positions that the tile's queries attend to: from the first of its first query to the last of its last query.
+struct AttendedRange {
+  explicit AttendedRange(const AttentionArgs& args)
       : first(attention_first(args.first_position + args.begin / args.group, args.window)),
         last(args.first_position + (args.end - 1) / args.group) {}
   int first, last;
 };
 
-// How the cache's type lies in a block.
+// The layout of the cache's type in a block.
 template <class T>
 struct Stored {
   static constexpr bool kQuantised = false;
   static constexpr bool kPaired = false;
-  static constexpr int kPerByte = 1;  // elements of a T
+  static constexpr int kPerByte = 1;  // elements per T
 };
 template <>
 struct Stored<Bf16> {
@@ -198,8 +198,8 @@ struct Stored<Q4> {
   static constexpr int kPerByte = 2;
 };
 
-// Scales and zeros of positions [first, n) of a chunk to floats; zeros everywhere else, up to a whole vector.
-// scales_at(p): those of the block that begins at position p of the chunk.
+// Converts scales and zeros of positions [first, n) of a chunk to floats; writes zeros elsewhere, up to a whole vector.
+// scales_at(p): the scales of the block that begins at position p of the chunk.
 template <class ScalesAt>
 void take_scales(const Workspace& workspace, int block_len, int first, int n, ScalesAt scales_at) {
   float* const rows[] = {workspace.k_scales, workspace.k_zeros, workspace.v_scales, workspace.v_zeros};
@@ -217,7 +217,7 @@ void take_scales(const Workspace& workspace, int block_len, int first, int n, Sc
   }
 }
 
-// Sums over integers -> scores.
+// Converts sums over integers to scores.
 inline void scale_scores(float* scores, int n, const Workspace& workspace, float q_sum) {
   const Vec sum = set1(q_sum);
   for (int i = 0; i < n; i += kWidth) {
@@ -225,7 +225,7 @@ inline void scale_scores(float* scores, int n, const Workspace& workspace, float
   }
 }
 
-// Probabilities -> what the integers of the values are multiplied by. Returns the sum of the zeros.
+// Converts probabilities to the factors of the values' integers. Returns the sum of the zeros.
 inline float scale_probabilities(float* scores, int n, const Workspace& workspace) {
   Vec offset = zero();
   for (int i = 0; i < n; i += kWidth) {
@@ -236,7 +236,7 @@ inline float scale_probabilities(float* scores, int n, const Workspace& workspac
   return sum_of(offset);
 }
 
-// The blocks of a sequence, by a position that one of them begins at.
+// The blocks of a sequence, by the position where a block begins.
 template <class T>
 struct Context {
   explicit Context(const AttentionArgs& args) : args(args), width(args.head_dim / Stored<T>::kPerByte) {}
@@ -251,16 +251,16 @@ struct Context {
   }
 
   const AttentionArgs& args;
-  int width;  // of a row of k or v: elements, of 4 bits bytes
+  int width;  // of a row of k or v: elements, or bytes with 4 bits
 };
 
-// Positions [begin, begin + n) of a context, of which no query of the tile sees those before begin + first. next: where
-// the chunk after this one begins that the tile sees too, or -1.
+// Positions [begin, begin + n) of a context. No query of the tile attends to those before begin + first. next: start of
+// the next chunk that the tile attends to, or -1.
 struct Chunk {
   int begin, n, first, next;
 };
 
-// The scales of a chunk, and those of the next one on their way.
+// Converts the scales of a chunk, and prefetches the scales of the next chunk.
 template <class T>
 inline void take_scales(const Context<T>& context, const Workspace& workspace, const Chunk& chunk, int end) {
   const int block_len = context.args.block_len;
@@ -281,7 +281,7 @@ inline void multiply_keys(const Context<T>& context, const Workspace& workspace,
                                                   : context.values(chunk.begin + chunk.first);
     const int left = chunk.n - p, columns = left < block_len ? left : block_len;
     if constexpr (Stored<T>::kPaired) {
-      // Whole vectors where the block has them: what was never written counts for nothing afterwards.
+      // Uses whole vectors if the block has them. Results for positions that were never written are ignored later.
       const int whole = (columns + kWidth - 1) / kWidth * kWidth;
       const KeyProduct product{
           .rows = vectors,
@@ -311,23 +311,23 @@ inline void multiply_keys(const Context<T>& context, const Workspace& workspace,
   }
 }
 
-// Scores -> weights, and the factors for what was accumulated before.
+// Converts scores to weights, and computes the factors for the accumulated values.
 template <class T>
-inline void weigh_chunk(const AttentionArgs& args, const Workspace& workspace, const Chunk& chunk, float* state) {
-  const bool weighed = args.soft_cap != 0 || args.slopes != nullptr;
+inline void compute_weights(const AttentionArgs& args, const Workspace& workspace, const Chunk& chunk, float* state) {
+  const bool has_score_mod = args.soft_cap != 0 || args.slopes != nullptr;
   for (int i = 0; i < args.end - args.begin; ++i) {
     const int position = args.first_position + (args.begin + i) / args.group;
     const int unseen = attention_first(position, args.window) - chunk.begin;
     const int seen = position + 1 - chunk.begin < chunk.n ? position + 1 - chunk.begin : chunk.n;
     float* const scores = workspace.scores + i * workspace.s_stride;
     if constexpr (Stored<T>::kQuantised) scale_scores(scores, chunk.n, workspace, workspace.q_sums[i]);
-    if (weighed) {
+    if (has_score_mod) {
       const float slope = args.slopes == nullptr ? 0 : args.slopes[(args.begin + i) % args.group];
-      weigh(scores, chunk.n, args, slope, chunk.begin - position);
+      modify_scores(scores, chunk.n, args, slope, chunk.begin - position);
     }
     Running& running = running_of(state + i * workspace.state_stride, workspace.d_stride);
     workspace.factors[i] = softmax_chunk<Stored<T>::kPaired>(scores, chunk.n, unseen > 0 ? unseen : 0, seen,
-                                                             weighed ? 1 : args.scale, running);
+                                                             has_score_mod ? 1 : args.scale, running);
     if constexpr (Stored<T>::kQuantised) running.offset += scale_probabilities(scores, chunk.n, workspace);
   }
 }
@@ -381,7 +381,7 @@ inline void add_values(const Context<T>& context, const Workspace& workspace, co
   }
 }
 
-// The state [vectors][state_stride] after split `split` alone.
+// Computes the state [vectors][state_stride] of split `split` alone.
 template <class T>
 void attend(const AttentionArgs& args, const Workspace& workspace, int split, float* state) {
   const int vectors = args.end - args.begin;
@@ -392,7 +392,7 @@ void attend(const AttentionArgs& args, const Workspace& workspace, int split, fl
   }
 
   const Context<T> context(args);
-  const Seen seen(args);
+  const AttendedRange seen(args);
   const int length = attention_chunk(args.block_len);
   const int split_begin = split * attention_split(args.block_len);
   const int split_end = split_begin + attention_split(args.block_len);
@@ -406,12 +406,12 @@ void attend(const AttentionArgs& args, const Workspace& workspace, int split, fl
                       .next = begin + length <= seen.last ? begin + length : -1};
     if constexpr (Stored<T>::kQuantised) take_scales(context, workspace, chunk, end);
     multiply_keys(context, workspace, chunk, vectors);
-    weigh_chunk<T>(args, workspace, chunk, state);
+    compute_weights<T>(args, workspace, chunk, state);
     add_values(context, workspace, chunk, vectors, state);
   }
 }
 
-// total <- total and then `next`. What a query did not see changes nothing.
+// Merges `next` into `total`. A split that a query does not attend to changes nothing.
 inline void merge(float* total, const float* next, int vectors, std::int64_t d_stride, std::int64_t state_stride) {
   for (int i = 0; i < vectors; ++i, total += state_stride, next += state_stride) {
     Running& sum = running_of(total, d_stride);
@@ -450,7 +450,7 @@ void attention(const AttentionArgs& args) {
   const Workspace workspace(args);
   take_queries<Stored<T>::kPaired>(args, workspace);
   if constexpr (Stored<T>::kQuantised) sum_queries(args, workspace);
-  const Seen seen(args);
+  const AttendedRange seen(args);
   const int split = attention_split(args.block_len);
   const int first = seen.first / split, last = seen.last / split;
   attend<T>(args, workspace, first, workspace.first);

@@ -1,9 +1,10 @@
-// The products of attention over a cache of bf16, whose k and v lie in pairs (kernels.h): a step reads a row of pairs and
-// multiplies it with a pair of each row of queries or probabilities. Where the processor multiplies pairs of bf16 itself,
-// queries and probabilities are rounded to bf16 and the sum runs over pairs in ascending order; elsewhere they stay
-// floats, and it runs over single elements in ascending order. Neither depends on the number of rows and columns.
+// The products of attention over a bf16 cache, whose k and v are stored in pairs (kernels.h). A step reads a row of
+// pairs and multiplies it with a pair of each row of queries or probabilities. If the processor multiplies pairs of
+// bf16, queries and probabilities are rounded to bf16, and the sum runs over pairs in ascending order. Otherwise they
+// stay floats, and the sum runs over single elements in ascending order. Neither depends on the number of rows and
+// columns.
 //
-// What was never written is not multiplied, not even with zero: it may be NaN.
+// Memory that was never written is not multiplied, not even with zero, because it may be NaN.
 #pragma once
 
 #include "ops/cpu/kernels/attention_tile.h"
@@ -19,15 +20,14 @@ using PairOperand = float;
 #endif
 constexpr int kOperandsPerFloat = sizeof(float) / sizeof(PairOperand);
 
-// The first `used` of the rows of a matrix in pairs of rows, from one of its columns on.
+// The first `used` rows of a matrix in pairs of rows, from column `column` on.
 struct PairedRows {
-  const Bf16* data;  // of column 0
+  const Bf16* data;  // column 0
   int rows, columns, column;
   int used;
 };
 
-// The last row where their number is odd: behind it lies the row that it is in a pair with, which does not count, or
-// nothing.
+// The last row, if `used` is odd. The other row of its pair must not be used, or does not exist.
 template <int M, int V>
 inline __attribute__((always_inline)) void odd_step(Vec (&acc)[M][V], const PairOperand* a, std::int64_t a_stride,
                                                     const PairedRows& b, int tail) {
@@ -66,7 +66,7 @@ inline __attribute__((always_inline)) void tail_step(Vec (&acc)[M][V], const Pai
 }
 
 // acc [M][V vectors] += a [M][b.used] * b [b.used][V vectors]. tail > 0: b has that many columns instead (V is 1).
-// Ahead: `ahead` bytes behind b lies what is read next; memory is asked for it meanwhile.
+// Ahead: also prefetches the data that is read next, `ahead` bytes after b.
 template <int M, int V, bool Ahead>
 inline __attribute__((always_inline)) void add_product(Vec (&acc)[M][V], const PairOperand* a, std::int64_t a_stride,
                                                        const PairedRows& b, int tail, std::int64_t ahead) {
@@ -89,7 +89,7 @@ inline __attribute__((always_inline)) void add_product(Vec (&acc)[M][V], const P
   if (b.used % 2 != 0) odd_step<M, V>(acc, a, a_stride, b, tail);
 }
 
-// scores [rows][columns], whole vectors of them = q [rows][dim] * k of one block. ahead: bytes to the one read next.
+// scores [rows][columns], in whole vectors, = q [rows][dim] * k of one block. ahead: bytes to the next block.
 struct KeyProduct {
   int rows;
   const PairOperand* q;
@@ -132,20 +132,20 @@ struct KeyProduct {
   }
 };
 
-// acc [rows][dim] = acc * factors + p [rows][positions] * v of the blocks of a chunk. The sums stay in registers from
-// block to block. values_at(b): v of block b of the chunk; the one behind the last is what is read next.
+// acc [rows][dim] = acc * factors + p [rows][positions] * v of the blocks of a chunk. The sums stay in registers across
+// blocks. values_at(b): v of block b of the chunk; the block after the last one is prefetched.
 template <class ValuesAt>
 struct ValueProduct {
   int rows;
   const PairOperand* p;
   std::int64_t p_stride;
-  int first_block, positions, block_len, dim;  // blocks [first_block, ...) of the chunk up to `positions`
+  int first_block, positions, block_len, dim;  // blocks [first_block, ...) of the chunk, up to `positions`
   const float* factors;
   float* acc;
   std::int64_t acc_stride;
   ValuesAt values_at;
 
-  // All rows take a few columns of v, and then the next ones: those of a chunk stay in the L1 cache.
+  // All rows process a few columns of v before the next columns, so that these columns of a chunk stay in the L1 cache.
   template <bool Ahead>
   void run() const {
     constexpr int kColumns = kMaxVectors * kWidth;

@@ -1,9 +1,9 @@
-// The products of attention: c [rows][columns] (+)= a [rows][k] * b [k][columns] with a few rows and a b in the cache's
-// type. Every element of c is summed up over k in ascending order, whatever the number of rows and columns.
+// The products of attention: c [rows][columns] (+)= a [rows][k] * b [k][columns], with few rows and b in the cache's
+// type. Every element of c is summed over k in ascending order, for any number of rows and columns.
 //
-// Integers of 4 bits lie two to a byte. Of k ("planes" of rows), byte [i][j] holds elements i and i + head_dim / 2 of
-// b's column j: they are summed up in the order 0, head_dim / 2, 1, head_dim / 2 + 1, ... Of v (planes of columns),
-// byte [i][j] holds columns j and j + head_dim / 2 of b's row i.
+// A byte holds two 4-bit integers. For k (two planes of rows), byte [i][j] holds elements i and i + head_dim / 2 of b's
+// column j; they are summed in the order 0, head_dim / 2, 1, head_dim / 2 + 1, ... For v (two planes of columns), byte
+// [i][j] holds columns j and j + head_dim / 2 of b's row i.
 #pragma once
 
 #include "ops/cpu/kernels/vec.h"
@@ -18,10 +18,10 @@ constexpr int kMaxRows = 4, kMaxVectors = 2;
 #else
 constexpr int kMaxRows = 4, kMaxVectors = 2;
 #endif
-constexpr int kAheadLevel = 2;  // of the caches: the second, where a block finds room beside the one in use
+constexpr int kAheadLevel = 2;  // prefetch into the L2 cache, which has space for the next block
 
-// c [M][V vectors] (+)= a [M][k] * b [k][V vectors]. tail > 0: b has that many columns instead (V is 1).
-// Ahead: `ahead` bytes behind b lies what is read next; memory is asked for it meanwhile.
+// c [M][V vectors] (+)= a [M][k] * b [k][V vectors]. tail > 0: b has that many columns instead (V is 1). Ahead: also
+// prefetches the data that is read next, `ahead` bytes after b.
 template <int M, int V, bool Ahead, class T>
 inline __attribute__((always_inline)) void tile(const float* a, std::int64_t a_stride, int k, const T* b,
                                                 std::int64_t b_stride, float* c, std::int64_t c_stride, bool accumulate,
@@ -62,9 +62,9 @@ inline __attribute__((always_inline)) void tile(const float* a, std::int64_t a_s
   }
 }
 
-// The same for integers of 4 bits. Keys: a has a second row of values, `plane` elements behind the first, and b's k is
-// half of theirs. Otherwise c has a second row of columns, `plane` elements behind the first. Lanes behind the columns
-// write back what they read.
+// The same for 4-bit integers. Keys: a has a second row of values, `plane` elements after the first, and b has half as
+// many rows. Otherwise c has a second row of columns, `plane` elements after the first. Lanes after the last column
+// write back the values that they read.
 template <int M, int V, bool Ahead, bool Keys>
 inline __attribute__((always_inline)) void tile4(const float* a, std::int64_t a_stride, int k, const Q4* b,
                                                  std::int64_t b_stride, float* c, std::int64_t c_stride,
@@ -118,15 +118,15 @@ struct TileGemm {
   const float* a;  // [rows][k]
   std::int64_t a_stride;
   int k;
-  const T* b;  // [k][columns], of 4 bits the bytes
+  const T* b;  // [k][columns]; with 4 bits, bytes
   std::int64_t b_stride;
   int columns;
-  float* c;  // [rows][columns]; whole vectors are written: up to kWidth - 1 elements behind a row
+  float* c;  // [rows][columns]; whole vectors are written: up to kWidth - 1 elements after a row
   std::int64_t c_stride;
   bool accumulate;
-  const T* next;           // the b that comes after this one
-  std::int64_t plane = 0;  // of 4 bits: from the first elements of a (keys) or columns of c to those in high halves
-  bool keys = false;       // of 4 bits
+  const T* next;           // the b of the next product
+  std::int64_t plane = 0;  // 4 bits: offset of the second plane, of a (keys) or of c (values)
+  bool keys = false;       // 4 bits: the product with keys
 };
 
 template <int M, bool Ahead, class T>
@@ -208,7 +208,7 @@ inline void for_row_tiles(int rows, Fn fn) {
   }
 }
 
-// c (+)= a * b. With one tile of rows (decode) memory is the bound, and is asked ahead; with more, b comes from the
+// c (+)= a * b. With one tile of rows (decode) memory is the bound, so it prefetches; with more tiles, b comes from the
 // cache.
 template <bool Ahead, class T>
 void multiply_tiles(const TileGemm<T>& p) {

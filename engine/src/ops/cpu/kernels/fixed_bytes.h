@@ -1,7 +1,7 @@
-// Fixed-point rows (FixedRow in kernels.h) for AVX-512 with VNNI: a number is two signed bytes, and each is multiplied
-// by the processor's dot products of unsigned with signed bytes, 64 products an instruction; codes are the unsigned
-// ones, as they lie in the panel. That is 32 products of 16 bits an instruction, as many as there are of bf16, at twice
-// the rate of a processor that computes pairs of bf16 no faster than floats.
+// Fixed-point rows (FixedRow in kernels.h) for AVX-512 with VNNI. A number is two signed bytes. The processor's dot
+// products of unsigned and signed bytes multiply each byte, 64 products per instruction; the unsigned bytes are codes,
+// directly from the panel. That gives 32 products of 16 bits per instruction, as many as with bf16, but at twice the
+// rate on processors that multiply pairs of bf16 no faster than floats.
 #pragma once
 
 #include "ops/cpu/kernels/fixed_block.h"
@@ -9,12 +9,12 @@
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// Rows of a tile, and the vectors of features that it takes at once: all of them where few rows are all.
+// Rows of a tile, and the vectors of features that it processes together: all of them if there are only few rows.
 constexpr int kTileRows = 6;
 constexpr int fixed_vectors(int rows, bool only) { return only && rows <= 3 ? 4 : 2; }
-constexpr int kCopiedFrom = 0;  // never: codes are multiplied as they lie in the panel
+constexpr int kCopiedFrom = 0;  // never: codes are multiplied in the panel's layout
 
-// In assembly, since only some processors of this instruction set have it.
+// In assembly, because only some processors of this instruction set have the instruction.
 inline __attribute__((always_inline)) __m512i add_dot(__m512i sums, __m512i codes, __m512i activations) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes), "v"(activations));
   return sums;
@@ -26,7 +26,7 @@ inline __m512i broadcast(const char* p) {
   return _mm512_set1_epi32(word);
 }
 
-// The lower halves of bytes, codes of 4 bits, as what is multiplied.
+// Converts the low nibbles of bytes (4-bit codes) to factors.
 template <Code C>
 inline __m512i unsigned_of(__m512i codes) {
   const __m512i nibbles = _mm512_and_si512(codes, _mm512_set1_epi8(15));
@@ -35,8 +35,8 @@ inline __m512i unsigned_of(__m512i codes) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles);
 }
 
-// The sums of rows [0, M) over a block, V vectors of features from j on. Of each word of the panel kLines lines from
-// `ahead` on are prefetched.
+// Computes the sums of rows [0, M) over a block, for V vectors of features from j on. For each word of the panel it
+// prefetches kLines cache lines from `ahead` on.
 template <Code C, int M, int V, int Lines>
 inline __attribute__((always_inline)) void sum_block(const FixedBlock& block, const char* a, std::int64_t a_stride,
                                                      int j, const char* ahead, IntVec (&sums)[M][V]) {
@@ -87,17 +87,16 @@ inline __attribute__((always_inline)) void sum_block(const FixedBlock& block, co
   }
 }
 
-// A vector of numbers, and where they go: digits + 32 * i. The last may go on into what comes next, which is written
-// later.
+// Stores a vector of numbers at digits + 32 * i. The last store may overlap the next data, which is written later.
 template <int Bits>
 inline IntVec store_numbers(char* to, Vec x) {
-  // Four k of a dot product lie as the codes of a word do (kernels.h).
+  // The four k of a dot product have the order of the codes in a word (kernels.h).
   const __m128i order = Bits == 4 ? _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15)
                                   : _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
   const __m512i number = _mm512_cvtps_epi32(x.v);
   const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(128)), 8);
   const __m128i h = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(high), order);
-  const __m128i l = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(number), order);  // its lowest byte
+  const __m128i l = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(number), order);  // the lowest byte
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi32(h, l));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm_unpackhi_epi32(h, l));
   return {number};

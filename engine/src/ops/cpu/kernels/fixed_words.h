@@ -1,6 +1,6 @@
-// Fixed-point rows (FixedRow in kernels.h) for AVX2: numbers are words of 16 bits, and so are codes once they are taken
-// out of the panel, two neighbouring k of a feature beside each other. vpmaddwd multiplies 16 of them, twice as many as
-// there are floats in a vector.
+// Fixed-point rows (FixedRow in kernels.h) for AVX2. Numbers are 16-bit words, and codes are unpacked to 16-bit words,
+// two neighbouring k of a feature next to each other. vpmaddwd multiplies 16 of them, twice as many as a vector has
+// floats.
 #pragma once
 
 #include "ops/cpu/kernels/fixed_block.h"
@@ -8,16 +8,16 @@
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// Rows of a tile, and the vectors of features that it takes at once: all or half of them where a row or two are all.
+// Rows of a tile, and the vectors of features that it processes together: all with one row, half of them with two rows.
 constexpr int kTileRows = 6;
 constexpr int fixed_vectors(int rows, bool only) { return only && rows <= 2 ? 8 / rows : 2; }
-// From so many tiles of rows on codes are taken out once for all of them.
+// From this number of row tiles on, codes are unpacked once for all tiles.
 constexpr int kCopiedFrom = 4;
 
 template <Code C>
-constexpr int kPairs = kWordK<C> / 2;  // of a word
+constexpr int kPairs = kWordK<C> / 2;  // pairs per word
 
-// The codes of pair P of k of a vector of words, as what is multiplied.
+// Converts the codes of pair P of a vector of words to factors.
 template <Code C, int P>
 inline __attribute__((always_inline)) __m256i pair_of(__m256i words) {
   if constexpr (C == Code::i8) {
@@ -33,7 +33,7 @@ inline __attribute__((always_inline)) __m256i pair_of(__m256i words) {
     return P < 2 ? _mm256_and_si256(bytes, _mm256_set1_epi16(0xff)) : _mm256_srli_epi16(bytes, 8);
   }
 }
-// each<P>() for every pair of a word.
+// Calls each<P>() for every pair of a word.
 template <Code C, class F>
 inline __attribute__((always_inline)) void for_pairs(const F& each) {
   each.template operator()<0>();
@@ -46,7 +46,7 @@ inline __attribute__((always_inline)) void for_pairs(const F& each) {
 
 inline __m256i load_line(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
-// The codes of a block, [pairs][64][2].
+// Unpacks the codes of a block to [pairs][64][2].
 template <Code C>
 void copy_codes(const FixedBlock& block, std::int16_t* to) {
   constexpr int kPair_bytes = 4 * kWidth;
@@ -67,12 +67,13 @@ void copy_codes(const FixedBlock& block, std::int16_t* to) {
 }
 
 inline __m256i broadcast_pair(const char* p) { return broadcast_word(reinterpret_cast<const std::uint8_t*>(p)).v; }
-// The sum is in assembly: the compiler would add up several products first, which takes more registers than there are.
+// The addition is in assembly. Otherwise the compiler first adds several products, which needs more registers than
+// available.
 inline __attribute__((always_inline)) __m256i add_product(__m256i sum, __m256i codes, __m256i numbers) {
   asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(codes, numbers)));
   return sum;
 }
-// A pair of k of V vectors of features times that of M rows.
+// Adds the products of one pair of k, for V vectors of features and M rows.
 template <int M, int V>
 inline __attribute__((always_inline)) void add_pair(IntVec (&sums)[M][V], const __m256i (&codes)[V], const char* a,
                                                     std::int64_t a_stride) {
@@ -84,7 +85,7 @@ inline __attribute__((always_inline)) void add_pair(IntVec (&sums)[M][V], const 
   }
 }
 
-// The sums of rows [0, M) over a block whose codes were copied, V vectors of features from j on.
+// Computes the sums of rows [0, M) over a block with unpacked codes, for V vectors of features from j on.
 template <Code C, int M, int V>
 inline __attribute__((always_inline)) void add_copied(IntVec (&sums)[M][V], const FixedBlock& block, const char* a,
                                                       std::int64_t a_stride, int j) {
@@ -100,7 +101,7 @@ inline __attribute__((always_inline)) void add_copied(IntVec (&sums)[M][V], cons
   }
 }
 
-// The same with codes as they lie in the panel. Of each of its words kLines lines from `ahead` on are prefetched.
+// The same with codes in the panel's layout. For each word it prefetches kLines cache lines from `ahead` on.
 template <Code C, int M, int V, int Lines>
 inline __attribute__((always_inline)) void add_words(IntVec (&sums)[M][V], const FixedBlock& block, const char* a,
                                                      std::int64_t a_stride, int j, const char* ahead) {
@@ -110,7 +111,7 @@ inline __attribute__((always_inline)) void add_words(IntVec (&sums)[M][V], const
 #pragma GCC unroll 4
     for (int line = 0; line < Lines; ++line) __builtin_prefetch(ahead + line * kLine_bytes, 0, 2);
     ahead += kWord_bytes;
-    if constexpr (M == 1) {  // feature by feature: all pairs of the row stay in registers
+    if constexpr (M == 1) {  // one feature vector at a time, so that all pairs of the row stay in registers
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
         const __m256i of_feature = load_line(words + 4 * v * kWidth);
@@ -134,12 +135,13 @@ inline __attribute__((always_inline)) void add_words(IntVec (&sums)[M][V], const
   }
 }
 
-// The sums of rows [0, M) over a block, V vectors of features from j on. A block whose codes were copied has no Lines.
+// Computes the sums of rows [0, M) over a block, for V vectors of features from j on. Lines is 0 for a block with
+// unpacked codes.
 template <Code C, int M, int V, int Lines>
 inline __attribute__((always_inline)) void sum_block(const FixedBlock& block, const char* a, std::int64_t a_stride,
                                                      int j, const char* ahead, IntVec (&out)[M][V]) {
   const auto with = [&](const auto& add) __attribute__((always_inline)) {
-    IntVec sums[M][V];  // of its own: out is memory
+    IntVec sums[M][V];  // local copy, because `out` is in memory
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
@@ -161,7 +163,7 @@ inline __attribute__((always_inline)) void sum_block(const FixedBlock& block, co
            __attribute__((always_inline)) { add_words<C, M, V, Lines>(sums, block, a, a_stride, j, ahead); });
 }
 
-// A vector of numbers, and where they go, 16 bits each.
+// Stores a vector of numbers, 16 bits each.
 template <int>
 inline IntVec store_numbers(char* to, Vec x) {
   const __m256i number = _mm256_cvtps_epi32(x.v);

@@ -1,4 +1,5 @@
-// What a prepared row of a GEMM of integers has besides its codes. In an unnamed namespace, for vec.h's reasons.
+// The parts of a prepared row of an integer GEMM other than its codes. In an unnamed namespace, for the reason in
+// vec.h.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// A GEMM of 8-bit integers through matrix tiles: one panel of 64 output features times up to kIntegerRowBlock rows.
+// An 8-bit integer GEMM with matrix tiles: one panel of 64 output features times up to kIntegerRowBlock rows.
 //
-// A tile of bytes is in memory what a tile of pairs of bf16 is (linear_tiles.h): a step is 64 k instead of 32 pairs, 4
-// codes of a feature beside each other instead of 2. multiply<C, A, B>() adds whole numbers, so no order is to be kept
-// but that of groups.
+// In memory, a tile of bytes looks like a tile of pairs of bf16 (linear_tiles.h): a step has 64 k instead of 32 pairs,
+// with 4 neighbouring codes of a feature instead of 2. multiply<C, A, B>() adds integers, so only the order of the
+// groups matters.
 #pragma once
 
 #include "ops/cpu/kernels/integer_rows.h"
@@ -11,26 +11,26 @@
 namespace charonia::ops::cpu {
 namespace {
 
-inline constexpr int kIntegerTileK = 64;  // of a step
-// Steps of a chunk of a panel, over which all row tiles pass.
+inline constexpr int kIntegerTileK = 64;  // k of a step
+// Steps of a chunk of a panel. All row tiles process a chunk before the next chunk.
 inline constexpr std::int64_t kIntegerChunkSteps = 32;
 
 using IntegerTileSums = std::int32_t[kTileRows][kPanel];
 
-// For shapes of integer_tiles_take().
+// For shapes that satisfy integer_tiles_take().
 template <class Tiles>
 void linear_integer_tiles(const IntegerLinearArgs& args) {
   constexpr int kMaxTiles = (kIntegerRowBlock + kTileRows - 1) / kTileRows;
   alignas(64) std::int32_t sums[kMaxTiles][kTileRows][kPanel];
   alignas(64) float totals[kIntegerRowBlock][kPanel];
   const auto& shape = args.shape;
-  // Row tiles of one size: the last begins early where rows do not divide, and computes some rows once more.
+  // Row tiles have equal size: if the rows do not divide evenly, the last tile begins earlier and recomputes some rows.
   const int tiles = (args.rows + kTileRows - 1) / kTileRows;
   const int rows = (args.rows + tiles - 1) / tiles;
   const auto first_row = [&](int tile) { return tile * rows + rows <= args.rows ? tile * rows : args.rows - rows; };
   const auto* const a = reinterpret_cast<const char*>(args.a);
   const auto* const panel = static_cast<const char*>(args.panel);
-  const std::int64_t steps = shape.group / kIntegerTileK;  // whole ones of a group
+  const std::int64_t steps = shape.group / kIntegerTileK;  // whole steps of a group
 
   Tiles::configure(rows);
   const auto pass = [&](std::int64_t step, std::int64_t length, const char* weights, bool fresh) {
@@ -49,7 +49,7 @@ void linear_integer_tiles(const IntegerLinearArgs& args) {
       pass(step, begin + chunk < steps ? chunk : steps - begin, panel + step * kTileStepBytes, begin == 0);
     }
     if (const int rest = static_cast<int>(shape.group % kIntegerTileK); rest != 0) {
-      alignas(64) char weights[kTileStepBytes] = {};  // behind the panel's codes is something else
+      alignas(64) char weights[kTileStepBytes] = {};  // the memory after the panel's codes has other contents
       __builtin_memcpy(weights, panel + steps * kTileStepBytes, static_cast<std::size_t>((rest + 3) / 4 * 4 * kPanel));
       pass(steps, 1, weights, steps == 0);
     }

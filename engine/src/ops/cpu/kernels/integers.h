@@ -1,9 +1,9 @@
-// Vectors of 32-bit integers, and dot products of bytes, in the width of vec.h's floats. For its reasons everything
-// stands in an unnamed namespace.
+// Vectors of 32-bit integers, and dot products of bytes, with the width of vec.h's vectors. Everything is in an unnamed
+// namespace, for the reason in vec.h.
 //
-// An IntVec has kWidth integers; they wrap. A way of multiplying (PlainDot, VnniDot) adds to each of them the dot
-// product of 4 codes of a weight, which lie beside each other in memory, with the same 4 codes of activations:
-//   kFlip                 what the bytes of activations are xor-ed with beforehand: 0x80 makes them code + 128
+// An IntVec has kWidth integers, which wrap. A multiplication method (PlainDot, VnniDot) adds to each integer the dot
+// product of 4 codes of a weight, which are contiguous in memory, with the same 4 codes of activations:
+//   kFlip                 xor mask for the bytes of activations: 0x80 makes them code + 128
 //   Weights load(p)       4 * kWidth bytes
 //   Codes broadcast(p)    4 bytes
 //   add(sums, codes, weights)
@@ -26,7 +26,7 @@ inline IntVec add(IntVec a, IntVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline IntVec sub(IntVec a, IntVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline IntVec mul(IntVec a, IntVec b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline Vec floats_of(IntVec x) { return {_mm512_cvtepi32_ps(x.v)}; }
-// Floats in [-127, 127], rounded to nearest even.
+// Stores floats in [-127, 127], rounded to nearest even.
 inline void store_codes(std::int8_t* p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
@@ -40,7 +40,7 @@ inline Codes broadcast_word(const std::uint8_t* p) {
   return {_mm512_set1_epi32(word)};
 }
 
-// |weight| times the activation with the weight's sign: two such products fit 16 bits, 2 * 128 * 127 < 2^15.
+// weight| times the activation with the weight's sign: the sum of two such products fits 16 bits, 2 * 128 * 127 < 2^15.
 struct PlainDot {
   static constexpr std::uint8_t kFlip = 0;
   struct Weights {
@@ -59,7 +59,7 @@ struct PlainDot {
   }
 };
 
-// In assembly, since only some processors of this instruction set have it.
+// In assembly, because only some processors of this instruction set have the instruction.
 struct VnniDot {
   static constexpr std::uint8_t kFlip = 0x80;
   struct Weights {
@@ -100,7 +100,7 @@ inline Codes broadcast_word(const std::uint8_t* p) {
   return {_mm256_set1_epi32(word)};
 }
 
-// As for AVX-512.
+// The same method as for AVX-512.
 struct PlainDot {
   static constexpr std::uint8_t kFlip = 0;
   struct Weights {
@@ -135,7 +135,7 @@ struct VnniDot {
 typedef std::int16_t Short8 __attribute__((vector_size(16)));
 
 struct IntVec {
-  Uint4 v;  // unsigned: they wrap
+  Uint4 v;  // unsigned, so that they wrap
 };
 inline IntVec load(const std::int32_t* p) {
   IntVec out;
@@ -152,12 +152,12 @@ inline void store_codes(std::int8_t* p, Vec x) {
   for (int i = 0; i < kWidth; ++i) p[i] = static_cast<std::int8_t>(integers[i]);
 }
 
-// The first and third, and the second and fourth of 4 bytes, as 16-bit integers beside each other.
+// Bytes 0 and 2, and bytes 1 and 3 of a word, as neighbouring 16-bit integers.
 struct Codes {
   Short8 even, odd;
 };
 
-// Two products fit 16 bits, 2 * 128 * 127 < 2^15.
+// The sum of two products fits 16 bits, 2 * 128 * 127 < 2^15.
 struct PlainDot {
   static constexpr std::uint8_t kFlip = 0;
   using Weights = Codes;

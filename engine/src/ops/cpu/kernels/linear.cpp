@@ -2,16 +2,16 @@
 //
 // Layouts: kernels.h. Bound: memory for few rows (each weight is read once and used `rows` times), arithmetic for many.
 //
-// A tile of M rows by V vectors stays in registers; per step of k it loads V vectors of the panel once and broadcasts
-// one activation per row. With more rows than one tile the panel is cut along k into chunks that stay in the
-// L1 cache while all tiles of the row block pass over them; between chunks the accumulators rest in `c`. That,
-// and the size of tiles, changes nothing in the order of operations of an element.
+// A tile of M rows by V vectors stays in registers. Each step of k loads V vectors of the panel once and broadcasts one
+// activation per row. With more rows than one tile, the panel is divided along k into chunks that stay in the L1 cache
+// while all tiles of the row block process them. Between chunks the accumulators are stored in `c`. Chunks and tile
+// sizes do not change the order of operations of an element.
 #include "ops/cpu/kernels/panel_tile.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// The operands of `rows` rows and `length` k, and their stride: activations in place, or widened into `buffer`.
+// Returns the operands of `rows` rows and `length` k, and their stride: activations in place, or widened into `buffer`.
 inline const float* operands(const float* a, int, std::int64_t, float*, std::int64_t&) { return a; }
 #if defined(CHARONIA_NATIVE_PAIRS)
 inline const Bf16* operands(const Bf16* a, int, std::int64_t, Bf16*, std::int64_t&) { return a; }
@@ -30,7 +30,7 @@ inline const float* operands(const Bf16* a, int rows, std::int64_t length, float
 }
 #endif
 
-// The last activation of an odd k, which goes with a zero.
+// The last activation of an odd k, paired with a zero.
 template <class W, class Activation>
 void last_step(const LinearArgs& args, const W* panel, float* c, typename Steps<W>::Operand* buffer) {
   using S = Steps<W>;
@@ -47,7 +47,7 @@ void last_step(const LinearArgs& args, const W* panel, float* c, typename Steps<
 }
 
 #if defined(__AVX512F__) && !defined(CHARONIA_ISA_amx)
-// One chunk of k for M rows of two panels, two streams of memory: M * 8 sums in registers.
+// Processes one chunk of k for M rows of two panels, which are two memory streams: M * 8 sums in registers.
 template <int M>
 void two_panel_tile(const Steps<Bf16>::Operand* a, std::int64_t a_stride, std::int64_t steps, const Bf16* first,
                     const Bf16* second, float* first_c, float* second_c, bool fresh) {
@@ -121,11 +121,12 @@ void linear_two_panels(const LinearArgs& args) {
 }
 #endif
 
-// Many rows of a bf16 weight, activations in float: a chunk of the panel is widened once into the L2 cache
-// and then multiplied as a panel of floats by all row tiles. Unpacked by every tile anew it would cost one operation
-// for every 6 multiplications, on the same ports. The order of operations is that of pairs: the first, then the second.
+// Many rows of a bf16 weight, with float activations: widens a chunk of the panel once into the L2 cache, then all row
+// tiles multiply it as a panel of floats. If every tile unpacked the chunk itself, that would cost one operation for
+// every 6 multiplications, on the same ports. The order of operations is the order of pairs: the first, then the
+// second.
 void linear_widened(const LinearArgs& args) {
-  constexpr std::int64_t kLength = 512;  // k of a chunk: 128 KiB widened
+  constexpr std::int64_t kLength = 512;  // k of a chunk: 128 KiB when widened
   alignas(64) float c[kWidenedRowBlock * kPanel];
   alignas(64) float wide[kLength * kPanel];
   const auto* const a = static_cast<const float*>(args.a);
@@ -156,7 +157,7 @@ void linear_widened(const LinearArgs& args) {
   write_out(args, c);
 }
 
-// Activation: what the activations come as, the weight's own or floats.
+// Activation: the type of the activations, either the weight's type or float.
 template <class W, class Activation = typename Steps<W>::Activation>
 void linear(const LinearArgs& args) {
   using S = Steps<W>;
@@ -169,7 +170,7 @@ void linear(const LinearArgs& args) {
   const auto* const panel = static_cast<const W*>(args.panel);
   const int tiles = (args.rows + kMaxRows - 1) / kMaxRows;
   const bool once = tiles == 1 && passes_for(args.rows) == 1;
-  const std::int64_t steps = args.k / S::kLength;  // whole ones
+  const std::int64_t steps = args.k / S::kLength;  // whole steps
   const bool few = tiles * passes_for(args.rows) <= kFewPasses;
   const std::int64_t chunk = once && kInPlace ? steps : few ? kChunkSteps<W> : kLongChunkSteps<W>;
 

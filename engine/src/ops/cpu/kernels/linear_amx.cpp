@@ -1,4 +1,4 @@
-// The bf16 GEMM of processors with AMX: linear_tiles.h on the real tile registers.
+// The bf16 GEMM of processors with AMX: linear_tiles.h with the AMX tile registers.
 #if defined(CHARONIA_ISA_amx)
 #include "ops/cpu/kernels/amx_tiles.h"
 

@@ -1,11 +1,11 @@
-// A GEMM of 8-bit integers: one panel of 64 output features times up to kIntegerRowBlock rows. And what makes integers
-// of activations.
+// An 8-bit integer GEMM: one panel of 64 output features times up to kIntegerRowBlock rows. Also converts activations
+// to integers.
 //
-// Layouts: kernels.h. Whole numbers are exact, so tiles, chunks and the way of multiplying change nothing in them; the
-// sum of groups and the product with the row's scale are made in one order, without fused multiplications.
+// Layouts: kernels.h. Integer sums are exact, so tiles, chunks and the multiplication method do not change them. The
+// sum over groups and the product with the row's scale have a fixed order, without fused multiply-adds.
 //
-// Tiles and chunks are those of linear.cpp: a tile of M rows by V vectors of sums stays in registers; with more rows
-// than one tile the panel is cut along k into chunks that stay in the L1 cache while all tiles pass over them.
+// Tiles and chunks are the same as in linear.cpp: a tile of M rows by V vectors of sums stays in registers. With more
+// rows than one tile, the panel is divided along k into chunks that stay in the L1 cache while all tiles process them.
 #include "ops/cpu/kernels/integer_rows.h"
 #include "ops/cpu/kernels/integers.h"
 
@@ -27,10 +27,9 @@ constexpr int passes_for(int rows) { return kPanel / (vectors_for(rows) * kWidth
 constexpr int kQuad_bytes = 4 * kPanel;  // of a panel: 4 codes of every feature
 constexpr int kLine_bytes = 64;
 constexpr int kLines = kQuad_bytes / kLine_bytes;
-constexpr std::int64_t kChunkQuads = 64;  // while row tiles pass over it
-constexpr std::int64_t kOnceQuads = 256;  // where there is one tile
-// The activations of a tile and a chunk, each row with its padding, so that rows do not fall onto each other in the
-// cache.
+constexpr std::int64_t kChunkQuads = 64;  // if several row tiles process it
+constexpr std::int64_t kOnceQuads = 256;  // if there is one tile
+// The activations of a tile and a chunk. Rows are padded, so that they do not map to the same cache sets.
 constexpr std::int64_t kRow_bytes = 4 * kOnceQuads + 64;
 
 template <class Dot, int M, int V>
@@ -47,8 +46,8 @@ inline __attribute__((always_inline)) void panel_step(IntVec (&sums)[M][V], cons
   }
 }
 
-// One chunk of k for M rows and all 64 features. c [M][64] holds the sums. Meanwhile it asks memory for `Lines` cache
-// lines in every step, from `ahead` on: for what it reads soon itself (Soon), or into the L2 cache.
+// Processes one chunk of k for M rows and all 64 features. c [M][64] holds the sums. Each step also prefetches `Lines`
+// cache lines from `ahead` on: data that this tile reads soon (Soon), or into the L2 cache.
 template <class Dot, int M, int Lines, bool Soon>
 void tile(const std::uint8_t* a, std::int64_t quads, const std::int8_t* panel, std::int32_t* c, const char* ahead) {
   constexpr int V = vectors_for(M);
@@ -93,7 +92,7 @@ void tile_of(int rows, const std::uint8_t* a, std::int64_t quads, const std::int
   }
 }
 
-// The activations of `rows` rows and a chunk as a way of multiplying takes them, [rows][kRow_bytes].
+// Converts the activations of `rows` rows and a chunk to the form of the multiplication method, [rows][kRow_bytes].
 template <class Dot>
 void take_codes(std::uint8_t* to, const std::int8_t* from, std::int64_t stride, int rows, std::int64_t quads) {
   constexpr std::uint32_t kFlips = Dot::kFlip * 0x01010101U;
@@ -107,7 +106,7 @@ void take_codes(std::uint8_t* to, const std::int8_t* from, std::int64_t stride, 
   }
 }
 
-// The sums of a panel and a group at the start: what the dot products of code + 128 have too much.
+// Initialises the sums of a panel and a group with the corrections for dot products of code + 128.
 template <class Dot>
 void start(const IntegerLinearArgs& args, const char* panel, std::int64_t group, std::int32_t* c) {
   const auto* const corrections =
@@ -118,7 +117,8 @@ void start(const IntegerLinearArgs& args, const char* panel, std::int64_t group,
   }
 }
 
-// The whole numbers of a group to floats, added to those of the groups before; behind the last group to the output.
+// Converts the integers of a group to floats and adds them to those of earlier groups; after the last group writes the
+// output.
 void finish(const IntegerLinearArgs& args, const char* panel, std::int64_t group, const std::int32_t* c, float* sums,
             float* out, int columns, const float* bias) {
   const auto& shape = args.shape;
@@ -151,7 +151,7 @@ void finish(const IntegerLinearArgs& args, const char* panel, std::int64_t group
 }
 
 #if defined(__AVX512F__)
-// One chunk of k for M rows of two panels, two streams of memory.
+// Processes one chunk of k for M rows of two panels, which are two memory streams.
 template <class Dot, int M>
 void two_panel_tile(const std::uint8_t* a, std::int64_t quads, const std::int8_t* first, const std::int8_t* second,
                     std::int32_t* first_c, std::int32_t* second_c) {
@@ -264,7 +264,7 @@ void linear(const IntegerLinearArgs& args) {
 
 template <class T>
 float integers_from(std::int8_t* out, const T* in, float scale, std::int64_t n) {
-  Vec most = zero(), broken = zero();  // x * 0 is NaN for what is not finite
+  Vec most = zero(), broken = zero();  // x * 0 is NaN if x is not finite
   std::int64_t i = 0;
   const auto look_at = [&](Vec x) {
     most = max(max(x, sub(zero(), x)), most);
@@ -280,7 +280,7 @@ float integers_from(std::int8_t* out, const T* in, float scale, std::int64_t n) 
     const Vec divisor = set1(s), limit = set1(127.0F), lowest = set1(-127.0F);
     const auto codes = [&](Vec x) { return max(min(div(x, divisor), limit), lowest); };
     for (; i + kWidth <= n; i += kWidth) store_codes(out + i, codes(load(in + i)));
-    if (i < n) {  // the others are zeros
+    if (i < n) {  // the other elements are zeros
       store_codes(out + i, codes(load_n(in + i, static_cast<int>(n - i))));
       i += kWidth;
     }

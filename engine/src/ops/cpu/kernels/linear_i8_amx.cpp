@@ -1,4 +1,4 @@
-// The GEMM of 8-bit integers of processors with AMX: integer_tiles.h on the real tile registers.
+// The 8-bit integer GEMM of processors with AMX: integer_tiles.h with the AMX tile registers.
 #if defined(CHARONIA_ISA_amx)
 #include "ops/cpu/kernels/amx_tiles.h"
 #include "ops/cpu/kernels/integer_tiles.h"

@@ -1,20 +1,20 @@
-// A GEMM with a packed bf16 weight through matrix tiles: one panel of 64 output features times up to kRowBlock rows.
+// A GEMM with a packed bf16 weight with matrix tiles: one panel of 64 output features times up to kRowBlock rows.
 //
 // Layouts: kernels.h. Bound: memory for few rows, the tiles' multiplications for many.
 //
-// A tile is a register of up to 16 rows of 64 bytes. A panel's next 16 pairs of k are four tiles beside each other, 16
-// features each, 256 bytes from row to row and 4 KiB in one piece of memory: the panel is read in the order in which it
-// lies, by the same layout that the other instruction sets read. `Tiles` does what the processor does:
-//   configure(rows)      tiles kFirst and kSecond, of activations, and the sums get `rows` rows, those of weights 16
-//   release()            gives the tiles back: a thread whose tiles are in use costs more to switch and to clock
+// A tile is a register of up to 16 rows of 64 bytes. The next 16 pairs of k of a panel are four neighbouring tiles with
+// 16 features each; rows are 256 bytes apart, and the four tiles are 4 KiB of contiguous memory. So the panel is read
+// sequentially, in the same layout as with the other instruction sets. `Tiles` provides the processor's operations:
+//   configure(rows)      sets the rows of the tiles: `rows` for activations (kFirst, kSecond) and sums, 16 for weights
+//   release()            releases the tiles: a thread with tiles in use is slower to switch, and may have a lower clock
 //   zero<T>(), load<T>(from, stride_bytes), store<T>(to, stride_bytes)
-//   multiply<C, A, B>()  C[m][n] += the sum over 16 pairs of A[m] * B[n], in the order that multiply documents
+//   multiply<C, A, B>()  C[m][n] += the sum over 16 pairs of A[m] * B[n], in the order that the instruction documents
 //
-// An element's order of operations is fixed: steps of 32 k in ascending order, the last one padded with zeros, each
-// added to the sum by one multiplication of tiles. How many rows there are, and between which steps the sums rest in
-// memory, changes nothing in it.
+// The order of operations of an element is fixed: steps of 32 k in ascending order, the last one padded with zeros,
+// each added by one tile multiplication. It does not depend on the number of rows, or on the steps after which sums are
+// stored in memory.
 //
-// This header uses nothing but what it defines, as kernels must (vec.h), so that tests can compile it with other tiles.
+// Like all kernels (vec.h), this header uses only its own definitions. Tests can compile it with other tiles.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ namespace {
 
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileColumns = 16;  // floats, or pairs of bf16
-inline constexpr int kTileK = 32;        // of a step
+inline constexpr int kTileK = 32;        // k of a step
 inline constexpr int kTileStepBytes = kTileK * kPanel * 2;
-// Steps of a chunk of a panel, over which all row tiles pass while it is in the L2 cache (128 KiB). Between
-// chunks the sums are loaded and stored, 8 tiles for every 4 multiplications of a step.
+// Steps of a chunk of a panel. All row tiles process a chunk while it is in the L2 cache (128 KiB). Between chunks the
+// sums are loaded and stored: 8 tiles, compared with 4 multiplications per step.
 inline constexpr std::int64_t kTileChunkSteps = 32;
 inline constexpr int kTilePrefetch_bytes = 2 * kTileStepBytes;
 
-// What the eight tile registers are used for. Sums take 0 to 3.
+// The use of the eight tile registers. Registers 0 to 3 hold sums.
 inline constexpr int kFirst = 4, kSecond = 5;  // activations
 inline constexpr int kWeights = 6, kMoreWeights = 7;
 
@@ -45,7 +45,7 @@ inline void prefetch_step(const char* ahead) {
   for (int line = 0; line < kTileStepBytes; line += 64) __builtin_prefetch(ahead + line);
 }
 
-// The sums of one row tile after another step of 32 k: its activations times the step's weights [16][64][2].
+// Adds one step of 32 k to the sums of a row tile: its activations times the step's weights [16][64][2].
 template <class Tiles>
 inline __attribute__((always_inline)) void tile_step(const char* a, std::int64_t a_stride, const char* weights) {
   constexpr std::int64_t kRow = kPanel * 4;  // bytes of a row of a panel: 64 pairs
@@ -60,8 +60,8 @@ inline __attribute__((always_inline)) void tile_step(const char* a, std::int64_t
   Tiles::template multiply<3, kFirst, kMoreWeights>();
 }
 
-// One row tile by all 64 features. a: `steps` times 64 bytes, rows a_stride bytes apart. ReadAhead: of the weights.
-// Sums: TileSums, or of integers.
+// One row tile times all 64 features. a: `steps` times 64 bytes, rows a_stride bytes apart. ReadAhead: prefetches
+// weights. Sums: TileSums, or sums of integers.
 template <class Tiles, bool ReadAhead = true, class Sums>
 void row_tile(const char* a, std::int64_t a_stride, std::int64_t steps, const char* weights, Sums& sums, bool fresh) {
   constexpr std::int64_t kSumsStride = kPanel * sizeof(float);
@@ -88,8 +88,8 @@ void row_tile(const char* a, std::int64_t a_stride, std::int64_t steps, const ch
   Tiles::template store<3>(sums[0] + 3 * kTileColumns, kSumsStride);
 }
 
-// Two row tiles by 64 features, 32 at a time: as many loads of tiles as multiplications, where row_tile has five for
-// four, and every load of weights serves both.
+// Two row tiles times 64 features, 32 at a time. It has as many tile loads as multiplications (row_tile has five loads
+// for four), and both row tiles use each load of weights.
 template <class Tiles, class Sums>
 void two_row_tiles(const char* first, const char* second, std::int64_t a_stride, std::int64_t steps,
                    const char* weights, Sums& first_sums, Sums& second_sums, bool fresh, bool read_ahead) {
@@ -134,14 +134,14 @@ template <class Tiles>
 void linear_tiles(const LinearArgs& args) {
   constexpr int kMaxTiles = (kRowBlock + kTileRows - 1) / kTileRows;
   alignas(64) float sums[kMaxTiles][kTileRows][kPanel];
-  // Row tiles of one size: the last begins early where rows do not divide, and computes some rows once more.
+  // Row tiles have equal size: if the rows do not divide evenly, the last tile begins earlier and recomputes some rows.
   const int tiles = (args.rows + kTileRows - 1) / kTileRows;
   const int rows = (args.rows + tiles - 1) / tiles;
   const auto first_row = [&](int tile) { return tile * rows + rows <= args.rows ? tile * rows : args.rows - rows; };
   const auto* const a = static_cast<const char*>(args.a);
   const auto* const panel = static_cast<const char*>(args.panel);
   const std::int64_t a_stride = args.a_stride * 2;  // bytes
-  const std::int64_t steps = args.k / kTileK;       // whole ones
+  const std::int64_t steps = args.k / kTileK;       // whole steps
 
   Tiles::configure(rows);
   const auto pass = [&](const auto& rows_of, std::int64_t stride, std::int64_t length, const char* weights,
@@ -158,7 +158,8 @@ void linear_tiles(const LinearArgs& args) {
     const auto rows_of = [&](int tile) { return a + first_row(tile) * a_stride + begin * 2 * kTileK; };
     pass(rows_of, a_stride, begin + chunk < steps ? chunk : steps - begin, panel + begin * kTileStepBytes, begin == 0);
   }
-  if (const int rest = static_cast<int>(args.k % kTileK); rest != 0) {  // padded: beyond are other rows and panels
+  // padded copies, because other rows and panels follow in memory
+  if (const int rest = static_cast<int>(args.k % kTileK); rest != 0) {
     alignas(64) char activations[kMaxTiles][kTileRows][2 * kTileK] = {};
     alignas(64) char weights[kTileStepBytes] = {};
     for (int tile = 0; tile < tiles; ++tile) {

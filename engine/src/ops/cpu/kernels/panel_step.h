@@ -1,4 +1,4 @@
-// One step of a tile whose sums are in registers: M rows of activations by V vectors of columns, one k or a pair of them.
+// One step of a tile with sums in registers: M rows of activations by V vectors of columns, for one k or a pair of k.
 #pragma once
 
 #include "ops/cpu/kernels/vec.h"
@@ -6,7 +6,7 @@
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// acc[m][v] += a[m] * w[v] for one k; a[m] lies at a + m * a_stride.
+// acc[m][v] += a[m] * w[v] for one k; a[m] is at a + m * a_stride.
 template <int M, int V>
 inline __attribute__((always_inline)) void step(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
                                                 const Vec (&w)[V]) {
@@ -42,7 +42,7 @@ inline __attribute__((always_inline)) void panel_step(Vec (&acc)[M][V], const Bf
   }
 }
 #else
-// All the firsts, then all the seconds, so that what is unpacked fits into sixteen registers.
+// First elements of all pairs first, then second elements, so that the unpacked weights fit into sixteen registers.
 template <int M, int V>
 inline __attribute__((always_inline)) void panel_step(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
                                                       const Bf16* w) {

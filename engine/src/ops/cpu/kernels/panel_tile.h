@@ -1,5 +1,5 @@
 // Tiles of a GEMM with a panel of 64 output features in memory, of floats or of pairs of bf16 (kernels.h): up to
-// kMaxRows rows by all 64 features, sums in registers. What linear.cpp and quant_linear.cpp share.
+// kMaxRows rows by all 64 features, with sums in registers. linear.cpp and quant_linear.cpp use them.
 #pragma once
 
 #include "ops/cpu/kernels/panel_step.h"
@@ -18,8 +18,8 @@ constexpr int kMaxRows = 4;
 constexpr int vectors_for(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 #endif
 
-// Of a panel, while row tiles pass over it: few tiles, where memory is the bound; and many, which load and store their
-// sums the less often the longer a chunk is.
+// Size of the chunks of a panel that all row tiles process: short with few tiles, when memory is the bound; long with
+// many tiles, because sums are loaded and stored once per chunk.
 constexpr int kChunk_bytes = 16384;
 #if defined(__AVX512F__)
 constexpr int kLongChunk_bytes = 32768;
@@ -30,9 +30,9 @@ constexpr int kFewPasses = 3;
 
 constexpr int kLine_bytes = 64;
 
-// How a weight type is stored and multiplied. A step is what one row of a panel holds: one k, or a pair of them.
-// Operand is what a tile broadcasts: activations as they come, or bf16 widened beforehand where there is no product of
-// pairs.
+// The storage and multiplication of a weight type. A step is one row of a panel: one k, or a pair of k. Operand is the
+// type that a tile broadcasts: activations in place, or bf16 that was widened before, if the processor does not
+// multiply pairs.
 template <class W>
 struct Steps {
   using Activation = float;
@@ -61,12 +61,13 @@ constexpr int kLongChunkSteps = kLongChunk_bytes / kStep_bytes<W>;
 
 constexpr int passes_for(int rows) { return kPanel / (vectors_for(rows) * kWidth); }
 
-// One chunk of k for M rows and all 64 features. c [M][64] holds the accumulators; with `fresh` they start at zero.
+// Processes one chunk of k for M rows and all 64 features. c [M][64] holds the accumulators; with `fresh` they start at
+// zero.
 //
-// Meanwhile it asks memory for `Lines` cache lines in every step, from `ahead` on. The only tile of a row block asks
-// for what it will read soon itself (Soon). Where several tiles pass over a chunk they share in asking for the next
-// chunk, so that memory works all the time and not only under the first of them; that goes into the L2 cache,
-// since it would push the chunk in use out of the first.
+// Each step also prefetches `Lines` cache lines from `ahead` on. A single tile of a row block prefetches the data that
+// it reads soon (Soon). If several tiles process a chunk, each prefetches a part of the next chunk, so that memory is
+// busy during all tiles. These prefetches go into the L2 cache, because in the L1 cache they would evict the current
+// chunk.
 template <int M, int Lines, bool Soon, class W>
 void tile(const typename Steps<W>::Operand* a, std::int64_t a_stride, std::int64_t steps, const W* panel, float* c,
           bool fresh, const char* ahead) {

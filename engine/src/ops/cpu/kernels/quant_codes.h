@@ -1,8 +1,8 @@
-// Codes of quantised weights, as the panels of kernels.h hold them, made into their numbers: vectors of floats, or of
-// pairs of bf16. Both hold every number exactly.
+// Converts codes of quantised weights from the panels of kernels.h to numbers: vectors of floats, or of pairs of bf16.
+// Both represent every number exactly.
 //
-// A vector of words is kWidth features of a panel; numbers come out by ascending k. Where that is cheaper
-// to_floats gives them divided by kUnit, a power of two.
+// A vector of words has kWidth features of a panel; numbers come in ascending k. to_floats() returns them divided by
+// kUnit, a power of two, because that is cheaper for some formats.
 #pragma once
 
 #include "ops/cpu/kernels/vec.h"
@@ -13,15 +13,15 @@ namespace {
 template <Code C>
 constexpr int kCodeBits = C == Code::u4 || C == Code::f4_e2m1 ? 4 : 8;
 template <Code C>
-constexpr int kWordK = 32 / kCodeBits<C>;  // k of a word
+constexpr int kWordK = 32 / kCodeBits<C>;  // k per word
 
-// Where in a word the code of its i-th k begins: those of even k are in the low half.
+// The bit offset of the code of the i-th k in a word: even k are in the low half.
 template <Code C>
 constexpr int code_shift(int i) {
   return i % 2 * 16 + i / 2 * kCodeBits<C>;
 }
 
-// Of a floating-point code: the bits of its mantissa, and the bias of its exponent.
+// Properties of a floating-point code: number of mantissa bits, and the bias of the exponent.
 template <Code C>
 constexpr int kMantissa = C == Code::f8_e4m3 ? 3 : 1;
 template <Code C>
@@ -50,7 +50,7 @@ constexpr float kUnit = C == Code::f8_e4m3 ? 256 : 1;
 
 inline __m512i register_of(Words w) { return reinterpret_cast<__m512i>(w); }
 
-// The numbers of 4-bit codes, twice where a permutation looks at five bits of an index.
+// The numbers of 4-bit codes.
 template <Code C>
 inline __m512 number_table() {
   if constexpr (C == Code::u4) {
@@ -60,19 +60,19 @@ inline __m512 number_table() {
   }
 }
 
-// Bytes as floats: one in the mantissa of 2^23 or 2^15 is a number away from it.
+// Converts bytes to floats: a byte in the mantissa of 2^23 or 2^15 adds its value to that number.
 inline __m512 byte_as_float(__m512i w, int byte) {
   const __m512i power = byte == 0 ? _mm512_set1_epi32(0x4b000000) : _mm512_set1_epi32(0x47000000);
   const __m512i mask = byte == 0 ? _mm512_set1_epi32(0xff) : _mm512_set1_epi32(0xff00);
   const __m512 base = byte == 0 ? _mm512_set1_ps(0x1p23F + 128) : _mm512_set1_ps(0x1p15F + 128);
-  constexpr int kAndOr = 0xea;  // (first & second) | third
+  constexpr int kAndOr = 0xea;
   return _mm512_sub_ps(_mm512_castsi512_ps(_mm512_ternarylogic_epi32(w, mask, power, kAndOr)), base);
 }
 
-// E4M3 divided by 2^8, by way of fp16 [4][kWidth]: its bits below the sign are those of fp16 seven places higher, of
-// small numbers too, which the conversion to floats takes at full speed.
+// Converts E4M3 to fp16 [4][kWidth], divided by 2^8: the bits below the sign are fp16 bits, seven places higher. This
+// also holds for small numbers, which the conversion to floats handles at full speed.
 inline __attribute__((always_inline)) void e4m3_to_halves(__m512i words, __m512i* out) {
-  // The lower halves of the words, then the upper ones.
+  // The lower halves of the words, then the upper halves.
   alignas(64) static constexpr std::uint16_t kHalves[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                                             1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
   const __m512i bits = _mm512_set1_epi16(static_cast<short>(0xbf80));
@@ -82,7 +82,7 @@ inline __attribute__((always_inline)) void e4m3_to_halves(__m512i words, __m512i
 }
 inline __attribute__((always_inline)) Vec half_to_floats(const __m512i* halves, int k) {
   Vec out;
-  // In assembly: the compiler would take the upper half from the register, by a permutation.
+  // In assembly, because the compiler would extract the upper half from a register with a permutation.
   asm("vcvtph2ps %1, %0" : "=v"(out.v) : "m"(reinterpret_cast<const __m256i*>(halves)[k]));
   return out;
 }
@@ -115,9 +115,9 @@ inline __attribute__((always_inline)) void to_floats(Words words, Vec (&out)[kWo
 template <Code C>
 constexpr float kUnit = C == Code::f8_e4m3 ? 256 : 1;
 
-// E4M3 divided by 2^8, by way of fp16, as for AVX-512.
+// Converts E4M3 divided by 2^8 through fp16, as with AVX-512.
 inline __attribute__((always_inline)) void e4m3_to_floats(Words words, Vec (&out)[4]) {
-  // By k, and within a k by feature: in halves of the register, then in all of it.
+  // Sorts by k, and within a k by feature: first within halves of the register, then across the whole register.
   const __m256i by_k = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15,  //
                                         0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15);
   const __m256i both = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -153,7 +153,7 @@ inline __attribute__((always_inline)) void to_floats(Words words, Vec (&out)[kWo
       constexpr std::uint32_t kFractions = (1U << kMantissa<C>)-1;
       const Words magnitude = code & kMagnitude;
       const Words normal = (magnitude << (23 - kMantissa<C>)) + (static_cast<std::uint32_t>(127 - kBias<C>) << 23);
-      // Without the leading one: 2^(1 - bias) (1 + m) - 2^(1 - bias).
+      // Removes the leading one: 2^(1 - bias) (1 + m) - 2^(1 - bias).
       constexpr float kLeast = C == Code::f8_e4m3 ? 0x1p-6F : 1;
       const Floats small = (Floats)(normal + (1U << 23)) - kLeast;
       const Words is_small = (Words)(magnitude <= kFractions);
@@ -167,15 +167,15 @@ inline __attribute__((always_inline)) void to_floats(Words words, Vec (&out)[kWo
 
 #if defined(CHARONIA_NATIVE_PAIRS)
 
-// A table of bf16 for 4-bit codes: a permutation of 16-bit words looks at five bits of an index, so it is there twice.
+// A table of bf16 for 4-bit codes. It is duplicated, because a permutation of 16-bit words uses five bits of an index.
 template <Code C>
 inline __m512i pair_table() {
   const __m256i once = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(number_table<C>()), 16));
   return _mm512_broadcast_i64x4(once);
 }
 
-// E4M3 whose byte is the upper one of a 16-bit word; `index` has its lowest three bits lowest, and where its exponent
-// is zero, zeros above these.
+// Converts E4M3 in the upper byte of each 16-bit word. `index` has the lowest three bits of the code in its lowest
+// bits; if the exponent is zero, the bits above are zero.
 inline __m512i upper_e4m3_as_bf16(__m512i w, __m512i index) {
   constexpr short kSmall[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};  // m * 2^-9
   const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kSmall)));
@@ -188,7 +188,7 @@ inline __m512i upper_e4m3_as_bf16(__m512i w, __m512i index) {
 }
 
 #if defined(__AVX512VBMI__)
-// The bytes of bf16 for the 128 magnitudes of E4M3: a permutation of two registers looks at seven bits of an index.
+// The bytes of bf16 for the 128 magnitudes of E4M3: a permutation of two registers uses seven bits of an index.
 struct E4m3Tables {
   unsigned char low[128] = {}, high[128] = {};
   constexpr E4m3Tables() {
@@ -208,7 +208,7 @@ struct E4m3Tables {
 alignas(64) constexpr E4m3Tables kE4m3;
 #endif
 
-// Pairs of neighbouring k.
+// Converts to pairs of neighbouring k.
 template <Code C>
 inline __attribute__((always_inline)) void to_pairs(Words words, PairVec (&out)[kWordK<C> / 2]) {
   const __m512i w = register_of(words);
@@ -220,7 +220,7 @@ inline __attribute__((always_inline)) void to_pairs(Words words, PairVec (&out)[
     out[3] = {_mm512_permutexvar_epi16(_mm512_srli_epi16(w, 12), table)};
   } else if constexpr (C == Code::i8) {
     const __m512i high = _mm512_srli_epi32(w, 16);
-    // The upper halves of floats are their bf16: those of the second of a pair stay, those of the first go below them.
+    // The upper half of a float is its bf16: the second of a pair stays in place, the first moves to the lower half.
     constexpr __mmask64 kLower = 0x3333333333333333;
     const __m512i down = _mm512_set4_epi32(0x80800f0e, static_cast<int>(0x80800b0a), static_cast<int>(0x80800706),
                                            static_cast<int>(0x80800302));

@@ -1,7 +1,7 @@
-// A GEMM with a quantised weight whose activations stay as they are: one panel of 64 output features.
+// A GEMM with a quantised weight whose activations are not converted: one panel of 64 output features.
 //
-// Layout and order of operations: kernels.h. A chunk of the panel's codes is made into numbers in the L1 cache, which
-// all rows are multiplied with as with a panel of bf16 or of floats.
+// Layout and order of operations: kernels.h. A chunk of the panel's codes is converted to numbers in the L1 cache. All
+// rows are then multiplied with it like with a panel of bf16 or floats.
 #include "ops/cpu/kernels/panel_tile.h"
 #include "ops/cpu/kernels/quant_codes.h"
 #include "ops/cpu/kernels/quant_pieces.h"
@@ -14,7 +14,7 @@
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// Where memory is asked for codes: into the L2 cache, where numbers and activations have the first.
+// Prefetch distance for codes. They go into the L2 cache, because the L1 cache holds numbers and activations.
 constexpr int kCodesAhead_bytes = 4096;
 template <int Bytes = 4 * kPanel, int Level = 2>
 inline void prefetch_codes(const char* from) {
@@ -22,7 +22,7 @@ inline void prefetch_codes(const char* from) {
   for (int line = 0; line < Bytes; line += kLine_bytes) __builtin_prefetch(from + kCodesAhead_bytes + line, 0, Level);
 }
 
-// `words` words of each of the panel's features: numbers [k][64], of bf16 [k / 2][64][2].
+// Unpacks `words` words of each of the panel's features to numbers [k][64]; bf16: [k / 2][64][2].
 template <Code C>
 void unpack(const char* from, std::int64_t words, float* to) {
   for (std::int64_t i = 0; i < words; ++i) {
@@ -55,13 +55,13 @@ void unpack(const char* from, std::int64_t words, Bf16* to) {
 }
 #endif
 
-// The zeros of a group as floats.
+// Converts the zeros of a group to floats.
 void load_zeros(const QuantPanel& shape, const char* group, float* to) {
   const auto* const zeros = reinterpret_cast<const signed char*>(group + shape.zeros());
   for (int j = 0; j < kPanel; ++j) to[j] = static_cast<float>(zeros[j]);
 }
 
-// Scales and zeros of a group as they go with sums over what codes become as W; no zeros where the weight has none.
+// Loads scales and zeros of a group in the form that matches sums over W; no zeros if the weight has none.
 template <Code C, class W>
 void load_group(const QuantPanel& shape, const char* group, float* scales, float* zeros) {
   constexpr float kOf = sizeof(W) == sizeof(float) ? kUnit<C> : 1;
@@ -75,10 +75,10 @@ void load_group(const QuantPanel& shape, const char* group, float* scales, float
   }
 }
 
-// totals [rows][64] += scales * (c - zeros * sum): sums[r * stride] of row r; zeros may be null.
+// totals [rows][64] += scales * (c - zeros * sum), with sums[r * stride] for row r; zeros may be null.
 void add_group(const float* c, int rows, const float* scales, const float* zeros, const float* sums,
                std::int64_t stride, float* totals) {
-  constexpr int V = kPanel / kWidth < 4 ? kPanel / kWidth : 4;  // that stay in registers for all rows
+  constexpr int V = kPanel / kWidth < 4 ? kPanel / kWidth : 4;  // vectors that stay in registers for all rows
   for (int j = 0; j < kPanel; j += V * kWidth) {
     Vec scale[V], zero[V];
 #pragma GCC unroll 4
@@ -117,7 +117,7 @@ struct VectorCodes {
 #endif
 
 #if defined(__AVX2__)
-// Rows for which codes become numbers in registers, for as many vectors of features at once.
+// Codes are converted in registers for up to kFewRows rows. few_vectors(): feature vectors that are processed together.
 #if defined(__AVX512F__)
 template <Code C, class W>
 constexpr int kFewRows = sizeof(W) == sizeof(float) && C != Code::f8_e4m3 ? 4 : 8;
@@ -167,7 +167,7 @@ inline __attribute__((always_inline)) void few_step(Vec (&acc)[M][V], const Bf16
 #endif
 
 #if defined(__AVX512F__)
-// As few_step, of `words` words. Codes become fp16 a word ahead of their products, which then wait for little.
+// Like few_step, for `words` words. Converts codes to fp16 one word ahead of their products, to hide the latency.
 template <int M, int V>
 inline __attribute__((always_inline)) void e4m3_steps(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
                                                       std::int64_t words, const char* from) {
@@ -196,14 +196,14 @@ inline __attribute__((always_inline)) void e4m3_steps(Vec (&acc)[M][V], const fl
   to_halves(0, from);
   for (std::int64_t i = 0; i < words; ++i) {
     prefetch_codes<4 * V * kWidth, 3>(from);
-    if (i + 1 < words) from += 4 * kPanel;  // behind the last there is something else
+    if (i + 1 < words) from += 4 * kPanel;  // the memory after the last word has other contents
     to_halves((i + 1) % 2, from);
     multiply(i % 2);
   }
 }
 #endif
 
-// c [M][64] (+)= the products of `words` words of V * kWidth features, for which it asks memory meanwhile.
+// c [M][64] (+)= the products of `words` words of V * kWidth features. Also prefetches words.
 template <Code C, int M, int V, class W>
 inline __attribute__((always_inline)) void few_tile(const W* a, std::int64_t a_stride, std::int64_t words,
                                                     const char* from, float* c, bool fresh) {
@@ -233,8 +233,8 @@ inline __attribute__((always_inline)) void few_tile(const W* a, std::int64_t a_s
   }
 }
 
-// Activations of a group and some rows, so far apart that addresses are constants and rows do not fall onto each other
-// in the cache.
+// Stride of the activations of a group and some rows: constant, so that addresses are constants, and chosen so that
+// rows do not map to the same cache sets.
 constexpr int kFewStride = 128 + 16;
 template <int M>
 void gather_few(const float* from, std::int64_t stride, std::int64_t n, float* to) {
@@ -281,7 +281,7 @@ void few_rows(const QuantLinearArgs& args) {
   write_totals(args, totals);
 }
 
-// Whether it was done: few rows, and no word lies in two groups.
+// Returns whether it computed the GEMM: only with few rows, and if no word spans two groups.
 template <Code C, class W>
 bool quant_linear_few(const QuantLinearArgs& args) {
   if (args.rows > kFewRows<C, W> || args.shape.group % kWordK<C> != 0) return false;
@@ -311,7 +311,7 @@ bool quant_linear_few(const QuantLinearArgs&) {
 }
 #endif
 
-// W: what codes become, Bf16 or float, K of them of a feature at a time.
+// W: the type of converted codes, Bf16 or float, with K of them per feature at a time.
 template <Code C, class W, int K>
 void quant_linear_in_pieces(const QuantLinearArgs& args) {
   using S = Steps<W>;
@@ -356,7 +356,8 @@ template <Code C, class W>
 void quant_linear(const QuantLinearArgs& args) {
   constexpr int kSomeRows = 48;
   if (quant_linear_few<C, W>(args)) return;
-  // Few rows: numbers leave room in the L1 cache. Many: their sums do not, and are loaded less often.
+  // With few rows, K is small, so that numbers leave space in the L1 cache. With many rows, their sums exceed it and
+  // should be loaded less often.
   if (sizeof(W) == sizeof(float) && args.rows <= kSomeRows) return quant_linear_in_pieces<C, W, 64>(args);
   quant_linear_in_pieces<C, W, 128>(args);
 }

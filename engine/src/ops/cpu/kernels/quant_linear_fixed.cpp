@@ -1,7 +1,8 @@
-// A GEMM with a quantised weight of integers whose activations of 16 bits become fixed-point numbers of 16 bits: one
-// panel of 64 output features.
+// A GEMM with a quantised integer weight, with 16-bit activations converted to 16-bit fixed-point numbers: one panel of
+// 64 output features.
 //
-// Layout and order of operations: kernels.h. Sums of integers are exact, so all ways of multiplying give the same bits.
+// Layout and order of operations: kernels.h. Sums of integers are exact, so all multiplication methods give the same
+// bits.
 #include <bit>
 
 #if defined(__AVX512F__) && !defined(__AVX512BF16__)
@@ -19,8 +20,8 @@ namespace {
 
 constexpr int kBlock = static_cast<int>(FixedRow::kBlock);
 
-// Rows [0, M) of a block, V vectors of features from j on: c [M][64] (+)= scale of the row's block * sum; with the end
-// of the group, totals [M][64] += scales * c.
+// Rows [0, M) of a block, V vectors of features from j on: c [M][64] (+)= scale of the row's block * sum. At the end of
+// the group, totals [M][64] += scales * c.
 template <Code C, int M, int V, int Lines>
 inline __attribute__((always_inline)) void fixed_tile(const FixedBlock& block, const char* a, std::int64_t a_stride,
                                                       const float* row_scales, const std::int32_t* row_sums, int j,
@@ -49,8 +50,9 @@ inline __attribute__((always_inline)) void fixed_tile(const FixedBlock& block, c
   }
 }
 
-// V: so many vectors at a time. pass: how many passes over the block there were before, of all tiles; of `passes`. The
-// next codes are asked for in equal parts in all passes of few, into the L2 cache: memory has work all the time.
+// V: vectors processed together. pass: number of earlier passes over the block, of all tiles; passes: their total
+// number. With few passes, each one prefetches an equal part of the next codes into the L2 cache, so that memory is
+// always busy.
 template <Code C, int M, int V>
 inline void fixed_rows(const FixedBlock& block, const char* a, std::int64_t a_stride, const float* row_scales,
                        const std::int32_t* row_sums, int pass, int passes, float* c, float* totals) {
@@ -75,7 +77,7 @@ inline void fixed_rows(const FixedBlock& block, const char* a, std::int64_t a_st
   }
 }
 
-// run<M>() where M = rows <= kTileRows.
+// Calls run<M>() with M = rows <= kTileRows.
 template <int M = 1, class F>
 inline __attribute__((always_inline)) void with_rows(int rows, const F& run) {
   if constexpr (M == kTileRows) {
@@ -133,7 +135,7 @@ void fixed(const QuantLinearArgs& args) {
           };
           if (tiles == 1) {
             run.template operator()<fixed_vectors(M, true)>();
-          } else if constexpr (M >= kTileRows / 2) {  // rows are dealt out evenly
+          } else if constexpr (M >= kTileRows / 2) {  // rows are distributed evenly
             run.template operator()<fixed_vectors(M, false)>();
           }
         });
@@ -147,8 +149,8 @@ void fixed(const QuantLinearArgs& args) {
   write_totals(args, totals);
 }
 
-// The step of a block whose largest |x|, a bf16, is `most`; NaN where it is infinite. 127 * 256 + 127 is the largest
-// number of two signed bytes: 1.9921875 * 2^14, of all mantissas the last, is greater by one.
+// The scale of a block whose largest |x|, a bf16, is `most`; NaN if that is infinite. 127 * 256 + 127 is the largest
+// number of two signed bytes. The largest mantissa, 1.9921875 * 2^14, exceeds it by one.
 float fixed_scale(float most) {
   const auto bits = std::bit_cast<std::uint32_t>(most);
   if (bits >> 23 == 255) return __builtin_nanf("");
@@ -169,7 +171,7 @@ void fixed_row(std::byte* out, const Bf16* in, const QuantPanel& shape) {
       const int n = static_cast<int>(left < kBlock ? left : kBlock);
       const Bf16* const from = in + begin;
       Vec x[kBlock / kWidth];
-      Vec most = zero(), broken = zero();  // x * 0 is NaN for what is not finite
+      Vec most = zero(), broken = zero();  // x * 0 is NaN if x is not finite
       const int vectors = (n + kWidth - 1) / kWidth;
       for (int i = 0; i < vectors; ++i) {
         const int rest = n - i * kWidth;
@@ -203,7 +205,7 @@ void quant_linear_fixed(const QuantLinearArgs& args) {
     case Code::f4_e2m1:
       return fixed<Code::f4_e2m1>(args);
     case Code::f8_e4m3:
-      break;  // its numbers are no integers of 8 bits
+      break;  // its numbers are not 8-bit integers
   }
 }
 

@@ -1,4 +1,4 @@
-// In which pieces a panel of a quantised weight (kernels.h) is worked through: several groups, or a part of one.
+// Divides a panel of a quantised weight (kernels.h) into pieces: several groups, or a part of one group.
 #pragma once
 
 #include "ops/cpu/kernels.h"
@@ -6,11 +6,11 @@
 namespace charonia::ops::cpu {
 namespace {
 
-// At most K of k, a multiple of kQuantAlign, with each group rounded up to a multiple of that.
+// A piece has at most K of k, a multiple of kQuantAlign, with each group rounded up to a multiple of kQuantAlign.
 template <int K>
 struct QuantPieces {
   static constexpr int kK = K;
-  static constexpr int kGroups = K / kQuantAlign;  // of a piece, at most
+  static constexpr int kGroups = K / kQuantAlign;  // maximum groups of a piece
 
   explicit QuantPieces(const QuantPanel& panel) : shape(panel) {
     const std::int64_t all = (shape.group + kQuantAlign - 1) / kQuantAlign * kQuantAlign;
@@ -19,7 +19,7 @@ struct QuantPieces {
     measure();
   }
   bool done() const { return group >= shape.groups(); }
-  // The end of its groups is in it.
+  // Whether the piece contains the end of its groups.
   bool last() const { return begin + length == shape.group; }
   void next() {
     if (last()) {
@@ -32,12 +32,12 @@ struct QuantPieces {
   }
 
   QuantPanel shape;
-  std::int64_t group = 0;   // the first of the piece,
-  int count = 0;            // and how many there are; 1 where a group has several pieces
+  std::int64_t group = 0;   // the first group of the piece
+  int count = 0;            // number of groups; 1 if a group has several pieces
   std::int64_t begin = 0;   // k within a group
   std::int64_t length = 0;  // k of each group
-  std::int64_t stride = 0;  // from the numbers of a group to those of the next
-  int most = 1;             // groups of a piece
+  std::int64_t stride = 0;  // distance between the numbers of two groups
+  int most = 1;             // maximum groups of a piece
 
  private:
   void measure() {

@@ -1,4 +1,5 @@
-// What GEMMs with quantised weights share: the scales of a panel (kernels.h) as floats, and their output.
+// Common parts of GEMMs with quantised weights: converts the scales of a panel (kernels.h) to floats, and writes the
+// output.
 #pragma once
 
 #include <bit>
@@ -14,8 +15,8 @@ inline float power_of_two(unsigned char exponent) {
 }
 #endif
 
-// Those of a group, to [64] floats. A power of two comes from its exponent, biased as a float's. 0 is 2^-127, which has
-// no exponent of its own.
+// Converts the scales of a group to floats [64]. An f8_e8m0 scale is the biased exponent of a float. Exponent 0 means
+// 2^-127, which is a subnormal float.
 inline void load_scales(const QuantPanel& shape, const char* group, float* to) {
   const char* const scales = group + shape.scales();
   if (shape.scale_type == DType::f8_e8m0) {
@@ -42,7 +43,7 @@ inline void load_scales(const QuantPanel& shape, const char* group, float* to) {
   }
 }
 
-// totals [rows][64] and the bias to the output.
+// Writes totals [rows][64] plus the bias to the output.
 inline void write_totals(const QuantLinearArgs& args, const float* totals) {
   LinearArgs to;
   to.rows = args.rows;

@@ -1,13 +1,13 @@
-// A GEMM with a quantised weight through matrix tiles: one panel of 64 output features times up to kQuantRowBlock rows.
+// A GEMM with a quantised weight with matrix tiles: one panel of 64 output features times up to kQuantRowBlock rows.
 //
-// Layout and order of operations: kernels.h. A piece of the panel's codes is made into pairs of bf16 in the cache,
-// [k / 2][64][2] as in a panel of bf16, with zeros behind a group up to a multiple of 32 k; then linear_tiles.h's tiles
-// pass over it. `Codes` does what is done with vectors:
-//   unpack(from, words, to)                  words of a panel to [k / 2][64][2]
+// Layout and order of operations: kernels.h. A piece of the panel's codes is converted to pairs of bf16 in the cache,
+// [k / 2][64][2] as in a bf16 panel, padded with zeros after each group to a multiple of 32 k. Then the tiles of
+// linear_tiles.h process it. `Codes` provides the vector operations:
+//   unpack(from, words, to)                      words of a panel to [k / 2][64][2]
 //   load_scales(shape, group, to), load_zeros()  [64] floats
 //   add_group(c, rows, scales, zeros, sums, stride, totals)
-//                                            totals [rows][64] += scales * (c - zeros * sums[row * stride]); zeros may
-//                                            be null
+//                                                totals [rows][64] += scales * (c - zeros * sums[row * stride]); zeros
+//                                                may be null
 #pragma once
 
 #include "ops/cpu/kernels/linear_tiles.h"
@@ -36,7 +36,7 @@ void quant_linear_in_tiles(const QuantLinearArgs& args) {
   alignas(64) float totals[kQuantRowBlock][kPanel];
   alignas(64) float scales[Pieces::kGroups][kPanel];
   alignas(64) float zeros[Pieces::kGroups][kPanel];
-  // Row tiles of one size: the last begins early where rows do not divide, and computes some rows once more.
+  // Row tiles have equal size: if the rows do not divide evenly, the last tile begins earlier and recomputes some rows.
   const int tiles = (args.rows + kTileRows - 1) / kTileRows;
   const int rows = (args.rows + tiles - 1) / tiles;
   const auto first_row = [&](int tile) { return tile * rows + rows <= args.rows ? tile * rows : args.rows - rows; };
@@ -90,8 +90,8 @@ void quant_linear_in_tiles(const QuantLinearArgs& args) {
   write_totals(args, totals);
 }
 
-// One row tile. Codes of a step are made into numbers while the tiles work on the step before, so that memory is read
-// all the time. Groups are a multiple of 32 k.
+// One row tile. Converts the codes of a step while the tile registers multiply the previous step, so that memory is
+// always busy. Requires groups of a multiple of 32 k.
 template <class Tiles, class Codes>
 void quant_linear_one_tile(const QuantLinearArgs& args) {
   constexpr int kBuffers = 4;
@@ -150,7 +150,8 @@ template <class Tiles, class Codes>
 void quant_linear_tiles(const QuantLinearArgs& args) {
   constexpr int kSomeRows = 128;
   if (args.rows <= kTileRows && args.shape.group % kTileK == 0) return quant_linear_one_tile<Tiles, Codes>(args);
-  // Few rows: numbers stay in the L1 cache. Many: the totals of all of them do not, and are loaded less often.
+  // With few rows, numbers stay in the L1 cache. With many rows, their totals exceed it and should be loaded less
+  // often.
   if (args.rows <= kSomeRows) return quant_linear_in_tiles<Tiles, Codes, 128>(args);
   quant_linear_in_tiles<Tiles, Codes, 512>(args);
 }

@@ -1,11 +1,11 @@
-// What is done to one row: norms, gated activation, rotation, conversions, and the sums over logits that sampling
-// needs. All are bound by memory or smaller than a GEMM by orders of magnitude.
+// Operations on one row: norms, gated activation, rotation, conversions, and the sums over logits for sampling. All are
+// bound by memory, or orders of magnitude smaller than a GEMM.
 #include "ops/cpu/kernels/vec.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
 
-// Calls body(i, full) for whole vectors and body(i, n) for the rest, where n is the number of elements.
+// Calls whole(i) for whole vectors, and part(i, n) for the n remaining elements.
 template <class Whole, class Part>
 inline __attribute__((always_inline)) void for_vectors(std::int64_t n, Whole whole, Part part) {
   std::int64_t i = 0;
@@ -20,10 +20,10 @@ void convert(To* out, const From* in, std::int64_t n) {
       [&](std::int64_t i, int m) { store_n(out + i, load_n(in + i, m), m); });
 }
 
-// The sum of term(v, lanes) over the vectors v of a row. lanes: those of v that hold elements; the others are zeros.
+// The sum of term(v, lanes) over the vectors v of a row. lanes: number of elements in v; the other lanes are zeros.
 template <class Term>
 inline __attribute__((always_inline)) float sum_over(const float* x, std::int64_t n, Term term) {
-  // Four sums, so that additions need not wait for each other.
+  // Four sums, so that additions do not depend on each other.
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   std::int64_t i = 0;
   for (; i + 4 * kWidth <= n; i += 4 * kWidth) {
@@ -204,7 +204,7 @@ void rotate(float* head, const float* cos_sin, int rotary_dim) {
       });
 }
 
-// The bits are those of rotate() of the same pairs.
+// Gives the same bits as rotate() for the same pairs.
 void rotate_interleaved(float* head, const float* cos_sin, int rotary_dim) {
   const int half = rotary_dim / 2;
   for (int i = 0; i < half; ++i) {
@@ -220,7 +220,7 @@ void f32_from_bf16(float* out, const Bf16* in, std::int64_t n) { convert(out, in
 void f32_from_f16(float* out, const F16* in, std::int64_t n) { convert(out, in, n); }
 
 void min_and_max(const float* in, std::int64_t n, float* minimum, float* greatest) {
-  Vec low = set1(in[0]), high = low, odd = zero();  // x * 0 is NaN for what is not finite
+  Vec low = set1(in[0]), high = low, odd = zero();  // x * 0 is NaN if x is not finite
   std::int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
     const Vec x = load(in + i);
@@ -256,7 +256,7 @@ void quantise(std::uint8_t* out, const float* in, float scale, float zeros, int 
 float maximum(const float* in, std::int64_t n) {
   const float minimum = -__builtin_inff();
   Vec greatest = set1(minimum);
-  Vec nan = zero();  // x - x is NaN for NaN (and infinities, which are looked at again below)
+  Vec nan = zero();  // x - x is NaN for NaN (and for infinities, which are checked again below)
   bool suspicious = false;
   std::int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {

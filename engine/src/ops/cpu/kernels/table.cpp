@@ -1,4 +1,4 @@
-// The table of this instruction set's kernels.
+// The kernel table of this instruction set.
 #include "ops/cpu/kernels.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
@@ -61,7 +61,7 @@ double exp_sum(float* out, const float* in, float shift, float scale, std::int64
 #if defined(__AVX512F__) && !defined(CHARONIA_ISA_amx)
 constexpr int kTwoPanelRows = 3;
 #else
-constexpr int kTwoPanelRows = 0;  // too few registers; or tiles, which read four streams
+constexpr int kTwoPanelRows = 0;  // not enough registers; or tiles, which read four streams
 #endif
 #if defined(__AVX512F__)
 constexpr int kTwoIntegerPanelRows = 3;
@@ -86,7 +86,7 @@ const Kernels& kernels() {
       .quant_linear_bf16 = nullptr,
 #endif
       .quant_linear_f32 = quant_linear_f32,
-// Where bf16 has dot products as fast, or tiles, these are taken for all numbers of rows.
+// If bf16 dot products are as fast, or there are tiles, those are used for all numbers of rows.
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
       .quant_linear_fixed = quant_linear_fixed,
       .fixed_from_bf16 = fixed_from_bf16,

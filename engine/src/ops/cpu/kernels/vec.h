@@ -1,12 +1,12 @@
-// A vector of floats in the width of the instruction set that this file is compiled for. Everything stands in an
-// unnamed namespace: the same inline function compiled for two instruction sets must never be merged by the linker, or
-// the portable kernels would run into instructions that the processor lacks. For the same reason kernels use no
+// A vector of floats. Its width depends on the instruction set of the compilation. Everything is in an unnamed
+// namespace: the linker must never merge the same inline function compiled for two instruction sets, because the
+// portable kernels could then execute instructions that the processor lacks. For the same reason kernels use no
 // standard library templates.
 //
-// A Vec has kWidth floats. load and store take float*, Bf16* or F16* and convert, rounding to nearest even; load takes
-// Q8* as well. load_n and store_n take the first n < kWidth elements, the others are zeros. max and min return their
-// second operand when one is NaN. A PairVec has kWidth pairs of bf16; CHARONIA_NATIVE_PAIRS says that the instruction set
-// multiplies these itself.
+// A Vec has kWidth floats. load and store take float*, Bf16* or F16* and convert, rounding to nearest even; load also
+// takes Q8*. load_n and store_n take the first n < kWidth elements; the other lanes are zeros. max and min return their
+// second operand if one is NaN. A PairVec has kWidth pairs of bf16. CHARONIA_NATIVE_PAIRS is defined if the instruction
+// set multiplies pairs.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ namespace {
 #include "ops/cpu/kernels/vec_portable.h"
 #endif
 
-// How far ahead of a weight that is read once memory is asked for it. On Zen 3, one row of bf16: 24.7 GB/s at 4096 bytes,
-// 26.0 at 2048, 30.8 at 1024 and 27.3 at 512 (benchmarks/README.md).
+// The distance of prefetches of weights that are read once. On Zen 3, one row of bf16 reads 24.7 GB/s with 4096 bytes,
+// 26.0 with 2048, 30.8 with 1024 and 27.3 with 512.
 #if defined(__AVX512F__)
 constexpr int kPrefetchAhead_bytes = 4096;
 #else
@@ -60,7 +60,7 @@ inline PairVec load_pairs_n(const Bf16* p, int n) {
   return load_pairs(part);
 }
 
-// The sum of the lanes, by halves; and the largest: where a lane is NaN, anything.
+// The sum of the lanes, by halves; and the largest lane, which is undefined if a lane is NaN.
 inline float sum_of(Vec x) {
   float lanes[kWidth];
   store(lanes, x);
@@ -82,7 +82,7 @@ inline Vec load(const Q8* p) { return floats_of(load_bytes(&p->bits)); }
 inline Vec load_n(const Q8* p, int n) { return floats_of(load_bytes_n(&p->bits, n)); }
 
 // e^x = 2^n (1 + q r) with x = n ln 2 + r, |r| <= ln 2 / 2; 1 + q r is the Taylor polynomial of degree 7 (remainder
-// below 6e-9). |n| must be small enough for an exponent.
+// below 6e-9). |n| must be small enough for the exponent of a float.
 struct ExpParts {
   Vec n, r, q;
 };
@@ -100,15 +100,15 @@ inline ExpParts exp_parts(Vec x) {
   return {n, r, p};
 }
 
-// e^x to about 1e-7 relative. Below -87.3 the result is 0, above 88 it is e^88; NaN stays NaN.
+// e^x with a relative error of about 1e-7. Below -87.3 the result is 0, above 88 it is e^88; NaN stays NaN.
 inline Vec exp(Vec x) {
   const Vec minimum = set1(-87.3F);
   const auto [n, r, q] = exp_parts(max(minimum, min(set1(88.0F), x)));
   return zero_where_less(times_power_of_two(fma(q, r, set1(1.0F)), n), x, minimum);
 }
 
-// 2^x to about 2e-7 relative, for x below 127: 2^n p(x - n), p of degree 5 and best in the relative error. Below -126
-// the result is 0; NaN stays NaN.
+// 2^x with a relative error of about 2e-7, for x below 127: 2^n p(x - n), where p of degree 5 minimises the relative
+// error. Below -126 the result is 0; NaN stays NaN.
 inline Vec exp2(Vec x) {
   const Vec minimum = set1(-126.0F);
   const Vec within = max(minimum, x);
@@ -122,8 +122,8 @@ inline Vec exp2(Vec x) {
   return zero_where_less(times_power_of_two(p, n), x, minimum);
 }
 
-// tanh x = m / (m + 2) with m = e^2x - 1 = 2^n q r + (2^n - 1), which is exact to about 1e-7 relative near zero too.
-// From |x| = 10 on the result is 1 or -1; NaN stays NaN.
+// tanh x = m / (m + 2) with m = e^2x - 1 = 2^n q r + (2^n - 1), with a relative error of about 1e-7, also near zero.
+// For |x| >= 10 the result is 1 or -1; NaN stays NaN.
 inline Vec tanh(Vec x) {
   const auto [n, r, q] = exp_parts(max(set1(-20.0F), min(set1(20.0F), add(x, x))));
   const Vec power = times_power_of_two(set1(1.0F), n);

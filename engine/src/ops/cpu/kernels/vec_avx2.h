@@ -50,11 +50,11 @@ inline ByteVec load_bytes(const std::uint8_t* p) {
   return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
 }
 inline Vec floats_of(ByteVec b) { return {_mm256_cvtepi32_ps(b.v)}; }
-// Their low and high halves.
+// The low and the high nibbles.
 inline Vec low_halves(ByteVec b) { return {_mm256_cvtepi32_ps(_mm256_and_si256(b.v, _mm256_set1_epi32(15)))}; }
 inline Vec high_halves(ByteVec b) { return {_mm256_cvtepi32_ps(_mm256_srli_epi32(b.v, 4))}; }
 
-// Pairs of bf16, one pair per float: the first of each, the second of each.
+// Pairs of bf16, one pair per float: the first of each pair, the second of each pair.
 struct PairVec {
   __m256i v;
 };

@@ -58,14 +58,14 @@ inline ByteVec load_bytes_n(const std::uint8_t* p, int n) {
   return {_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask_of(n), p))};
 }
 inline Vec floats_of(ByteVec b) { return {_mm512_cvtepi32_ps(b.v)}; }
-// Their low and high halves: a permutation looks at four bits of an index, and is a conversion by table.
+// The low and the high nibbles: a permutation uses four bits of an index, so a table lookup converts them.
 inline Vec halves_as_floats(__m512i bits) {
   return {_mm512_permutexvar_ps(bits, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))};
 }
 inline Vec low_halves(ByteVec b) { return halves_as_floats(b.v); }
 inline Vec high_halves(ByteVec b) { return halves_as_floats(_mm512_srli_epi32(b.v, 4)); }
 
-// The sum of the lanes, by halves; and the largest: where a lane is NaN, anything.
+// The sum of the lanes, by halves; and the largest lane, which is undefined if a lane is NaN.
 inline float sum_of(Vec x) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -79,7 +79,7 @@ inline float max_of(Vec x) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-// Pairs of bf16, one pair per float: the first of each, the second of each.
+// Pairs of bf16, one pair per float: the first of each pair, the second of each pair.
 struct PairVec {
   __m512i v;
 };
@@ -90,7 +90,7 @@ inline Vec second_of(PairVec p) {
   return {_mm512_castsi512_ps(_mm512_and_si512(p.v, _mm512_set1_epi32(static_cast<int>(0xffff0000U))))};
 }
 
-// A product of pairs. The pair that is broadcast is read as one word.
+// Products of pairs. A pair is broadcast as one 32-bit word.
 #if defined(__AVX512BF16__)
 #define CHARONIA_NATIVE_PAIRS 1
 inline PairVec set1_pair(const Bf16* pair) {
@@ -101,10 +101,10 @@ inline PairVec set1_pair(const Bf16* pair) {
 inline Vec fma_pairs(PairVec a, PairVec b, Vec c) {
   return {_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
 }
-// One element with a zero, for all; and floats, whose lower halves do not count, as the first of each pair.
+// set1_first: broadcasts the pair (x, 0). pairs_of_firsts: floats with zero low halves, as the first of each pair.
 inline PairVec set1_first(Bf16 x) { return {_mm512_set1_epi32(x.bits)}; }
 inline PairVec pairs_of_firsts(Vec x) { return {_mm512_srli_epi32(_mm512_castps_si512(x.v), 16)}; }
-// 2 * kWidth floats, rounded to nearest even as elements of kWidth pairs. What is smaller than 2^-126 becomes 0.
+// Rounds 2 * kWidth floats to nearest even, as the elements of kWidth pairs. Magnitudes below 2^-126 become 0.
 inline PairVec to_pairs(Vec low, Vec high) {
   return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v))};
 }

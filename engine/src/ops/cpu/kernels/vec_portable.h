@@ -1,5 +1,5 @@
-// Vec in the compiler's own vector types (GCC and Clang): 4 floats, what SSE2 and NEON have. Included by vec.h, inside
-// its namespaces.
+// Vec in the compiler's vector types (GCC and Clang): 4 floats, as with SSE2 and NEON. Included by vec.h, inside its
+// namespaces.
 
 typedef float Float4 __attribute__((vector_size(16)));
 typedef std::int32_t Int4 __attribute__((vector_size(16)));
@@ -28,9 +28,10 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 inline Float4 select(Int4 mask, Float4 yes, Float4 no) {
   return bits_as<Float4>((mask & bits_as<Int4>(yes)) | (~mask & bits_as<Int4>(no)));
 }
-inline Vec max(Vec a, Vec b) { return {select(a.v > b.v, a.v, b.v)}; }  // b when one is NaN, as the processors have it
+// b if one is NaN, like the processors' instructions
+inline Vec max(Vec a, Vec b) { return {select(a.v > b.v, a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {select(a.v < b.v, a.v, b.v)}; }
-// Below 2^22 in magnitude: adding 1.5 * 2^23 leaves no bits behind the point.
+// For magnitudes below 2^22: adding 1.5 * 2^23 removes the fraction bits.
 inline Vec round(Vec a) {
   const Vec magic = set1(0x1.8p23F);
   return {(a.v + magic.v) - magic.v};
@@ -47,7 +48,7 @@ inline bool any_nan(Vec a) {
 
 inline Float4 float_from_bf16(Uint4 bits) { return bits_as<Float4>(bits << 16); }
 
-// As base/dtype.h's conversions, which are not compiled for one instruction set.
+// The same as the conversions in base/dtype.h, which are not compiled per instruction set.
 inline Float4 float_from_f16(Uint4 bits) {
   const Uint4 magnitude = bits & 0x7fffU;
   const Float4 tiny = __builtin_convertvector(bits_as<Int4>(magnitude), Float4) * 0x1p-24F;
@@ -107,11 +108,11 @@ struct ByteVec {
 };
 inline ByteVec load_bytes(const std::uint8_t* p) { return {Int4{p[0], p[1], p[2], p[3]}}; }
 inline Vec floats_of(ByteVec b) { return {__builtin_convertvector(b.v, Float4)}; }
-// Their low and high halves.
+// The low and the high nibbles.
 inline Vec low_halves(ByteVec b) { return {__builtin_convertvector(b.v & 15, Float4)}; }
 inline Vec high_halves(ByteVec b) { return {__builtin_convertvector(b.v >> 4, Float4)}; }
 
-// Pairs of bf16, one pair per float: the first of each, the second of each.
+// Pairs of bf16, one pair per float: the first of each pair, the second of each pair.
 struct PairVec {
   Uint4 v;
 };

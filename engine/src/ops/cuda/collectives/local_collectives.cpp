@@ -37,7 +37,7 @@ void LocalCollectives::abort(int rank, std::string_view why) noexcept {
     if (aborted_) return;
     aborted_ = true;
     why_ = cat("rank ", rank, ": ", why);
-  } catch (...) {  // without the reason
+  } catch (...) {  // keep the error without its reason
   }
   all_came_.notify_all();
 }

@@ -1,6 +1,6 @@
 // Collectives between ranks whose devices can read each other's memory at the same address: several ranks on one GPU,
-// which NCCL does not do, or the process itself as the device. For tests of tensor parallelism where there is but one
-// GPU: threads wait for each other at every operation.
+// which NCCL does not support, or the emulated device. For tests of tensor parallelism on a machine with one GPU:
+// threads wait for each other at every operation.
 #pragma once
 
 #include <condition_variable>
@@ -31,11 +31,11 @@ class LocalCollectives final : public ops::NcclGroup {
  private:
   struct Rank {
     const void* in = nullptr;
-    std::unique_ptr<Event> ready, read;  // its input is there; it has read all inputs
-    DeviceMemory shards;                 // of all_reduce
+    std::unique_ptr<Event> ready, read;  // its input is ready; it has read all inputs
+    DeviceMemory shards;                 // used by all_reduce
   };
 
-  // Until all ranks have come here as often. Throws Error(internal) when one will not.
+  // Waits until all ranks have called this equally often. Throws Error(internal) if a rank will not call it.
   void meet();
   void throw_aborted() const;
 

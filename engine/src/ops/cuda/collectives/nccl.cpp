@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kInstall = "install it with: pip install nvidia-nccl-cu13";
 
-// NCCL's functions, of the library that was found.
+// NCCL's functions, from the loaded library.
 class Nccl {
  public:
   static const Nccl& get() {
@@ -77,7 +77,7 @@ ncclDataType_t nccl_type(DType type) {
     case DType::bf16:
       return ncclBfloat16;
     default:
-      throw Error(ErrorCode::internal, cat("NCCL: a collective of type ", to_string(type)));
+      throw Error(ErrorCode::internal, cat("NCCL: unsupported type ", to_string(type)));
   }
 }
 
@@ -99,7 +99,7 @@ class LibraryGroup final : public NcclGroup {
   bool capturable() const override { return true; }
 
   void all_reduce(cuda::Stream& stream, int rank, void* data, DType type, std::int64_t count) override {
-    check();  // another rank may have given the communicator up within this step
+    check();  // another rank may have aborted the communicator during this step
     const auto comm = comms_[static_cast<std::size_t>(rank)];
     nccl_.check(
         nccl_.all_reduce(data, data, static_cast<std::size_t>(count), nccl_type(type), ncclSum, comm, stream.native()),
@@ -107,20 +107,20 @@ class LibraryGroup final : public NcclGroup {
   }
 
   void all_gather(cuda::Stream& stream, int rank, void* out, const void* in, std::size_t bytes) override {
-    check();  // another rank may have given the communicator up within this step
+    check();  // another rank may have aborted the communicator during this step
     const auto comm = comms_[static_cast<std::size_t>(rank)];
     nccl_.check(nccl_.all_gather(in, out, bytes, ncclUint8, comm, stream.native()), "all-gather", comm);
   }
 
-  // Kernels of the other ranks that wait for this one's would wait for ever, so they are ended; and with them the
-  // communicator, which captured steps hold.
+  // Kernels of other ranks would wait for this rank's kernels forever, so they must be aborted. That also ends the
+  // communicator, which captured steps use.
   void abort(int rank, std::string_view why) noexcept override {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
     aborted_ = true;
     try {
       why_ = cat("rank ", rank, ": ", why);
-    } catch (...) {  // without the reason
+    } catch (...) {  // keep the error without its reason
     }
     for (const auto comm : comms_) (void)nccl_.comm_abort(comm);
   }
@@ -136,7 +136,7 @@ class LibraryGroup final : public NcclGroup {
   std::vector<ncclComm_t> comms_;
   std::atomic<bool> aborted_ = false;
   std::mutex mutex_;
-  std::string why_;  // under mutex_
+  std::string why_;  // guarded by mutex_
 };
 
 }  // namespace
@@ -150,7 +150,7 @@ std::shared_ptr<NcclGroup> make_nccl_group(const std::vector<int>& devices) {
     return std::make_shared<cuda::LocalCollectives>(devices.front(), static_cast<int>(devices.size()));
   }
   if (different.size() != devices.size()) {
-    throw Error(ErrorCode::invalid_argument, "ranks must have a device each, or all the same");
+    throw Error(ErrorCode::invalid_argument, "ranks must have one device each, or all the same device");
   }
   if (auto missing = nccl_missing(); !missing.empty()) throw Error(ErrorCode::unavailable, missing);
   return std::make_shared<LibraryGroup>(devices);

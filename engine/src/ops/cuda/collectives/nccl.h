@@ -1,5 +1,5 @@
-// Collectives between the ranks of one process: NCCL, loaded at run time (nccl.cpp), or memory and a barrier where the
-// device is this process (nccl_host.cpp).
+// Collectives between the ranks of one process: NCCL, loaded at run time (nccl.cpp), or memory and a barrier on the
+// emulated device (nccl_host.cpp).
 #pragma once
 
 #include <cstddef>
@@ -18,22 +18,22 @@ class NcclGroup {
  public:
   virtual ~NcclGroup() = default;
   virtual int ranks() const = 0;
-  virtual int ranks_per_device() const { return 1; }  // which share its memory
-  virtual bool capturable() const = 0;                // whether operations may become part of a graph
+  virtual int ranks_per_device() const { return 1; }  // ranks that share the memory of a device
+  virtual bool capturable() const = 0;                // whether operations can be captured in a graph
   // data [count] = the sum of all ranks' data.
   virtual void all_reduce(cuda::Stream& stream, int rank, void* data, DType type, std::int64_t count) = 0;
   // out [ranks][bytes] = all ranks' in [bytes].
   virtual void all_gather(cuda::Stream& stream, int rank, void* out, const void* in, std::size_t bytes) = 0;
 
-  // As Ops::abort_collectives and resume_collectives. A collective over NCCL cannot be resumed: that throws
+  // Like Ops::abort_collectives() and resume_collectives(). NCCL collectives cannot be resumed: resume() throws
   // Error(device_failed).
   virtual void abort(int rank, std::string_view why) noexcept = 0;
   virtual void resume() = 0;
-  // Throws Error when a collective was aborted and not resumed: internal, or device_failed where it cannot be.
+  // Throws Error if a collective was aborted and not resumed: internal, or device_failed if it cannot be resumed.
   virtual void check() = 0;
 };
 
-// Whether NCCL can be loaded: empty, or why not.
+// Empty if NCCL can be loaded; otherwise the reason why not.
 std::string nccl_missing();
 
 }  // namespace charonia::ops

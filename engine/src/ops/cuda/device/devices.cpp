@@ -1,4 +1,4 @@
-// Which CUDA devices there are, and the operations on one of them.
+// Lists the CUDA devices and creates the operations of one of them.
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/collectives/nccl.h"
@@ -8,7 +8,7 @@
 namespace charonia::ops {
 namespace {
 
-constexpr int kOldest = 8;  // compute capability
+constexpr int kOldest = 8;  // oldest supported compute capability
 
 std::string too_old(const cuda::DeviceInfo& info) {
   return cat("device ", info.index, " (", info.name, ") has compute capability ", info.major, ".", info.minor, "; ",
@@ -49,11 +49,11 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options, std::shared_ptr<N
   std::string why;
   const int count = cuda::device_count(why);
   if (count == 0) {
-    throw Error(ErrorCode::unsupported, cat("device = cuda: ", why, ". Set device = cpu, or mend that"));
+    throw Error(ErrorCode::unsupported, cat("device = cuda: ", why, ". Fix this, or set device = cpu"));
   }
   if (options.device < 0 || options.device >= count) {
-    throw Error(ErrorCode::unsupported, cat("CUDA device ", options.device, ": this process sees ", count,
-                                            ", the first of them 0 (CUDA_VISIBLE_DEVICES)"));
+    throw Error(ErrorCode::unsupported, cat("CUDA device ", options.device, " does not exist: this process sees ",
+                                            count, " devices, numbered from 0 (CUDA_VISIBLE_DEVICES)"));
   }
   const auto info = cuda::device_info(options.device);
   if (info.major < kOldest) throw Error(ErrorCode::unsupported, too_old(info));

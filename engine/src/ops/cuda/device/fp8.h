@@ -1,4 +1,4 @@
-// FP8 numbers (OCP E4M3: no infinities, 448 is the largest) and float.
+// Conversions between FP8 (OCP E4M3: no infinities, the largest number is 448) and float.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline float e4m3_to_float(std::uint8_t bits) {
   return (bits & 0x80U) != 0 ? -size : size;
 }
 
-// The nearest number, ties to even, and the largest one for what is beyond; NaN stays NaN.
+// Rounds to nearest, ties to even. Larger magnitudes become the largest number; NaN stays NaN.
 inline std::uint8_t e4m3_from_float(float x) {
   const auto sign = static_cast<std::uint8_t>(std::signbit(x) ? 0x80 : 0);
   if (std::isnan(x)) return static_cast<std::uint8_t>(sign | 0x7f);
@@ -37,8 +37,8 @@ inline std::uint8_t e4m3_from_float(float x) {
   if (magnitude == 0) return sign;
   int exponent = 0;
   std::frexp(magnitude, &exponent);             // magnitude in [2^(exponent - 1), 2^exponent)
-  const int unit = std::max(exponent - 4, -9);  // of the last place
-  // At a power of two the mantissa overflows into the exponent, as it should.
+  const int unit = std::max(exponent - 4, -9);  // exponent of the last place
+  // At a power of two the mantissa overflows into the exponent, which gives the correct result.
   const auto places = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));
   return static_cast<std::uint8_t>(sign | ((unit + 9) * 8 + places));
 }

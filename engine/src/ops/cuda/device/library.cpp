@@ -16,7 +16,7 @@ Library::Library(const char* variable, const char* name, std::string_view packag
   if (load(name)) return;
   const auto first = why_;
   if (const auto file = in_python_packages(package, name); !file.empty() && load(file)) return;
-  why_ = cat(first, "; nor is it in the Python package ", package, " (", variable, " may name it with its path)");
+  why_ = cat(first, "; it is not in the Python package ", package, " either (", variable, " can be set to its path)");
 }
 
 bool Library::load(const std::string& path) {

@@ -1,4 +1,4 @@
-// A shared library that is loaded at run time and not linked, so that this one starts where it is missing.
+// A shared library that is loaded at run time instead of linked, so that the engine starts without it.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@ namespace charonia::cuda {
 
 class Library {
  public:
-  // Tries, in this order: the path in environment variable `variable`, when that is set (and nothing else then); the
-  // loader's own search for `name`; in_python_packages(package, name). Not loaded: why() says what was tried.
+  // If the environment variable `variable` is set, loads the path in it. Otherwise tries the loader's search for
+  // `name`, then in_python_packages(package, name). If nothing was loaded, why() lists the attempts.
   Library(const char* variable, const char* name, std::string_view package);
 
   explicit operator bool() const { return handle_ != nullptr; }
   const std::string& why() const { return why_; }
   const std::string& path() const { return path_; }
-  void* symbol(const char* name) const;  // null when it has none
+  void* symbol(const char* name) const;  // null if the library does not have it
 
  private:
   bool load(const std::string& path);
 
-  // Never closed: CUDA libraries have threads and handlers at exit.
+  // Never closed, because CUDA libraries have threads and exit handlers.
   void* handle_ = nullptr;
   std::string path_, why_;
 };

@@ -1,4 +1,4 @@
-// Pairs of 8-bit elements, which the kernels of GEMMs move as they move 16-bit ones.
+// Pairs of 8-bit elements. GEMM kernels move them like 16-bit elements.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct e4m3x2 {
 };
 template <class T>
 inline constexpr bool kIsPair = std::is_same_v<T, i8x2> || std::is_same_v<T, e4m3x2>;
-// Of products: integers are added up exactly.
+// The type of sums of products; sums of integers are exact.
 template <class T>
 using SumType = std::conditional_t<std::is_same_v<T, i8x2>, int, float>;
 

@@ -1,18 +1,18 @@
-// What kernels are written in: CUDA C++ that is also plain C++.
+// The language of the kernels: CUDA C++ that is also plain C++.
 //
-// The same source is compiled twice. nvcc makes device code of it. A host compiler, with CHARONIA_CUDA_ON_HOST, makes
-// functions that device/host_grid.h runs on the CPU, thread block after thread block, every thread a fiber: so kernels
-// are held against their references on a machine without a GPU. What differs between the two stands in this header
-// and in device/tensor_core.h, and nowhere else.
+// The same source is compiled twice. nvcc compiles it to device code. A host compiler, with CHARONIA_CUDA_ON_HOST,
+// compiles it to functions that the emulated device (host_grid.h) runs on the CPU: one thread block after another,
+// every thread as a fiber. So kernels can be compared with their references on a machine without a GPU. All differences
+// between the two are in this header and in device/tensor_core.h.
 //
 // Kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads, __syncwarp, the functions below, and
 //   CHARONIA_KERNEL(max_threads, min_blocks) void name(const Params p)   for `__global__`, with its launch bounds
 //   CHARONIA_DEVICE                                                      for `__device__ inline`
-//   CHARONIA_HD (device/host_device.h)                                   for functions of both sides
+//   CHARONIA_HD (host_device.h)                                          for functions of host and device
 //   CHARONIA_SHARED(T, name, [n])                                        for `__shared__ T name[n]`
 //   dynamic_shared()                                                     the block's dynamic shared memory
-//   cluster_sync(), cluster_rank(), map_shared_rank(p, rank)             of clusters of blocks
-// Warp functions take part with all 32 lanes. A kernel's only argument is a struct by value.
+//   cluster_sync(), cluster_rank(), map_shared_rank(p, rank)             for clusters of blocks
+// All 32 lanes must call warp functions. A kernel has one argument, a struct by value.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ namespace charonia::cuda {
 
 inline constexpr int kWarp = 32;
 
-// 16-bit floats as they lie in memory. Arithmetic is in float.
+// 16-bit floats in memory. Arithmetic is in float.
 struct bf16 {
   std::uint16_t bits;
 };
@@ -77,7 +77,7 @@ CHARONIA_DEVICE f16 from_float<f16>(float x) {
   return {float_to_f16(x)};
 }
 
-// 2^x, with the device's ex2.approx; about 2 units in the last place. exp2f(-infinity) is 0.
+// 2^x with the device's ex2.approx; an error of about 2 units in the last place. exp2f(-infinity) is 0.
 CHARONIA_DEVICE float fast_exp2(float x) { return std::exp2(x); }
 CHARONIA_DEVICE float fast_divide(float a, float b) { return a / b; }
 CHARONIA_DEVICE std::uint32_t mask_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) { return (x & mask) | bits; }
@@ -89,12 +89,12 @@ CHARONIA_DEVICE std::uint32_t permute_bytes(std::uint32_t x, std::uint32_t selec
   }
   return out;
 }
-CHARONIA_DEVICE float multiply_rounded(float a, float b) { return a * b; }  // never fused with an addition behind it
+CHARONIA_DEVICE float multiply_rounded(float a, float b) { return a * b; }  // never fused with a following addition
 CHARONIA_DEVICE float reciprocal_sqrt(float x) { return 1.0F / std::sqrt(x); }
 
-// Reads of what neither this kernel nor the kernels of the step before it write: the compiler moves such loads in front
-// of dependency_wait(), which no test on the emulated device shows. streaming: of what is read once (it does not stay in
-// L1).
+// Loads data that neither this kernel nor earlier kernels of the step write. The compiler may move such a load before
+// dependency_wait(), which tests on the emulated device cannot show. streaming: for data that is read once (it does not
+// stay in L1).
 template <class T>
 CHARONIA_DEVICE T load_readonly(const T* p) {
   host_grid::check_aligned(p, alignof(T), "load_readonly");
@@ -105,14 +105,13 @@ CHARONIA_DEVICE uint4 load_streaming(const uint4* p) {
   host_grid::note_streaming_load(p, sizeof(uint4));
   return *p;
 }
-// Reads of what a kernel before this one has written, after dependency_wait(); it stays in L1 for the next who reads
-// it.
+// Loads data that an earlier kernel has written, after dependency_wait(). The data stays in L1 for later reads.
 CHARONIA_DEVICE uint4 load_cached(const uint4* p) {
   host_grid::check_aligned(p, sizeof(uint4), "load_cached");
   host_grid::check_waited("load_cached");
   return *p;
 }
-// Reads of what other thread blocks of this grid have written, after __threadfence().
+// Loads data that other thread blocks of this grid have written, after __threadfence().
 template <class T>
 CHARONIA_DEVICE T load_l2(const T* p) {
   static_assert(sizeof(T) == 16);
@@ -120,12 +119,12 @@ CHARONIA_DEVICE T load_l2(const T* p) {
   host_grid::check_waited("load_l2");
   return *p;
 }
-// Asks for the 128 bytes around p to be brought into the L2 cache.
+// Prefetches the 128 bytes around p into the L2 cache.
 CHARONIA_DEVICE void prefetch_l2(const void*) {}
 
-// Programmatic dependent launch: a kernel may be started before the one before it in the stream has ended. Every kernel
-// calls dependency_wait() before it reads or writes what another kernel of the step touches (weights may be read
-// before), and may call dependency_trigger() when the next one may be started.
+// Programmatic dependent launch: a kernel may start before the previous kernel in the stream has ended. Every kernel
+// must call dependency_wait() before it reads or writes data that another kernel of the step accesses (weights may be
+// read before), and may call dependency_trigger() when the next kernel may start.
 CHARONIA_DEVICE void dependency_wait() { host_grid::wait_for_dependency(); }
 CHARONIA_DEVICE void dependency_trigger() {}
 
@@ -155,11 +154,11 @@ CHARONIA_DEVICE float fast_exp2(float x) {
   return y;
 }
 CHARONIA_DEVICE float fast_divide(float a, float b) { return __fdividef(a, b); }
-// Bytes of the result, the lowest first, by the selector's half bytes: 0 to 3 are those of x, 4 is 0.
+// Selects bytes of the result, the lowest first, with the selector's nibbles: 0 to 3 are the bytes of x, 4 is 0.
 CHARONIA_DEVICE std::uint32_t permute_bytes(std::uint32_t x, std::uint32_t selector) {
   return __byte_perm(x, 0, selector);
 }
-// x & mask | bits in one instruction: of two constants the compiler would make two, which take one each.
+// x & mask | bits in one instruction. With two constants the compiler would emit two instructions.
 CHARONIA_DEVICE std::uint32_t mask_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) {
   std::uint32_t out;
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
@@ -207,12 +206,13 @@ CHARONIA_DEVICE void dependency_trigger() {
 #endif
 }
 
-// The blocks of a cluster (Launch::cluster_y; compute capability 9): cluster_sync() is a barrier of all their threads,
-// before which what each has written to its shared memory is seen by all behind it. map_shared_rank() is where the
-// block of that rank has what lies at `own` in this block's dynamic shared memory; that block must not have ended.
+// Clusters of blocks (Launch::cluster_y; compute capability 9). cluster_sync() is a barrier of all threads of the
+// cluster; writes to shared memory before it are visible after it. map_shared_rank() returns the address in the shared
+// memory of the block with that rank that corresponds to `own` in this block's dynamic shared memory; that block must
+// not have ended.
 CHARONIA_DEVICE void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
-  // Not .aligned: lanes may come to it one by one, out of a loop with different numbers of turns.
+  // Not .aligned, because lanes may arrive separately from a loop with different iteration counts.
   asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
 #else
   __trap();
@@ -252,7 +252,7 @@ CHARONIA_DEVICE T shuffle_from(T x, int lane) {
   return __shfl_sync(0xffffffffU, x, lane);
 }
 template <class T>
-CHARONIA_DEVICE T shuffle_up(T x, int delta) {  // the own value in the lowest `delta` lanes
+CHARONIA_DEVICE T shuffle_up(T x, int delta) {  // the lowest `delta` lanes keep their own value
   return __shfl_up_sync(0xffffffffU, x, delta);
 }
 CHARONIA_DEVICE unsigned ballot(bool x) { return __ballot_sync(0xffffffffU, x); }
@@ -263,7 +263,7 @@ CHARONIA_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffU, x); }
 CHARONIA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
 CHARONIA_DEVICE int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
 
-// Over a warp, in a fixed order; every lane has the result.
+// Sums over a warp, in a fixed order; every lane has the result.
 CHARONIA_DEVICE float warp_sum(float x) {
   CHARONIA_UNROLL
   for (int mask = kWarp / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
@@ -275,8 +275,8 @@ CHARONIA_DEVICE float warp_max(float x) {
   return x;
 }
 
-// Over a block of at most 1024 threads (a multiple of 32), in a fixed order; every thread has the result. `scratch`:
-// 32 floats of shared memory, free again when the function returns.
+// Sums over a block of at most 1024 threads (a multiple of 32), in a fixed order; every thread has the result.
+// `scratch`: 32 floats of shared memory, which may be reused after the call.
 CHARONIA_DEVICE float block_sum(float x, float* scratch) {
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   x = warp_sum(x);

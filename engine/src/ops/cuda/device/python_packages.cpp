@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The file that this code is in.
+// The file that contains this code.
 fs::path this_module() {
   Dl_info info{};
   static const char here = 0;

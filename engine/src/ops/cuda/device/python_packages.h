@@ -1,4 +1,4 @@
-// Libraries that Python packages bring along.
+// Finds libraries that Python packages install.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace charonia::cuda {
 
-// The file `name` in the folder `package` (as "nvidia/nccl/lib") of the Python packages among which this module is
-// installed; empty when it is not there.
+// The file `name` in the folder `package` (such as "nvidia/nccl/lib") of the Python packages next to this module; empty
+// if it does not exist.
 std::string in_python_packages(std::string_view package, std::string_view name);
 
 }  // namespace charonia::cuda

@@ -1,4 +1,4 @@
-// runtime.h on the CUDA runtime.
+// runtime.h with the CUDA runtime.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -14,13 +14,12 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/device/carveout.h"
-#include "ops/cuda/device/overlap.h"
 #include "ops/cuda/device/runtime.h"
 
 namespace charonia::cuda {
 namespace {
 
-constexpr std::size_t kGivenShared = std::size_t{48} << 10;  // that a block gets without asking
+constexpr std::size_t kGivenShared = std::size_t{48} << 10;  // available to every block without a request
 constexpr int kNothingToRestore = -1;
 
 thread_local std::string step_text;
@@ -31,8 +30,8 @@ bool flag(const char* name, bool otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : std::strcmp(value, "0") != 0;
 }
 
-std::atomic<bool>& overlap_allowed() {
-  static std::atomic<bool> allowed = flag("CHARONIA_CUDA_PDL", true);
+bool overlap_allowed() {
+  static const bool allowed = flag("CHARONIA_CUDA_PDL", true);
   return allowed;
 }
 
@@ -42,10 +41,10 @@ std::string what_failed(std::string_view operation, cudaError_t result) {
   return text;
 }
 
-// Whether the process must end to use CUDA again: the errors of which driver_types.h says so, and those of memory and
-// links, after which contents are lost. CUresult has the same numbers.
+// Returns device_failed for errors after which the process must end to use CUDA again: those that driver_types.h
+// documents so, and errors of memory and links that lose contents. CUresult has the same numbers.
 ErrorCode code_of(int result) {
-  constexpr int kContained = 226, kTensorMemoryLeak = 721;  // not named by CUDA's older versions
+  constexpr int kContained = 226, kTensorMemoryLeak = 721;  // not named in older CUDA versions
   switch (result) {
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
@@ -63,7 +62,7 @@ ErrorCode code_of(int result) {
     case cudaErrorMpsClientTerminated:
     case cudaErrorExternalDevice:
     case cudaErrorContextIsDestroyed:
-    case cudaErrorUnknown:  // what a GPU gives that has fallen off the bus
+    case cudaErrorUnknown:  // the error of a GPU that is lost from the bus
       return ErrorCode::device_failed;
     default:
       return ErrorCode::internal;
@@ -90,10 +89,10 @@ int carveout() {
   return percent;
 }
 
-// What launches need to know of a device and a kernel, asked and set once per thread.
+// Facts about a device and a kernel that launches need, cached per thread.
 struct KnownKernel {
-  std::size_t shared_bytes = kGivenShared;  // the limit of dynamic shared memory
-  bool divided = false;                     // shared_carveout() was set
+  std::size_t shared_bytes = kGivenShared;  // limit of dynamic shared memory
+  bool divided = false;                     // shared_carveout() is set
 };
 struct Known {
   int major = 0;
@@ -117,7 +116,7 @@ void issue_copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind ki
   if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, kind, stream), what);
 }
 
-// The driver's calls for addresses and memory apart from each other, which the runtime does not have.
+// Driver functions that allocate addresses and memory separately; the runtime has none.
 struct AddressCalls {
   decltype(&cuDeviceGetAttribute) device_attribute = nullptr;
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
@@ -148,7 +147,7 @@ struct AddressCalls {
  private:
   template <class Call>
   static bool find(const char* name, Call& call) {
-    constexpr unsigned kSince = 10020;  // the CUDA version that brought the last of them
+    constexpr unsigned kSince = 10020;  // the CUDA version that has all of them
     void* at = nullptr;
     auto status = cudaDriverEntryPointSymbolNotFound;
     const auto result = cudaGetDriverEntryPointByVersion(name, &at, kSince, cudaEnableDefault, &status);
@@ -176,7 +175,7 @@ CUmemAllocationProp memory_of(int device) {
 
 void check(cudaError_t result, std::string_view operation) {
   if (result == cudaSuccess) return;
-  (void)cudaGetLastError();  // an error that does not stay must not be taken for the next call's
+  (void)cudaGetLastError();  // clears a recoverable error, so that the next call does not report it
   throw Error(code_of(result), what_failed(operation, result));
 }
 
@@ -192,8 +191,8 @@ int device_count(std::string& why) {
       if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
         why = "no NVIDIA driver was found (libcuda.so.1)";
       } else {
-        why = cat("the NVIDIA driver is too old: it knows CUDA ", driver / 1000, ".", driver % 1000 / 10,
-                  " and this build needs ", CUDART_VERSION / 1000, ".0");
+        why = cat("the NVIDIA driver is too old: it supports CUDA ", driver / 1000, ".", driver % 1000 / 10,
+                  ", but this build needs ", CUDART_VERSION / 1000, ".0");
       }
       break;
     }
@@ -202,7 +201,7 @@ int device_count(std::string& why) {
       why = "there is no NVIDIA GPU that this process can see (CUDA_VISIBLE_DEVICES?)";
       break;
     default:
-      why = cat("CUDA does not start: ", cudaGetErrorString(result));
+      why = cat("CUDA cannot start: ", cudaGetErrorString(result));
   }
   return 0;
 }
@@ -211,8 +210,7 @@ namespace {
 
 __global__ void probe_kernel() {}
 
-// The compute capability, times ten, of the code that a device runs: of the virtual architecture that its code was
-// compiled for, or from.
+// The compute capability, times ten, of the virtual architecture from which a device's code was compiled.
 int compiled_for(int index) {
   const OnDevice on(index);
   cudaFuncAttributes attributes{};
@@ -262,8 +260,6 @@ bool waits_for_every_launch() {
   return waits;
 }
 
-void allow_overlap(bool allowed) { overlap_allowed() = allowed; }
-
 std::uint64_t allocations() { return allocation_count.load(); }
 
 DeviceMemory::DeviceMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
@@ -272,12 +268,12 @@ DeviceMemory::DeviceMemory(std::size_t bytes, std::string_view what) : bytes_(by
   const auto result = cudaMalloc(&data_, bytes);
   if (result == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    throw Error(ErrorCode::resource_exhausted, cat(what, ": ", bytes, " bytes are needed and ", free_device_bytes(),
+    throw Error(ErrorCode::resource_exhausted, cat(what, ": ", bytes, " bytes are needed, but ", free_device_bytes(),
                                                    " are free on device ", current_device()));
   }
   check(result, what);
   try {
-    // Streams here do not wait for the default stream, so the zeros must be there before anyone uses the memory.
+    // These streams do not wait for the default stream, so the memory must be zero before it is used.
     check(cudaMemset(data_, 0, bytes), what);
     check(cudaStreamSynchronize(cudaStreamLegacy), what);
   } catch (...) {
@@ -318,7 +314,7 @@ ReservedMemory::~ReservedMemory() {
   int before = 0;
   (void)cudaGetDevice(&before);
   (void)cudaSetDevice(device_);
-  (void)cudaDeviceSynchronize();  // unlike cudaFree, the calls below wait for nothing
+  (void)cudaDeviceSynchronize();  // unlike cudaFree, the calls below do not wait
   while (!chunks_.empty()) release_last();
   (void)address_calls().free(reinterpret_cast<CUdeviceptr>(data_), bytes_);
   (void)cudaSetDevice(before);
@@ -330,7 +326,7 @@ void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
   CUmemGenericAllocationHandle memory = 0;
   const auto result = calls.create(&memory, bytes, &properties, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    throw Error(ErrorCode::resource_exhausted, cat(what_, ": ", bytes, " bytes are needed and ", free_device_bytes(),
+    throw Error(ErrorCode::resource_exhausted, cat(what_, ": ", bytes, " bytes are needed, but ", free_device_bytes(),
                                                    " are free on device ", device_));
   }
   calls.check(result, what_);
@@ -367,7 +363,7 @@ PinnedMemory::PinnedMemory(std::size_t bytes) : bytes_(bytes) {
   const auto result = cudaHostAlloc(&data_, bytes, cudaHostAllocPortable);
   if (result == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    throw Error(ErrorCode::resource_exhausted, cat(bytes, " bytes of page-locked host memory are not to be had"));
+    throw Error(ErrorCode::resource_exhausted, cat("cannot allocate ", bytes, " bytes of page-locked host memory"));
   }
   check(result, "page-locked host memory");
   std::memset(data_, 0, bytes);
@@ -409,9 +405,9 @@ float Event::milliseconds(const Event& begin, const Event& end) {
   return out;
 }
 
-// Calls of other threads, such as another rank's, do not disturb a capture.
+// Calls of other threads, such as another rank's, do not affect the capture.
 void Graph::begin(Stream& stream) {
-  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), "begin of a capture");
+  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), "start of a capture");
 }
 
 Graph Graph::end(Stream& stream) {
@@ -449,8 +445,8 @@ void Graph::launch(Stream& stream, std::string_view what) const {
 
 namespace {
 
-// Lets the kernel have at least so many bytes of dynamic shared memory, and says how many it may have. This limit
-// belongs to the process, whose threads may run engines that use one kernel with different sizes: it only grows.
+// Allows the kernel at least this number of bytes of dynamic shared memory, and returns the limit. The limit belongs to
+// the process, and several threads may run engines that use a kernel with different sizes, so it only grows.
 std::size_t allow_shared_bytes(const void* kernel, int device, std::size_t bytes, std::string_view what) {
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, std::size_t> allowed;

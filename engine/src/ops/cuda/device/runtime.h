@@ -1,9 +1,9 @@
-// Streams, events, memory, graphs and kernel launches of a CUDA device, by RAII. Two implementations: runtime.cu on the
-// CUDA runtime, and runtime_host.cpp, where the device is this process (device/host_grid.h), for tests without a GPU.
+// RAII classes for streams, events, memory, graphs and kernel launches of a CUDA device. Two implementations:
+// runtime.cu with the CUDA runtime, and runtime_host.cpp, the emulated device (host_grid.h), for tests without a GPU.
 //
-// Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step); device_failed
-// for those after which CUDA refuses every further call of the process. An error of a kernel shows only at a later
-// call; with CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names the kernel that failed.
+// Errors are charonia::Error(internal) with the operation, CUDA's text, and the step (set_step). Errors after which
+// CUDA rejects every further call of the process are device_failed. An error of a kernel appears only at a later call.
+// With CHARONIA_CUDA_SYNC=1 every launch is waited for, so the message names the kernel that failed.
 #pragma once
 
 #include <cstddef>
@@ -25,19 +25,19 @@ struct DeviceInfo {
   int index = 0;
   std::string name;
   int major = 0, minor = 0;  // compute capability
-  bool clusters = false;     // the kernels were compiled for clusters of blocks (9.0 or newer), and the device has them
-  bool fp8 = false;          // the same of tensor cores that multiply FP8 (8.9 or newer)
+  bool clusters = false;     // the device and the compiled kernels support thread block clusters (9.0 or newer)
+  bool fp8 = false;          // the same for tensor cores that multiply FP8 (8.9 or newer)
   int sms = 1;
-  std::size_t shared_bytes = 0;  // most dynamic shared memory of a block
+  std::size_t shared_bytes = 0;  // maximum dynamic shared memory of a block
   std::size_t l2_bytes = 0;
   std::size_t total_bytes = 0;
 };
 
-// Number of devices that CUDA sees; 0 with the reason in `why` when there is no driver or no device.
+// Number of devices that CUDA sees. 0, with the reason in `why`, if there is no driver or no device.
 int device_count(std::string& why);
 DeviceInfo device_info(int index);
 
-// Makes a device the calling thread's own while it lives, and the one before again afterwards.
+// Makes a device the calling thread's current device during its lifetime, then restores the previous one.
 class OnDevice {
  public:
   explicit OnDevice(int index);
@@ -51,14 +51,13 @@ class OnDevice {
 
 std::size_t free_device_bytes();
 
-// What error messages of this thread say of when it happened, such as "step 12 (decode of 32 rows)".
+// Sets the name of the current step for error messages of this thread, such as "step 12 (decode of 32 rows)".
 void set_step(std::string text);
 
-// CHARONIA_CUDA_SYNC=1. Then nothing is captured either: a graph is one launch, and would not say which kernel failed.
+// CHARONIA_CUDA_SYNC=1. Then nothing is captured, because a graph is one launch and its error does not name the kernel.
 bool waits_for_every_launch();
 
-// How often this process has allocated device or page-locked memory through the classes below. For tests: a step
-// allocates nothing.
+// Number of allocations of device or page-locked memory by the classes below. For tests: a step allocates nothing.
 std::uint64_t allocations();
 
 #if defined(CHARONIA_CUDA_ON_HOST)
@@ -72,11 +71,11 @@ using NativeGraph = GraphImpl*;
 using NativeStream = cudaStream_t;
 using NativeEvent = cudaEvent_t;
 using NativeGraph = cudaGraphExec_t;
-// Throws what the class comment says.
+// Throws the errors that the file comment describes.
 void check(cudaError_t result, std::string_view operation);
 #endif
 
-// Device memory, zero-filled. Throws Error(resource_exhausted) with the numbers when it does not fit.
+// Device memory, zero-filled. Throws Error(resource_exhausted) with the numbers if there is not enough.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -96,11 +95,10 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-// Addresses of device memory, of which chunks get memory when it is asked for. Sizes and offsets are multiples of
-// granularity().
+// Reserved addresses of device memory; chunks get memory on request. Sizes and offsets are multiples of granularity().
 class ReservedMemory {
  public:
-  // Bytes, of the calling thread's device; 0: it cannot do this.
+  // In bytes, for the calling thread's device; 0: not supported.
   static std::size_t granularity();
 
   ReservedMemory() = default;
@@ -110,10 +108,9 @@ class ReservedMemory {
   ReservedMemory& operator=(ReservedMemory&& other) noexcept;
   std::byte* data() const { return data_; }
 
-  // Zero-filled memory for a chunk that has none. Throws Error(resource_exhausted) with the numbers when there is not
-  // enough.
+  // Provides zero-filled memory for a chunk. Throws Error(resource_exhausted) with the numbers if there is not enough.
   void commit(std::size_t offset, std::size_t bytes);
-  // Takes back what the last commit() gave.
+  // Frees the memory of the last commit().
   void release_last() noexcept;
 
  private:
@@ -128,7 +125,7 @@ class ReservedMemory {
   std::vector<Chunk> chunks_;
 };
 
-// Page-locked host memory, for copies that do not block.
+// Page-locked host memory, for asynchronous copies.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
@@ -154,13 +151,14 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
   NativeStream native() const { return stream_; }
 
-  // Asynchronous with page-locked memory; otherwise done on return.
+  // Asynchronous with page-locked memory; otherwise complete on return.
   void upload(void* device, const void* host, std::size_t bytes, std::string_view what);
   void download(void* host, const void* device, std::size_t bytes, std::string_view what);
   void copy(void* to_device, const void* from_device, std::size_t bytes, std::string_view what);
   void fill_zero(void* device, std::size_t bytes, std::string_view what);
-  void wait(std::string_view what);                          // until all that was issued is done
-  void wait_for(const Event& event, std::string_view what);  // what is issued from now on; the caller goes on
+  void wait(std::string_view what);  // until all issued work is done
+  // delays work that is issued from now on; does not block the caller
+  void wait_for(const Event& event, std::string_view what);
 
  private:
   NativeStream stream_{};
@@ -174,20 +172,20 @@ class Event {
   Event& operator=(const Event&) = delete;
   NativeEvent native() const { return event_; }
   void record(Stream& stream);
-  void wait(std::string_view what) const;                           // the calling thread
-  static float milliseconds(const Event& begin, const Event& end);  // both with timing, both done
+  void wait(std::string_view what) const;                           // blocks the calling thread
+  static float milliseconds(const Event& begin, const Event& end);  // both need timing and must be done
 
  private:
   NativeEvent event_{};
 };
 
-// What was issued to a stream between begin() and end(), to be issued again as one piece.
+// The work issued to a stream between begin() and end(), which can be launched again as a unit.
 class Graph {
  public:
-  // Between the two, operations of `stream` are captured and not run.
+  // Between the two calls, operations of `stream` are captured instead of run.
   static void begin(Stream& stream);
   static Graph end(Stream& stream);
-  // Ends a capture that failed, if there is one.
+  // Ends a failed capture, if there is one.
   static void abandon(Stream& stream) noexcept;
 
   Graph() = default;
@@ -203,14 +201,14 @@ class Graph {
 
 struct Launch {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
-  unsigned threads = 32;  // of a block, whole warps
+  unsigned threads = 32;  // per block, a multiple of the warp size
   std::size_t dynamic_shared_bytes = 0;
-  unsigned cluster_y = 1;  // blocks of a cluster, neighbours along y; more than 1: compute capability 9
-  bool overlap = true;     // programmatic dependent launch, where the device has it (compute capability 9)
+  unsigned cluster_y = 1;  // blocks of a cluster, neighbours along y; more than 1 needs compute capability 9
+  bool overlap = true;     // programmatic dependent launch, if the device supports it (compute capability 9)
 };
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// Work of a stream on the host. A kernel whose shape the device would refuse is refused at once.
+// The work of a stream on the host. Immediately rejects a kernel whose shape the device would reject.
 void enqueue(NativeStream stream, std::function<void()> work);
 void enqueue_kernel(NativeStream stream, host_grid::Shape shape, std::function<void()> body);
 
@@ -229,8 +227,8 @@ void launch(Stream& stream, std::string_view what, const Launch& shape, void (*k
 #else
 void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params);
 
-// Starts a kernel; a grid with no block is no work. Dynamic shared memory beyond 48 KB is asked for, and the share of
-// shared memory that all kernels have (carveout.h).
+// Launches a kernel; a grid without blocks does nothing. Requests dynamic shared memory beyond 48 KB, and the common
+// share of shared memory (carveout.h).
 template <class Params>
 void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
   if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;

@@ -1,4 +1,4 @@
-// How the owners of memory in runtime.h are moved: the same for both of its implementations.
+// Move operations of the classes in runtime.h, common to both implementations.
 #include <utility>
 
 #include "ops/cuda/device/runtime.h"

@@ -1,11 +1,12 @@
-// Tensor-core products, matrix loads from shared memory, and asynchronous copies into it (sm_80 and newer), each with
-// its host version. Layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16": with g = lane / 4, t = lane % 4,
+// Tensor-core products, matrix loads from shared memory, and asynchronous copies to shared memory (sm_80 and newer),
+// each with its host version. Layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16". With g = lane / 4, t =
+// lane % 4,
 //   A [16, 16]  a[0] = (g, 2t..2t+1)  a[1] = (g + 8, 2t..)  a[2] = (g, 2t + 8..)  a[3] = (g + 8, 2t + 8..)
 //   B [16, 8]   b[0] = (2t..2t+1, g)  b[1] = (2t + 8.., g)                    two elements of one column per register
 //   C, D [16, 8] c[0], c[1] = (g, 2t), (g, 2t + 1)   c[2], c[3] = (g + 8, 2t), (g + 8, 2t + 1)
-// Within a register the element of the lower index is in the low half. Those of mma.m16n8k32, of 8-bit elements, are
-// the same with two 8-bit elements for each 16-bit one: kernels that move 16-bit elements take pairs of 8-bit ones
-// for them (i8x2, e4m3x2), and multiply them with mma<T>() as they multiply others.
+// Within a register the element of the lower index is in the low half. The layouts of mma.m16n8k32, for 8-bit elements,
+// are the same with two 8-bit elements for each 16-bit element. So kernels that move 16-bit elements can move pairs of
+// 8-bit elements (i8x2, e4m3x2), and multiply them with mma<T>() in the same way.
 #pragma once
 
 #include "ops/cuda/device/fp8.h"
@@ -16,7 +17,7 @@ namespace charonia::cuda {
 
 #if defined(CHARONIA_CUDA_ON_HOST)
 
-// d = a * b + d. Products of 16-bit elements summed in float.
+// d = a * b + d. Products of 16-bit elements, summed in float.
 template <class T>
 void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   struct Operands {
@@ -45,7 +46,7 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   for (int i = 0; i < 4; ++i) d[i] += sums[i];
 }
 
-// The same of 32 8-bit elements.
+// The same for 32 8-bit elements.
 template <class T>
 void mma_m16n8k32(SumType<T> (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   struct Operands {
@@ -78,8 +79,9 @@ void mma_m16n8k32(SumType<T> (&d)[4], const std::uint32_t (&a)[4], const std::ui
   for (int i = 0; i < 4; ++i) d[i] += sums[i];
 }
 
-// Four 8x8 matrices of 16-bit elements: lane l gives the address (16-byte aligned, shared memory) of row l % 8 of
-// matrix l / 8; register i holds elements 2t, 2t + 1 of row g of matrix i. transposed: of column g, rows 2t, 2t + 1.
+// Loads four 8x8 matrices of 16-bit elements. Lane l passes the address (16-byte aligned, shared memory) of row l % 8
+// of matrix l / 8. Register i then holds elements 2t, 2t + 1 of row g of matrix i; transposed: rows 2t, 2t + 1 of
+// column g.
 inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
   host_grid::check_shared(row, 16, "load_matrix_x4");
   const auto* rows = host_grid::exchange(row);
@@ -98,12 +100,14 @@ inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
   }
 }
 
-// 16 bytes from global to shared memory; zeros when not `valid` (then `global` is not read). They are there after
-// copy_wait<n>() with all but the last n committed groups, for this thread; for the block after __syncthreads() too.
+// Copies 16 bytes from global to shared memory, or zeros if not `valid` (then `global` is not read). After
+// copy_wait<n>(), all but the last n committed groups are visible to this thread, and to the block after
+// __syncthreads().
 inline void copy_async_16(void* shared, const void* global, bool valid = true) {
   host_grid::copy_later(shared, valid ? global : nullptr, 16);
 }
-// A place in shared memory as its instructions take it. Loops that have one need not make it of a pointer each time.
+// An address in shared memory in the form that its instructions take. Loops can keep it instead of converting a pointer
+// each time.
 using SharedAddress = unsigned char*;
 inline SharedAddress shared_address(void* p) { return static_cast<unsigned char*>(p); }
 inline uint4 read_shared_16(SharedAddress at) {
@@ -121,7 +125,7 @@ void copy_wait() {
   host_grid::wait_copies(n);
 }
 
-// As pack(), below.
+// Like pack(), below.
 template <class T>
 std::uint32_t pack_at_once(float low, float high) {
   return static_cast<std::uint32_t>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
@@ -130,7 +134,7 @@ std::uint32_t pack_at_once(float low, float high) {
 // Byte i of a word, 0 to 255.
 inline float byte_to_float(std::uint32_t word, int i) { return static_cast<float>(word >> 8 * i & 0xffU); }
 
-// Byte i plus 2^15, and plus 2^7 where the byte is below 128: one instruction each.
+// Byte i plus 2^15, and byte i plus 2^7 (for bytes below 128): one instruction each.
 inline float byte_above_2_15(std::uint32_t word, int i) { return byte_to_float(word, i) + 0x1p15F; }
 inline float byte_above_2_7(std::uint32_t word, int i) { return byte_to_float(word, i) + 0x1p7F; }
 
@@ -244,7 +248,7 @@ CHARONIA_DEVICE std::uint32_t pack_at_once<f16>(float low, float high) {
   return both;
 }
 
-// The byte as the last of the mantissa of 2^23: conversions proper run at a quarter of the rate.
+// Puts the byte at the end of the mantissa of 2^23: conversion instructions run at a quarter of the rate.
 CHARONIA_DEVICE float byte_to_float(std::uint32_t word, int i) {
   return __uint_as_float(__byte_perm(word, 0x4b000000U, 0x7650U + static_cast<unsigned>(i))) - 0x1p23F;
 }
@@ -258,8 +262,8 @@ CHARONIA_DEVICE float byte_above_2_7(std::uint32_t word, int i) {
 
 #endif
 
-// d += the product of a chunk of 16 bytes of 16 rows, lanes' words x and y of which are in a0 and b0, z and w in a1 and
-// b1. Tensor cores keep fewer bits of sums of FP8 than float has: those of a chunk begin at 0, and are added in float.
+// d += the product of a chunk of 16 bytes of 16 rows. a0 and b0 hold the lanes' words x and y, a1 and b1 hold z and w.
+// Tensor cores keep fewer bits than float in sums of FP8, so the sum of a chunk starts at 0 and is added in float.
 template <class T>
 CHARONIA_DEVICE void multiply_chunk(SumType<T> (&d)[4], const std::uint32_t (&a0)[4], const std::uint32_t (&a1)[4],
                                     const std::uint32_t (&b0)[2], const std::uint32_t (&b1)[2]) {
@@ -275,8 +279,8 @@ CHARONIA_DEVICE void multiply_chunk(SumType<T> (&d)[4], const std::uint32_t (&a0
   }
 }
 
-// Two floats as a register of two 16-bit elements, `low` in the low half. pack_at_once is the same in one instruction,
-// which takes more registers where many results wait for each other.
+// Packs two floats into a register of two 16-bit elements, `low` in the low half. pack_at_once does this in one
+// instruction, but needs more registers if many results are pending.
 template <class T>
 CHARONIA_DEVICE std::uint32_t pack(float low, float high) {
   return static_cast<std::uint32_t>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kVariable = "CHARONIA_EMULATED_CUDA_FAULT";
 constexpr std::string_view kStep = "step=", kFile = "file=";
 
-// When the device is to fail. step 0: in none. file empty: not by a file.
+// When the device should fail. step 0: in no step. Empty file: no trigger file.
 struct Fault {
   int step = 0;
   std::string file;
@@ -64,7 +64,7 @@ void check(std::string_view operation) {
   throw Error(ErrorCode::device_failed, text);
 }
 
-// Texts of steps are CudaOps::begin_step's.
+// CudaOps::begin_step sets the names of steps.
 void end_of_step(std::string_view operation) {
   const int step = failing_step();
   if (step > 0 && step_text.starts_with(cat("step ", step, " "))) failed = true;

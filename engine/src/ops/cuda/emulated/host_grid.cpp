@@ -28,9 +28,9 @@ constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 constexpr std::size_t kStackShiftBytes = 1024 + 64, kMaxStackShiftBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxExchanged = 64;
 constexpr unsigned kLanes = 32;
-constexpr int kNaNByte = 0xff;  // four of them are a NaN, two are one in either 16-bit type
+constexpr int kNaNByte = 0xff;  // four such bytes are a float NaN, two are a NaN in both 16-bit types
 constexpr std::size_t kSharedAlignment = 128;
-constexpr unsigned kMaxClusterBlocks = 8;  // that every device with clusters starts
+constexpr unsigned kMaxClusterBlocks = 8;  // the limit that every device with clusters supports
 constexpr unsigned kMaxThreads = 1024, kMaxBlocksX = 2147483647, kMaxBlocksYZ = 65535;
 
 constexpr const char* kOrderVariable = "CHARONIA_EMULATED_ORDER";
@@ -61,7 +61,7 @@ std::atomic<Order> current_order = Order::ascending;
 
 std::string to_text(const Index3& index) { return cat("(", index.x, ", ", index.y, ", ", index.z, ")"); }
 
-// Tells the address sanitizer which stack is in use. From one stack: leave(to), then the jump; on the other one:
+// Notifies the address sanitizer which stack is in use. On the old stack: leave(to), then the jump; on the new stack:
 // arrive().
 class StackSwitch {
  public:
@@ -70,7 +70,7 @@ class StackSwitch {
     __sanitizer_start_switch_fiber(&kept_, to.bottom_, to.bytes_);
 #endif
   }
-  // On this stack, after it was left. came_from: gets the bounds of the stack before.
+  // Call on the new stack. came_from: receives the bounds of the previous stack.
   void arrive(StackSwitch* came_from = nullptr) {
 #if defined(__SANITIZE_ADDRESS__)
     const void* bottom = nullptr;
@@ -86,10 +86,10 @@ class StackSwitch {
  private:
   const void* bottom_ = nullptr;
   std::size_t bytes_ = 0;
-  void* kept_ = nullptr;  // the sanitizer's
+  void* kept_ = nullptr;  // used by the sanitizer
 };
 
-// With a page below it that may not be touched.
+// A stack with a guard page below it.
 class Stack {
  public:
   Stack() : guard_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
@@ -106,7 +106,7 @@ class Stack {
   Stack(const Stack&) = delete;
   Stack& operator=(const Stack&) = delete;
   void* data() const { return memory_ + guard_; }
-  // What frames that were given up have left there.
+  // Clears the sanitizer's marks of abandoned frames.
   void forget() const {
 #if defined(__SANITIZE_ADDRESS__)
     ASAN_UNPOISON_MEMORY_REGION(data(), kStackBytes);
@@ -118,7 +118,7 @@ class Stack {
   std::byte* memory_ = nullptr;
 };
 
-// Exactly so many bytes, so that the address sanitizer sees where they end.
+// Allocates exactly this number of bytes, so that the address sanitizer detects accesses beyond the end.
 class SharedMemory {
  public:
   SharedMemory() = default;
@@ -147,13 +147,13 @@ class SharedMemory {
 
 struct Variable {
   const void* key;
-  bool begun;  // in this block
+  bool begun;  // initialised in this block
   SharedMemory memory;
 };
 
 enum class State : std::uint8_t { ready, at_block_barrier, at_warp_barrier, at_cluster_barrier, at_dependency, done };
 
-// Where a fiber stands: nowhere, or where it was given up; between two threads of blocks; in the midst of one.
+// Where a fiber is: not started, or abandoned; between two threads of blocks; within a thread.
 enum class Context { none, between, inside };
 
 struct Copy {
@@ -162,7 +162,7 @@ struct Copy {
   std::size_t bytes;
 };
 
-// What __builtin_setjmp() keeps: a function that calls it has saved the registers itself, so a jump is three loads.
+// The buffer of __builtin_setjmp(): the calling function has saved the registers itself, so a jump is three loads.
 using Point = void* [5];
 
 struct alignas(64) Fiber {
@@ -171,7 +171,7 @@ struct alignas(64) Fiber {
   bool waited = false;
   int exchanges = 0;
   Point at{};
-  const void* frame = nullptr;                 // where its stack ended when it last waited
+  const void* frame = nullptr;                 // end of its stack when it last waited
   std::vector<Copy> open_copies;               // not committed
   std::vector<std::vector<Copy>> copy_groups;  // committed, oldest first
   std::unique_ptr<Stack> stack;
@@ -186,21 +186,22 @@ struct Warp {
 class Block;
 using Blocks = std::vector<std::unique_ptr<Block>>;
 
-// A thread block at a time, and what is kept of it for the next one.
+// Runs one thread block at a time; the object is reused for later blocks.
 class Block {
  public:
-  // cluster: the block and its neighbours, in their order.
+  // cluster: the block and its neighbours, in order.
   void prepare(const Shape& shape, const std::function<void()>& body, const Blocks& cluster);
   // threads: the order in which they run, [threads of a block].
   void begin(Index3 block, std::span<const unsigned> threads);
-  // Until all threads are done or at the cluster's barrier; early: until they are, or wait for the kernel before.
+  // Runs until all threads are done or wait at the cluster's barrier; early: also stops when they wait for the previous
+  // kernel.
   void run(bool early);
   bool done() const { return done_ == threads_; }
   bool at_cluster_barrier() const { return at_cluster_barrier_ > 0; }
   void leave_cluster_barrier() { release(State::at_cluster_barrier, 0, threads_); }
-  // All threads have ended: what others still read of its shared memory is NaN.
+  // All threads have ended: fills the shared memory with NaN, because other blocks must not read it any more.
   void end_shared();
-  // Gives the block up where it stands.
+  // Abandons the block in its current state.
   void abort() { done_ = threads_; }
 
   const Shape& shape() const { return *shape_; }
@@ -239,8 +240,8 @@ class Block {
   std::vector<Variable> variables_;
   std::size_t static_bytes_ = 0;
   std::span<const unsigned> order_;
-  // Apart from the fibers, so that they are searched fast: [threads] the state and the turn, its place in the order, of
-  // each thread; [turns] whether the thread of each turn is ready.
+  // Separate from the fibers, for fast searches: [threads] the state of each thread and its position in the order;
+  // [turns] whether the thread at each position is ready.
   std::vector<State> states_;
   std::vector<unsigned> turns_;
   std::vector<std::uint8_t> ready_;
@@ -252,10 +253,10 @@ class Block {
   std::exception_ptr error_;
   Point scheduler_{};
   StackSwitch scheduler_stack_;
-  StackSwitch scheduler_bounds_;  // of the same stack, as the fibers see it
+  StackSwitch scheduler_bounds_;  // bounds of the same stack, from the fibers' point of view
 };
 
-// The block whose threads this thread runs.
+// The block whose fibers this thread runs.
 thread_local Block* running = nullptr;
 thread_local LoadWatch load_watch;
 
@@ -264,7 +265,7 @@ Block& block() {
   return *running;
 }
 
-// Blocks that no grid uses now: of a kernel and of the one behind it.
+// Unused blocks: of a kernel and of the next one.
 Blocks& idle_blocks() {
   thread_local Blocks blocks;
   return blocks;
@@ -314,15 +315,15 @@ void Block::run(bool early) {
   if (!early) release(State::at_dependency, 0, threads_);
   next_turn_ = 0;
   if (auto* const first = next()) run_fibers(*first);
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));  // the other fibers stay where they stand
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));  // the other fibers are abandoned
   if (done_ == threads_ || at_cluster_barrier_ == threads_) return;
   if (early && std::ranges::find(states_, State::at_dependency) != states_.end()) return;
   fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ",
            at_cluster_barrier_ > 0 ? cat(at_cluster_barrier_, " at cluster_sync(), ") : "", done_,
-           " have ended and the others wait for lanes of their warp that do not come"));
+           " have ended, and the others wait for lanes of their warp that never arrive"));
 }
 
-// The next fiber that is ready, round after round in the order of the threads; null: none is.
+// Returns the next ready fiber, round-robin in the order of the threads; null if none is ready.
 Fiber* Block::next() {
   const auto find = [&](std::size_t begin, std::size_t end) {
     const auto* const at = end == begin ? nullptr : std::memchr(&ready_[begin], 1, end - begin);
@@ -333,7 +334,7 @@ Fiber* Block::next() {
   if (found == nullptr) return nullptr;
   const auto turn = static_cast<std::size_t>(found - ready_.data());
   next_turn_ = turn + 1;
-  // Fibers and their stacks lie far apart in memory, and those of the next turns are most likely needed next.
+  // Fibers and their stacks are far apart in memory, and the next ones in the order will probably run next.
   if (turn + 2 < threads_) {
     constexpr std::size_t kLine = 64;
     __builtin_prefetch(&fibers_[order_[turn + 2]].at);
@@ -344,7 +345,7 @@ Fiber* Block::next() {
   return &fibers_[order_[turn]];
 }
 
-// Runs fibers, each of which goes on to the next one, until none is ready or one has failed.
+// Runs fibers, each of which switches to the next one, until none is ready or one has failed.
 void Block::run_fibers(Fiber& first) {
   running = this;
   if (__builtin_setjmp(scheduler_) == 0) {
@@ -357,7 +358,7 @@ void Block::run_fibers(Fiber& first) {
   running = nullptr;
 }
 
-// Does not return: what was left is gone back to by a jump. from: of the stack that is left.
+// Does not return; a later jump returns to the old stack. from: the old stack.
 void Block::go_to(Fiber& fiber, StackSwitch& from) {
   current_ = &fiber;
   current_place = &fiber.place;
@@ -371,20 +372,21 @@ void Block::go_to(Fiber& fiber, StackSwitch& from) {
   ucontext_t context;
   getcontext(&context);
   context.uc_stack.ss_sp = fiber.stack->data();
-  // Not the same offset in all stacks, which are whole pages: their tops would share few lines of the caches.
+  // Different offsets in the stacks, which consist of whole pages: otherwise their tops would share only a few cache
+  // lines.
   context.uc_stack.ss_size = kStackBytes - index_of(fiber) * kStackShiftBytes % kMaxStackShiftBytes;
   context.uc_link = nullptr;
   makecontext(&context, &Block::enter, 0);
   from.leave(fiber.stack_switch);
 #if defined(__SANITIZE_ADDRESS__)
-  // This frame is never returned to, and the sanitizer knows of longjmp that it leaves frames behind, not of setcontext.
+  // This frame is never returned to. The sanitizer detects abandoned frames for longjmp, but not for setcontext.
   __asan_handle_no_return();
 #endif
   setcontext(&context);
-  std::abort();  // it returns when it fails
+  std::abort();  // setcontext() returns only if it fails
 }
 
-// From the fiber that runs to the next one, or back to run_fibers().
+// Switches from the running fiber to the next one, or back to run_fibers().
 void Block::go_on() {
   auto& from = current_->stack_switch;
   if (auto* const to = error_ ? nullptr : next()) {
@@ -395,8 +397,8 @@ void Block::go_on() {
   __builtin_longjmp(scheduler_, 1);
 }
 
-// Returns `result` when it is the fiber's turn again. What kernels call ends with a call of this, which the compiler
-// makes a jump: every return behind a switch is to where the processor does not expect it, and costs twenty cycles.
+// Returns `result` when the fiber runs again. Functions that kernels call end with a tail call of this function. The
+// compiler makes it a jump, because each return after a switch is mispredicted and costs twenty cycles.
 [[gnu::noinline]] const void* Block::switch_away(const void* result) {
   current_->frame = __builtin_frame_address(0);
   if (__builtin_setjmp(current_->at) == 0) go_on();
@@ -406,8 +408,8 @@ void Block::go_on() {
 
 void Block::arrive() { current_->stack_switch.arrive(from_scheduler_ ? &scheduler_bounds_ : nullptr); }
 
-// A fiber: a thread of this block, then of the next one for which the block is used. A new context for each would cost
-// as much as many a thread.
+// The main function of a fiber. It runs a thread of this block, then of the next block; a new context for each thread
+// would cost as much as many threads' work.
 void Block::enter() {
   auto& self = *running;
   self.arrive();
@@ -423,12 +425,11 @@ void Block::enter() {
   }
 }
 
-// A thread that ended is no longer waited for at the block's barriers, as on the device.
+// A thread that has ended no longer counts for the block's barriers, as on the device.
 void Block::leave() {
   auto& fiber = *current_;
   if (shape_->overlap && !fiber.waited) {
-    fail_here(
-        "ends without dependency_wait(): the kernel behind this one could start before the one in front has ended");
+    fail_here("ends without dependency_wait(): the next kernel could start before the previous kernel has ended");
   }
   set_state(index_of(fiber), State::done);
   ++done_;
@@ -449,7 +450,7 @@ void Block::release(State from, std::size_t begin, std::size_t end) {
   if (from == State::at_cluster_barrier) at_cluster_barrier_ = 0;
 }
 
-// Returns `result` when what is waited for has come.
+// Returns `result` when the thread may continue.
 inline const void* Block::wait_at(State state, const void* result) {
   auto& fiber = *current_;
   set_state(index_of(fiber), state);
@@ -477,7 +478,7 @@ void Block::wait_for_dependency() {
   if (early_) wait_at(State::at_dependency, nullptr);
 }
 
-// Two buffers in turn: a lane that is one exchange ahead does not disturb those that still read.
+// Two alternating buffers: a lane that is one exchange ahead does not overwrite data that others still read.
 const void* Block::exchange(const void* mine, std::size_t bytes) {
   auto& fiber = *current_;
   auto* const buffer = warp_of(fiber).exchanged[fiber.exchanges++ % 2];
@@ -497,7 +498,7 @@ void* Block::variable(const void* key, std::size_t bytes, std::size_t alignment)
     if (static_bytes_ + dynamic > most) {
       fail(cat(shape_->what, ": ", static_bytes_, " bytes of static and ", dynamic,
                " of dynamic shared memory; a block has ", most,
-               most < kMaxSharedBytes ? ", as no more is asked for when the dynamic is not beyond that" : ""));
+               most < kMaxSharedBytes ? ", because larger dynamic shared memory was not requested" : ""));
     }
     variables_.push_back({key, false, SharedMemory(bytes, alignment)});
     found = variables_.end() - 1;
@@ -608,8 +609,8 @@ struct Run::Impl {
     if (cluster.size() > 1) draw(turns);
   }
 
-  // Block after block, up to the cluster's barrier or the end. Those that are at the barrier when all have been there
-  // go on.
+  // Runs the blocks in turn, up to the cluster's barrier or the end. When all blocks have reached the barrier, they
+  // continue.
   void run_cluster() {
     for (;;) {
       for (const auto i : turns) {
@@ -629,9 +630,9 @@ struct Run::Impl {
   Shape shape;
   std::function<void()> body;
   Blocks cluster;
-  std::vector<std::size_t> clusters;           // in the order in which they run
-  std::vector<std::vector<unsigned>> threads;  // of each block of a cluster, likewise
-  std::vector<std::size_t> turns;              // of the cluster's blocks
+  std::vector<std::size_t> clusters;           // in the order of execution
+  std::vector<std::vector<unsigned>> threads;  // of each block of a cluster, in the order of execution
+  std::vector<std::size_t> turns;              // of the cluster's blocks, in the order of execution
   std::size_t next_cluster = 0;
   bool shuffled = false, descending = false, started = false;
   std::minstd_rand random;
@@ -655,7 +656,7 @@ void Run::finish() {
 }
 
 constinit thread_local const Place* current_place = nullptr;
-void fail_outside() { throw Error(ErrorCode::internal, "host_grid: a function of kernels outside of a kernel"); }
+void fail_outside() { throw Error(ErrorCode::internal, "host_grid: a device function was called outside a kernel"); }
 void sync_block() { block().sync_block(); }
 void sync_warp() { block().sync_warp(); }
 void sync_cluster() { block().sync_cluster(); }
@@ -681,8 +682,8 @@ const void* exchange_bytes(const void* mine, std::size_t bytes) { return block()
 
 void check_aligned(const void* at, std::size_t bytes, std::string_view what) {
   if (reinterpret_cast<std::uintptr_t>(at) % bytes == 0) return;
-  block().fail_here(cat(what, "(): an address of ", bytes, " bytes that is ",
-                        reinterpret_cast<std::uintptr_t>(at) % bytes, " beyond a multiple of that"));
+  block().fail_here(cat(what, "(): an access of ", bytes, " bytes is misaligned by ",
+                        reinterpret_cast<std::uintptr_t>(at) % bytes, " bytes"));
 }
 
 void check_shared(const void* at, std::size_t bytes, std::string_view what) {

@@ -30,8 +30,7 @@ std::atomic<Mode>& current_mode() {
   return mode;
 }
 
-// Streams whose work is deferred are used under one lock: a wait for one may do the work of others, whatever thread
-// uses them.
+// All deferred streams use one lock, because a wait for one stream may run the work of others, in any thread.
 std::recursive_mutex& lock() {
   static std::recursive_mutex one;
   return one;
@@ -56,7 +55,7 @@ bool is_pinned(const void* at) {
   return static_cast<std::size_t>(address - begin) < bytes;
 }
 
-// Does steps in their order, but starts a kernel before the one in front of it is run.
+// Runs steps in order, but starts a kernel before the previous one has run.
 class Executor {
  public:
   explicit Executor(std::uint64_t& kernels) : kernels_(kernels) {}

@@ -1,13 +1,13 @@
-// The streams of the emulated device: what they are given, and when it is done.
+// The streams of the emulated device, and when they run their work.
 //
-// CHARONIA_EMULATED_STREAMS=deferred (what holds where it is not set): at the wait for it, as late as a device may
-// take. So page-locked memory that is written too early changes what is uploaded from it, downloads that are read too
-// early have not happened, and a stream that does not wait for another one's event does not see what that one has done.
-// CHARONIA_EMULATED_STREAMS=immediate: at once, as early as a device may. In a graph, and where work is deferred, a
-// kernel starts before the one in front of it, as with programmatic dependent launch (host_grid.h).
+// CHARONIA_EMULATED_STREAMS=deferred (the default): at the wait for the work, as late as a device may run it. This
+// exposes three errors: page-locked memory that is written too early changes the upload; a download that is read too
+// early has not happened; a stream that does not wait for another stream's event does not see its results.
+// CHARONIA_EMULATED_STREAMS=immediate: immediately, as early as a device may run it. In a graph and in deferred mode, a
+// kernel starts before the previous one, as with programmatic dependent launch (host_grid.h).
 //
-// As with CUDA an upload from pageable memory has read it when the call returns, a download to pageable memory is done
-// then, and memory is freed when all streams are done. Events are of streams that are not captured.
+// As with CUDA, an upload from pageable memory has read the data when the call returns, and a download to pageable
+// memory is complete. Memory is freed when all streams are done. Events belong to streams that are not being captured.
 #pragma once
 
 #include <cstddef>
@@ -25,23 +25,23 @@
 namespace charonia::cuda::host_stream {
 
 enum class Mode { immediate, deferred };
-// Of the streams that are made from now on.
+// Applies to streams that are created later.
 void set_mode(Mode mode);
 Mode mode();
 
 class Queue;
 
-// A place in a stream. One that was never recorded is past.
+// A position in a stream. A mark that was never recorded counts as reached.
 class Mark {
  public:
-  // Until all in front of it is done.
+  // Waits until all earlier work is done.
   void wait() const;
   bool done() const;
 
  private:
   friend class Queue;
   std::shared_ptr<Queue> queue_;
-  std::uint64_t count_ = 0;  // of what is in front of it
+  std::uint64_t count_ = 0;  // number of earlier work items
 };
 
 struct Task {
@@ -52,11 +52,11 @@ struct Kernel {
   std::function<void()> body;
 };
 using Step = std::variant<Task, Kernel>;
-// What a graph repeats.
+// The content of a graph.
 using Capture = std::vector<Step>;
 using Work = std::variant<Step, std::shared_ptr<const Capture>, Mark>;
 
-// A stream. An error of its work comes out of the call that the work is done in; what stands behind it is dropped.
+// A stream. An error of its work is thrown by the call in which the work runs; later work is dropped.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   static std::shared_ptr<Queue> make();
@@ -66,16 +66,16 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   void add(Step step);
   void add(std::shared_ptr<const Capture> capture);
-  // What is added from now on is done when all in front of the mark is.
+  // Work that is added later runs only after the mark is reached.
   void add(const Mark& mark);
   void upload(void* to, const void* from, std::size_t bytes);
   void download(void* to, const void* from, std::size_t bytes);
   Mark mark();
   void wait(std::string_view what);
 
-  // What is added between the two is kept and not done.
+  // Work that is added between the two calls is recorded and not run.
   void begin_capture();
-  std::shared_ptr<const Capture> end_capture();  // null when there was none
+  std::shared_ptr<const Capture> end_capture();  // null if there was no capture
   bool capturing() const { return capture_ != nullptr; }
 
  private:
@@ -87,13 +87,13 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   Mode mode_;
   std::shared_ptr<Capture> capture_;
-  std::deque<Work> work_;  // not done
+  std::deque<Work> work_;  // not run yet
   std::uint64_t added_ = 0, done_ = 0;
-  std::uint64_t kernels_ = 0;  // that were started
-  std::exception_ptr error_;   // of what wait_for_all() did
+  std::uint64_t kernels_ = 0;  // number of started kernels
+  std::exception_ptr error_;   // from wait_for_all()
 };
 
-// For all streams. What fails comes out of the next wait for its stream.
+// Waits for all streams. Errors are thrown by the next wait for their stream.
 void wait_for_all() noexcept;
 
 // Page-locked memory.

@@ -1,4 +1,4 @@
-// Where the device is this process, ranks need no library.
+// On the emulated device, ranks need no library.
 #include "ops/cuda/collectives/local_collectives.h"
 
 namespace charonia::ops {

@@ -1,5 +1,5 @@
-// The CUDA runtime of this engine, played by the process itself: device memory is host memory, and a stream does what
-// it is given when it is waited for (device/host_stream.h). For tests; see runtime.h.
+// The emulated device's implementation of runtime.h, for tests: device memory is host memory, and a stream runs its
+// work when it is waited for (host_stream.h).
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -41,7 +41,7 @@ int device_count(std::string& why) {
   return 1;
 }
 
-// As an H200 in what kernels are chosen by, but with few SMs, so that plans for them stay small.
+// Has the properties of an H200 that kernels are selected by, but few SMs, so that plans stay small.
 DeviceInfo device_info(int index) {
   return {.index = index,
           .name = "host",
@@ -67,7 +67,7 @@ std::uint64_t allocations() { return allocation_count; }
 DeviceMemory::DeviceMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
   if (bytes > free_device_bytes()) {
     throw Error(ErrorCode::resource_exhausted,
-                cat(what, ": ", bytes, " bytes are needed and ", free_device_bytes(), " are free on the device"));
+                cat(what, ": ", bytes, " bytes are needed, but ", free_device_bytes(), " are free on the device"));
   }
   data_ = std::calloc(bytes == 0 ? 1 : bytes, 1);
   if (data_ == nullptr) throw std::bad_alloc();
@@ -82,7 +82,7 @@ DeviceMemory::~DeviceMemory() {
   allocated -= bytes_;
 }
 
-// Pages that nobody may touch until they are committed, so that a kernel that goes too far is found.
+// Pages without access rights until they are committed, to detect kernels that access them.
 std::size_t ReservedMemory::granularity() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
 ReservedMemory::ReservedMemory(std::size_t bytes, std::string_view what) : bytes_(bytes), what_(what) {
@@ -101,7 +101,7 @@ ReservedMemory::~ReservedMemory() {
 void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
   if (bytes > free_device_bytes()) {
     throw Error(ErrorCode::resource_exhausted,
-                cat(what_, ": ", bytes, " bytes are needed and ", free_device_bytes(), " are free on the device"));
+                cat(what_, ": ", bytes, " bytes are needed, but ", free_device_bytes(), " are free on the device"));
   }
   if (mprotect(data_ + offset, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
   chunks_.push_back({offset, bytes});
@@ -112,7 +112,7 @@ void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
 void ReservedMemory::release_last() noexcept {
   const auto chunk = chunks_.back();
   chunks_.pop_back();
-  madvise(data_ + chunk.offset, chunk.bytes, MADV_DONTNEED);  // zeros again, when it comes back
+  madvise(data_ + chunk.offset, chunk.bytes, MADV_DONTNEED);  // they are zero when committed again
   mprotect(data_ + chunk.offset, chunk.bytes, PROT_NONE);
   allocated -= chunk.bytes;
 }
@@ -176,7 +176,7 @@ void Event::wait(std::string_view what) const {
 }
 float Event::milliseconds(const Event& begin, const Event& end) {
   if (!begin.native()->mark.done() || !end.native()->mark.done()) {
-    throw Error(ErrorCode::internal, "time between events: they have not both happened");
+    throw Error(ErrorCode::internal, "time between events: both must have been recorded");
   }
   return 1;
 }

@@ -16,11 +16,10 @@ namespace {
 
 using nlohmann::json;
 
-// Changes whenever a tactic means something else than before, or our kernels became so different that old times
-// mislead.
+// Increased when the meaning of a tactic changes, or when kernels change so much that old times mislead.
 constexpr int kFormat = 4;
 
-// The file's results, {key: {shape: {rows: candidate}}}; empty when there is no such file.
+// Reads the file's results, {key: {shape: {rows: candidate}}}; empty if the file does not exist.
 json read(const std::filesystem::path& path) {
   std::ifstream file(path);
   if (!file) return json::object();
@@ -48,7 +47,7 @@ json encode(const GemmCandidate& tactic) {
   return out;
 }
 
-// Throws json::exception when it is no candidate.
+// Throws json::exception if it is not a candidate.
 GemmCandidate decode(const json& from) {
   GemmCandidate tactic;
   tactic.microseconds = from.at("microseconds").get<double>();
@@ -101,7 +100,7 @@ AutotuneCache::AutotuneCache(std::filesystem::path path, std::string key)
     for (const auto& [rows, tactic] : by_rows.items()) {
       try {
         if (const auto number = parse_number<int>(rows)) known_[{shape, *number}] = decode(tactic);
-      } catch (const json::exception&) {  // one entry that is not ours
+      } catch (const json::exception&) {  // skip a foreign entry
       }
     }
   }

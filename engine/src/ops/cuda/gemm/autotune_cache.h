@@ -1,7 +1,7 @@
-// The file that remembers which kernel candidate of a GEMM was fastest.
+// The file that stores the fastest kernel candidate of each GEMM.
 //
-// It belongs to all processes of a user: it is replaced as a whole, never written in place, and what others have added
-// is kept. What cannot be read, or has another format, counts as nothing.
+// All processes of a user share it. It is replaced as a whole, never modified in place, and entries of other processes
+// are kept. Entries that cannot be read or have another format are ignored.
 #pragma once
 
 #include <compare>
@@ -16,20 +16,20 @@
 
 namespace charonia::cuda {
 
-// What tactics of GEMMs are chosen by, besides the number of rows.
+// The properties, besides the number of rows, that the choice of a GEMM tactic depends on.
 struct GemmShape {
   DType type = DType::bf16, out_type = DType::bf16;
   std::int64_t n = 0, k = 0;
-  std::optional<ops::QuantFormat> quant{};  // of the weight, where it is quantised
+  std::optional<ops::QuantFormat> quant{};  // of the weight, if it is quantised
   auto operator<=>(const GemmShape&) const = default;
 };
 std::string to_string(const GemmShape& shape);  // "n 4096 k 4096 bf16 -> fp32", and ", int4, groups of 128"
 
 struct GemmCandidate {
-  std::optional<BlasTactic> blas{};  // of the library; else `own`
-  GemmTactic own{};                  // also what serves where the library refuses
+  std::optional<BlasTactic> blas{};  // tactic of the library; if empty, `own` is used
+  GemmTactic own{};                  // also the fallback if the library rejects the GEMM
   double microseconds = 0;           // 0: chosen by rule
-  // The library takes a quantised weight dequantised, so many rows at a time (dequantised.h); 0: as it is.
+  // If > 0, the library multiplies the quantised weight in dequantised parts of this number of rows (dequantised.h).
   std::int64_t dequantised_rows = 0;
   bool same_tactic(const GemmCandidate& other) const {
     return blas == other.blas && dequantised_rows == other.dequantised_rows && (blas || own == other.own);
@@ -38,17 +38,17 @@ struct GemmCandidate {
 
 class AutotuneCache {
  public:
-  // `key`: device, versions and mode; results of other keys are kept and not looked at. An empty path: no file.
+  // `key`: device, versions and mode. Results with other keys are kept and ignored. An empty path: no file.
   AutotuneCache(std::filesystem::path path, std::string key);
 
   std::optional<GemmCandidate> find(const GemmShape& shape, int rows) const;
   void keep(const GemmShape& shape, int rows, const GemmCandidate& tactic);
 
-  // Writes what was kept since the last time; empty, or why it could not be written.
+  // Writes the new results. Returns an empty text, or why the file could not be written.
   std::string save();
 
  private:
-  using Entries = std::map<std::pair<std::string, int>, GemmCandidate>;  // shape and rows
+  using Entries = std::map<std::pair<std::string, int>, GemmCandidate>;  // by shape and rows
   std::filesystem::path path_;
   std::string key_;
   Entries known_, added_;

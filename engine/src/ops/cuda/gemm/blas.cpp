@@ -63,7 +63,7 @@ struct Functions {
 bool load(void* library, Functions& f, std::string& why) {
   const auto find = [&](auto& function, const char* name) {
     void* const symbol = dlsym(library, name);
-    if (symbol == nullptr) why = cat("it lacks ", name);
+    if (symbol == nullptr) why = cat("it has no function ", name);
     std::memcpy(&function, &symbol, sizeof symbol);
     return symbol != nullptr;
   };
@@ -79,7 +79,7 @@ bool load(void* library, Functions& f, std::string& why) {
          find(f.multiply, "cublasLtMatmul");
 }
 
-// Once in a process, whether it succeeds or not.
+// Loaded once per process, even if it fails.
 struct Library {
   std::optional<Functions> functions;
   std::string why;
@@ -141,7 +141,7 @@ cudaDataType_t data_type(DType type) {
                                 : CUDA_R_32F;
 }
 
-// Of weight and input. The library takes FP8 of what is multiplied in 8 bits.
+// The type of weight and input. The library gets FP8 for 8-bit products.
 DType operand_type(const Gemm& gemm) { return is_w8a8(gemm) ? DType::f8_e4m3 : gemm.type; }
 
 template <class T, auto destroy>
@@ -155,10 +155,10 @@ using Layout =
 using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
                                    Destroy<cublasLtMatmulPreferenceOpaque_t, &Functions::preference_destroy> >;
 
-// Scales of outputs and rows: a mode of 12.9 and newer, on compute capability 9.0. Older libraries know not the
-// attribute.
+// Sets the scales of output columns and rows, a mode of cuBLASLt 12.9 and newer on compute capability 9.0. Older
+// libraries do not know the attribute.
 bool set_scales(cublasLtMatmulDesc_t matmul, const QuantWeight& quant) {
-  constexpr std::int32_t kModeOfA = 31, kModeOfB = 32, kOfRowsAndColumns = 3;  // older headers lack their names
+  constexpr std::int32_t kModeOfA = 31, kModeOfB = 32, kOfRowsAndColumns = 3;  // older headers do not have the names
   const auto set = [&](int attribute, const auto& value) {
     return cublas().matmul_set(matmul, static_cast<cublasLtMatmulDescAttributes_t>(attribute), &value, sizeof value) ==
            CUBLAS_STATUS_SUCCESS;
@@ -168,7 +168,7 @@ bool set_scales(cublasLtMatmulDesc_t matmul, const QuantWeight& quant) {
          set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, quant.row_scales);
 }
 
-// Sums in float; float operands without the option for the 19-bit format.
+// Sums in float; float operands are not converted to TF32.
 MatmulDescription describe_matmul() {
   cublasLtMatmulDesc_t native = nullptr;
   require(cublas().matmul_create(&native, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a GEMM's description");
@@ -187,8 +187,8 @@ Layout describe_matrix(DType type, std::int64_t rows, std::int64_t cols, std::in
   return Layout(native);
 }
 
-// The library's matrices are column-major. A row-major matrix is its own transpose there: out^T [n, rows] = weight
-// (which is [k, n] there, transposed) * in^T ([k, rows] there).
+// The library's matrices are column-major, so a row-major matrix is its transpose there: out^T [n, rows] = weight ([k,
+// n] there, transposed) * in^T ([k, rows] there).
 struct Description {
   explicit Description(const Gemm& gemm)
       : matmul(describe_matmul()),
@@ -198,7 +198,7 @@ struct Description {
         known(!is_w8a8(gemm) || set_scales(matmul.get(), *gemm.quant)) {}
   MatmulDescription matmul;
   Layout weight, in, out;
-  bool known;  // false: the library is too old for such scales
+  bool known;  // false: the library is too old for these scales
 };
 
 Preference describe_preference(std::size_t workspace_bytes) {
@@ -209,7 +209,7 @@ Preference describe_preference(std::size_t workspace_bytes) {
     require(cublas().preference_set(native, attribute, &value, sizeof value), "a preference");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes));
-  // Sums of parts of K in float as well, not in the output's type.
+  // Partial sums over K are also in float, not in the output's type.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   for (const auto matrix : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -277,7 +277,7 @@ class CublasLt final : public Blas {
   }
 
  private:
-  // What the preference promises.
+  // The alignment that the preference promises.
   static bool fits(const Gemm& gemm) {
     const auto aligned = [](const void* pointer, std::int64_t stride, DType type) {
       return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 &&

@@ -1,4 +1,4 @@
-// A library of GEMMs with weights, loaded at run time: cuBLASLt.
+// A library of GEMMs, loaded at run time: cuBLASLt.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@
 
 namespace charonia::cuda {
 
-// One of the library's algorithms for a GEMM, as the library writes it down. It means something to the same version
-// of the library only.
+// An algorithm of the library for a GEMM, in the library's serialised form. Valid only for the same version of the
+// library.
 struct BlasTactic {
   std::array<std::uint64_t, 8> algorithm{};
   std::size_t workspace_bytes = 0;
@@ -25,33 +25,33 @@ class Blas {
  public:
   virtual ~Blas() = default;
 
-  // What remembered algorithms depend on besides the device.
+  // The version, which stored algorithms depend on, besides the device.
   virtual std::string version() const = 0;
 
-  // The algorithms that the library holds for the fastest, most likely first, with sums in float and at most so much
-  // workspace; none when it does not take such a GEMM.
+  // The algorithms that the library considers fastest, most likely first, with sums in float and at most this
+  // workspace; empty if it does not support the GEMM.
   virtual std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t workspace_bytes) = 0;
 
-  // Whether an algorithm that was written down serves this GEMM with so much workspace.
+  // Whether a stored algorithm can run this GEMM with this workspace.
   virtual bool serves(const Gemm& gemm, const BlasTactic& tactic, std::size_t workspace_bytes) = 0;
 
-  // Issues the GEMM without its bias. False, with nothing issued: the library refuses. Throws Error(internal) when
-  // it fails in another way.
+  // Issues the GEMM without its bias. Returns false, and issues nothing, if the library rejects it. Throws
+  // Error(internal) for other failures.
   virtual bool run(Stream& stream, const Gemm& gemm, const BlasTactic& tactic, void* workspace,
                    std::size_t workspace_bytes) = 0;
 };
 
-// cuBLASLt for the current device; null, with the reason in `why`, when it cannot be loaded. It is looked for where the
-// environment variable CHARONIA_CUBLASLT says (a file, or the folder that holds it), and nowhere else if that is set;
-// else where the system's loader looks, and then among the Python packages beside this module.
+// cuBLASLt for the current device; null, with the reason in `why`, if it cannot be loaded. If the environment variable
+// CHARONIA_CUBLASLT is set, loads only that file, or the library in that folder. Otherwise tries the system's loader,
+// then the Python packages next to this module.
 std::unique_ptr<Blas> load_cublas(std::string& why);
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// For tests: what load_cublas() gives from now on, where it otherwise gives nothing; empty: nothing again.
+// For tests: sets the result of load_cublas(), which is otherwise null. An empty function restores null.
 void set_host_blas(std::function<std::unique_ptr<Blas>()> make);
 #endif
 
-// The driver's version, for the same purpose as Blas::version.
+// The driver's version, which stored algorithms depend on too.
 std::string driver_version();
 
 }  // namespace charonia::cuda

@@ -22,7 +22,7 @@ bool run_dequantised(Stream& stream, Blas& blas, const Gemm& gemm, std::int64_t 
     return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 &&
            stride * static_cast<std::int64_t>(size_of(type)) % 16 == 0;
   };
-  // What the library would refuse, and what would then be dequantised in vain.
+  // Operands that the library would reject; dequantising would be useless.
   if (!aligned(gemm.in, gemm.in_stride, gemm.type) || !aligned(gemm.out, gemm.out_stride, gemm.out_type)) return false;
   for (std::int64_t first = 0; first < gemm.n; first += rows) {
     const auto part = dequantised_part(gemm, first, std::min(rows, gemm.n - first), numbers);

@@ -1,9 +1,10 @@
-// GEMMs with a quantised weight by the library: rows of the weight become 16-bit numbers, a part at a time, and the
-// library multiplies those.
+// GEMMs with a quantised weight by the library: converts rows of the weight to 16-bit numbers, one part at a time,
+// which the library multiplies.
 //
-// A number is scale * (code - zero), rounded once to the inputs' type, which is what transformers multiplies with. Our
-// own kernels round no weight. Where rows are many, the library's kernels reach four times the rate of ours. Where they
-// are few, bytes count: the numbers are four times as many as those of 4-bit codes, and are stored and read once more.
+// A number is scale * (code - zero), rounded once to the inputs' type, as in Hugging Face transformers. The built-in
+// kernels do not round weights. With many rows, the library's kernels reach four times the rate of the built-in
+// kernels. With few rows, memory traffic dominates: the numbers take four times the memory of 4-bit codes, and are
+// written and read once more.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +14,11 @@
 
 namespace charonia::cuda {
 
-// The library's GEMM of the rows [first, first + rows) of a weight, whose numbers are, or will be, in `numbers`.
+// The library's GEMM with rows [first, first + rows) of a weight, whose dequantised numbers are in `numbers`.
 Gemm dequantised_part(const Gemm& gemm, std::int64_t first, std::int64_t rows, const void* numbers);
 
-// Issues the GEMM without its bias, `rows` rows of the weight at a time (dequantised_parts.h), for whose numbers there
-// must be room. tactic: of the library for such a part. False: the library refuses a part.
+// Issues the GEMM without its bias, `rows` rows of the weight at a time (dequantised_parts.h). `numbers` must have
+// space for one part. tactic: of the library for such a part. Returns false if the library rejects a part.
 bool run_dequantised(Stream& stream, Blas& blas, const Gemm& gemm, std::int64_t rows, const BlasTactic& tactic,
                      void* numbers, void* workspace, std::size_t workspace_bytes);
 

@@ -1,4 +1,4 @@
-// How many rows of a quantised weight become 16-bit numbers at a time, for a library to multiply. Integers only.
+// How many rows of a quantised weight are dequantised at a time for a library. Integers only.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,7 @@
 
 namespace charonia::cuda {
 
-// Most that the numbers of a part may take: beyond some 4000 rows of an 8B model a library's GEMM gains little from
-// more.
+// Maximum size of a part. Beyond about 4000 rows of an 8B model, a library's GEMM gains little.
 inline constexpr std::size_t kDequantisedBytes = std::size_t{64} << 20;
 
 inline constexpr std::int64_t kDequantisedElement = 2;  // bytes
@@ -21,8 +20,8 @@ inline std::size_t dequantised_bytes(std::int64_t rows, std::int64_t k) {
   return static_cast<std::size_t>(round_up(rows, kQuantRows) * round_up(k, kQuantK) * kDequantisedElement);
 }
 
-// The rows of a part of a weight [n, k] that takes no more than `bytes`: parts are as many as they must be, alike, and
-// whole tiles of a library where that is possible. 0: not even one unit of rows fits.
+// The rows per part of a weight [n, k], so that a part takes at most `bytes`: as few parts as possible, of equal size,
+// and in whole tiles of a library if possible. 0: not even one unit of rows fits.
 inline std::int64_t dequantised_rows(std::int64_t n, std::int64_t k, std::size_t bytes) {
   constexpr std::int64_t kTileRows = 128;
   const auto most = static_cast<std::int64_t>(bytes / dequantised_bytes(kQuantRows, k)) * kQuantRows;
@@ -31,7 +30,7 @@ inline std::int64_t dequantised_rows(std::int64_t n, std::int64_t k, std::size_t
   return tiles <= most ? tiles : round_up(even, kQuantRows);
 }
 
-// The parts that are worth a try: all that there is room for, and what stays in the L2 cache between its kernels.
+// The part sizes to measure: the largest possible, and one that stays in the L2 cache between its kernels.
 inline std::vector<std::int64_t> dequantised_parts(std::int64_t n, std::int64_t k, std::size_t bytes,
                                                    std::size_t l2_bytes) {
   std::vector<std::int64_t> parts;

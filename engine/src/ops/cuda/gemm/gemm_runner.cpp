@@ -23,33 +23,34 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A number of rows takes the choice of the next bucket. Where time grows in steps (tiles of 8 to 128 rows), buckets end
-// there.
+// A GEMM uses the choice of the next larger bucket. Buckets end where the time increases (tiles of 8 to 128 rows).
 constexpr std::array kBuckets{1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192};
 using Bucket = std::size_t;
 
-// The bucket of so many rows; of more than the last one's, the last.
+// The bucket of this number of rows; beyond the last bucket, the last one.
 Bucket bucket_of(std::int64_t rows) {
   const auto at = std::ranges::lower_bound(kBuckets, rows);
   return std::min(static_cast<Bucket>(at - kBuckets.begin()), kBuckets.size() - 1);
 }
 
-// For the partial sums of our own tactics; a tactic that needs more is not taken.
+// Workspace for partial sums of built-in tactics. A tactic that needs more is not used.
 constexpr std::size_t kOwnWorkspaceBytes = std::size_t{16} << 20;
-constexpr std::size_t kBlasWorkspaceBytes = std::size_t{32} << 20;  // what cuBLAS itself takes on compute capability 9
+// the workspace that cuBLAS uses on compute capability 9
+constexpr std::size_t kBlasWorkspaceBytes = std::size_t{32} << 20;
 
-// Without measurements: as many rows go our own tactics, which read the weight as fast as memory gives it.
+// Without measurements, up to this number of rows use built-in tactics, which read the weight at memory speed.
 constexpr std::int64_t kOwnRows = 32;
-// The same with quantised weights, whose numbers the library needs in memory. Up to kOwnRows that is not even measured.
+// The same for quantised weights, which the library needs dequantised in memory. Up to kOwnRows this is not even
+// measured.
 constexpr std::int64_t kOwnQuantRows = 128;
-// Of the library's algorithms for a part of a dequantised weight so many are measured.
+// Number of the library's algorithms that are measured for a part of a dequantised weight.
 constexpr std::size_t kDequantisedTactics = 3;
 
-// Inputs that are prepared for quantised weights: GEMMs of more rows go piece by piece.
+// Space for prepared inputs of quantised weights. GEMMs with more rows run in pieces.
 constexpr std::size_t kPreparedBytes = std::size_t{16} << 20;
 constexpr std::int64_t kMaxPreparedRows = 16384, kMinPreparedRows = 16;
 
-// Most that operands to measure with may take. GEMMs of more rows are chosen by rule.
+// Maximum memory of operands for measurements. Tactics of GEMMs with more rows are chosen by rule.
 constexpr std::size_t kOperandBytes = std::size_t{2} << 30;
 
 std::size_t matrix_bytes(DType type, std::int64_t rows, std::int64_t stride) {
@@ -59,7 +60,7 @@ std::size_t weight_bytes_of(const Gemm& gemm) {
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(weight_bytes(gemm)), 256));
 }
 
-// Of prepared inputs: elements, or bytes where codes are multiplied in 8 bits.
+// The stride of prepared inputs: in elements, or in bytes for 8-bit codes.
 std::int64_t prepared_stride(const Gemm& gemm) { return is_w8a8(gemm) ? gemm.k : round_up(gemm.k, kQuantK); }
 bool has_scaled_inputs(const Gemm& gemm) { return is_w8a8(gemm) || has_integer_inputs(gemm.quant->format); }
 
@@ -67,7 +68,7 @@ GemmShape shape_of(const Gemm& gemm) {
   return {gemm.type, gemm.out_type, gemm.n, gemm.k, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt};
 }
 
-// A guess in microseconds, by which measurements are kept short.
+// A rough estimate in microseconds, to keep measurements short.
 double expected_microseconds(const Gemm& gemm) {
   const auto bytes = static_cast<double>(weight_bytes(gemm));
   const double operations =
@@ -95,7 +96,7 @@ struct GemmRunner::Impl {
     if (blas() != nullptr) blas_workspace = DeviceMemory(kBlasWorkspaceBytes, "cuBLASLt's workspace");
     if (!this->options.reproducible && blas() == nullptr) {
       warning = cat(this->options.no_blas.empty() ? "cuBLASLt is missing" : this->options.no_blas,
-                    ". GEMMs go by charonia's own kernels, which are slower for prompts");
+                    ". GEMMs use charonia's built-in kernels, which are slower for prompts");
     }
   }
 
@@ -105,20 +106,20 @@ struct GemmRunner::Impl {
     std::int64_t min_rows = 0, max_rows_seen = 0;
   };
 
-  // Of a shape, so far.
+  // The choices for a shape.
   struct Choices {
     std::array<std::optional<GemmCandidate>, kBuckets.size()> tactics;
     Rejected rejected;
   };
 
   Blas* blas() const { return options.reproducible ? nullptr : options.blas.get(); }
-  // Codes are our own kernels', but for FP8 that is multiplied as such.
+  // Codes are for built-in kernels, except FP8 that is multiplied as FP8.
   Blas* blas_for(const Gemm& gemm) const {
     const bool fp8 = is_w8a8(gemm) && gemm.quant->format.code == ops::Code::f8_e4m3 && !gemm.packed;
     return gemm.quant && !fp8 ? nullptr : blas();
   }
 
-  // Our own tactics that the workspace allows. The last resort, a tile whose sums stay in one block, needs none of it.
+  // The built-in tactics that fit the workspace. The fallback, a tile whose sums stay in one block, needs no workspace.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
     auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
     std::erase_if(tactics,
@@ -126,12 +127,12 @@ struct GemmRunner::Impl {
     return tactics;
   }
 
-  // Whether the library may take the weight dequantised: `dequantised` has room where there is such a weight.
+  // Whether the library may multiply the dequantised weight. `dequantised` has memory if there are such weights.
   bool dequantises(const Gemm& gemm) const {
     return blas() != nullptr && dequantised.bytes() > 0 && gemm.rows > kOwnRows && can_dequantise(gemm);
   }
 
-  // What the library offers, likely the fastest first.
+  // The library's candidates, probably fastest first.
   std::vector<GemmCandidate> library_candidates(const Gemm& gemm) const {
     std::vector<GemmCandidate> out;
     if (blas_for(gemm) != nullptr) {
@@ -156,7 +157,7 @@ struct GemmRunner::Impl {
     return tactic;
   }
 
-  // Whether a remembered tactic is one that could be chosen today.
+  // Whether a stored tactic is still a valid choice.
   bool serves(const Gemm& gemm, const GemmCandidate& tactic) const {
     const auto own = own_tactics(gemm);
     if (std::ranges::find(own, tactic.own) == own.end()) return false;
@@ -172,10 +173,10 @@ struct GemmRunner::Impl {
       const auto part = dequantised_part(gemm, first, std::min(rows, gemm.n - first), dequantised.data());
       return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
     };
-    return serves_part(0) && serves_part((gemm.n - 1) / rows * rows);  // the last one may be shorter
+    return serves_part(0) && serves_part((gemm.n - 1) / rows * rows);  // the last part may be shorter
   }
 
-  // By the library, with the bias. False: it refuses, and what is in `out` has no meaning.
+  // Runs the GEMM by the library, with the bias. Returns false if the library rejects it; `out` is then undefined.
   bool run_library(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic) const {
     const bool taken =
         tactic.dequantised_rows > 0
@@ -186,7 +187,7 @@ struct GemmRunner::Impl {
     return taken;
   }
 
-  // The inputs of a quantised weight as it wants them, piece by piece where there are more than there is room for.
+  // Prepares the inputs of a quantised weight and runs the GEMM, in pieces if the prepared inputs exceed their memory.
   void issue_prepared(Stream& stream, const Gemm& gemm) {
     const auto element = static_cast<std::int64_t>(size_of(gemm.type));
     const auto stride = prepared_stride(gemm), row_bytes = stride * (is_w8a8(gemm) ? 1 : element);
@@ -220,7 +221,7 @@ struct GemmRunner::Impl {
       if (run_library(stream, gemm, tactic)) return;
       note_rejection(shape, gemm.rows, choices.rejected);
     }
-    // A tactic was chosen for aligned operands and at most so many rows as there are in the last bucket.
+    // A tactic was chosen for aligned operands and at most the rows of the last bucket.
     const bool as_chosen =
         (gemm.quant || vectors(gemm)) && gemm_workspace_bytes(tactic.own, gemm) <= kOwnWorkspaceBytes;
     cuda::gemm(stream, device, gemm, as_chosen ? tactic.own : own_tactics(gemm).front(), own_workspace.data());
@@ -240,12 +241,10 @@ struct GemmRunner::Impl {
     ++of_shape.count;
     if (rejected.fetch_add(1, std::memory_order_relaxed) > 0) return;
     log({LogLevel::warning,
-         cat("cuBLASLt rejects a GEMM of ", rows, " rows, ", to_string(shape),
-             ", with the algorithm that was chosen "
-             "for up to ",
-             kBuckets[bucket_of(rows)],
-             " rows; an own kernel takes it, and is slower for prompts. Further "
-             "ones are counted in charonia_gemms_rejected_total and listed in the kernel report"),
+         cat("cuBLASLt rejected a GEMM of ", rows, " rows, ", to_string(shape),
+             ", with the algorithm that was chosen for up to ", kBuckets[bucket_of(rows)],
+             " rows. A built-in kernel computes it, which is slower for prompts. "
+             "Later rejections are counted in charonia_gemms_rejected_total and listed in the kernel report"),
          "",
          {{"rows", rows}, {"n", shape.n}, {"k", shape.k}}});
   }
@@ -274,16 +273,16 @@ struct GemmRunner::Impl {
   AutotuneCache memory;
   DeviceMemory own_workspace, blas_workspace;
   DeviceMemory prepared, prepared_scales;  // inputs of quantised weights
-  DeviceMemory dequantised;                // numbers of a part of such a weight, between two kernels
+  DeviceMemory dequantised;                // dequantised numbers of a part of such a weight
   std::map<GemmShape, Choices> chosen;
   double seconds_left;
   std::string warning;
   std::atomic<std::int64_t> rejected = 0;
 };
 
-// What GEMMs are measured with: copies of a weight, so many that one is out of the L2 cache when its turn
-// comes again, and an input and an output. The input is made of weights as well: numbers of all kinds, and no cheaper
-// to multiply than what a model computes.
+// The operands of measurements: enough copies of a weight that each has left the L2 cache before its next use, an input
+// and an output. The input consists of weights too: realistic numbers, which cost as much to multiply as a model's
+// activations.
 struct GemmRunner::Impl::Operands {
   explicit Operands(std::size_t bytes) : memory(bytes, "operands to measure GEMMs with") {}
 
@@ -296,7 +295,7 @@ struct GemmRunner::Impl::Operands {
            matrix_bytes(gemm.out_type, gemm.rows, round_up(gemm.n, 8));
   }
 
-  // `gemm` with these operands; its weights are bytes(weight) apart.
+  // Returns `gemm` with these operands; its weights are bytes(weight) apart.
   Gemm lay_out(Stream& stream, const DeviceInfo& device, const Gemm& gemm) {
     auto out = gemm;
     const auto weight_bytes = weight_bytes_of(gemm);
@@ -320,12 +319,12 @@ struct GemmRunner::Impl::Operands {
   DeviceMemory memory;
 };
 
-// Of all tactics, or of as many as there is time for, the one that takes the least.
+// Returns the fastest of all tactics, or of as many as there is time for.
 GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& gemm, Operands& operands) {
   const auto own = own_tactics(gemm);
   std::vector<GemmCandidate> tactics;
   for (const auto& tactic : own) tactics.push_back({.own = tactic});
-  // By turns, so that both sides are heard when time runs out.
+  // Alternates between library and built-in tactics, so that both are measured if time runs out.
   auto theirs = library_candidates(gemm);
   for (std::size_t i = 0; i < theirs.size(); ++i) {
     theirs[i].own = own.front();
@@ -355,8 +354,8 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
         }
       });
     } catch (const Error& error) {
-      // An algorithm of the library that fails here is one that is not chosen, and so is a cluster that this device has
-      // no room for.
+      // A library algorithm that fails here is not chosen. The same applies to a cluster that does not fit on this
+      // device.
       const bool optional = tactic.blas || tactic.own.sums == GemmTactic::Sums::cluster;
       if (!optional || is_device_failure(error)) throw;
       rejected = true;
@@ -364,7 +363,7 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
     seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
     if (!rejected && (!best || tactic.microseconds < best->microseconds)) best = tactic;
   }
-  if (best && best->blas) {  // the best of our own is what serves where the library rejects
+  if (best && best->blas) {  // the best built-in tactic is the fallback if the library rejects the GEMM
     const auto better = [](const GemmCandidate& a, const GemmCandidate& b) {
       const auto rank = [](const GemmCandidate& tactic) {
         return tactic.blas || tactic.microseconds == 0 ? HUGE_VAL : tactic.microseconds;
@@ -377,7 +376,7 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
 }
 
 void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows) {
-  // Few rows first: decode steps are most of a server's time.
+  // Few rows first, because a server spends most of its time in decode steps.
   struct Wanted {
     Gemm gemm;  // with the bucket's rows
     Bucket of;
@@ -418,7 +417,7 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
     const auto shape = shape_of(gemm);
     auto& tactic = chosen[shape].tactics[of];
     if (seconds_left <= 0) break;
-    if (tactic->microseconds > 0) continue;  // the same shape came twice
+    if (tactic->microseconds > 0) continue;  // the same shape occurs twice
     const auto best = fastest(stream, gemm, operands);
     if (best.tactic) tactic = best.tactic;
     if (best.tactic && best.of_all) memory.keep(shape, kBuckets[of], *best.tactic);
@@ -441,7 +440,7 @@ GemmRunner::Options default_options(bool reproducible) {
     const auto seconds = parse_number<double>(said);
     if (!seconds || !(*seconds >= 0)) {
       throw Error(ErrorCode::invalid_argument,
-                  cat("CHARONIA_CUDA_MEASURE_S = '", said, "': a number of seconds is expected, 0 or more"));
+                  cat("CHARONIA_CUDA_MEASURE_S = '", said, "': it must be a number of seconds, 0 or more"));
     }
     options.seconds = *seconds;
   }
@@ -517,7 +516,7 @@ std::vector<std::string> GemmRunner::report() const {
     for (Bucket of = 0; of < kBuckets.size(); ++of) {
       const auto& tactic = choices.tactics[of];
       if (!tactic) continue;
-      // A line for all neighbours of one choice, with the time of the last.
+      // One line for all neighbouring buckets with one choice, with the last bucket's time.
       if (of + 1 < kBuckets.size() && choices.tactics[of + 1] && choices.tactics[of + 1]->same_tactic(*tactic))
         continue;
       auto line = cat("rows ", first_rows, "..", kBuckets[of], " ", to_string(shape), ": ");

@@ -13,10 +13,10 @@ GemmTimer make_gemm_timer() { return nullptr; }
 
 namespace {
 
-constexpr double kMicroseconds = 400;  // of GEMMs in a row: long against the clock's half microsecond
+constexpr double kMicroseconds = 400;  // of a sequence of GEMMs: long compared with the clock's 0.5
 constexpr int kSamples = 3;
 
-// As a graph, like the decode steps: so that the time is the device's and not that of launching.
+// Uses a graph, like the decode steps, so that the time excludes launches.
 double time_gemms(Stream& stream, double expected, const std::function<void(int)>& issue) {
   const int count = std::clamp(static_cast<int>(kMicroseconds / std::max(expected, 1.0)), 1, kMaxTimedGemms);
   issue(0);  // loads the kernel, which must not happen in a capture

@@ -1,5 +1,5 @@
-// The numbers of rows for which decode steps are captured. A step takes the graph of the next bucket: padding costs a
-// small step nothing (it reads the weights once whatever its rows) and a large one at most an eighth.
+// Decode steps are captured for these numbers of rows. A step uses the graph of the next larger bucket. Padding
+// costs a small step nothing (it reads the weights once for any number of rows), and a large step at most an eighth.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace charonia::cuda {
 
-// 1, 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 32 beyond; the last is `most` itself.
+// 1, 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 32 beyond; the last one is `most`.
 inline std::vector<std::int64_t> decode_buckets(std::int64_t most) {
   std::vector<std::int64_t> out;
   for (std::int64_t rows = 1; rows < most;) {
@@ -19,7 +19,7 @@ inline std::vector<std::int64_t> decode_buckets(std::int64_t most) {
   return out;
 }
 
-// Index of the smallest bucket that holds so many rows; buckets.size() when none does.
+// Index of the smallest bucket with at least this number of rows; buckets.size() if there is none.
 inline std::size_t bucket_of(const std::vector<std::int64_t>& buckets, std::int64_t rows) {
   return static_cast<std::size_t>(std::lower_bound(buckets.begin(), buckets.end(), rows) - buckets.begin());
 }

@@ -6,14 +6,14 @@
 
 namespace charonia::cuda {
 
-// Both are x / (1 + 2^-y): silu with y = log2(e) x; gelu_tanh, as (1 + tanh(z)) / 2 = 1 / (1 + e^(-2 z)), with
-// y = 2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3).
+// Both are x / (1 + 2^-y): silu with y = log2(e) x; gelu_tanh, because (1 + tanh(z)) / 2 = 1 / (1 + e^(-2 z)), with y =
+// 2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3).
 template <ops::Activation kind>
 CHARONIA_DEVICE float activation(float x) {
   constexpr float kLog2E = 1.4426950408889634F;
   float y = kLog2E * x;
   if constexpr (kind == ops::Activation::gelu_tanh) {
-    constexpr float kLinear = 2.3022082F, kCubic = 0.10294324F;  // 2 log2(e) sqrt(2 / pi), and that times 0.044715
+    constexpr float kLinear = 2.3022082F, kCubic = 0.10294324F;  // 2 log2(e) sqrt(2 / pi), and the same times 0.044715
     y = x * fmaf(x * x, kCubic, kLinear);
   }
   return fast_divide(x, 1.0F + fast_exp2(-y));

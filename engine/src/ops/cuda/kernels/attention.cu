@@ -1,4 +1,4 @@
-// attention(): which kernels a step's items go to, and how the workspace is divided.
+// attention(): selects the kernels of a step's items and divides the workspace.
 #include <type_traits>
 
 #include "ops/cuda/device/portable.h"
@@ -12,9 +12,9 @@ constexpr int kNoChunks = 1 << 30;
 static_assert((kAttentionChunk & (kAttentionChunk - 1)) == 0);
 constexpr float kLog2E = 1.44269504F;
 
-// Workspace: counters, partial results, and where rows of several chunks are summed up, the sums of each thread block.
+// The workspace: counters, partial results and, if rows have several chunks, the sums of each thread block.
 struct Workspace {
-  std::size_t partials = 0, sums = 0, bytes = 0;  // where they begin; counters are first
+  std::size_t partials = 0, sums = 0, bytes = 0;  // byte offsets; counters come first
   std::int64_t sums_stride = 0;                   // floats
 };
 
@@ -35,12 +35,12 @@ bool aligned(const Tensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride % 8 == 0;
 }
 
-// Whether all rows of it are read by the 16 bytes, for the head sizes that have tiles.
+// Whether all rows can be read 16 bytes at a time, for the head sizes that have tiles.
 bool aligned(const CacheLayer& cache) {
   return reinterpret_cast<std::uintptr_t>(cache.data) % 16 == 0 && cache.block_bytes() % 16 == 0;
 }
 
-// f(the head size as a constant), where it is one of those; whether it is.
+// Calls f with the head size as a constant if it is one of `sizes`; returns whether it is.
 template <int... sizes, class F>
 bool with_head_size(std::integer_sequence<int, sizes...>, int head_dim, F f) {
   return ((head_dim == sizes && (f(std::integral_constant<int, sizes>{}), true)) || ...);
@@ -83,15 +83,15 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.max_blocks = shape.sms * kBlocksPerSm;
   params.chunk = shape.reproducible ? kAttentionChunk : kNoChunks;
   params.span = shape.reproducible ? kAttentionSpan : kNoChunks;
-  auto& weighing = params.weighing;
-  weighing.changes = how.soft_cap != 0 || how.alibi != nullptr;
-  weighing.any = weighing.changes || how.window > 0;
-  if (how.window > 0) weighing.window = how.window;
-  weighing.scale = how.scale;
-  weighing.cap = how.soft_cap;
-  if (how.soft_cap != 0) weighing.to_exponent = 2 * kLog2E / how.soft_cap;
-  weighing.slopes = how.alibi;
-  params.scale = weighing.changes ? kLog2E : how.scale * kLog2E;
+  auto& score_mod = params.score_mod;
+  score_mod.changes = how.soft_cap != 0 || how.alibi != nullptr;
+  score_mod.any = score_mod.changes || how.window > 0;
+  if (how.window > 0) score_mod.window = how.window;
+  score_mod.scale = how.scale;
+  score_mod.cap = how.soft_cap;
+  if (how.soft_cap != 0) score_mod.to_exponent = 2 * kLog2E / how.soft_cap;
+  score_mod.slopes = how.alibi;
+  params.scale = score_mod.changes ? kLog2E : how.scale * kLog2E;
   params.counters = reinterpret_cast<std::int32_t*>(base);
   params.partials = reinterpret_cast<float*>(base + workspace.partials);
   params.sums = reinterpret_cast<float*>(base + workspace.sums);

@@ -2,41 +2,43 @@
 //
 //   q     [rows, heads, head_dim], bf16 or f16, rows q_stride apart
 //   cache [block][k, v][kv head][slot][head_dim], the same type, or quantised (attention_quant.h)
-//   out   as q
+//   out   like q
 //   out[row, h] = sum over the item's positions p of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
-// With `weighs`, the softmax is over what ops::AttentionParams says, and positions before the window's first tile are
-// not read; a split before the window takes one tile of zeros, so that copies and products stay in step.
+// With `has_score_mod`, the softmax is over the scores of ops::AttentionParams, and positions before the window's first
+// tile are not read. A split before the window processes one tile of zeros, so that copies and products stay
+// synchronised.
 //
-// Bound by memory: 2 * head_dim * 2 bytes a position and kv head are read once, and with each element go 16
-// multiplications of the tensor cores, of which `group` are of use. A tile of 64 positions is 32 KB at
-// head_dim 128; an SM of an H200 gets about 20 bytes a cycle from memory, so a tile takes 1600 cycles, and
-// the arithmetic of a tile takes 800 in its longest chain (barriers included), of which the other block's overlaps.
-// Predicted: 85 to 90 % of the bandwidth of a copy once every SM has several units. Measured on an H200 (64 rows, a
-// context of 32768, 32 heads over 8 of 128): 101 %, 1872 us.
+// Memory bound: 2 * head_dim * 2 bytes per position and kv head are read once. Each element takes part in 16
+// multiplications of the tensor cores, and `group` of these are useful. A tile of 64 positions is 32 KB at head_dim
+// 128. An SM of an H200 reads about 20 bytes per cycle, so a tile takes 1600 cycles. The arithmetic of a tile takes 800
+// cycles in its longest chain (with barriers), and the other block overlaps with it. Predicted: 85 to 90 % of the
+// bandwidth of a copy when every SM has several units. Measured on an H200 (64 rows, a context of 32768, 32 heads over
+// 8 of 128): 101 %, 1872 us.
 //
-// Over a quantised cache: bound by what is issued. A tile takes 830 cycles of memory in 8 bits and 430 in 4 bits. Each
-// of an SM's four schedulers issues about 800 instructions for it in 8 bits and 815 in 4 bits (counted in the machine
-// code for 9.0), one warp's: 440 and 460 for products and the codes that become their operands, the rest for copies,
-// softmax and loops. Therefore codes are widened in registers, by the one warp that needs them: k by the warp of its
-// positions, v by that of its columns. Therefore also as many warps as registers allow, four to a scheduler at head_dim
-// 128, which q in shared memory makes possible. Predicted: 950 to 1050 cycles a tile in either where 16 bits take 1740,
-// 1.6 to 1.8 times the rate of 16 bits. Measured on an H200 (as above): 1609 and 1665 us, 1.16 and 1.12 times; before,
-// with a wide tile in shared memory, two warps to a scheduler and 1240 and 1160 instructions, 2823 and 2508 us.
+// With a quantised cache the bound is instruction issue. A tile takes 830 cycles of memory in 8 bits and 430 in 4 bits.
+// Each of an SM's four schedulers issues about 800 instructions per tile in 8 bits and 815 in 4 bits (counted in the
+// machine code for 9.0, for one warp): 440 and 460 for products and the conversion of codes to operands, the rest for
+// copies, softmax and loops. Therefore each code is widened in registers by the single warp that needs it: k by the
+// warp of its positions, v by the warp of its columns. Also, as many warps run as registers allow: four per scheduler
+// at head_dim 128, which is possible because q is in shared memory. Predicted: 950 to 1050 cycles per tile for both,
+// where 16 bits take 1740: 1.6 to 1.8 times the rate of 16 bits. Measured on an H200 (as above): 1609 and 1665 us, 1.16
+// and 1.12 times. An earlier version, with a wide tile in shared memory, two warps per scheduler, and 1240 and 1160
+// instructions, took 2823 and 2508 us.
 //
-// A thread block of four warps takes one kv head of one item at a time; the query heads of the group are the 16 rows of
-// the products' A operand (more than 16: several units). Blocks are persistent: a pipeline of `stages` tiles runs on
-// over the borders of units, so that memory does not wait while a unit is finished. A tile:
+// A thread block of four warps takes one kv head of one item at a time. The query heads of the group are the 16 rows of
+// the products' A operand (more than 16 heads: several units). Blocks are persistent: a pipeline of `stages` tiles
+// continues across units, so that memory stays busy while a unit is finished. A tile:
 //   q k^T   each warp: 16 of the 64 positions, all of head_dim; q in registers (quantised: in shared memory)
-//   max     over a warp by shuffles, over the warps by shared memory
+//   max     over a warp by shuffles, over the warps through shared memory
 //   p       each warp its 16 positions, relative to the maximum after their step of 32; to shared memory in 16 bits
-//   p v     each warp: every fourth 8 columns of head_dim, all positions; over a quantised cache, see QuantColumns
-// So that no warp has a result of its own to combine, and the order of all sums is that of the prefill kernel.
+//   p v     each warp: every fourth 8 columns of head_dim, all positions; with a quantised cache, see QuantColumns
+// So warps have no separate results to combine, and all sums have the same order as in the prefill kernel.
 //
-// Shared memory, as many stages as leave room for two blocks on an SM (at head_dim 128: 3 on compute
-// capability 9.0, 2 on 8.0, and 2 with a single block on 8.9): stages of {k [positions][head_dim], v [the same], q
-// [16][head_dim]}, then p [16][positions], maxima [4][16], rows of the cache [2][positions], flags. Of a quantised
-// cache, stages hold k and v as they are copied, and scales and zeros of v [positions] stand behind the maxima. Up to
-// four blocks are on an SM then (at head_dim 128 and 8 bits: 4 on 9.0, 3 on 8.0, 2 on 8.9, with 2 stages).
+// Shared memory, with as many stages as fit with two blocks per SM (at head_dim 128: 3 on compute capability 9.0, 2 on
+// 8.0, and 2 with a single block on 8.9): stages of {k [positions][head_dim], v [the same], q [16][head_dim]}, then p
+// [16][positions], maxima [4][16], rows of the cache [2][positions], flags. With a quantised cache, stages hold k and v
+// as they are copied, and the scales and zeros of v [positions] come after the maxima. Then up to four blocks run per
+// SM (at head_dim 128 and 8 bits: 4 on 9.0, 3 on 8.0, 2 on 8.9, with 2 stages).
 #pragma once
 
 #include <algorithm>
@@ -46,7 +48,7 @@
 
 namespace charonia::cuda {
 
-// quant_bits: 0 where the cache is not quantised.
+// quant_bits: 0 if the cache is not quantised.
 struct DecodeLayout {
   int tile_bytes, q_bytes, p_bytes, by_bytes;
   CHARONIA_HD constexpr int stage_bytes() const { return tile_bytes + q_bytes; }
@@ -61,7 +63,7 @@ constexpr std::size_t decode_shared_bytes(int head_dim, int stages, int quant_bi
                                   kAttentionWarps * kDecodeTileRows * 4 +
                                   2 * tile_positions(head_dim) * shared_row_bytes(quant_bits) + 16);
 }
-// The most on an SM, by the registers that the kernel takes as it is compiled for a compute capability.
+// The maximum blocks per SM, limited by the registers of the compiled kernel for the compute capability.
 constexpr int decode_blocks_per_sm(int head_dim, int quant_bits, int major) {
   if (quant_bits == 0) return kBlocksPerSm;
   return major >= 9 ? (head_dim == 128 ? 4 : 3) : head_dim <= 128 ? 3 : 2;
@@ -71,13 +73,14 @@ inline constexpr int kCompiledMajor = __CUDA_ARCH__ / 100;
 #else
 inline constexpr int kCompiledMajor = 9;
 #endif
-// Of AttentionParams::sums, over a quantised cache: thread blocks have less each than prefill_kernel's, and are more.
+// The stride of AttentionParams::sums with a quantised cache: there are more thread blocks than in prefill_kernel, with
+// less data each.
 template <int kDim>
 constexpr std::int64_t decode_sums_stride() {
   return std::int64_t{2} * RowTile<kDim / 8 / kAttentionWarps>::kFloats * kAttentionThreads;
 }
 
-// Until the oldest of the tiles under way is there, with a tile in every stage but one.
+// Waits for the oldest tile, with a copy in progress in every stage but one.
 CHARONIA_DEVICE void wait_for_tile(int stages) {
   if (stages == 2) {
     copy_wait<0>();
@@ -88,17 +91,17 @@ CHARONIA_DEVICE void wait_for_tile(int stages) {
   }
 }
 
-// Where the copies are: a walk over the tiles of all units of this block. early: a unit is looked up long before it is
-// needed, so that its loads are waited for by nobody; that takes registers.
-template <bool weighs, bool early>
+// The position of the copies: iterates over the tiles of all units of this block. early: loads a unit long before it is
+// needed, so that nothing waits for its loads; this takes registers.
+template <bool has_score_mod, bool early>
 struct Ahead {
   struct None {};
   AttentionUnit unit;
   [[no_unique_address]] std::conditional_t<early, AttentionUnit, None> next;
   int turn, position;
   CHARONIA_DEVICE void begin(const AttentionParams& p, int units) {
-    unit = attention_unit<weighs>(p, 0, units);
-    if constexpr (early) next = attention_unit<weighs>(p, 1, units);
+    unit = attention_unit<has_score_mod>(p, 0, units);
+    if constexpr (early) next = attention_unit<has_score_mod>(p, 1, units);
     turn = 1;
     position = unit.item.kv_begin;
   }
@@ -107,18 +110,18 @@ struct Ahead {
     if (position < unit.item.kv_end || !unit.valid) return;
     if constexpr (early) {
       unit = next;
-      next = attention_unit<weighs>(p, ++turn, units);
+      next = attention_unit<has_score_mod>(p, ++turn, units);
     } else {
-      unit = attention_unit<weighs>(p, turn++, units);
+      unit = attention_unit<has_score_mod>(p, turn++, units);
     }
     position = unit.item.kv_begin;
   }
   CHARONIA_DEVICE bool at_begin() const { return position == unit.item.kv_begin; }
 };
 
-// The 8 columns of out that a tile of a warp's products stands for, over a quantised cache. A matrix of v is 8
-// positions by 16 bytes, a unit; loaded as one of 16-bit elements, transposed, it gives each lane two neighbouring
-// bytes of two positions: even bytes are one tile, odd bytes another. In 4 bits their high halves are two more.
+// The 8 columns of out for a tile of a warp's products, with a quantised cache. A matrix of v is 8 positions by 16
+// bytes (a unit). Loaded as transposed 16-bit elements, it gives each lane two neighbouring bytes of two positions:
+// even bytes are one tile, odd bytes another. With 4 bits, their high halves are two more tiles.
 template <int kDim, int bits>
 struct QuantColumns {
   static constexpr int kInUnit = bits == 8 ? 2 : 4;
@@ -128,13 +131,13 @@ struct QuantColumns {
   CHARONIA_DEVICE int column(int i) const { return unit * kUnitBytes + 2 * i + byte + high * (kDim / 2); }
 };
 
-template <class T, int kDim, bool weighs, int kBits>
+template <class T, int kDim, bool has_score_mod, int kBits>
 CHARONIA_KERNEL(kAttentionThreads, decode_blocks_per_sm(kDim, kBits, kCompiledMajor))
 void decode_kernel(const AttentionParams p) {
   constexpr int kRows = kDecodeTileRows;
   constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kPUnits = kPositions / 8;
   constexpr int kSteps = kPositions / kStep, kKBytes = kPositions * kDim * 2;
-  constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // of out, a warp's
+  constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // column tiles of out per warp
   constexpr bool quantised = kBits != 0;
   constexpr int kCodes = quantised ? kDim * kBits / 8 : kUnitBytes;                 // bytes of a row's codes
   constexpr int kCodeUnits = kCodes / kUnitBytes, kCodeBytes = kPositions * kCodes;  // of k, or of v
@@ -145,30 +148,31 @@ void decode_kernel(const AttentionParams p) {
   float* const maxima = reinterpret_cast<float*>(p_tile + layout.p_bytes);  // [warp][row]
   unsigned char* const v_by = reinterpret_cast<unsigned char*>(maxima + kAttentionWarps * kRows);  // ScaleZero
   Row* const k_rows = reinterpret_cast<Row*>(v_by + layout.by_bytes);  // [2][positions]
-  // Of split_done(), and behind it whether the zeros of v are folded, of each step.
+  // The flag of split_done(), then, for each step, whether the zeros of v are folded.
   int* const flag = reinterpret_cast<int*>(k_rows + 2 * kPositions);
   float* const sums = p.sums + blockIdx.x * p.sums_stride + threadIdx.x;
   const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
   const int g = lane / 4, t = lane % 4;
-  // Where this lane's first row is for load_matrix_x4: of q and p as A operands, of k and v as B operands.
+  // Offsets of this lane's first row for load_matrix_x4: of q and p as A operands, of k and v as B operands.
   const int q_at = unit_offset<kUnits>(lane % 16, lane / 16), p_at = unit_offset<kPUnits>(lane % 16, lane / 16);
   const int k_at = unit_offset<kUnits>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const int v_at = unit_offset<kUnits>(lane, warp);
-  // The same over a quantised cache: of k, of the lane's codes of its first row.
+  // With a quantised cache: for k, the offset of the lane's codes in its first row.
   [[maybe_unused]] const int k_codes_at = unit_offset<kCodeUnits>(warp * 16 + g, 0) + 2 * t;
 
   dependency_trigger();
   dependency_wait();
   const int units = *p.count * p.cache.kv_heads * p.tiles;
-  Ahead<weighs, !quantised> ahead;
+  Ahead<has_score_mod, !quantised> ahead;
   ahead.begin(p, units);
   if (!ahead.unit.valid) return;
 
-  // Rows of the cache are looked up a tile before they are needed, one position a thread.
+  // Rows of the cache are looked up one tile before they are needed, one position per thread.
   const auto look_up = [&] { return cache_row<quantised>(p, ahead.unit, ahead.position + thread); };
   CacheRow<quantised> row_ahead;
   if (thread < kPositions) row_ahead = look_up();
-  // Over a quantised cache q stays in shared memory, for registers: a unit's in that of the stages whose turn it is.
+  // With a quantised cache q stays in shared memory to save registers, in the stages' q tiles, used alternately by
+  // unit.
   [[maybe_unused]] int q_ahead = 0, q_now = 0;
   const auto q_tile = [&](int of) { return stages + of * layout.stage_bytes() + layout.tile_bytes; };
   int parity = 0;
@@ -187,7 +191,7 @@ void decode_kernel(const AttentionParams p) {
       if (ahead.at_begin()) {
         const auto row_of = [](int i) { return QueryRow{0, i}; };
         if constexpr (quantised) {
-          copy_q<kDim, kRows>(q_tile(q_ahead), p, attention_unit<weighs>(p, ahead.turn - 1, units), row_of);
+          copy_q<kDim, kRows>(q_tile(q_ahead), p, attention_unit<has_score_mod>(p, ahead.turn - 1, units), row_of);
           q_ahead = q_ahead + 1 == p.stages ? 0 : q_ahead + 1;
         } else {
           copy_q<kDim, kRows>(to + layout.tile_bytes, p, ahead.unit, row_of);
@@ -206,33 +210,33 @@ void decode_kernel(const AttentionParams p) {
 
   int stage = 0;
   for (int turn = 0;; ++turn) {
-    const auto unit = attention_unit<weighs>(p, turn, units);
+    const auto unit = attention_unit<has_score_mod>(p, turn, units);
     if (!unit.valid) break;
     [[maybe_unused]] std::uint32_t q[kDim / 16][4];
     RowTile<kColumnTiles> rows;
     rows.clear();
     [[maybe_unused]] float slope[2] = {};
-    if constexpr (weighs) {
+    if constexpr (has_score_mod) {
       CHARONIA_UNROLL
       for (int half = 0; half < 2; ++half) {
         slope[half] = slope_of(p, unit.kv_head * p.group + unit.tile * kRows + half * 8 + g);
       }
     }
 
-    for (int begin = unit.item.kv_begin; begin < unit.item.kv_end || (weighs && begin == unit.item.kv_begin);
+    for (int begin = unit.item.kv_begin; begin < unit.item.kv_end || (has_score_mod && begin == unit.item.kv_begin);
          begin += kPositions) {
       publish_rows();
       wait_for_tile(p.stages);
-      __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
+      __syncthreads();  // this tile is complete, and all threads are done with the previous one
       copy_ahead(stage == 0 ? p.stages - 1 : stage - 1);
       const unsigned char* const tile = stages + stage * layout.stage_bytes();
       [[maybe_unused]] const unsigned char* const k = tile;
       [[maybe_unused]] const unsigned char* const v = tile + (quantised ? kCodeBytes : kKBytes);
-      [[maybe_unused]] const auto scale_zero = [&](int row) {  // row: of k's, and then v's
+      [[maybe_unused]] const auto scale_zero = [&](int row) {  // row: k's rows, then v's rows
         return ScaleZero(*reinterpret_cast<const std::uint32_t*>(tile + 2 * kCodeBytes + 4 * row));
       };
       if constexpr (quantised) {
-        // Scales and zeros of v, by each warp those of a step. They are read behind the next barrier.
+        // Each warp writes the scales and zeros of v for one step. They are read after the next barrier.
         if (thread < kPositions) {
           auto by = scale_zero(kPositions + thread);
           const FoldedZero<kBits> other(by);
@@ -252,7 +256,7 @@ void decode_kernel(const AttentionParams p) {
       float score[2][4] = {};
       if (warp * 16 < kPositions) {
         if constexpr (quantised) {
-          // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of 16: those of a B operand, as the other kernel multiplies them.
+          // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of 16: the layout of a B operand, as in the prefill kernel.
           const auto multiply = [&](auto folded, const ScaleZero(&by)[2]) {
             constexpr bool kFolded = decltype(folded)::value;
             const auto load = [&](int row, int unit, int half) -> std::uint32_t {
@@ -302,13 +306,13 @@ void decode_kernel(const AttentionParams p) {
           }
         }
         const auto position_of = [&](int i) { return begin + warp * 16 + i / 4 * 8 + 2 * t + i % 2; };
-        if constexpr (weighs) {
+        if constexpr (has_score_mod) {
           const int at = unit.item.first_position, first = window_begin(p, at);
-          if (p.weighing.changes) {
+          if (p.score_mod.changes) {
             CHARONIA_UNROLL
             for (int i = 0; i < 8; ++i) {
               auto& x = score[i / 4][i % 4];
-              x = weigh(p, x, slope[i % 4 / 2], position_of(i) - at);
+              x = modify_score(p, x, slope[i % 4 / 2], position_of(i) - at);
             }
           }
           if (begin < first) {
@@ -334,7 +338,7 @@ void decode_kernel(const AttentionParams p) {
       __syncthreads();
 
       [[maybe_unused]] float factor[kSteps][2];
-      // Over a quantised cache, the maxima before and after each step: few tiles bring a new one and need factors.
+      // With a quantised cache: the maxima before and after each step. Few tiles have a new maximum and need factors.
       [[maybe_unused]] float reached[kSteps + 1][2] = {{rows.maximum[0], rows.maximum[1]}};
       CHARONIA_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -370,7 +374,7 @@ void decode_kernel(const AttentionParams p) {
       CHARONIA_UNROLL
       for (int i = 0; i < kSteps; ++i) {
         if constexpr (quantised) {
-          if (changed) {  // else all factors are 1
+          if (changed) {  // otherwise all factors are 1
             rows.multiply(0, rescale(reached[i][0], reached[i + 1][0], p.scale));
             rows.multiply(1, rescale(reached[i][1], reached[i + 1][1], p.scale));
           }
@@ -386,13 +390,13 @@ void decode_kernel(const AttentionParams p) {
         }
         if constexpr (quantised) {
           using Columns = QuantColumns<kDim, kBits>;
-          // Tiles of one unit that a warp has, always.
+          // Tiles of one unit that a warp always has together.
           constexpr int kTogether = kColumnTiles % Columns::kInUnit == 0 ? Columns::kInUnit
                                     : kColumnTiles % 2 == 0              ? 2
                                                                          : 1;
           const auto multiply = [&](auto folded) {
             constexpr bool kFolded = decltype(folded)::value;
-            float4 by[4];  // of positions 8 m + 2t and one more
+            float4 by[4];  // of positions 8 m + 2t and the next one
             CHARONIA_UNROLL
             for (int m = 0; m < 4; ++m) {
               by[m] = *reinterpret_cast<const float4*>(v_by + (i * kStep + 8 * m + 2 * t) * 8);
@@ -405,7 +409,7 @@ void decode_kernel(const AttentionParams p) {
                              unit_offset<kCodeUnits>(lane, Columns(warp * kColumnTiles + first).unit));
               CHARONIA_UNROLL
               for (int j = first; j < first + kTogether; ++j) {
-                // From a constant where that is enough for `byte` and `high`.
+                // A compile-time constant, if that is enough for `byte` and `high`.
                 const Columns columns(kTogether == Columns::kInUnit ? j : warp * kColumnTiles + j);
                 const int byte = kTogether == 1 ? columns.byte : j % 2;
                 std::uint32_t b[4];
@@ -443,15 +447,15 @@ void decode_kernel(const AttentionParams p) {
     add_chunks(rows, p, unit.item, sums);
     if constexpr (quantised) q_now = q_now + 1 == p.stages ? 0 : q_now + 1;
 
-    // What is needed at the end alone is looked up again, for registers.
-    const auto again = quantised ? attention_unit<weighs>(p, turn, units) : AttentionUnit{};
+    // Loads data again that is only needed at the end, to save registers.
+    const auto again = quantised ? attention_unit<has_score_mod>(p, turn, units) : AttentionUnit{};
     const auto& ended = quantised ? again : unit;
     CHARONIA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int of_group = ended.tile * kRows + half * 8 + g;
       if (of_group >= p.group) continue;
       const int head = ended.kv_head * p.group + of_group;
-      const int column = warp * 8 + 2 * t;  // and every 32nd, where the cache is not quantised
+      const int column = warp * 8 + 2 * t;  // and every 32nd column, if the cache is not quantised
       const auto column_of = [&](int j, int i) {
         return QuantColumns<kDim, kBits>(warp * kColumnTiles + j).column(2 * t + i);
       };
@@ -486,10 +490,10 @@ void decode_kernel(const AttentionParams p) {
   }
 }
 
-template <class T, int kDim, bool weighs, int kBits>
+template <class T, int kDim, bool has_score_mod, int kBits>
 void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
-  // As many blocks on an SM as have room for two stages, and as many stages as leave room for them; a block has 1 KB
-  // besides its own.
+  // As many blocks per SM as fit with two stages, then as many stages as fit with these blocks. A block takes 1 KB in
+  // addition to its own memory.
   const auto fits = [&](int blocks, int stages) {
     return static_cast<std::size_t>(blocks) * (decode_shared_bytes(kDim, stages, kBits) + 1024) <=
            device.shared_bytes + 1024;
@@ -509,7 +513,7 @@ void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams para
          {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks / kBlocksPerSm * blocks)),
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = decode_shared_bytes(kDim, params.stages, kBits)},
-         decode_kernel<T, kDim, weighs, kBits>, params);
+         decode_kernel<T, kDim, has_score_mod, kBits>, params);
 }
 
 template <class T, int kDim>
@@ -518,7 +522,7 @@ void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams para
     start_decode<T, kDim, true, 8>(stream, device, params, items);
   } else if (params.cache.quant_bits == 4) {
     start_decode<T, kDim, true, 4>(stream, device, params, items);
-  } else if (params.weighing.any) {
+  } else if (params.score_mod.any) {
     start_decode<T, kDim, true, 0>(stream, device, params, items);
   } else {
     start_decode<T, kDim, false, 0>(stream, device, params, items);

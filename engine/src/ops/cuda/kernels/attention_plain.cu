@@ -1,14 +1,13 @@
-// Attention of any shape and element types, in float: for fp32 models, where it is held to be exact, and for head sizes
-// that have no tiles.
+// Attention of any shape and element types, in float: for fp32 models, whose attention must be exact, and for head
+// sizes without tiles.
 //
 //   q     [rows, heads, head_dim], rows q_stride apart; out likewise
-//   cache [block][k, v][kv head][slot][head_dim], or quantised: its elements are then round(integer * scale + zero) to
-//   q's
-//         type, as in the kernels over tensor cores
+//   cache [block][k, v][kv head][slot][head_dim], or quantised: elements are then round(integer * scale + zero) to q's
+//         type, as in the tensor-core kernels
 //
-// A warp takes one row and one query head, all its positions in their order, 32 at a time: scores with a position a
-// lane, a running maximum and sum, then out with columns by lanes. k and v are read anew for every row and head, so
-// time goes by the caches' bandwidth and instructions; nothing is tuned here. Results depend on the row alone.
+// A warp takes one row and one query head and all its positions in order, 32 at a time: scores with one position per
+// lane, a running maximum and sum, then out with columns by lanes. k and v are read again for every row and head, so
+// the time depends on the caches' bandwidth and on instructions; nothing is tuned here. Results depend only on the row.
 // Positions before a row's window are not read.
 //
 // Shared memory of a warp: q [head_dim], out [head_dim], p [32], in float, and cache rows [32].
@@ -23,7 +22,7 @@ namespace charonia::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kPlainBlocks = 4;  // on an SM
+constexpr int kPlainBlocks = 4;  // per SM
 
 struct PlainParams {
   AttentionParams attention;
@@ -49,7 +48,7 @@ CHARONIA_DEVICE void store(void* data, DType type, std::int64_t i, float x) {
   }
 }
 
-// A row of the cache, counted from the layer's first.
+// A row of the cache, counted from the layer's first row.
 template <class T>
 class CacheVector {
  public:
@@ -112,14 +111,14 @@ void plain_kernel(const PlainParams params) {
     const AttentionItem item = p.items[index / p.heads / params.rows_per_item];
     if (item.split != 0 || of_item >= item.num_rows) continue;
     const int row = item.first_row + of_item, positions = item.first_position + of_item + 1;
-    const float slope = p.weighing.slopes == nullptr ? 0.0F : load_readonly(p.weighing.slopes + head);
+    const float slope = p.score_mod.slopes == nullptr ? 0.0F : load_readonly(p.score_mod.slopes + head);
     for (int d = lane; d < dim; d += kWarp) {
       q[d] = load(p.q, params.q_type, row * p.q_stride + head * dim + d);
       out[d] = 0;
     }
     __syncwarp();
     float maximum = -__builtin_inff(), sum = 0;
-    for (int begin = max(0, positions - p.weighing.window); begin < positions; begin += kWarp) {
+    for (int begin = max(0, positions - p.score_mod.window); begin < positions; begin += kWarp) {
       const int position = begin + lane, here = min(kWarp, positions - begin);
       float score = -__builtin_inff();
       if (lane < here) {
@@ -129,9 +128,9 @@ void plain_kernel(const PlainParams params) {
         const CacheVector<T> k(params, cache_row);
         score = 0;
         for (int d = 0; d < dim; ++d) score = fmaf(q[d], k[d], score);
-        if (p.weighing.changes) {
-          score *= p.weighing.scale;
-          if (p.weighing.cap != 0) score = p.weighing.cap * tanhf(score / p.weighing.cap);
+        if (p.score_mod.changes) {
+          score *= p.score_mod.scale;
+          if (p.score_mod.cap != 0) score = p.score_mod.cap * tanhf(score / p.score_mod.cap);
           score = fmaf(slope, static_cast<float>(position + 1 - positions), score);
         }
         score *= p.scale;

@@ -2,30 +2,30 @@
 //
 //   q     [rows, heads, head_dim], bf16 or f16, rows q_stride apart
 //   cache [block][k, v][kv head][slot][head_dim], the same type, or quantised (attention_quant.h)
-//   out   as q
+//   out   like q
 //   out[row, h] = sum over positions p <= row's of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
-// With `weighs`, the softmax is over what ops::AttentionParams says: positions before the first row's window are not
-// read, and a warp leaves out the steps before the window of its own first row. A soft cap takes two of the units for
-// exponentials more for each product, slopes a multiplication.
+// With `has_score_mod`, the softmax is over the scores of ops::AttentionParams: positions before the first row's window
+// are not read, and a warp skips the steps before the window of its own first row. A soft cap takes two more
+// exponentials per product, slopes one more multiplication.
 //
-// After "FlashAttention-2" (Dao 2023): one pass over k and v with a running maximum and sum. Bound by arithmetic: 4 *
-// head_dim operations per row, head and position that it sees, on tensor cores by mma.m16n8k16. At head_dim 128 a
-// block's 128 rows against 64 positions take about 1640 cycles of Hopper's tensor cores (mma.sync reaches some 60 % of
-// what wgmma does there; 2048 cycles of Ampere's), 1536 of shared memory (a third each for q, k and v) and 512 of the
-// units for exponentials. Two blocks to an SM overlap them (one on compute capability 8.x). Predicted: 50 to
-// 60 % of mma.sync's rate. Measured on an H200: 29 % (4 prompts of 512), 39 % (2048), 45 % (2048 over 8192). In a model of 4096 columns and 2048 positions attention is 4 % of the
-// operations. Of a quantised cache every tile is widened first, with all warps and a barrier: some 700 cycles beside
-// 3700.
+// After "FlashAttention-2" (Dao 2023): one pass over k and v with a running maximum and sum. Compute bound: 4 *
+// head_dim operations per row, head and attended position, on tensor cores with mma.m16n8k16. At head_dim 128, a
+// block's 128 rows with 64 positions take about 1640 cycles of Hopper's tensor cores (mma.sync reaches about 60 % of
+// wgmma there; 2048 cycles on Ampere), 1536 of shared memory (a third each for q, k and v) and 512 of exponentials. Two
+// blocks per SM overlap them (one on compute capability 8.x). Predicted: 50 to 60 % of mma.sync's rate. Measured on an
+// H200: 29 % (4 prompts of 512), 39 % (2048), 45 % (2048 over 8192). In a model of 4096 columns, attention is 4 % of
+// the operations at 2048 positions. With a quantised cache every tile is first widened by all warps, with a barrier:
+// about 700 cycles, compared with 3700.
 //
-// A thread block of four warps takes one kv head of one item at a time: the item's rows times the query heads of the
-// group are the rows of its products, flat, 128 of them (64 at head_dim 256), so that k and v are read once for the
-// group. Of those a warp has 32 (16), and does all of softmax by itself, in steps of 32 positions, for which the
-// registers suffice; what a block does for each tile of 64 (32) is one barrier. k and v of the next tile are copied
-// while one is computed. Masks only where a step reaches past what a warp's first row sees; a warp leaves out steps
-// that none of its rows sees.
+// A thread block of four warps takes one kv head of one item at a time. The item's rows times the query heads of the
+// group are the rows of its products, flattened: 128 rows (64 at head_dim 256), so that k and v are read once for the
+// group. A warp has 32 (16) of them and computes all of their softmax, in steps of 32 positions, which fit the
+// registers. The block needs one barrier per tile of 64 (32) positions. k and v of the next tile are copied while one
+// is computed. Masks are applied only if a step goes beyond the last position of a warp's first row. A warp skips steps
+// that none of its rows attends to.
 //
-// Shared memory: q [rows][head_dim] (later out), of a quantised cache the wide tile {k [positions][head_dim], v [the
-// same]}, rows of the cache [2][positions], the query rows [rows], a flag, the unit, 2 stages of tiles as they are
+// Shared memory: q [rows][head_dim] (later out); with a quantised cache the wide tile {k [positions][head_dim], v [the
+// same]}; rows of the cache [2][positions]; the query rows [rows]; a flag; the unit; 2 stages of tiles as they are
 // copied.
 #pragma once
 
@@ -46,7 +46,7 @@ static_assert(prefill_shared_bytes(128, 0) <= 99 << 10 && prefill_shared_bytes(2
                   prefill_shared_bytes(128, 8) <= 99 << 10 && prefill_shared_bytes(256, 8) <= 99 << 10,
               "what a block has on compute capability 8.9");
 
-template <class T, int kDim, bool weighs, bool quantised>
+template <class T, int kDim, bool has_score_mod, bool quantised>
 CHARONIA_KERNEL(kAttentionThreads, kBlocksPerSm)
 void prefill_kernel(const AttentionParams p) {
   constexpr int kRows = prefill_tile_rows(kDim), kWarpRows = kRows / kAttentionWarps, kRowTiles = kWarpRows / 16;
@@ -59,11 +59,11 @@ void prefill_kernel(const AttentionParams p) {
   Row* const k_rows = reinterpret_cast<Row*>(wide + (quantised ? wide_tile_bytes(kDim) : 0));
   int* const query_rows = reinterpret_cast<int*>(k_rows + 2 * kPositions);  // QueryRow, packed
   int* const flag = query_rows + kRows;
-  auto& unit = *reinterpret_cast<AttentionUnit*>(flag + 4);  // here, as all registers are taken
+  auto& unit = *reinterpret_cast<AttentionUnit*>(flag + 4);  // in shared memory, because all registers are in use
   unsigned char* const stages = reinterpret_cast<unsigned char*>(&unit + 1);
   const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
   const int g = lane / 4, t = lane % 4;
-  // Where this lane's first row is for load_matrix_x4: of q as an A operand, of k and v as B operands.
+  // Offsets of this lane's first row for load_matrix_x4: of q as an A operand, of k and v as B operands.
   const int q_at = unit_offset<kUnits>(warp * kWarpRows + lane % 16, lane / 16);
   const int k_at = unit_offset<kUnits>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const int v_at = unit_offset<kUnits>(lane % 16, lane / 16);
@@ -86,10 +86,10 @@ void prefill_kernel(const AttentionParams p) {
   dependency_trigger();
   dependency_wait();
   for (int turn = 0;;) {
-    const auto next = attention_unit<weighs>(p, turn, *p.count * p.cache.kv_heads * p.tiles);
+    const auto next = attention_unit<has_score_mod>(p, turn, *p.count * p.cache.kv_heads * p.tiles);
     if (!next.valid) break;
     if (thread == 0) unit = next;
-    // Cache rows are looked up a tile before they are needed, one position a thread.
+    // Cache rows are looked up one tile before they are needed, one position per thread.
     const auto look_up = [&](const AttentionUnit& of, int begin) {
       return thread < kPositions ? cache_row<quantised>(p, of, begin + thread) : CacheRow<quantised>{};
     };
@@ -102,7 +102,7 @@ void prefill_kernel(const AttentionParams p) {
     copy_commit();
     if constexpr (!quantised) row_ahead = look_up(unit, item.kv_begin + kPositions);
 
-    // The last positions that the warp's first and last row see; -1: the item has none for it.
+    // The last positions that the warp's first and last row attend to; -1: the item has no row for it.
     const int warp_row = warp * kWarpRows;
     const auto warp_rows = [&] { return min(kWarpRows, item.num_rows * p.group - unit.tile * kRows - warp_row); };
     const auto last_seen = [&](int i) { return min(item.first_position + query_row(i).row, item.kv_end - 1); };
@@ -113,16 +113,17 @@ void prefill_kernel(const AttentionParams p) {
     CHARONIA_UNROLL
     for (int r = 0; r < kRowTiles; ++r) rows[r].clear();
     int stage = 0;
-    for (int begin = item.kv_begin; begin < item.kv_end || (weighs && begin == item.kv_begin); begin += kPositions) {
+    for (int begin = item.kv_begin; begin < item.kv_end || (has_score_mod && begin == item.kv_begin);
+         begin += kPositions) {
       const unsigned char* const tile = stages + stage * tile_bytes;
       const unsigned char* const k = quantised ? wide : tile;
       const unsigned char* const v = k + kKBytes;
       stage ^= 1;
-      // Registers are dearer here than waiting for a table that is in L1.
+      // Saving registers is more important here than avoiding the wait for a table that is in L1.
       if constexpr (quantised) row_ahead = look_up(unit, begin + kPositions);
       if (thread < kPositions) k_rows[stage * kPositions + thread] = row_ahead.shared(p);
       copy_wait<0>();
-      __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
+      __syncthreads();  // this tile is complete, and all threads are done with the previous one
       if (begin + kPositions < item.kv_end) {
         copy(stages + stage * tile_bytes, k_rows + stage * kPositions, row_ahead);
         copy_commit();
@@ -136,7 +137,7 @@ void prefill_kernel(const AttentionParams p) {
       CHARONIA_UNROLL_BY(1)
       for (int step = begin; step < begin + kPositions && step <= last_limit; step += kStep) {
         [[maybe_unused]] const auto position_of_row = [&](int i) { return item.first_position + query_row(i).row; };
-        if constexpr (weighs) {
+        if constexpr (has_score_mod) {
           if (step + kStep <= window_begin(p, position_of_row(warp_row))) continue;
         }
         const unsigned char* const k_step = k + (step - begin) * kDim * 2;
@@ -161,8 +162,8 @@ void prefill_kernel(const AttentionParams p) {
             }
           }
         }
-        if constexpr (weighs) {
-          if (p.weighing.changes) {
+        if constexpr (has_score_mod) {
+          if (p.score_mod.changes) {
             CHARONIA_UNROLL
             for (int half = 0; half < 2 * kRowTiles; ++half) {
               const int row = warp_row + half * 8 + g, at = position_of_row(row);
@@ -170,7 +171,7 @@ void prefill_kernel(const AttentionParams p) {
               CHARONIA_UNROLL
               for (int i = 0; i < kStep / 8 * 2; ++i) {
                 auto& x = score[half / 2][i / 2][half % 2 * 2 + i % 2];
-                x = weigh(p, x, slope, step + i / 2 * 8 + 2 * t + i % 2 - at);
+                x = modify_score(p, x, slope, step + i / 2 * 8 + 2 * t + i % 2 - at);
               }
             }
           }
@@ -190,7 +191,7 @@ void prefill_kernel(const AttentionParams p) {
         if (step + kStep - 1 > first_limit) {
           CHARONIA_UNROLL
           for (int r = 0; r < kRowTiles; ++r) {
-            // Rows that the item lacks see as much, so that nothing is infinite; they are not stored.
+            // Rows beyond the item get the same limits, so that no value is infinite; they are not stored.
             const int limit[2] = {last_seen(warp_row + r * 16 + g), last_seen(warp_row + r * 16 + 8 + g)};
             CHARONIA_UNROLL
             for (int i = 0; i < kStep / 8 * 4; ++i) {
@@ -212,7 +213,7 @@ void prefill_kernel(const AttentionParams p) {
             const float before = rows[r].maximum[half], now = fmaxf(before, quad_max(greatest));
             const float at_zero = -anchor(now) * p.scale;
             rows[r].maximum[half] = now;
-            // Most steps bring no new maximum, and a product with 1 changes nothing.
+            // Most steps have no new maximum, and a product with 1 changes nothing.
             if (any_lane(before != now)) rows[r].multiply(half, rescale(before, now, p.scale));
             CHARONIA_UNROLL
             for (int j = 0; j < kStep / 8; ++j) {
@@ -258,7 +259,7 @@ void prefill_kernel(const AttentionParams p) {
 
     const int first_head = unit.kv_head * p.group + unit.tile * kRows;
     if (item.splits == 1) {
-      // By way of q's place, of which a warp has read its own rows only, for stores of 16 bytes.
+      // Through q's memory, so that stores have 16 bytes. A warp has read only its own rows of q.
       const int at = unit_offset<kUnits>(warp_row + g, 0) + 4 * t;
       CHARONIA_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
@@ -297,7 +298,7 @@ void prefill_kernel(const AttentionParams p) {
       split_done<T, kDim, kRows>(p, unit, flag);
     }
     turn = unit.turn + 1;
-    __syncthreads();  // all are done with what the next unit's copies overwrite
+    __syncthreads();  // all threads are done with the data that the next unit's copies overwrite
   }
 }
 
@@ -310,7 +311,7 @@ void start_prefill(Stream& stream, AttentionParams params, std::int64_t items) {
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = prefill_shared_bytes(kDim, params.cache.quant_bits)},
          params.cache.quant_bits != 0 ? prefill_kernel<T, kDim, true, true>
-         : params.weighing.any        ? prefill_kernel<T, kDim, true, false>
+         : params.score_mod.any       ? prefill_kernel<T, kDim, true, false>
                                       : prefill_kernel<T, kDim, false, false>,
          params);
 }

@@ -1,16 +1,16 @@
-// Tiles of a quantised cache (ops/kv_quant.h), for the kernels over tensor cores. Integers, scales and zeros are copied
-// into shared memory as they lie in the cache, ahead of their use. When it is their turn they become elements of the
-// model's 16-bit type: round(fmaf(integer, scale, zero)), once, in either kernel, so that a row has the same bits from
-// both. The prefill kernel, in which every warp needs all of a tile, makes a wide tile of them; the decode kernel makes
-// operands of products, in registers.
+// Tiles of a quantised cache (ops/kv_quant.h), for the tensor-core kernels. Integers, scales and zeros are copied to
+// shared memory in the cache's layout before they are needed. Then they become elements of the model's 16-bit type:
+// round(fmaf(integer, scale, zero)), once, in both kernels, so that a row has the same bits from both. The prefill
+// kernel, in which every warp needs the whole tile, writes a wide tile. The decode kernel converts to operands of
+// products, in registers.
 //
 //   copied  [2 positions][row bytes] integers, k before v; [2 positions] scale, zero
-//   wide    [2 positions][kDim], k before v, as unit_offset() has it
+//   wide    [2 positions][kDim], k before v, in the layout of unit_offset()
 //
-// What a tile of k and v of 64 positions takes at head_dim 128: 32 KB in 16 bits; 16.5 KB in 8 bits, (D + 4) / 2D of
-// it; 8.5 KB in 4 bits. In registers an element takes 2.5 instructions (its byte to a place of its own in a float's
-// mantissa, a multiplication and addition, half a conversion to 16 bits), and 0.4 more in 4 bits; in a wide tile 3.5,
-// and half a one for what 16 of them share, 530 cycles of an SM's four schedulers in all, beside 256 of shared memory.
+// A tile of k and v of 64 positions at head_dim 128 takes 32 KB in 16 bits; 16.5 KB in 8 bits ((D + 4) / 2D of it); 8.5
+// KB in 4 bits. In registers, an element takes 2.5 instructions (its byte moves into a float's mantissa, a
+// multiply-add, half a conversion to 16 bits), and 0.4 more in 4 bits. In a wide tile it takes 3.5, plus half an
+// instruction for work that 16 elements share: 530 cycles of an SM's four schedulers in all, and 256 of shared memory.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,14 @@
 
 namespace charonia::cuda {
 
-// Bytes of a tile of k and v together: as copied, where bits is not 0; as the products take it.
+// Bytes of a tile of k and v together: wide, and as copied (the wide size if bits is 0).
 CHARONIA_HD constexpr int wide_tile_bytes(int head_dim) { return 2 * tile_positions(head_dim) * head_dim * 2; }
 CHARONIA_HD constexpr int copied_tile_bytes(int head_dim, int bits) {
   return bits == 0 ? wide_tile_bytes(head_dim) : 2 * tile_positions(head_dim) * (head_dim * bits / 8 + 4);
 }
 
-// Where k is at a position: as the thread finds it that looks it up, and in `Shared` for all that copy it.
+// The address of k at a position: in the form of the thread that looks it up, and, in `Shared`, for all threads that
+// copy it.
 template <bool quantised>
 struct CacheRow;
 template <>
@@ -36,20 +37,20 @@ struct CacheRow<false> {
 };
 template <>
 struct CacheRow<true> {
-  using Shared = std::int64_t;  // byte of the layer; 0 where there is none: see copy_integers()
-  int block = -1, row = 0;      // of the block
+  using Shared = std::int64_t;  // byte offset in the layer; 0 if there is no row: see copy_integers()
+  int block = -1, row = 0;      // row of the block
   CHARONIA_DEVICE Shared shared(const AttentionParams& p) const {
     return block < 0 ? 0 : block_at(p) + row * p.cache.row_bytes();
   }
   CHARONIA_DEVICE std::int64_t block_at(const AttentionParams& p) const {
-    return static_cast<std::int64_t>(block) * static_cast<int>(p.cache.quant_block_bytes());  // in one multiplication
+    return static_cast<std::int64_t>(block) * static_cast<int>(p.cache.quant_block_bytes());  // one multiplication
   }
 };
 constexpr int shared_row_bytes(int quant_bits) {
   return static_cast<int>(quant_bits == 0 ? sizeof(CacheRow<false>::Shared) : sizeof(CacheRow<true>::Shared));
 }
 
-// Of the thread's own position; none where it has none.
+// The row of the thread's own position; empty if it has none.
 template <bool quantised>
 CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const AttentionUnit& unit, int position) {
   if (!unit.valid || position >= unit.item.kv_end) return {};
@@ -63,10 +64,11 @@ CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const At
   }
 }
 
-// kUnroll, here and below: how many turns of a loop stand behind each other. More hide more of the latency, and take
-// more registers. turned: rows lie as unit_offset() has it, else one behind the other. A position without a row gets
-// the integers at the layer's begin, whatever they are: its scale and its zero are 0.
-template <int kDim, int bits, bool turned, int kUnroll>
+// kUnroll, here and below: how many iterations of a loop are unrolled. More of them hide more of the latency, and take
+// more registers. swizzled_rows: rows have the layout of unit_offset(), otherwise they are contiguous. A position
+// without a row gets the integers at the start of the layer; their values do not matter, because its scale and zero are
+// 0.
+template <int kDim, int bits, bool swizzled_rows, int kUnroll>
 CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows) {
   constexpr int kRowBytes = kDim * bits / 8, kUnits = kRowBytes / kUnitBytes;
   constexpr int kCopies = tile_positions(kDim) * kUnits;
@@ -80,9 +82,9 @@ CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams&
   const int thread = static_cast<int>(threadIdx.x);
   constexpr int kRowsAtOnce = kAttentionThreads / kUnits;
   if constexpr (kAttentionThreads % kUnits == 0 && kRowsAtOnce % 8 == 0 && kCopies % kAttentionThreads == 0) {
-    // A thread has the same unit of every row that it copies.
+    // A thread copies the same unit of every row.
     const int first = thread / kUnits, unit = thread % kUnits;
-    const int to = turned ? unit_offset<kUnits>(first, unit) : thread * kUnitBytes;
+    const int to = swizzled_rows ? unit_offset<kUnits>(first, unit) : thread * kUnitBytes;
     constexpr int kTurns = kCopies / kAttentionThreads, kAtOnce = kUnroll < kTurns ? kUnroll : kTurns;
     static_assert(kTurns % kAtOnce == 0);
     CHARONIA_UNROLL_BY(1)
@@ -97,12 +99,13 @@ CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams&
     CHARONIA_UNROLL_BY(kUnroll)
     for (int index = thread; index < kCopies; index += kAttentionThreads) {
       const int row = index / kUnits, unit = index % kUnits;
-      copy(rows[row], unit, turned ? unit_offset<kUnits>(row, unit) : index * kUnitBytes);
+      copy(rows[row], unit, swizzled_rows ? unit_offset<kUnits>(row, unit) : index * kUnitBytes);
     }
   }
 }
 
-// Of every position's k and v the scale and the zero, zeros where there is no row. own: the row of the thread's own.
+// Copies the scale and the zero of k and v of every position, or zeros if there is no row. own: the row of the thread's
+// position.
 template <int kDim, int bits>
 CHARONIA_DEVICE void copy_scales(unsigned char* copied, const AttentionParams& p, const CacheRow<true>& own) {
   constexpr int kPositions = tile_positions(kDim);
@@ -115,11 +118,11 @@ CHARONIA_DEVICE void copy_scales(unsigned char* copied, const AttentionParams& p
   copy_async_4(to + 4 * kPositions, from + 4 * p.cache.half_rows(), valid);
 }
 
-// Starts the copies of a tile of k and v. rows: of the tile's positions; own: the one of the thread's.
-template <int kDim, int bits, bool turned, int kUnroll>
+// Starts the copies of a tile of k and v. rows: of the tile's positions; own: the row of the thread's position.
+template <int kDim, int bits, bool swizzled_rows, int kUnroll>
 CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
                                      const CacheRow<true>& own) {
-  copy_integers<kDim, bits, turned, kUnroll>(copied, p, rows);
+  copy_integers<kDim, bits, swizzled_rows, kUnroll>(copied, p, rows);
   copy_scales<kDim, bits>(copied, p, own);
 }
 template <int kDim, int kUnroll>
@@ -132,9 +135,9 @@ CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParam
   }
 }
 
-inline constexpr std::uint32_t kLowHalves = 0x0f0f0f0fU;  // of bytes: the codes of 4 bits
+inline constexpr std::uint32_t kLowHalves = 0x0f0f0f0fU;  // the low halves of bytes: 4-bit codes
 
-// A scale and a zero as they are stored.
+// A stored scale and zero.
 struct ScaleZero {
   float scale, zero;
   CHARONIA_DEVICE ScaleZero(float scale_, float zero_) : scale(scale_), zero(zero_) {}
@@ -143,10 +146,11 @@ struct ScaleZero {
         zero(to_float(f16{static_cast<std::uint16_t>(both >> 16)})) {}
 };
 
-// A code costs a subtraction less when what its float has too much stays in it, and is taken from the zero instead:
-// fmaf(code + base, scale, zero - base * scale) is fmaf(code, scale, zero), to the bit, where that difference is exact.
-// It is unless the zero has bits below the 24 of the difference. In 4 bits such a zero is below a 500th of the row's
-// range (and not 0), in 8 bits below a 16th of it: bases are as small as one instruction allows.
+// Saves a subtraction per code: the float of a code contains a constant base, which is subtracted from the zero
+// instead. fmaf(code + base, scale, zero - base * scale) equals fmaf(code, scale, zero) bit for bit if that difference
+// is exact. It is exact unless the zero has bits below the 24 bits of the difference. Such a zero is less than a 500th
+// of the row's range (and not 0) in 4 bits, or a 16th in 8 bits. The bases are the smallest that one instruction can
+// give.
 template <int bits>
 struct FoldedZero {
   static constexpr float kBase = bits == 8 ? 0x1p15F : 0x1p7F;
@@ -159,7 +163,8 @@ struct FoldedZero {
   }
 };
 
-// Two codes (bytes of a word, of one row or of two) as a register of two elements. folded: zeros are FoldedZero's.
+// Converts two codes (bytes of a word, of one row or of two) to a register of two elements. folded: zeros come from
+// FoldedZero.
 template <class T, int bits, bool folded>
 CHARONIA_DEVICE std::uint32_t widen_pair(std::uint32_t word, int i, const ScaleZero& by_i, int j,
                                          const ScaleZero& by_j) {
@@ -169,7 +174,7 @@ CHARONIA_DEVICE std::uint32_t widen_pair(std::uint32_t word, int i, const ScaleZ
   return pack_at_once<T>(fmaf(code(i), by_i.scale, by_i.zero), fmaf(code(j), by_j.scale, by_j.zero));
 }
 
-// Eight bytes as a unit of eight elements.
+// Converts eight bytes to a unit of eight elements.
 template <class T>
 CHARONIA_DEVICE uint4 widen_unit(std::uint32_t low, std::uint32_t high, const ScaleZero& by) {
   const auto pair = [&](std::uint32_t word, int i) {
@@ -179,8 +184,8 @@ CHARONIA_DEVICE uint4 widen_unit(std::uint32_t low, std::uint32_t high, const Sc
   return {pair(low, 0), pair(low, 2), pair(high, 0), pair(high, 2)};
 }
 
-// A thread makes two units of a row, half a row apart: in 4 bits that is what eight bytes hold. Reads and writes of
-// shared memory are without bank conflicts at head sizes of 128 and 256, and of two ways at most at the others.
+// A thread writes two units of a row, half a row apart: in 4 bits, eight bytes contain both. Accesses to shared memory
+// have no bank conflicts at head sizes 128 and 256, and at most two-way conflicts at other sizes.
 template <class T, int kDim, int bits, int kUnroll>
 CHARONIA_DEVICE void widen_integers(unsigned char* wide, const unsigned char* copied) {
   constexpr int kUnits = kDim / 8, kHalf = kUnits / 2, kRows = 2 * tile_positions(kDim), kRowBytes = kDim * bits / 8;
@@ -209,7 +214,7 @@ CHARONIA_DEVICE void widen_integers(unsigned char* wide, const unsigned char* co
   }
 }
 
-// All threads of the block, between barriers.
+// All threads of the block call it, between barriers.
 template <class T, int kDim, int kUnroll>
 CHARONIA_DEVICE void widen_tile(unsigned char* wide, const unsigned char* copied, int bits) {
   if (bits == 8) {

@@ -1,12 +1,12 @@
-// What the decode and the prefill kernel of attention share: where things lie in shared memory, how tiles of k and v
-// get there, and the arithmetic of the softmax. A row gets the same bits from either, for these reasons:
-//   - Softmax goes in steps: of the positions [32 i, 32 (i + 1)) of the sequence, wherever an item begins.
-//   - Every element of q k^T and of p v is summed up by the same tensor-core products in the same order; what other
-//     rows of the product hold does not matter. A step that is masked altogether changes nothing: its products are
-//     zeros, and everything is multiplied by 2^0. (Before a row's window all that it has are zeros: it does not matter
-//     how far before the window an item begins, or how many splits or chunks lie there.)
+// Common parts of the decode and the prefill kernel of attention: the layout of shared memory, the copies of k and v
+// tiles, and the arithmetic of the softmax. A row gets the same bits from both kernels, for these reasons:
+//   - Softmax has steps: positions [32 i, 32 (i + 1)) of the sequence, wherever an item begins.
+//   - Every element of q k^T and of p v is summed by the same tensor-core products in the same order; the other rows of
+//     the product do not matter. A fully masked step changes nothing: its products are zeros, and everything is
+//     multiplied by 2^0. (Before a row's window all values are zeros, so it does not matter how far before the window
+//     an item begins, or how many splits or chunks lie there.)
 //   - The sum of p is a column of the product p v, with a v of ones. The maximum is exact in any order.
-//   - Multiplications and additions that the compiler might or might not contract are written as fmaf.
+//   - Multiply-adds that the compiler may or may not fuse are written as fmaf.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace charonia::cuda {
 
 inline constexpr int kAttentionThreads = 128;
 inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
-inline constexpr int kUnitBytes = 16;  // what one copy brings and one row of an 8x8 matrix takes
+inline constexpr int kUnitBytes = 16;  // size of one copy, and of one row of an 8x8 matrix
 
 // Positions of a tile of k or v, as copied, and of a step of the softmax.
 CHARONIA_HD constexpr int tile_positions(int head_dim) { return head_dim <= 128 ? 64 : 32; }
@@ -26,41 +26,45 @@ inline constexpr int kStep = 32;
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// Rows of kUnits units in shared memory. Eight consecutive rows, and any eight units that a quarter of a warp copies,
-// lie in different banks: units change places within a row, by the row, among as many as kTurnedUnits.
+// The layout of rows of kUnits units in shared memory. Eight consecutive rows, and any eight units that a quarter of a
+// warp copies, are in different banks: units are permuted within a row, depending on the row, among up to
+// kSwizzledUnits units.
 template <int kUnits>
-inline constexpr int kTurnedUnits = kUnits % 8 == 0 ? 8 : kUnits % 4 == 0 ? 4 : kUnits % 2 == 0 ? 2 : 1;
+inline constexpr int kSwizzledUnits = kUnits % 8 == 0   ? 8
+                                      : kUnits % 4 == 0 ? 4
+                                      : kUnits % 2 == 0 ? 2
+                                                        : 1;
 template <int kUnits>
 CHARONIA_DEVICE int unit_offset(int row, int unit) {
-  constexpr int kTurned = kTurnedUnits<kUnits>;
-  constexpr int kShift = kTurned == 8 ? 0 : kTurned == 4 ? 1 : 2;
-  const int turn = row >> kShift & (kTurned - 1);
+  constexpr int kSwizzled = kSwizzledUnits<kUnits>;
+  constexpr int kShift = kSwizzled == 8 ? 0 : kSwizzled == 4 ? 1 : 2;
+  const int turn = row >> kShift & (kSwizzled - 1);
   return (row * kUnits + (unit ^ turn)) * kUnitBytes;
 }
 
-// The offset of the unit `by` further than the one at `offset`, in the same row, where units & by is 0 (and the unit
-// below kTurnedUnits). With a constant `by` that is a constant exclusive or and a constant sum, so that a walk over a
-// row needs few registers.
+// The offset of the unit `by` units after the one at `offset`, in the same row. Requires that the unit's index has no
+// common bits with `by` and is below kSwizzledUnits. With a constant `by` this is a constant exclusive or and a
+// constant sum, so that a loop over a row needs few registers.
 template <int kUnits>
 CHARONIA_DEVICE int unit_offset_by(int offset, int by) {
-  constexpr int kTurned = kTurnedUnits<kUnits> - 1;
-  return (offset ^ (by & kTurned) * kUnitBytes) + (by & ~kTurned) * kUnitBytes;
+  constexpr int kSwizzled = kSwizzledUnits<kUnits> - 1;
+  return (offset ^ (by & kSwizzled) * kUnitBytes) + (by & ~kSwizzled) * kUnitBytes;
 }
 
-// One kv head of one item, or a tile of its rows: what a thread block does at a time.
+// The work of a thread block at a time: one kv head of one item, or a tile of its rows.
 struct AttentionUnit {
   AttentionItem item;
   int kv_head = 0, tile = 0;
-  int turn = 0;  // of the thread block
+  int turn = 0;  // index among the units of the thread block
   bool valid = false;
 };
 
-// The first position that the row at `position` sees; below 0 where it sees all.
-CHARONIA_DEVICE int window_begin(const AttentionParams& p, int position) { return position - p.weighing.window + 1; }
+// The first position that the row at `position` attends to; negative if it attends to all.
+CHARONIA_DEVICE int window_begin(const AttentionParams& p, int position) { return position - p.score_mod.window + 1; }
 
-// Blocks take units in turn, there and back: as items are sorted by length, that evens out what each has to do. weighs:
-// the items begin where their first row's window does; one that lies before it keeps no position.
-template <bool weighs>
+// Blocks take units round-robin, in alternating direction. Items are sorted by length, so this balances the work.
+// has_score_mod: items begin at their first row's window; an item before it keeps no position.
+template <bool has_score_mod>
 CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn, int units) {
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int index = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
@@ -71,35 +75,35 @@ CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn,
   unit.item = p.items[index / of_item];
   unit.kv_head = index % of_item / p.tiles;
   unit.tile = index % p.tiles;
-  if constexpr (weighs) {
+  if constexpr (has_score_mod) {
     auto& item = unit.item;
     item.kv_begin = min(max(item.kv_begin, window_begin(p, item.first_position) & ~(kAttentionTile - 1)), item.kv_end);
   }
-  unit.valid = index < units;  // known late: the item is loaded meanwhile
+  unit.valid = index < units;  // computed late: the item is loaded meanwhile
   return unit;
 }
 
-// Whether a chunk ends before `end`, and the item goes on.
+// Whether a chunk ends before `end`, and the item continues.
 CHARONIA_DEVICE bool ends_chunk(const AttentionParams& p, const AttentionItem& item, int end) {
   return (end & (p.chunk - 1)) == 0 && end < item.kv_end;
 }
 
-// The slope of a head; of one that is not there, any.
+// The slope of a head; undefined for a head that does not exist.
 CHARONIA_DEVICE float slope_of(const AttentionParams& p, int head) {
-  return p.weighing.slopes == nullptr ? 0.0F : load_readonly(p.weighing.slopes + min(head, p.heads - 1));
+  return p.score_mod.slopes == nullptr ? 0.0F : load_readonly(p.score_mod.slopes + min(head, p.heads - 1));
 }
 
-// A score from a product of q and k, where p.weighing.changes. `distance`: the key's position less the row's.
-// cap * tanh(x / cap) is cap - 2 cap / (1 + e^(2 x / cap)): off by a few units in the last place of cap.
-CHARONIA_DEVICE float weigh(const AttentionParams& p, float product, float slope, int distance) {
-  const auto& how = p.weighing;
+// The score for a product of q and k, if p.score_mod.changes. `distance`: the key's position minus the row's. cap *
+// tanh(x / cap) is cap - 2 cap / (1 + e^(2 x / cap)): an error of a few units in the last place of cap.
+CHARONIA_DEVICE float modify_score(const AttentionParams& p, float product, float slope, int distance) {
+  const auto& how = p.score_mod;
   float x = product * how.scale;
   if (how.cap != 0) x = fmaf(-2.0F * how.cap, fast_divide(1.0F, 1.0F + fast_exp2(x * how.to_exponent)), how.cap);
   return fmaf(slope, static_cast<float>(distance), x);
 }
 
-// Starts the copies of a tile of k and v, each [kPositions][kDim]. rows: the rows of head_dim elements of the cache
-// layer that are k at its positions; zeros for -1.
+// Starts the copies of a tile of k and v, each [kPositions][kDim]. rows: the rows (of head_dim elements) of the cache
+// layer with k at its positions; -1: zeros.
 template <int kDim>
 CHARONIA_DEVICE void copy_tile(unsigned char* k, unsigned char* v, const AttentionParams& p, const int* rows) {
   constexpr int kUnits = kDim / 8, kPositions = tile_positions(kDim);
@@ -118,14 +122,14 @@ CHARONIA_DEVICE void copy_tile(unsigned char* k, unsigned char* v, const Attenti
   }
 }
 
-// Row i of the products of an item: a query head of one of its rows. The heads of a group are consecutive rows; where a
-// group has more than a tile takes, the item has one row, and tile * rows of a tile come before.
+// Row i of the products of an item: a query head of one of its rows. The heads of a group are consecutive rows. If a
+// group has more heads than a tile, the item has one row, and tile * (rows of a tile) heads come before.
 struct QueryRow {
   int row = 0;   // of the item
-  int head = 0;  // of the group, without those of the tiles before
+  int head = 0;  // of the group, without the heads of earlier tiles
 };
 
-// Starts the copies of a tile of q [kRows][kDim]. row_of(i): its QueryRow; zeros for the rows that the item lacks.
+// Starts the copies of a tile of q [kRows][kDim]. row_of(i): its QueryRow; rows beyond the item are zeros.
 template <int kDim, int kRows, class RowOf>
 CHARONIA_DEVICE void copy_q(unsigned char* q, const AttentionParams& p, const AttentionUnit& unit, RowOf row_of) {
   constexpr int kUnits = kDim / 8;
@@ -141,16 +145,16 @@ CHARONIA_DEVICE void copy_q(unsigned char* q, const AttentionParams& p, const At
   }
 }
 
-// 2^(score * scale) relative to a maximum is 2^(score * scale - anchor(maximum) * scale). The anchor of a row that has
-// seen nothing is 0, so that nothing is infinity less infinity.
+// 2^(score * scale) relative to a maximum is 2^(score * scale - anchor(maximum) * scale). The anchor of a row without
+// attended positions is 0, to avoid infinity minus infinity.
 CHARONIA_DEVICE float anchor(float maximum) { return maximum == kMinusInfinity ? 0.0F : maximum; }
 
-// By what a sum relative to `maximum` is multiplied to be one relative to `now`; exactly 1 when they are equal.
+// The factor that converts a sum relative to `maximum` to one relative to `now`; exactly 1 if they are equal.
 CHARONIA_DEVICE float rescale(float maximum, float now, float scale) {
   return fast_exp2((maximum - anchor(now)) * scale);
 }
 
-// How the results of two consecutive ranges of positions become one: maximum, and first * a + second * b.
+// Combines the results of two consecutive ranges of positions: the maximum, and first * a + second * b.
 struct Merge {
   float maximum, first, second;
   CHARONIA_DEVICE float operator()(float a, float b) const { return fmaf(b, second, a * first); }
@@ -165,13 +169,13 @@ CHARONIA_DEVICE float quad_max(float x) {
   return fmaxf(x, shuffle_xor(x, 2));
 }
 
-// Two elements 1.
+// A pair of ones.
 template <class T>
 CHARONIA_DEVICE std::uint32_t ones() {
   return pack<T>(1.0F, 1.0F);
 }
 
-// sum[0] += the row sums of p's rows g, sum[1] of rows g + 8; p: an A operand.
+// sum[0] += the row sums of p's rows g, sum[1] += those of rows g + 8; p: an A operand.
 template <class T>
 CHARONIA_DEVICE void add_row_sums(float (&sum)[2], const std::uint32_t (&p)[4]) {
   const std::uint32_t b[2] = {ones<T>(), ones<T>()};
@@ -181,8 +185,8 @@ CHARONIA_DEVICE void add_row_sums(float (&sum)[2], const std::uint32_t (&p)[4]) 
   sum[1] = d[2];
 }
 
-// What a warp has of 16 rows: each lane of rows g and g + 8 (see tensor_core.h), kColumnTiles times 2 columns
-// of out; sums relative to the rows' maxima.
+// The data of a warp for 16 rows. Each lane has rows g and g + 8 (see tensor_core.h): kColumnTiles times 2 columns of
+// out, and sums relative to the rows' maxima.
 template <int kColumnTiles>
 struct RowTile {
   float out[kColumnTiles][4];
@@ -203,8 +207,8 @@ struct RowTile {
     }
   }
 
-  // Chunks: the sums of those before in the span lie in memory of the thread's own, kAttentionThreads floats apart, and
-  // behind them, p.sums_stride / 2 further, those of the spans before.
+  // Chunks: the sums of earlier chunks in the span are in memory of the thread, with a stride of kAttentionThreads
+  // floats. The sums of earlier spans follow, p.sums_stride / 2 further.
   static constexpr int kFloats = kColumnTiles * 4 + 4;
   CHARONIA_DEVICE void store(float* to) const {
     CHARONIA_UNROLL
@@ -215,7 +219,7 @@ struct RowTile {
       to[(kColumnTiles * 4 + 2 + half) * kAttentionThreads] = maximum[half];
     }
   }
-  // This becomes what `before` and this are together.
+  // Combines `before` and this into this.
   CHARONIA_DEVICE void merge_after(const float* before, float scale) {
     CHARONIA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -233,7 +237,7 @@ struct RowTile {
   }
 };
 
-// When ends_chunk(): what the rows have becomes a part of the sums in memory.
+// Call if ends_chunk(): adds the rows to the sums in memory.
 template <int kColumnTiles>
 CHARONIA_DEVICE void end_chunk(RowTile<kColumnTiles>& rows, const AttentionParams& p, const AttentionItem& item,
                                int end, float* sums) {
@@ -250,7 +254,7 @@ CHARONIA_DEVICE void end_chunk(RowTile<kColumnTiles>& rows, const AttentionParam
   rows.clear();
 }
 
-// When the item ends: the sums in memory become a part of what the rows have.
+// Call at the end of an item: adds the sums in memory to the rows.
 template <int kColumnTiles>
 CHARONIA_DEVICE void add_chunks(RowTile<kColumnTiles>& rows, const AttentionParams& p, const AttentionItem& item,
                                 const float* sums) {
@@ -264,7 +268,7 @@ CHARONIA_DEVICE float* partial_at(const AttentionParams& p, std::int64_t partial
   return p.partials + (partial * p.heads + head) * (kDim + 4);
 }
 
-// What a lane has of a row while results of its splits are combined: every 32nd four columns of out.
+// The data of a lane for a row while the results of its splits are combined: every 32nd four columns of out.
 template <int kDim>
 struct Combined {
   static constexpr int kFours = static_cast<int>(divide_up(kDim / 4, kWarp));
@@ -273,15 +277,15 @@ struct Combined {
   CHARONIA_DEVICE static int column(int i) { return 4 * (lane_id() + i * kWarp); }
 };
 
-// By a warp: one head of one row of several splits, in their order. split_at(i): where the result of the i-th begins.
-// What each is multiplied by follows from the maxima, which all lanes find at once; then columns are added up with
-// 16 loads of each lane under way.
+// Combines one head of one row of several splits, in their order; called by a warp. split_at(i): address of the result
+// of split i. All lanes first compute the factors from the maxima, then sum the columns with 16 loads per lane in
+// flight.
 template <int kDim, class SplitAt>
 CHARONIA_DEVICE Combined<kDim> combine(int count, float scale, SplitAt split_at) {
   constexpr int kFours = Combined<kDim>::kFours, kAtOnce = 16 / kFours;
   Combined<kDim> all;
   CHARONIA_UNROLL
-  for (int k = 0; k < kFours; ++k) all.out[k] = {-0.0F, -0.0F, -0.0F, -0.0F};  // the zero that leaves another as it is
+  for (int k = 0; k < kFours; ++k) all.out[k] = {-0.0F, -0.0F, -0.0F, -0.0F};  // -0 is the neutral element of addition
   all.sum = 0;
   all.maximum = kMinusInfinity;
   for (int first = 0; first < count; first += kWarp) {
@@ -326,20 +330,20 @@ CHARONIA_DEVICE Combined<kDim> combine(int count, float scale, SplitAt split_at)
   return all;
 }
 
-// All threads of the block, when they have written the unit's partial results. Splits are combined in sets of
-// kCombinedSplits, and then the sets: always by the block that finds all the others done, so that sets are combined
-// side by side. Results of a set take the place of its first split's. Reproducible, a set is a span's part of the item.
-// kRows: rows of a unit's tile.
+// Called by all threads of the block after they have written the unit's partial results. Splits are combined in sets of
+// kCombinedSplits, then the sets are combined; always by the block that finds all others finished, so that sets are
+// combined in parallel. The result of a set replaces the result of its first split. In reproducible mode a set is the
+// item's part of a span. kRows: rows of a unit's tile.
 template <class T, int kDim, int kRows>
 CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& unit, int* last) {
   const auto& item = unit.item;
   const int begin = unit.tile * kRows, end = min(begin + kRows, item.num_rows * p.group);
-  // Splits that the first set lacks.
+  // Number of splits that are missing in the first set.
   const int lead = p.span == p.chunk ? 0 : ((item.kv_end - 1) / p.chunk - item.split) % kCombinedSplits;
   const int sets = (lead + item.splits - 1) / kCombinedSplits + 1, set = (lead + item.split) / kCombinedSplits;
   const auto first_of = [&](int of) { return max(of * kCombinedSplits - lead, 0); };
 
-  // Whether the block is the last of `count` that come here.
+  // Whether the block is the last of `count` that call this.
   const auto is_last = [&](int split, int level, int count) {
     __threadfence();
     __syncthreads();
@@ -355,8 +359,8 @@ CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& u
     __threadfence();
     return true;
   };
-  // split_of(i): the splits that are combined. They become out where they are all there is, and else what stands for
-  // the first of them.
+  // split_of(i): the splits to combine. If they are all splits, the result becomes out, otherwise it replaces the
+  // result of the first split.
   const auto combine_rows = [&](int count, bool all, auto split_of) {
     for (int flat = begin + warp_id(); flat < end; flat += kAttentionWarps) {
       const int row = flat / p.group, head = unit.kv_head * p.group + flat % p.group;

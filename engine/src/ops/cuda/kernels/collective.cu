@@ -1,5 +1,5 @@
-// The sum of the ranks' shards. A thread adds the 16 bytes of each rank that stand at its place, so that every element
-// is added in the order of the ranks whatever the number of rows. Bound by memory: ranks + 1 times the tensor.
+// The sum of the ranks' shards. A thread adds the 16 bytes at its position of each rank, so that every element is added
+// in rank order for any number of rows. Memory bound: ranks + 1 times the tensor.
 #include "ops/cuda/kernels/collective.h"
 
 #include "ops/cuda/device/portable.h"
@@ -8,12 +8,12 @@ namespace charonia::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBytes = 16;  // of a thread
+constexpr int kBytes = 16;  // per thread
 
 struct SumParams {
   void* out;
   const void* shards;
-  std::int64_t elements;  // of a chunk
+  std::int64_t elements;  // of a shard
   int ranks;
 };
 
@@ -29,7 +29,7 @@ void sum_kernel(const SumParams p) {
     float sum[kElements];
     CHARONIA_UNROLL
     for (int i = 0; i < kElements; ++i) sum[i] = 0;
-    // Chunks begin at 16 bytes, and have no rest, when their size is a multiple of that.
+    // If the size is a multiple of 16 bytes, all shards are aligned to 16 bytes and have no rest.
     if (p.elements % kElements == 0) {
       for (int rank = 0; rank < p.ranks; ++rank) {
         alignas(kBytes) T x[kElements];

@@ -1,29 +1,29 @@
-// GEMMs of experts with the rows that chose them.
+// GEMMs of experts with the rows that selected them.
 //
 //   out [places, n] = in [places, k] * weight[expert of the place] [n, k]^T, sums in float;
-//   gated: weight rows come in sixteens, 8 of gate and the 8 of up that belong to them, and 8 outputs come of them,
-//   activation(gate) * up, so that what a layer has in between is never in memory.
+//   gated: weight rows are in groups of sixteen, 8 of gate and the corresponding 8 of up, which give 8 outputs
+//   activation(gate) * up, so that the intermediate values are never written to memory.
 //
-// Places lie by expert and are cut into tiles of one expert (experts_route.cu). Which expert has how many is known on
-// the device alone: a launch has a block for every tile that there may be, and those without rows end at once. Blocks
-// of neighbouring numbers are tiles, of the same columns of weight: those of one expert run at a time and read its
-// weight from memory once.
+// Places are sorted by expert and divided into tiles of one expert (experts_route.cu). Only the device knows how many
+// places each expert has. So a launch has a block for every possible tile, and blocks without rows end immediately.
+// Blocks with neighbouring numbers are tiles with the same columns of weight, so the tiles of one expert run at the
+// same time and read its weight from memory once.
 //
 //   stream   gemm_stream_kernel.h with tiles of 8 rows: weights from memory into registers, a warp per part of K
 //   tile     gemm_tile_kernel.h with tiles of 32, 64 or 128 rows: stages of shared memory
 //   plain    float, without tensor cores, tiles of 8 rows
-// K is cut and walked through as in those, by which stream and tile give the same bits.
+// K is divided and processed as in those kernels; stream and tile give the same bits.
 //
-// Bound: for few rows memory. What must be read is the weights of the chosen experts: with d of them
-// 3 * d * inter * hidden elements. For hidden 2048, inter 768 and 8 of 128 experts in bf16 (Qwen3-30B-A3B) one row
-// reads 75.5 MB a layer; inputs and outputs are 60 KB. At the 4.2 TB/s that copies reach on an H200 that is 18 us.
-// Blocks: 96 for each gated tile, 64 of 6 warps for each other one, 8 rings of 4 steps of 1 KB in each SM's
-// three blocks, 96 KB under way against the 29 KB that are needed. Which expert is a block's is known only when the
-// kernel before has ended, so nothing is read ahead: 1 to 1.5 us to fill and to drain, twice, and some 2 us for each of
-// route, group and add. Predicted: 27 us a layer, 2.8 TB/s; for 16 rows, which choose some 82 of the experts, 774 MB
-// and 95 % of the copy's bandwidth. An expert with more than 8 rows is read again for each 8, mostly out of the
-// L2 cache. For many rows the arithmetic, as gemm_tile_kernel.h has it; an expert's last tile is padded: at
-// 128 rows an expert on average, tiles of 128 are three quarters full.
+// Bound: memory for few rows. The kernels must read the weights of the selected experts: 3 * d * inter * hidden
+// elements for d experts. For hidden 2048, inter 768 and 8 of 128 experts in bf16 (Qwen3-30B-A3B) one row reads 75.5 MB
+// per layer; inputs and outputs are 60 KB. At the 4.2 TB/s that copies reach on an H200, this takes 18 us. Blocks: 96
+// for each gated tile, 64 of 6 warps for each other tile, and 8 rings of 4 steps of 1 KB in each of an SM's three
+// blocks: 96 KB in flight, where 29 KB are needed. The expert of a block is known only after the previous kernel has
+// ended, so nothing is read ahead: 1 to 1.5 us to fill and to drain, twice, and about 2 us each for route, group and
+// add. Predicted: 27 us per layer, 2.8 TB/s; for 16 rows, which select about 82 of the experts, 774 MB and 95 % of the
+// copy's bandwidth. An expert with more than 8 rows is read again for every 8 rows, mostly from the L2 cache. For many
+// rows the bound is arithmetic, as in gemm_tile_kernel.h. An expert's last tile is padded: at an average of 128 rows
+// per expert, tiles of 128 are three quarters full.
 #include "ops/cuda/kernels/experts.h"
 
 #include "ops/cuda/kernels/activation.h"
@@ -34,7 +34,7 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr int kUnit = 8;  // outputs that a thread stores at a time
+constexpr int kUnit = 8;  // outputs per store of a thread
 
 struct ExpertGemmParams {
   const void* in = nullptr;
@@ -42,10 +42,10 @@ struct ExpertGemmParams {
   const void* weight = nullptr;
   void* out = nullptr;
   const ExpertTile* tiles = nullptr;
-  std::int64_t expert_size = 0;  // elements from one expert's weight to the next
+  std::int64_t expert_size = 0;  // elements between the weights of two experts
   int in_stride = 0, out_stride = 0;
   int n = 0, k = 0;
-  int parts = 1, part_length = 0;  // split_k
+  int parts = 1, part_length = 0;  // see split_k
   bool silu = true;
 };
 
@@ -73,8 +73,8 @@ CHARONIA_DEVICE void store_unit(T* to, const float (&x)[kUnit]) {
       uint4{pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
 }
 
-// Stores a tile's outputs that come of weight rows first_column ..; sum(row, column) has their sums over K, with the
-// column counted from there.
+// Stores a tile's outputs for weight rows from first_column on. sum(row, column) returns the sum over K, with the
+// column relative to first_column.
 template <class T, bool gated, int kColumns, class Sum>
 CHARONIA_DEVICE void store_outputs(const ExpertGemmParams& p, const ExpertTile& tile, int first_column, int thread,
                                    int threads, Sum sum) {
@@ -93,14 +93,14 @@ CHARONIA_DEVICE void store_outputs(const ExpertGemmParams& p, const ExpertTile& 
   }
 }
 
-// ---- stream ----
+// Stream kernel.
 
 constexpr int kStreamWarps = 8, kStreamThreads = kStreamWarps * kWarp, kStreamRows = 8, kStreamColumns = 16;
 
 template <class T, bool gated>
 CHARONIA_KERNEL(kStreamThreads, 3)
 void stream_kernel(const ExpertGemmParams p) {
-  constexpr int kRing = 4, kPitch = kStreamColumns + 4;  // lanes of a store hit different banks
+  constexpr int kRing = 4, kPitch = kStreamColumns + 4;  // padded, so that the lanes of a store use different banks
   CHARONIA_SHARED(float, sums, [kStreamWarps * kStreamRows * kPitch]);
   dependency_trigger();
   dependency_wait();
@@ -114,9 +114,9 @@ void stream_kernel(const ExpertGemmParams p) {
   const int k_begin = part * p.part_length;
   const int k_left = min(p.part_length, p.k - k_begin);
   const int steps = 2 * static_cast<int>(divide_up(k_left, kKGrain));
-  int left = k_left - 8 * t;  // elements of the lane's next chunk and behind it
+  int left = k_left - 8 * t;  // remaining elements from the lane's next chunk on
 
-  // Outputs beyond n compute the last one again, rows beyond the tile's the first one; what becomes of them is dropped.
+  // Outputs beyond n recompute the last output, and rows beyond the tile the first row; these results are dropped.
   const T* weight[2];
   CHARONIA_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -175,7 +175,7 @@ void stream_kernel(const ExpertGemmParams p) {
                                           });
 }
 
-// ---- tile ----
+// Tile kernel.
 
 template <class S, bool gated>
 CHARONIA_KERNEL(S::kThreads, S::kBlocks)
@@ -193,7 +193,7 @@ void tile_kernel(const ExpertGemmParams p) {
   const int first_column = static_cast<int>(blockIdx.y) * S::kColumns;
   const int chunk_of = static_cast<int>(threadIdx.x) % kChunks, own = static_cast<int>(threadIdx.x) / kChunks;
   const T* const weight = weight_of<T>(p, tile) + static_cast<std::int64_t>(first_column + own) * p.k;
-  int in_rows[S::kRows / kStep];  // -1: beyond the tile's
+  int in_rows[S::kRows / kStep];  // -1: beyond the tile's rows
   CHARONIA_UNROLL
   for (int i = 0; i < S::kRows / kStep; ++i) {
     const int row = own + i * kStep;
@@ -233,14 +233,14 @@ void tile_kernel(const ExpertGemmParams p) {
   CHARONIA_UNROLL_BY(1)
   for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_wait<S::kStages - 2>();
-    __syncthreads();  // the chunk is there for all, and all are done with the one before, whose place is filled next
+    __syncthreads();  // this chunk is complete, and all threads are done with the previous one
     fill(chunk + S::kStages - 1);
     const unsigned char* const stage = stages + chunk % S::kStages * S::kStageBytes;
     multiply_stage<S>(now, stage, stage + S::kColumns * kRowBytes, warp_column, warp_row);
     if (--part_left == 0 || chunk + 1 == chunks) {
       CHARONIA_UNROLL
       for (int i = 0; i < kSums; ++i) {
-        before[i] += now[i];  // no sum is -0: all begin at 0
+        before[i] += now[i];  // no sum is -0, because all start at 0
         now[i] = 0;
       }
       part_left = chunks_of_part;
@@ -250,19 +250,19 @@ void tile_kernel(const ExpertGemmParams p) {
   copy_wait<0>();
   __syncthreads();
   auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
-  leave_sums<S>(out, before, warp_column, warp_row);
+  store_sums<S>(out, before, warp_column, warp_row);
   __syncthreads();
   store_outputs<T, gated, S::kColumns>(p, tile, first_column, static_cast<int>(threadIdx.x), S::kThreads,
                                        [&](int row, int column) { return out[row * S::kPitch + column]; });
 }
 
-// ---- plain ----
+// Plain kernel.
 
 constexpr int kPlainColumns = 64, kPlainRows = 8, kPlainThreads = 128, kPlainChunk = 32;
-constexpr int kPlainPitch = kPlainChunk + 4;  // floats; threads that read four of eight rows meet all banks
+constexpr int kPlainPitch = kPlainChunk + 4;  // in floats; threads that read four elements of eight rows use all banks
 constexpr int kSumPitch = kPlainColumns + 4;
 
-// A thread computes 2 outputs of 2 rows, half a tile apart, one fused multiply-add after the other.
+// A thread computes 2 outputs of 2 rows, half a tile apart, with sequential fused multiply-adds.
 template <bool gated>
 CHARONIA_KERNEL(kPlainThreads, 4)
 void plain_kernel(const ExpertGemmParams p) {
@@ -315,8 +315,6 @@ void plain_kernel(const ExpertGemmParams p) {
   store_outputs<float, gated, kPlainColumns>(p, tile, first_column, tid, kPlainThreads,
                                              [&](int r, int c) { return sums[r * kSumPitch + c]; });
 }
-
-// ---- launches ----
 
 struct Shape {
   const DeviceInfo& device;

@@ -1,21 +1,21 @@
-// Which rows go to which experts, and what becomes of a row's experts.
+// Routes rows to experts, and sums the outputs of a row's experts.
 //
-//   route    a warp per row. The experts in the order of their logits, the lower index first where two are equal, are
-//            found one after the other, each as the largest behind the one before; then they are put in the order of
-//            their indices. Sums of exponentials run over lanes and then over the warp: in an order given by the number
-//            of experts.
-//            Where experts are chosen by something else than their logits, a warp first writes what it is to shared
-//            memory, and finds the best groups with a lane per group.
-//   group    a block per expert counts the assignments of all experts, so it knows where its own begin, and writes them
-//            one behind the other by ascending row, and cut into tiles. Nothing depends on which block is first.
-//   pad      rows of an input that cannot be read 16 bytes at a time.
+//   route    a warp per row. Finds the experts in the order of their logits (ties: the lower index first), each as the
+//            largest after the previous one, then sorts them by index. Sums of exponentials run over lanes, then over
+//            the warp, in an order that depends only on the number of experts. If the selection does not use the
+//            logits, the warp first writes the selection values to shared memory, and finds the best groups with a lane
+//            per group.
+//   group    a block per expert counts the assignments of all experts, so it knows the offset of its own. It writes its
+//            assignments in ascending order of rows, and divides them into tiles. Nothing depends on the order of
+//            blocks.
+//   pad      copies rows of an input that cannot be read 16 bytes at a time.
 //   add      a thread per 8 elements of a row: the shared expert's output, and one fused multiply-add for each of the
 //            row's experts, in their order.
 //
-// Bound: latency. For 1 row the four launches read and write some KB; for 8192 rows of 8 out of 128 experts, group
-// reads the 256 KB of assignments twice in each of 128 blocks, 64 MB out of the L2 cache, some 15 us beside
-// GEMMs of a millisecond. add reads top_k * hidden elements of a row and writes hidden: at hidden 2048, 16 bits and
-// 8 experts 36 KB a row.
+// Bound: latency. For 1 row the four launches read and write a few KB. For 8192 rows of 8 out of 128 experts, group
+// reads the 256 KB of assignments twice in each of 128 blocks, 64 MB from the L2 cache: about 15 us, next to GEMMs of a
+// millisecond. add reads top_k * hidden elements of a row and writes hidden: at hidden 2048, 16 bits and 8 experts 36
+// KB per row.
 #include <type_traits>
 
 #include "ops/cuda/device/portable.h"
@@ -29,11 +29,11 @@ using u64 = unsigned long long;
 constexpr int kRouteThreads = 128, kGroupThreads = 256, kRowThreads = 128;
 constexpr int kVector = static_cast<int>(kExpertVector);
 
-// ---- route ----
+// Route kernels.
 
-// Greater for the greater value, then for the lower index; neither 0 nor ~0. What is no number has a place too.
+// A sort key: greater for the greater value, then for the lower index; never 0 or ~0. NaN has a position too.
 CHARONIA_DEVICE u64 order_of(float value, int index) {
-  const unsigned bits = __float_as_uint(value + 0.0F);  // -0 is 0
+  const unsigned bits = __float_as_uint(value + 0.0F);  // -0 becomes 0
   const unsigned rising = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
   return static_cast<u64>(rising) << 32 | (0xfffffffeU - static_cast<unsigned>(index));
 }
@@ -45,8 +45,8 @@ CHARONIA_DEVICE u64 warp_greatest(u64 x) {
   return x;
 }
 
-// The expert with the i-th greatest order in lane i < top_k, the last of them in the lanes behind. order(e): 0 where e
-// cannot be chosen; top_k experts can.
+// Returns the expert with the i-th greatest key in lane i < top_k, and the last of them in later lanes. order(e): 0 if
+// e cannot be selected; at least top_k experts can.
 template <class Order>
 CHARONIA_DEVICE int best_expert(const RouteParams& p, Order order) {
   const int lane = lane_id();
@@ -73,7 +73,7 @@ CHARONIA_DEVICE bool is_padding(const RouteParams& p, int row) {
   return true;
 }
 
-// The lanes' experts and their weights, in the order of the indices.
+// Writes the lanes' experts and weights, in the order of the indices.
 CHARONIA_DEVICE void write_chosen(const RouteParams& p, int row, int expert, float weight) {
   int at = 0;
   for (int i = 0; i < p.how.top_k; ++i) at += shuffle_from(expert, i) < expert ? 1 : 0;
@@ -101,7 +101,7 @@ CHARONIA_KERNEL(kRouteThreads, 4) void route_kernel(const RouteParams p) {
   write_chosen(p, row, expert, exponential / warp_sum(sum) * p.how.scale);
 }
 
-// Chooses the largest scores, or sums of score and bias, in the best groups.
+// Selects the largest scores, or sums of score and bias, in the best groups.
 CHARONIA_KERNEL(kRouteThreads, 4) void route_by_scores_kernel(const RouteParams p) {
   CHARONIA_SHARED(float, all_ranks, [kRouteThreads / kWarp][kMaxExperts]);
   dependency_trigger();
@@ -120,13 +120,13 @@ CHARONIA_KERNEL(kRouteThreads, 4) void route_by_scores_kernel(const RouteParams 
   }
   const auto score = [&](int e) { return sigmoid ? 1.0F / (1.0F + expf(-logit(e))) : expf(logit(e) - maximum) / sum; };
   float* const ranks = all_ranks[warp_id()];
-  const bool by_logits = !sigmoid && p.how.bias == nullptr && p.how.groups == 0;  // which come in halves then
+  const bool by_logits = !sigmoid && p.how.bias == nullptr && p.how.groups == 0;  // the logits are then in halves
   for (int e = lane; e < p.experts; e += kWarp) {
     const float own = by_logits ? logit(e) : score(e);
     ranks[e] = p.how.bias == nullptr ? own : own + p.how.bias[e];
   }
   __syncwarp();
-  // With no groups all experts are one.
+  // Without groups, all experts form one group.
   unsigned groups = 1;
   int size = p.experts;
   if (p.how.groups > 0) {
@@ -159,9 +159,9 @@ CHARONIA_KERNEL(kRouteThreads, 4) void route_by_scores_kernel(const RouteParams 
   write_chosen(p, row, expert, own / divisor * p.how.scale);
 }
 
-// ---- group ----
+// Group kernel.
 
-// Of this thread and all before it.
+// The sum over this thread and all earlier threads.
 CHARONIA_DEVICE int block_inclusive(int x, int* scratch) {
   CHARONIA_UNROLL
   for (int delta = 1; delta < kWarp; delta *= 2) {
@@ -178,7 +178,7 @@ CHARONIA_DEVICE int block_inclusive(int x, int* scratch) {
 CHARONIA_KERNEL(kGroupThreads, 2) void group_kernel(const RouteParams p) {
   CHARONIA_SHARED(int, counts, [kMaxExperts]);
   CHARONIA_SHARED(int, scratch, [kWarp]);
-  CHARONIA_SHARED(int, before, [2]);  // places and tiles of the experts before
+  CHARONIA_SHARED(int, before, [2]);  // numbers of places and tiles of earlier experts
   dependency_trigger();
   dependency_wait();
   const int tid = static_cast<int>(threadIdx.x), expert = static_cast<int>(blockIdx.x);
@@ -204,7 +204,7 @@ CHARONIA_KERNEL(kGroupThreads, 2) void group_kernel(const RouteParams p) {
   const int begin = min(tid * run, assignments), end = min(begin + run, assignments);
   int own = 0;
   for (int i = begin; i < end; ++i) own += p.chosen[i] == expert ? 1 : 0;
-  const int up_to = block_inclusive(own, scratch);  // behind its barriers `before` is known
+  const int up_to = block_inclusive(own, scratch);  // after its barriers `before` is valid
   const int first = before[0], first_tile = before[1], count = counts[expert];
   int place = first + up_to - own;
   for (int i = begin; i < end; ++i) {
@@ -224,7 +224,7 @@ CHARONIA_KERNEL(kGroupThreads, 2) void group_kernel(const RouteParams p) {
   for (int i = first_tile + own_tiles + tid; i < p.num_tiles; i += kGroupThreads) p.tiles[i] = ExpertTile{0, 0, 0, 0};
 }
 
-// ---- pad ----
+// Pad kernel.
 
 struct PadParams {
   const void* in = nullptr;
@@ -244,7 +244,7 @@ void pad_kernel(const PadParams p) {
   for (int i = static_cast<int>(threadIdx.x); i < p.padded; i += kRowThreads) to[i] = i < p.cols ? from[i] : T{};
 }
 
-// ---- add ----
+// Add kernel.
 
 struct AddParams {
   void* out = nullptr;
@@ -254,7 +254,7 @@ struct AddParams {
   const float* weights = nullptr;
   int cols = 0, padded = 0, top_k = 0;
   bool aligned = false;
-  const void* shared = nullptr;  // null: none
+  const void* shared = nullptr;  // null: no shared expert
   std::int64_t shared_stride = 0;
   bool shared_aligned = false;
   const float* gate = nullptr;  // null: 1

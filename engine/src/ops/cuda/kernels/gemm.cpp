@@ -1,4 +1,4 @@
-// Which tactics a GEMM may take, and the launch of one.
+// Lists the tactics of a GEMM, and launches one.
 #include "ops/cuda/kernels/gemm.h"
 
 #include <bit>
@@ -26,14 +26,14 @@ std::int64_t tiles(const GemmTactic& tactic, const Gemm& gemm) {
   return divide_up(gemm.rows, tactic.tile_rows) * divide_up(gemm.n, tactic.tile_columns);
 }
 
-// Thread blocks that share the parts of K of a tile: there is a counter for so many tiles only.
+// Number of thread blocks that share the parts of K of a tile. There are counters only for a limited number of tiles.
 std::int64_t k_blocks(const GemmTactic& tactic, const Gemm& gemm) {
   const auto parts = split_of(gemm).parts;
   if (tactic.k_blocks <= 1 || tiles(tactic, gemm) > kMaxSharedTiles) return 1;
   return divide_up(parts, divide_up(parts, tactic.k_blocks));
 }
 
-// Sums that meet for each tile: of parts, or of blocks.
+// Number of sums that are combined for each tile: of parts, or of blocks.
 std::int64_t sums_of_tile(const GemmTactic& tactic, const Gemm& gemm) {
   return tactic.sums == Sums::parts ? split_of(gemm).parts : k_blocks(tactic, gemm);
 }
@@ -73,7 +73,7 @@ void set_parts(GemmParams& p, const GemmTactic& tactic, const Gemm& gemm) {
   p.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
   p.parts_of_block = static_cast<int>(divide_up(split.parts, p.k_blocks));
   p.cluster = tactic.sums == Sums::cluster && p.k_blocks > 1;
-  if (tactic.sums != Sums::parts && p.k_blocks > 1) {  // all that a block has is one part
+  if (tactic.sums != Sums::parts && p.k_blocks > 1) {  // all parts of a block form one part
     p.part_length *= p.parts_of_block;
     p.parts = p.k_blocks;
     p.parts_of_block = 1;
@@ -152,7 +152,7 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
                                          " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
-                                         gemm.gate != Gate::none ? ", gated" : "", ") that no kernel takes"));
+                                         gemm.gate != Gate::none ? ", gated" : "", ") is not supported by any kernel"));
   }
   GemmParams p{};
   p.out = gemm.out;

@@ -1,5 +1,5 @@
-// out [rows, n] += bias [n]: the bias of GEMMs that a library computed. Reads and writes the outputs once more,
-// which were just written and are in the L2 cache unless they are many.
+// out [rows, n] += bias [n]: the bias of GEMMs that a library computed. Reads and writes the outputs once more; they
+// are still in the L2 cache, unless there are many.
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/gemm.h"
 
@@ -33,7 +33,7 @@ void bias_kernel(const BiasParams p) {
 
 void add_bias(Stream& stream, const Gemm& gemm) {
   if (gemm.bias == nullptr) return;
-  constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension
+  constexpr std::int64_t kMostRows = 65535;  // the limit of a grid's second dimension
   for (std::int64_t row = 0; row < gemm.rows; row += kMostRows) {
     auto* const out = static_cast<unsigned char*>(gemm.out) +
                       row * gemm.out_stride * static_cast<std::int64_t>(size_of(gemm.out_type));

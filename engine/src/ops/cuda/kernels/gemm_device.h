@@ -1,4 +1,4 @@
-// What the kernels of gemm.h share on the device: what becomes of a tile's sums.
+// Common device code of the kernels of gemm.h: combines and stores the sums of a tile.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace charonia::cuda {
 
-// Of a sum of products of 8-bit numbers: the CPU's integer kernels multiply in this order, and round each time.
+// Scales a sum of products of 8-bit numbers. The CPU's integer kernels multiply in this order, and round each product.
 template <class T>
 CHARONIA_DEVICE float scaled(const PairParams& p, std::int64_t row, std::int64_t column, SumType<T> sum) {
   return multiply_rounded(multiply_rounded(p.column_scales[column], static_cast<float>(sum)), p.row_scales[row]);
@@ -43,7 +43,7 @@ using Four = std::conditional_t<std::is_same_v<Sum, int>, int4, float4>;
 CHARONIA_DEVICE void add(float4& a, const float4& b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
 CHARONIA_DEVICE void add(int4& a, const int4& b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
 
-// A thread's sums over K: kSums running sums of a part, and those of the parts before it.
+// A thread's sums over K: kSums running sums of the current part, and the sums of earlier parts.
 template <int kThreads, int kSums, class Sum = float>
 struct PartSums {
   Sum now[kSums];
@@ -59,7 +59,7 @@ struct PartSums {
     return reinterpret_cast<Four<Sum>*>(p.sums) + block * (kThreads * (kSums / 4)) + threadIdx.x;
   }
 
-  // The part ends. `first`: of this block.
+  // Ends a part. `first`: the first part of this block.
   CHARONIA_DEVICE void end_part(const GemmParams& p, int tile, int part, bool first) {
     if (p.k_blocks > 1 && !p.cluster) {
       auto* const to = place(p, tile, part);
@@ -74,9 +74,9 @@ struct PartSums {
     clear();
   }
 
-  // After the last part: leaves the sums of all parts in `before`; in a cluster, of the block's own. Of several blocks
-  // that share a tile the last to come does that; the others get false. `shared`: an int of shared memory that nothing
-  // else uses now.
+  // Call after the last part: computes the sums of all parts in `before`; in a cluster, only the block's sums. If
+  // several blocks share a tile, the last one does this, and the others get false. `shared`: an unused int of shared
+  // memory.
   CHARONIA_DEVICE bool gather(const GemmParams& p, int tile, int* shared) {
     if (p.k_blocks == 1 || p.cluster) return true;
     __threadfence();
@@ -93,12 +93,12 @@ struct PartSums {
     __threadfence();
     const auto* const from = place(p, tile, 0);
     constexpr int kStride = kThreads * (kSums / 4);
-    constexpr int kAtOnce = kSums <= 32 ? 1 : kSums / 4;  // so many of a thread's fours; registers bound it
+    constexpr int kAtOnce = kSums <= 32 ? 1 : kSums / 4;  // groups of four per iteration, limited by registers
     CHARONIA_UNROLL
     for (int first = 0; first < kSums / 4; first += kAtOnce) {
       Four<Sum> sum[kAtOnce];
       if constexpr (kAtOnce == 1) {
-        Four<Sum> parts[kMaxKParts];  // all under way before the first is added
+        Four<Sum> parts[kMaxKParts];  // all loads are in flight before the first addition
         CHARONIA_UNROLL
         for (int part = 0; part < kMaxKParts; ++part) {
           if (part < p.parts) parts[part] = load_l2(from + part * kStride + first * kThreads);
@@ -133,7 +133,7 @@ struct PartSums {
   }
 };
 
-// Eight outputs of 16 bits, of which the first is aligned to 16 bytes.
+// Stores eight 16-bit outputs; the first is aligned to 16 bytes.
 template <class T>
 CHARONIA_DEVICE void store_eight(const GemmParams& p, std::int64_t at, const float (&x)[8]) {
   unsigned pairs[4];
@@ -144,8 +144,8 @@ CHARONIA_DEVICE void store_eight(const GemmParams& p, std::int64_t at, const flo
   *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + at) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// Stores a tile of sums that every thread has left in the block's dynamic shared memory as [tile rows][pitch]; pitch a
-// multiple of 4, the columns of 8. The blocks of a cluster, each of which has left its sums, store a share each.
+// Stores a tile of sums from the block's dynamic shared memory, [tile rows][pitch]; pitch is a multiple of 4, the
+// columns are a multiple of 8. In a cluster, every block stores a part of the tile.
 template <class T, int kThreads, int kRows, int kColumns, int kPitch>
 CHARONIA_DEVICE void store_tile(const ParamsOf<T>& p, const SumType<T>* sums, std::int64_t first_row,
                                 std::int64_t first_column) {
@@ -203,7 +203,7 @@ CHARONIA_DEVICE void store_tile(const ParamsOf<T>& p, const SumType<T>* sums, st
       store_eight<bf16>(p, at, out);
     }
   }
-  if (p.cluster) cluster_sync();  // the others have read what this block has left
+  if (p.cluster) cluster_sync();  // the other blocks have read this block's sums
 }
 
 }  // namespace charonia::cuda

@@ -1,4 +1,4 @@
-// What the kernels of gemm.h and their launch share.
+// Common definitions of the kernels of gemm.h and their launch.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,20 @@ struct GemmParams {
   const void* weight;  // [n, k]
   const float* bias;   // [n] or null
   int* counters;       // [tiles], zero
-  float* sums;         // [tiles][parts][threads][sums of a thread], for k_blocks > 1 without cluster
+  float* sums;         // [tiles][parts][threads][sums of a thread], for k_blocks > 1 without a cluster
   std::int64_t out_stride;
   int in_stride, weight_stride;
   int rows, n, k;
-  int parts, part_length;  // split_k, or one part for each of k_blocks
+  int parts, part_length;  // see split_k, or one part for each of k_blocks
   int k_blocks, parts_of_block;
-  bool cluster;  // the k_blocks blocks of a tile are one
+  bool cluster;  // the k_blocks blocks of a tile form a cluster
   int row_tiles, column_tiles;
   Gate gate;
-  bool packed;                // the weight is
-  bool out_f32, out_vectors;  // out_vectors: 16 bytes of a row's outputs may be stored at once
+  bool packed;                // the weight is packed
+  bool out_f32, out_vectors;  // out_vectors: a row's outputs can be stored 16 bytes at a time
 };
 
-// Of GEMMs of 8-bit numbers (w8a8_gemm.h): what sums are multiplied with, and whether 16-bit outputs are f16.
+// For GEMMs of 8-bit numbers (w8a8_gemm.h): the factors of sums, and whether 16-bit outputs are f16.
 struct PairParams : GemmParams {
   const float* column_scales;  // [n]
   const float* row_scales;     // [rows]
@@ -38,8 +38,8 @@ struct PairParams : GemmParams {
 template <class T>
 using ParamsOf = std::conditional_t<kIsPair<T>, PairParams, GemmParams>;
 
-// The block's tile. Blocks that run at a time should share what they read: of a weight tile all rows of a group, so
-// that weights are read from memory once per group, while a group's input stays in the L2 cache.
+// The block's tile. Blocks that run at the same time should share their reads: all row tiles of a group use the same
+// weight tile, so that weights are read from memory once per group, while the group's input stays in the L2 cache.
 inline constexpr int kTileGroup = 16;
 struct TilePlace {
   int row_tile, column_tile;
@@ -52,16 +52,16 @@ CHARONIA_HD TilePlace tile_place(int index, int row_tiles, int column_tiles) {
   return {first + within % rows, within / rows};
 }
 
-// Adds a tile with the numbers of thread blocks that may share its parts of K: more of them as long as there are fewer
-// than two blocks per SM. First that which just fills the device. Each with the places where sums may meet in that
-// order: where a block has one part its sum is the part's.
+// Adds a tactic with each number of thread blocks that may share the parts of K of a tile: more of them as long as
+// there are fewer than two blocks per SM. The number that just fills the device comes first. Each with the possible
+// places to combine sums in that order: if a block has one part, its sum is the part's sum.
 void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
                       SumOrder order);
-// How K is cut, and how many tiles there are; where sums meet.
+// set_parts() sets the parts of K, the number of tiles, and where sums are combined.
 void set_parts(GemmParams& params, const GemmTactic& tactic, const Gemm& gemm);
 void set_workspace(GemmParams& params, void* workspace);
 
-// Each in its own file. False: there is no such tactic.
+// Each is defined in its own file. Returns false if the tactic does not exist.
 bool launch_stream(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type);
 bool launch_tile_bf16(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);
 bool launch_tile_f16(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);

@@ -1,15 +1,14 @@
-// GEMMs in float, without tensor cores: every GEMM and every sum in float, one fused multiply-add after the
-// other.
+// GEMMs in float without tensor cores: all products and sums in float, with sequential fused multiply-adds.
 //
 //   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, all in float.
 //
-// As gemm_tile_kernel.h: a block computes kColumns outputs of kRows rows; stages of 32 elements of K in shared memory,
-// rows of 36 floats, so that eight threads that read four elements of eight rows meet all 32 banks. A thread computes
-// kM outputs of kN rows, kColumns / kM and kRows / kN apart.
+// Like gemm_tile_kernel.h: a block computes kColumns outputs of kRows rows, with stages of 32 elements of K in shared
+// memory. Rows have 36 floats, so that eight threads that read four elements of eight rows use all 32 banks. A thread
+// computes kM outputs of kN rows, kColumns / kM and kRows / kN apart.
 //
-// Bound: for few rows memory (72 KB under way per SM with 64 x 8), else shared memory: 16 (kM + kN) bytes
-// for 4 kM kN multiply-adds, half the rate of the arithmetic with 4 x 4. Float weights are for checking; speed is
-// cuBLASLt's.
+// Bound: memory for few rows (72 KB in flight per SM with 64 x 8), otherwise shared memory: 16 (kM + kN) bytes for 4 kM
+// kN multiply-adds, half the rate of the arithmetic with 4 x 4. Float weights are for verification; cuBLASLt is the
+// fast path.
 #include "ops/cuda/device/tensor_core.h"
 #include "ops/cuda/kernels/gemm_device.h"
 
@@ -30,7 +29,8 @@ struct PlainShape {
   static_assert(kRows * kPitch <= kStages * kStageFloats);
 };
 
-// Rows first .. of a matrix of `rows`, elements k .. k + 31 of them; zeros beyond the matrix and from k_end on.
+// Copies rows from `first` on of a matrix of `rows` rows, elements k .. k + 31; zeros beyond the matrix and from k_end
+// on.
 template <int kCount, int kThreads, bool kVectors>
 CHARONIA_DEVICE void copy_floats(float* to, const float* from, std::int64_t stride, int first, int rows, int k,
                                  int k_end) {
@@ -68,7 +68,7 @@ void plain_kernel(const GemmParams p) {
     if (chunk < chunks) {
       float* const to = stages + chunk % S::kStages * S::kStageFloats;
       const int k = k_begin + chunk * kChunk;
-      // The weight's last group of four may be cut by k_end; it is zero beyond.
+      // k_end may divide the weight's last group of four; it is zero beyond.
       copy_floats<S::kColumns, S::kThreads, true>(to, static_cast<const float*>(p.weight), p.weight_stride,
                                                   first_column, p.n, k, k_end);
       copy_floats<S::kRows, S::kThreads, S::kVectors>(to + S::kColumns * kRowFloats, static_cast<const float*>(p.in),

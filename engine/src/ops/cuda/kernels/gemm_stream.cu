@@ -1,4 +1,4 @@
-// GEMMs of few rows of 16-bit numbers: gemm_stream_kernel.h.
+// GEMMs of few rows with 16-bit numbers: gemm_stream_kernel.h.
 #include "ops/cuda/kernels/gemm_stream_kernel.h"
 
 namespace charonia::cuda {

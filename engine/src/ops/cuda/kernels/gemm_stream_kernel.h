@@ -1,38 +1,38 @@
 // GEMMs of few rows: the weight flows from memory through registers into the tensor cores.
 //
-//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in bf16 or f16, sums in float; or both in 8 bits
-//   (w8a8_gemm.h), of which two make an element here.
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in in bf16 or f16, sums in float; or both in 8
+//   bits (w8a8_gemm.h), with two of them per element here.
 //
-// A warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k); the warps of a block take the parts of
-// the same outputs, and where there are fewer than 8 parts, of several groups of outputs. The sums of the parts meet in
+// A warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k). The warps of a block take the parts of
+// the same outputs, or, with fewer than 8 parts, of several groups of outputs. The sums of the parts are combined in
 // shared memory.
 //
-// A step is 32 elements of K. Lane 4g + t holds, as the 16 bytes of one load, elements 8t .. 8t + 7 of weight row g
-// (and of row g + 8, ...), and of input row g likewise. These are the operands of two m16n8k16 GEMMs as they stand:
-// the first takes elements 8t .. 8t + 3 of every lane, the second 8t + 4 .. 8t + 7. Which element of K is called which
-// makes no difference to a GEMM as long as both operands agree, and gemm_tile_kernel.h agrees with this. So weights
-// need neither shared memory nor shuffles.
+// A step is 32 elements of K. With one 16-byte load, lane 4g + t holds elements 8t .. 8t + 7 of weight row g (and of
+// row g + 8, ...), and of input row g. These are directly the operands of two m16n8k16 GEMMs: the first takes elements
+// 8t .. 8t + 3 of every lane, the second 8t + 4 .. 8t + 7. A GEMM may permute the elements of K as long as both
+// operands use the same order, and gemm_tile_kernel.h uses the same order. So weights need neither shared memory nor
+// shuffles.
 //
-// A load of a warp is 16 sectors of 32 bytes, none of them for nothing. In row-major order they are 8 rows of 64 bytes:
-// halves of 8 lines of 128, whose other halves the next load takes, from the L2 cache, since a load asks for whole
-// lines. In a packed weight (gemm.h) they are 4 whole lines, 512 bytes on end, and so are those of all loads of a warp:
-// 16 times part_length bytes in a row. What that saves: half of the tags that L1 looks up, 4 for 8; and of memory's
-// pages, 1 KB each, one is opened for 1 KB instead of for 128 bytes of it, if it was closed since the step before,
-// 0.7 us ago. At 4.8 TB/s that would be an opening in 5 ns in each of the 192 channels of an H200, where one in 40 ns
-// is enough. Whether the memory controller's queue makes up for it is to be measured (the benchmark has both orders).
+// A load of a warp is 16 sectors of 32 bytes, all of them useful. In row-major order they are 8 rows of 64 bytes:
+// halves of 8 lines of 128 bytes. The next load takes the other halves from the L2 cache, because a load fetches whole
+// lines. In a packed weight (gemm.h) they are 4 whole lines, 512 contiguous bytes, and the loads of a warp are
+// contiguous too: 16 times part_length bytes. This saves half of the L1 tag lookups (4 instead of 8). It also opens
+// each 1 KB page of memory for 1 KB instead of 128 bytes, if the page was closed since the previous step 0.7 us ago. At
+// 4.8 TB/s that would be one page opening per 5 ns in each of the 192 channels of an H200, instead of one per 40 ns.
+// Whether the memory controller's queue compensates for this must be measured (the benchmark has both orders).
 //
-// Gated (Gate): a warp's groups of 8 outputs are, in turn, of the first half of the weight and of the second, the same
-// ones, so that both meet in the sums. That saves the kernel behind it: for Llama-2-7B at one row 88 KB of 180 MB,
-// which is nothing, but a launch of 2 us for 43 us, less what the next GEMM's loads hide of it: 32 of them are 64 us of
-// some 3300 a token. Predicted: 0 to 2 % of a decode, to be measured.
+// Gated (Gate): a warp's groups of 8 outputs alternate between the first and the second half of the weight, for the
+// same outputs, so that both are in its sums. That saves the next kernel: for Llama-2-7B with one row 88 KB of 180 MB,
+// which is negligible, but also a launch of 2 us next to 43 us, partly hidden by the next GEMM's loads: 32 of them are
+// 64 us of about 3300 per token. Predicted: 0 to 2 % of a decode, to be measured.
 //
-// Bound: memory. A weight is read once, 2 n k bytes. What else moves is the input, which every warp reads through the
-// L1 cache, of which it takes rows / (16 kM) of the weight's bytes, and the outputs. kRing steps are under way
-// at a time, kRing * kM KB a warp: with (kM, kRing) = (1, 4) and at most 80 registers 24 warps fit an SM,
-// 96 KB under way; (1, 8) and (2, 4) have 16 warps and 128 KB. An H200 needs 4.8 TB/s * 0.8 us / 132 = 29 KB. What is
-// lost is at the edges: about 1 us to fill and to drain, against 7 us for 4096 x 4096 and 38 us for 22016 x 4096, less
-// where the launch overlaps the kernel before it, for the ring is filled before dependency_wait(). Predicted: 87 % of
-// the bandwidth that a copy reaches for the former, 95 % for the latter.
+// Bound: memory. A weight is read once, 2 n k bytes. Other traffic is the input, which every warp reads through the L1
+// cache (rows / (16 kM) of the weight's bytes), and the outputs. kRing steps are in flight, kRing * kM KB per warp.
+// With (kM, kRing) = (1, 4) and at most 80 registers, 24 warps fit an SM: 96 KB in flight; (1, 8) and (2, 4) have 16
+// warps and 128 KB. An H200 needs 4.8 TB/s * 0.8 us / 132 = 29 KB. Time is lost at the start and the end: about 1 us to
+// fill and to drain, compared with 7 us for 4096 x 4096 and 38 us for 22016 x 4096; less if the launch overlaps the
+// previous kernel, because the ring is filled before dependency_wait(). Predicted: 87 % of the bandwidth of a copy for
+// the former, 95 % for the latter.
 #pragma once
 
 #include "ops/cuda/device/tensor_core.h"
@@ -42,7 +42,7 @@
 namespace charonia::cuda::gemm_stream {
 
 inline constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-// Slots of the ring. A warp can tell six groups of loads under way apart; two are for the input.
+// Slots of the ring. A warp can distinguish six groups of loads in flight; two are for the input.
 inline constexpr int kSlots = 4;
 
 template <class T_, int kM_, int kN_, int kRing_, int kBlocks_, bool kPacked_, bool kGated_>
@@ -50,13 +50,14 @@ struct StreamShape {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kRing = kRing_, kBlocks = kBlocks_;
   static constexpr bool kPacked = kPacked_;
-  static constexpr bool kGated = kGated_;  // not asked at run time, which would cost the largest shape registers
-  static constexpr int kStep = kPacked ? kPackedRows * kPackedK : kPackedK;  // elements of the weight from step to step
+  // A template parameter, because a run-time check would cost registers in the largest shape.
+  static constexpr bool kGated = kGated_;
+  static constexpr int kStep = kPacked ? kPackedRows * kPackedK : kPackedK;  // elements of the weight between steps
   static constexpr int kAhead = kM * kN < 4 ? 1 : 0;
-  static constexpr int kSlotSteps = kRing / kSlots;  // steps whose weights are asked for together
+  static constexpr int kSlotSteps = kRing / kSlots;  // steps whose weights are loaded together
   static_assert(kRing % kSlots == 0 && kSlotSteps <= 2);
   static constexpr int kOutputs = 16 * kM, kRows = 8 * kN;
-  static constexpr int kPitch = kOutputs + 4;  // lanes of a store hit different banks
+  static constexpr int kPitch = kOutputs + 4;  // padded, so that the lanes of a store use different banks
 };
 
 template <class S>
@@ -75,9 +76,9 @@ void stream_kernel(const ParamsOf<typename S::T> p) {
   const int k_begin = part * p.part_length;
   const int k_left = min(p.part_length, p.k - k_begin);
   const int steps = 2 * static_cast<int>(divide_up(k_left, kKGrain));
-  int left = k_left - 8 * t;  // elements of the lane's next chunk and behind it
+  int left = k_left - 8 * t;  // remaining elements from the lane's next chunk on
 
-  // Outputs beyond n compute the last one again.
+  // Outputs beyond n recompute the last output.
   [[maybe_unused]] const int inter = p.n / 2;  // outputs of a half
   const T* weight[2 * kM];
   CHARONIA_UNROLL
@@ -102,7 +103,7 @@ void stream_kernel(const ParamsOf<typename S::T> p) {
   dependency_trigger();
   dependency_wait();
 
-  // Lanes beyond the rows read the first one; what becomes of it is dropped.
+  // Lanes beyond the rows read the first row; their results are dropped.
   const T* in[kN];
   CHARONIA_UNROLL
   for (int j = 0; j < kN; ++j) {
@@ -126,7 +127,8 @@ void stream_kernel(const ParamsOf<typename S::T> p) {
       for (int c = 0; c < 4; ++c) sum[i][j][c] = 0;
     }
   }
-  // Of this step, and of the next where registers allow it; else the other warps hide the wait for the cache.
+  // Inputs of this step, and of the next if registers allow it; otherwise the other warps hide the latency of the
+  // cache.
   constexpr int kAhead = S::kAhead;
   uint4 x[1 + kAhead][kN];
   if constexpr (kAhead == 1) load_in(x[0], 0);

@@ -1,5 +1,5 @@
-// What kernels have in common that compute tiles out of stages of shared memory on the tensor cores: gemm_tile_kernel.h
-// says how a stage lies there.
+// Common code of kernels that compute tiles from stages of shared memory on the tensor cores. gemm_tile_kernel.h
+// describes the layout of a stage.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace charonia::cuda {
 
 inline constexpr int kRowBytes = 128, kChunks = 8, kChunkElements = 8;
 
-// vectors: the input can be read 16 bytes at a time; else element by element.
+// vectors: the input can be read 16 bytes at a time; otherwise element by element.
 template <class T_, int kColumns_, int kRows_, int kColumnWarps_, int kRowWarps_, int kStages_, int kBlocks_,
           bool kVectors_ = true>
 struct TileShape {
@@ -19,9 +19,10 @@ struct TileShape {
   static constexpr int kStages = kStages_, kBlocks = kBlocks_;
   static constexpr bool kVectors = kVectors_;
   static constexpr int kThreads = kColumnWarps * kRowWarps * kWarp;
-  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // GEMMs of a warp
+  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // GEMMs per warp
   static constexpr int kStageBytes = (kColumns + kRows) * kRowBytes;
-  static constexpr int kPitch = kColumns + 4;  // of the sums in shared memory: lanes of a store hit different banks
+  // The pitch of the sums in shared memory, padded so that the lanes of a store use different banks.
+  static constexpr int kPitch = kColumns + 4;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static_assert(kM * kColumnWarps * 16 == kColumns && kN * kRowWarps * 8 == kRows);
   static_assert(kRows * kPitch * 4 <= kSharedBytes);
@@ -29,8 +30,8 @@ struct TileShape {
 
 CHARONIA_DEVICE int swizzled(int row, int chunk) { return row * kRowBytes + (chunk ^ (row % 2 * 4)) * 16; }
 
-// The GEMMs of a stage of 64 elements of K, added to sums [kM][kN][4]. The warp's own columns begin at warp_column
-// of `weight`, its rows at warp_row of `in`.
+// The GEMMs of a stage of 64 elements of K, added to sums [kM][kN][4]. The warp's columns begin at warp_column of
+// `weight`, its rows at warp_row of `in`.
 template <class S>
 CHARONIA_DEVICE void multiply_stage(float (&sums)[S::kM * S::kN * 4], const unsigned char* weight,
                                     const unsigned char* in, int warp_column, int warp_row) {
@@ -64,8 +65,8 @@ CHARONIA_DEVICE void multiply_stage(float (&sums)[S::kM * S::kN * 4], const unsi
   }
 }
 
-// The same of pairs of 8-bit numbers. Few operands are in registers at a time, since FP8 has a chunk's sums beside the
-// others.
+// The same for pairs of 8-bit numbers. It keeps few operands in registers, because FP8 needs additional registers for a
+// chunk's sums.
 template <class S>
 CHARONIA_DEVICE void multiply_pairs(SumType<typename S::T> (&sums)[S::kM * S::kN * 4], const unsigned char* weight,
                                     const unsigned char* in, int warp_column, int warp_row) {
@@ -95,9 +96,9 @@ CHARONIA_DEVICE void multiply_pairs(SumType<typename S::T> (&sums)[S::kM * S::kN
   }
 }
 
-// The sums of all parts to shared memory, [kRows][kPitch].
+// Writes the sums of all parts to shared memory, [kRows][kPitch].
 template <class S>
-CHARONIA_DEVICE void leave_sums(SumType<typename S::T>* out, const SumType<typename S::T> (&sums)[S::kM * S::kN * 4],
+CHARONIA_DEVICE void store_sums(SumType<typename S::T>* out, const SumType<typename S::T> (&sums)[S::kM * S::kN * 4],
                                 int warp_column, int warp_row) {
   const int g = lane_id() / 4, t = lane_id() % 4;
   CHARONIA_UNROLL

@@ -1,33 +1,33 @@
 // GEMMs of more rows: tiles of weight and input go through stages of shared memory into the tensor cores.
 //
-//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in bf16 or f16, sums in float; or both in 8 bits
-//   (w8a8_gemm.h), of which two make an element here.
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in in bf16 or f16, sums in float; or both in 8
+//   bits (w8a8_gemm.h), with two of them per element here.
 //
 // A block computes kColumns outputs of kRows rows over one or several parts of K (split_k). A stage holds 64 elements
-// of K: [kColumns + kRows] rows of 128 bytes, eight chunks of 16 bytes each; asynchronous copies fill stages ahead of
-// the one that is computed. Lane 4g + t takes chunk t (then 4 + t) of a row g, and those 16 bytes are its operands of
-// two m16n8k16 GEMMs as they stand, in gemm_stream_kernel.h's order of K. Eight lanes read two rows at a time; the
-// chunks of odd rows lie four places further (swizzled), so they meet all 32 banks once, and so does a copy of eight
-// lanes, which is one row.
+// of K: [kColumns + kRows] rows of 128 bytes, with eight chunks of 16 bytes each. Asynchronous copies fill stages ahead
+// of the computation. Lane 4g + t takes chunk t (then 4 + t) of a row g. These 16 bytes are directly its operands of
+// two m16n8k16 GEMMs, in gemm_stream_kernel.h's order of K. Eight lanes read two rows at a time. The chunks of odd rows
+// are moved by four positions (swizzled), so the lanes use all 32 banks once; a copy of eight lanes, which is one row,
+// does too.
 //
-// The sums of a part are closed when it ends, and added to those before it in registers, or, where k_blocks blocks
-// share the parts of a tile, left in the workspace for the block that comes last. Where the order of adding is free a
-// block leaves one sum for all its parts; in a cluster it leaves it in its own shared memory, and each block adds up
-// and stores its share of the tile out of the memory of all. With s sums of a tile (8 parts, or 2 to 8 blocks) that is
-// 4 s kRows kColumns bytes that are neither written to the L2 cache nor read from it, and no fence, no counter and no
-// block that works alone at the end: 64 rows of 4096 x 4096 in 128 x 64 with 4 blocks write 8.4 MB and read them
-// again as parts, 4.2 MB as blocks' sums; of a cluster 3.1 MB go from SM to SM. Predicted: 2 us less of some 11, to be
-// measured.
+// When a part ends, its sums are added to those of earlier parts in registers. If k_blocks blocks share the parts of a
+// tile, they are written to the workspace for the last block. If the order of additions is free, a block writes one sum
+// for all its parts. In a cluster it writes the sum to its own shared memory, and each block adds and stores a part of
+// the tile from the shared memory of all blocks. For s sums of a tile (8 parts, or 2 to 8 blocks) this saves writing 4
+// s kRows kColumns bytes to the L2 cache and reading them, and there is no fence, no counter and no block that works
+// alone at the end. For 64 rows of 4096 x 4096 in 128 x 64 with 4 blocks, parts write and read 8.4 MB, blocks' sums 4.2
+// MB; a cluster moves 3.1 MB between SMs. Predicted: 2 us less of about 11, to be measured.
 //
-// Of a packed weight a stage is kColumns / 8 pieces of 1 KB, not kColumns rows of 128 bytes. Both are whole lines.
+// A stage of a packed weight has kColumns / 8 pieces of 1 KB instead of kColumns rows of 128 bytes. Both are whole
+// lines.
 //
-// Bound: up to some 64 rows memory. Per SM 2 or 3 blocks keep (kStages - 1) * kColumns * 128 bytes of
-// weight under way each: 120 KB (64 x 16), 120 KB (64 x 32), 128 KB (128 x 32), 96 KB (128 x 64), against the 29 KB
-// that an H200 needs. The input is read by every column of tiles: kRows / kColumns of the weight's bytes, out of the
-// L2 cache. Shared memory reads per byte of weight: 2 (64 x 16, 64 x 32, 128 x 32) and 3 (128 x 64), with the
-// copies 3.3 to 4.5 of the 6 that 128 bytes per cycle allow at 4.8 TB/s. Beyond that the arithmetic: a warp of the
-// largest tile loads 3 KB for 16 GEMMs of 16 x 8 x 16, 24 cycles of shared memory for some 25 of the tensor cores at
-// the rate that mma.sync reaches on Hopper, about 60 % of that of wgmma.
+// Bound: memory up to about 64 rows. Each of the 2 or 3 blocks per SM keeps (kStages - 1) * kColumns * 128 bytes of
+// weight in flight: 120 KB (64 x 16), 120 KB (64 x 32), 128 KB (128 x 32), 96 KB (128 x 64) per SM, where an H200 needs
+// 29 KB. Every column of tiles reads the input: kRows / kColumns of the weight's bytes, from the L2 cache. Shared
+// memory reads per byte of weight: 2 (64 x 16, 64 x 32, 128 x 32) and 3 (128 x 64); with the copies 3.3 to 4.5 of the 6
+// that 128 bytes per cycle allow at 4.8 TB/s. For more rows the bound is arithmetic: a warp of the largest tile loads 3
+// KB for 16 GEMMs of 16 x 8 x 16: 24 cycles of shared memory for about 25 of the tensor cores at the rate that mma.sync
+// reaches on Hopper, about 60 % of wgmma.
 #pragma once
 
 #include "ops/cuda/kernels/gemm_device.h"
@@ -35,13 +35,15 @@
 
 namespace charonia::cuda::gemm_tile {
 
-// Rows first .. of a matrix of `rows`, elements k .. k + 63 of them; zeros beyond the matrix and from k_end on.
+// Copies rows from `first` on of a matrix of `rows` rows, elements k .. k + 63; zeros beyond the matrix and from k_end
+// on.
 template <class T, int kCount, int kThreads>
 CHARONIA_DEVICE void copy_rows(unsigned char* to, const T* from, int stride, int first, int rows, int k, int k_end) {
-  constexpr int kStep = kThreads / kChunks;  // even, so that all rows of a thread are swizzled alike
+  constexpr int kStep = kThreads / kChunks;  // even, so that all rows of a thread have the same swizzle
   static_assert(kCount % kStep == 0 && kStep % 2 == 0);
   const int chunk = static_cast<int>(threadIdx.x) % kChunks, own = static_cast<int>(threadIdx.x) / kChunks;
-  const int valid = k + chunk * kChunkElements < k_end ? rows - first - own : 0;  // rows from the thread's first on
+  // number of rows from the thread's first row on
+  const int valid = k + chunk * kChunkElements < k_end ? rows - first - own : 0;
   const T* at = from + static_cast<std::int64_t>(first + own) * stride + k + chunk * kChunkElements;
   unsigned char* const shared = to + swizzled(own, chunk);
   CHARONIA_UNROLL
@@ -50,7 +52,7 @@ CHARONIA_DEVICE void copy_rows(unsigned char* to, const T* from, int stride, int
   }
 }
 
-// As copy_rows(), of a packed matrix (gemm.h).
+// Like copy_rows(), for a packed matrix (gemm.h).
 template <class T, int kCount, int kThreads>
 CHARONIA_DEVICE void copy_packed(unsigned char* to, const T* from, int stride, int first, int rows, int k, int k_end) {
   constexpr int kStep = kThreads / kChunks;
@@ -96,13 +98,13 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
   const int chunks = static_cast<int>(divide_up(k_end - k_begin, kKGrain));
   const int chunks_of_part = p.part_length / kKGrain;
 
-  // While the kernel before this one still runs, weights can come as far as the L2 cache.
+  // Prefetches weights into the L2 cache while the previous kernel still runs.
   for (int i = static_cast<int>(threadIdx.x); i < S::kColumns * (S::kStages - 1); i += S::kThreads) {
     const int column = first_column + i % S::kColumns, k = k_begin + i / S::kColumns * kKGrain;
-    // Of a packed weight, the 8 lines of two blocks, one for each of their rows.
+    // For a packed weight: the 8 lines of two blocks, one for each of their rows.
     const auto at = p.packed ? packed_at(column, k, p.weight_stride) + column % kPackedRows * kPackedK
                              : static_cast<std::int64_t>(column) * p.weight_stride + k;
-    const int last_k = p.packed ? k + column % kPackedRows / 4 * kPackedK : k;  // where that line begins
+    const int last_k = p.packed ? k + column % kPackedRows / 4 * kPackedK : k;  // start of that line
     if (column < p.n && last_k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + at);
   }
   dependency_trigger();
@@ -141,7 +143,7 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
   for (int i = 0; i < S::kStages - 1; ++i) fill(i);
   for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_wait<S::kStages - 2>();
-    __syncthreads();  // the chunk is there for all, and all are done with the one before, whose place is filled next
+    __syncthreads();  // this chunk is complete, and all threads are done with the previous one
     fill(chunk + S::kStages - 1);
     const unsigned char* const weight = stages + chunk % S::kStages * S::kStageBytes;
     const unsigned char* const in = weight + S::kColumns * kRowBytes;
@@ -161,7 +163,7 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
   __syncthreads();
   if (!sums.gather(p, tile, reinterpret_cast<int*>(stages))) return;
   auto* const out = reinterpret_cast<SumType<T>*>(stages);  // [kRows][kPitch]
-  leave_sums<S>(out, sums.before, warp_column, warp_row);
+  store_sums<S>(out, sums.before, warp_column, warp_row);
   store_tile<T, S::kThreads, S::kRows, S::kColumns, S::kPitch>(p, out, first_row, first_column);
 }
 
@@ -181,7 +183,7 @@ bool launch_if(Stream& stream, const ParamsOf<typename S::T>& p, const GemmTacti
   return true;
 }
 
-// Whether there is such a kernel. Each type has a source file of its own, so that they are compiled side by side.
+// Returns whether such a kernel exists. Each type has its own source file, so that they compile in parallel.
 template <class T>
 bool launch_typed(Stream& stream, const GemmParams& p, const GemmTactic& tactic, bool vectors) {
   return launch_if<TileShape<T, 64, 16, 4, 1, 6, 3>>(stream, p, tactic, vectors) ||

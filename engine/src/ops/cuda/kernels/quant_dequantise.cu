@@ -1,14 +1,14 @@
-// Quantised weights as 16-bit numbers in memory, for a library that multiplies those.
+// Converts quantised weights to 16-bit numbers in memory, for a library that multiplies them.
 //
 //   out [rows, stride] = scale * (number of the code - zero), the product in float, rounded once to the 16-bit type
 //
-// A warp takes units of 16 rows by 64 columns (quant_layout.h), several on end in a row of units: its loads of all of
-// them are under way at once. A lane has 8 columns of rows g and g + 8 in either half of a unit, and stores each 16
-// bytes at a time; the lanes of a row store 64 bytes on end: two whole sectors. Columns and rows of padding are stored
-// as well, as what their codes and scales of 0 give.
+// A warp takes several consecutive units of 16 rows by 64 columns (quant_layout.h) in a row of units; the loads of all
+// of them are in flight together. A lane has 8 columns of rows g and g + 8 in each half of a unit, and stores 16 bytes
+// of each at a time. The lanes of a row store 64 contiguous bytes: two whole sectors. Padding columns and rows are
+// stored too; their codes and scales are 0.
 //
-// Bound: memory. A unit of int4 reads 512 bytes and stores 2048, with some 150 instructions of a warp: a quarter of
-// what an H200's SMs issue at its bandwidth.
+// Bound: memory. A unit of int4 reads 512 bytes and stores 2048, with about 150 instructions of a warp: a quarter of
+// the instructions that an H200's SMs can issue at its bandwidth.
 #include "ops/cuda/kernels/quant_device.h"
 
 namespace charonia::cuda {
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 template <ops::Code code>
-inline constexpr int kUnits = 16 / kCodeBits<code>;  // of a warp: 2 KB of codes
+inline constexpr int kUnits = 16 / kCodeBits<code>;  // per warp: 2 KB of codes
 
 // Two numbers times their scale.
 template <class T>
@@ -52,7 +52,7 @@ void dequantise_kernel(const QuantParams p) {
   std::uint32_t zeros[kCount][2];
   CHARONIA_UNROLL
   for (int u = 0; u < kCount; ++u) {
-    const int step = min(first_step + u, steps - 1);  // of those beyond the last nothing is stored
+    const int step = min(first_step + u, steps - 1);  // units after the last are not stored
     CHARONIA_UNROLL
     for (int l = 0; l < kLoads; ++l) of_unit[u][l] = load_streaming(codes + (step * kLoads + l) * kWarp);
     CHARONIA_UNROLL

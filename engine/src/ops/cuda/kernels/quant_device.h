@@ -1,4 +1,4 @@
-// What the kernels of quant_gemm.h share on the device: scales and zeros, rows of a tile, what becomes of sums.
+// Common device code of the kernels of quant_gemm.h: scales and zeros, rows of a tile, and stores of sums.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace charonia::cuda {
 
-// Scales of rows g and g + 8 as they lie in memory: 16 bits each in the first word, or a float in each.
+// Scales of rows g and g + 8 as stored in memory: 16 bits each in the first word, or a float in each word.
 struct ScalePair {
   std::uint32_t words[2];
 };
 
-// at: of row g, in elements.
+// at: index for row g, in elements.
 CHARONIA_DEVICE ScalePair load_scales(const QuantParams& p, std::int64_t at) {
   if (p.scale_type == DType::f32) {
     const auto both = load_readonly(reinterpret_cast<const uint2*>(static_cast<const float*>(p.scales) + at));
@@ -43,8 +43,8 @@ CHARONIA_DEVICE std::uint32_t load_zeros(const QuantParams& p, std::int64_t at) 
              : load_readonly(reinterpret_cast<const std::uint16_t*>(static_cast<const std::uint8_t*>(p.zeros) + at));
 }
 
-// The numbers of 32 columns (a half of a unit) of rows g and g + 8, four registers each: of columns 8t .. 8t + 7. zero:
-// the rows' zero terms.
+// The numbers of 32 columns (half of a unit) of rows g and g + 8, four registers each: columns 8t .. 8t + 7. zero: the
+// rows' zero terms.
 template <class T, ops::Code code>
 CHARONIA_DEVICE void unit_numbers(const uint4 (&codes)[kCodeBits<code> / 4], int half, const std::uint32_t (&zero)[2],
                                   std::uint32_t (&upper)[4], std::uint32_t (&lower)[4]) {
@@ -72,7 +72,7 @@ CHARONIA_DEVICE void unit_numbers(const uint4 (&codes)[kCodeBits<code> / 4], int
   unit_numbers<T, code>(codes, half, zero, upper, lower);
 }
 
-// The rows of a tile: first_row .. of out, `rows` of them, each with a row of in.
+// The rows of a tile: `rows` rows of out from first_row on, each with a row of in.
 struct QuantRows {
   int first_row, rows;
   CHARONIA_DEVICE int in_row(const QuantParams& p, int row) const {
@@ -80,13 +80,13 @@ struct QuantRows {
   }
 };
 
-// Multiplies a row's sum by what its inputs were divided by.
+// Multiplies a row's sum by the scale of its inputs.
 CHARONIA_DEVICE float scaled_sum(const QuantParams& p, const QuantRows& tile, int row, float sum) {
   return p.row_scales == nullptr ? sum : sum * p.row_scales[tile.in_row(p, row)];
 }
 
-// Stores a tile's outputs that come of weight rows first_column ..; sum(row, column) has their sums over K, with
-// both counted from the tile's first. A thread takes a column of a row at a time.
+// Stores a tile's outputs for weight rows from first_column on. sum(row, column) returns the sum over K, with both
+// relative to the tile. A thread stores one column of a row at a time.
 template <class T, int kColumns, class Sum>
 CHARONIA_DEVICE void store_quant_outputs(const QuantParams& p, const QuantRows& tile, int first_column, int thread,
                                          int threads, Sum sum) {

@@ -1,4 +1,4 @@
-// Which tactics a GEMM with a quantised weight may take, and the launch of one.
+// Lists the tactics of a GEMM with a quantised weight, and launches one.
 #include "ops/cuda/kernels/quant_gemm.h"
 
 #include <bit>
@@ -17,13 +17,14 @@ using ops::Activations;
 using ops::Code;
 using Kernel = GemmTactic::Kernel;
 
-// The tile kernel's shapes: to 64 rows, beyond, and from where there are many; the last needs so much shared memory.
+// The tile kernel's shapes: up to 64 rows, for more rows, and for many rows; the last needs kLargeTileBytes of shared
+// memory.
 constexpr GemmTactic kSmallTile{Kernel::tile, 32, 64, 6}, kTile{Kernel::tile, 64, 64, 4},
     kLargeTile{Kernel::tile, 128, 128, 4};
 constexpr std::size_t kLargeTileBytes = std::size_t{160} << 10;
 constexpr int kStreamRows = 8, kPlainRows = 8, kPlainColumns = 32;
 
-// After so many columns the fast kernels' sums meet their scale.
+// After this number of columns, the fast kernels multiply their sums by the scale.
 int closing_columns(const ops::QuantFormat& format) {
   const bool halves = format.code == Code::f4_e2m1 || (format.code != Code::f8_e4m3 && format.group == kQuantK / 2);
   return halves ? kQuantK / 2 : kQuantK;
@@ -34,7 +35,7 @@ GemmTactic stream_tactic(const ops::QuantFormat& format, int rows, int columns) 
   return {Kernel::stream, rows, columns, ring, 1};
 }
 
-// What GEMMs and those of experts have in common.
+// The common parameters of GEMMs and of experts' GEMMs.
 QuantParams quant_params(const QuantWeight& quant, std::int64_t k) {
   const auto& format = quant.format;
   QuantParams p{};
@@ -106,7 +107,7 @@ bool needs_prepared_inputs(const Gemm& gemm) {
 }
 
 bool can_dequantise(const Gemm& gemm) {
-  constexpr std::int64_t kVector = 8;  // columns that a lane of the kernel gives one scale
+  constexpr std::int64_t kVector = 8;  // columns of a lane that share one scale
   if (!gemm.quant || is_w8a8(gemm) || gemm.type == DType::f32) return false;
   const auto& format = gemm.quant->format;
   return !has_integer_inputs(format) && (format.group == gemm.k || format.group % kVector == 0);
@@ -122,7 +123,7 @@ void dequantise(Stream& stream, const Gemm& gemm, std::int64_t first_row, std::i
                                          gemm.k, " from row ", first_row, " on"));
   }
   const auto at = [](const void* memory, std::size_t bytes) { return static_cast<const std::byte*>(memory) + bytes; };
-  const auto scales = static_cast<std::size_t>(first_row * groups);  // before the first row's
+  const auto scales = static_cast<std::size_t>(first_row * groups);  // before the first row's scales
   auto p = quant_params(quant, gemm.k);
   p.out = out;
   p.weight = at(gemm.weight, quant_code_bytes(format, first_row, gemm.k));
@@ -137,7 +138,7 @@ std::vector<GemmTactic> quant_tactics(const DeviceInfo& device, const Gemm& gemm
   const auto& format = gemm.quant->format;
   if (!is_fast(format, gemm.type, gemm.k)) return {{Kernel::plain, kPlainRows, kPlainColumns, 1, 1}};
   std::vector<GemmTactic> tactics;
-  auto without_clusters = device;  // sums of the blocks of a tile meet in the workspace
+  auto without_clusters = device;  // the sums of the blocks of a tile are combined in the workspace
   without_clusters.clusters = false;
   const auto tile = [&](const GemmTactic& one) { add_tile_tactics(tactics, one, without_clusters, gemm, order); };
   const auto rows = gemm.rows;
@@ -163,7 +164,7 @@ void quant_gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, cons
       quant_groups(quant.format, gemm.k) * round_up(gemm.n, kQuantRows) > kMax ||
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
-                                         ops::to_string(quant.format), ", that no kernel takes"));
+                                         ops::to_string(quant.format), " is not supported by any kernel"));
   }
   auto p = quant_params(quant, gemm.k);
   set_parts(p, tactic, gemm);

@@ -1,8 +1,8 @@
-// The inputs of a GEMM with a quantised weight, as it wants them: in the order of its columns, aligned, and as int8
-// codes where its format has integer activations.
+// Prepares the inputs of a GEMM with a quantised weight: in the order of its columns, aligned, and as int8 codes if its
+// format has integer activations.
 //
-// A block takes a row: once for its largest value, where codes need that, and once for its codes. Bound: a launch, and
-// for many rows memory: 4 bytes an element where it is read and written.
+// A block takes a row: once for its largest value, if codes need it, and once for its codes. Bound: launch latency, and
+// memory for many rows: 4 bytes per element for reading and writing.
 #include <algorithm>
 
 #include "ops/cuda/device/portable.h"
@@ -17,10 +17,10 @@ struct InputParams {
   const void* in;
   void* out;
   const std::int32_t* order;
-  float* scales;  // [rows]; null: elements stay as they are
+  float* scales;  // [rows]; null: elements are not quantised
   std::int64_t in_stride, out_stride;
   int k;
-  float scale;              // 0: of each row
+  float scale;              // 0: one scale per row
   const ExpertTile* tiles;  // block (x, y) takes row y of tile x, in the order of the tile's expert; null: row x
   const std::int32_t* rows_of;
 };
@@ -48,7 +48,7 @@ void input_kernel(const InputParams p) {
     if (scale == 0) {
       float greatest = 0;
       for (int c = tid; c < p.k; c += threads) greatest = fmaxf(greatest, fabsf(to_float(in[c])));
-      scale = block_max(greatest, scratch) / 127.0F;  // after its barriers a row may be written where it was read
+      scale = block_max(greatest, scratch) / 127.0F;  // after its barriers, the row may be overwritten
     }
     if (tid == 0) p.scales[row] = scale;
   }
@@ -62,7 +62,7 @@ void input_kernel(const InputParams p) {
       out[c] = x;
     } else {
       const float code = scale == 0 ? 0.0F : rintf(to_float(x) / scale);
-      // What is not finite becomes NaN: the limits alone would make a number of it.
+      // Values that are not finite become NaN; the clamp alone would produce a number.
       out[c] = from_float<T>(fminf(127.0F, fmaxf(-127.0F, code)) + to_float(x) * 0.0F);
     }
   }

@@ -1,16 +1,16 @@
-// Where the codes, scales and zeros of a quantised weight (ops/quant_weight.h) lie in device memory.
+// The layout of the codes, scales and zeros of a quantised weight (ops/quant_weight.h) in device memory.
 //
 // Codes: units of 16 rows by 64 columns, 512 bytes for each 4 bits of a code: [rows / 16][columns / 64][bits / 4][32
-// lanes][16 bytes]. Lane 4g + t holds, of rows g and g + 8, columns 8t .. 8t + 7 of either half of the unit: what its
-// two m16n8k16 GEMMs of each half take in gemm_stream_kernel.h's order of K. A warp reads a unit in one or two loads of
-// 512 bytes on end, and the units of a group of rows lie one behind the other. A lane's words:
+// lanes][16 bytes]. Lane 4g + t holds columns 8t .. 8t + 7 of each half of the unit, for rows g and g + 8: its operands
+// of two m16n8k16 GEMMs per half in gemm_stream_kernel.h's order of K. A warp reads a unit with one or two loads of 512
+// contiguous bytes, and the units of a group of rows are contiguous. A lane's words:
 //   4 bits: {row g, row g + 8} of the first half, then of the second; columns 2i and 2i + 1 of a word's eight at bits
 //           4i and 16 + 4i
 //   8 bits: 512 bytes for each half: {row g, columns 0..3; 4..7; row g + 8 likewise}; columns 0, 1, 2, 3 of a word's
 //           four in bytes 1, 3, 0, 2
-// so that a mask and a shift leave two codes as the two 16-bit elements of a register.
-// Scales and zeros: [rows / 16][groups][16], rows g and g + 8 side by side. Scales are of the format's scale type.
-// Zeros are bytes in two's complement. Rows and columns that a weight lacks have codes and scales of 0.
+// So a mask and a shift extract two codes as the two 16-bit elements of a register. Scales and zeros: [rows /
+// 16][groups][16], rows g and g + 8 next to each other. Scales have the format's scale type. Zeros are bytes in two's
+// complement. Padding rows and columns have codes and scales of 0.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace charonia::cuda {
 
 inline constexpr int kQuantRows = 16, kQuantK = 64;
 
-// A code's place: a 32-bit word, and the bit that it begins at.
+// The position of a code: a 32-bit word, and its first bit.
 struct CodePlace {
   std::int64_t word;
   int bit;

@@ -1,16 +1,16 @@
-// Codes of quantised weights as 16-bit numbers, in registers, without tables and without rounding.
+// Converts codes of quantised weights to 16-bit numbers, in registers, without tables and without rounding.
 //
 // A word of quant_layout.h becomes registers of two numbers each. Every step is exact in both types:
-//   int4   0x6400 (f16) is 1024 and 0x4300 (bf16) is 128, with room for four bits behind the last: the code is put
-//          there, and "code + 1024 + zero term" is one fused multiply-add. Its zero term is -1024 - zero.
-//   int8   f16 as int4, with the code's sign bit flipped: code + 1152. bf16 has room for seven bits: 128 + the low
-//          seven, less 128 or 256 by the sign bit, is the code. Zero terms: -1152 - zero, and -zero.
-//   fp8    sign, exponent and mantissa go to their places in the wider type. What is wrong then is the exponents' bias:
-//          a factor of 2^8 (f16) or 2^120 (bf16), by which subnormal codes come out right too.
+//   int4   0x6400 (f16) is 1024 and 0x4300 (bf16) is 128, with four free bits at the end of the mantissa for the code.
+//          One fused multiply-add computes "code + 1024 + zero term". The zero term is -1024 - zero.
+//   int8   f16 like int4, with the code's sign bit flipped: code + 1152. bf16 has seven free bits: 128 + the low seven
+//          bits, minus 128 or 256 depending on the sign bit, is the code. Zero terms: -1152 - zero, and -zero.
+//   fp8    sign, exponent and mantissa move to their positions in the wider type. Only the exponents' bias is then
+//          wrong: a factor of 2^8 (f16) or 2^120 (bf16) corrects it, also for subnormal codes.
 //   mxfp4  the same with 2^14 and 2^126.
-// Integers up to 256 are exact in bf16, and code - zero is at most 255. fp8 and mxfp4 have no zeros.
-// Instructions for a code: int4 1.4; int8 1 (f16), 2.3 (bf16); fp8 2.3; mxfp4 2.4. At an H200's bandwidth an SM meets
-// 43 codes of 4 bits or 21 of 8 a cycle, and issues 128 lanes' instructions: 47, 48 and 80 % of those at most.
+// Integers up to 256 are exact in bf16, and code - zero is at most 255. fp8 and mxfp4 have no zeros. Instructions per
+// code: int4 1.4; int8 1 (f16), 2.3 (bf16); fp8 2.3; mxfp4 2.4. At an H200's bandwidth, an SM gets 43 codes of 4 bits
+// or 21 of 8 bits per cycle, and issues instructions for 128 lanes: at most 47, 48 and 80 % of them are for this.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@
 
 namespace charonia::cuda {
 
-// The type that codes become, for a data type: float is multiplied with what bf16 holds exactly.
+// The type of converted codes for a data type: float inputs use numbers that bf16 represents exactly.
 template <class T>
 using NumberType = std::conditional_t<std::is_same_v<T, float>, bf16, T>;
 
-// a * b + c, of two numbers each. For results that the type holds exactly.
+// a * b + c for two numbers each. Only for results that the type represents exactly.
 #if defined(CHARONIA_CUDA_ON_HOST)
 template <class T>
 std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
@@ -51,7 +51,7 @@ CHARONIA_DEVICE std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::
 template <ops::Code code>
 inline constexpr int kCodeBits = ops::bits_of(code);
 
-// The zero term of a zero (a byte of two's complement; for int4 0 to 16), twice, of both the zero twice.
+// The zero terms of two zeros (bytes in two's complement; 0 to 16 for int4), from the bytes in both halves.
 template <class T, ops::Code code>
 CHARONIA_DEVICE std::uint32_t zero_term_of_both(std::uint32_t both) {
   using ops::Code;
@@ -73,7 +73,7 @@ CHARONIA_DEVICE std::uint32_t zero_term(std::uint32_t zero) {
   return zero_term_of_both<T, code>(zero | zero << 16);
 }
 
-// The numbers of a word, less the zero: zero is a pair of zero terms. 8 / bits * 4 codes, columns in order.
+// The numbers of a word minus the zero; zero is a pair of zero terms. 8 / bits * 4 codes, columns in order.
 template <class T, ops::Code code>
 CHARONIA_DEVICE void numbers(std::uint32_t word, std::uint32_t zero, std::uint32_t (&out)[16 / kCodeBits<code>]) {
   using ops::Code;

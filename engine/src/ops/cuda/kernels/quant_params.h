@@ -1,4 +1,4 @@
-// What the kernels of quant_gemm.h and their launch share.
+// Common definitions of the kernels of quant_gemm.h and their launch.
 #pragma once
 
 #include <cstdint>
@@ -9,33 +9,33 @@
 
 namespace charonia::cuda {
 
-// `weight` are codes, weight_stride their columns with padding. With `tiles` the GEMM is of experts: a tile's rows are
-// tile.first .. of the places, in rows come by rows_of, and n and the weight are those of one expert.
+// `weight` has codes, and weight_stride is their columns with padding. With `tiles` the GEMM is for experts: a tile's
+// rows are places from tile.first on, the rows of `in` come from rows_of, and n and the weight are those of one expert.
 struct QuantParams : GemmParams {
   const void* scales;
-  const void* zeros;            // null: those of zero_pair are all rows'
-  const float* row_scales;      // [rows of in]: sums are multiplied by it; null: not
-  const ExpertTile* tiles;      // null: not of experts
-  const std::int32_t* rows_of;  // null: in has a row for each place
-  std::int64_t expert_codes;    // from one expert to the next, in bytes
-  std::int64_t expert_scales;   // the same of scales, and of zeros, in elements
+  const void* zeros;            // null: all rows have the zeros of zero_pair
+  const float* row_scales;      // [rows of in]: factors of sums; null: none
+  const ExpertTile* tiles;      // null: not for experts
+  const std::int32_t* rows_of;  // null: in has one row per place
+  std::int64_t expert_codes;    // distance between experts, in bytes
+  std::int64_t expert_scales;   // the same for scales and zeros, in elements
   std::uint32_t zero_pair;
-  int groups, group, group_shift;  // column c is of group c >> group_shift; the plain kernel divides
+  int groups, group, group_shift;  // column c is in group c >> group_shift; the plain kernel divides
   DType scale_type;
   int sms;
   std::size_t sm_shared_bytes;  // of an SM, for one block
-  bool gated;  // with tiles: 8 outputs of 16 weight rows, activation(first eight) * second eight
+  bool gated;                   // with tiles: 16 weight rows give 8 outputs, activation(first eight) * second eight
 };
 
-// Steps of 64 columns that a warp of the stream kernel has under way, or is at: 4 to 6 KB of codes, and as much as 99 KB
-// of shared memory have room for where scales of 32 columns come with them. Smaller rings, which leave more of an SM's
-// memory to the L1 cache, took 0 to 12 % longer on an H200.
+// Steps of 64 columns that a warp of the stream kernel has in flight or processes: 4 to 6 KB of codes; with scales for
+// 32 columns, as much as fits into 99 KB of shared memory. Smaller rings, which leave more of an SM's memory to the L1
+// cache, took 0 to 12 % longer on an H200.
 constexpr int quant_stream_ring(int bits, int closes, int units) {
   if (bits == 4) return units == 1 ? 8 : 4;
   return units == 1 ? 6 : closes == 32 ? 2 : 3;
 }
 
-// Each in its own file. False: there is no such tactic.
+// Each is defined in its own file. Returns false if the tactic does not exist.
 bool launch_quant_stream_u4(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
                             int closes);
 bool launch_quant_stream_i8(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
@@ -51,7 +51,7 @@ bool launch_quant_tile_f4(Stream& stream, const QuantParams& params, const GemmT
 bool launch_quant_plain(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
                         ops::Code code);
 
-// out [row_tiles units of rows, weight_stride] of a 16-bit type. group_shift below 0: columns are divided by group.
+// out [row_tiles units of rows, weight_stride] of a 16-bit type. group_shift < 0: columns are divided by group.
 void launch_dequantise(Stream& stream, const QuantParams& params, DType type, ops::Code code);
 
 }  // namespace charonia::cuda

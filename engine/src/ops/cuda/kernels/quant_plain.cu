@@ -1,11 +1,12 @@
-// GEMMs with a quantised weight in float, without tensor cores: for float inputs and for groups that the other kernels
-// do not take.
+// GEMMs with a quantised weight in float, without tensor cores: for float inputs, and for groups that the fast kernels
+// do not support.
 //
 //   out [rows, n] = in [rows, k] * weight [n, k]^T + bias
 //
-// A block computes 32 outputs of 8 rows. Stages of 32 columns in shared memory, the weight's as numbers in float. The
-// products of a group are added up, one fused multiply-add after the other, and its sum enters the row's times the
-// scale. No parts of K. Made to be right: a weight in float is for checking, and no format has such groups.
+// A block computes 32 outputs of 8 rows, with stages of 32 columns in shared memory; the weight is converted to float.
+// The products of a group are summed with sequential fused multiply-adds, and the sum is added to the row's sum after
+// multiplication with the scale. K has no parts. This kernel is not optimised: float inputs are for verification, and
+// no format has such groups.
 #include "ops/cuda/kernels/quant_device.h"
 
 namespace charonia::cuda {
@@ -14,7 +15,7 @@ namespace {
 constexpr int kColumns = 32, kRows = 8, kChunk = 32, kPitch = kChunk + 1, kThreads = 128;
 constexpr int kThreadColumns = kColumns / 2, kSumPitch = kColumns + 1;
 
-// Numbers of codes in float, without their zero.
+// Converts codes to float, without their zero.
 template <class N, ops::Code code>
 CHARONIA_DEVICE void float_numbers(std::uint32_t word, float (&out)[32 / kCodeBits<code>]) {
   std::uint32_t pairs[16 / kCodeBits<code>];
@@ -59,7 +60,7 @@ void plain_kernel(const QuantParams p) {
   const int column = tid % kThreadColumns, row = tid / kThreadColumns;
 
   float total[2] = {0, 0}, sum[2] = {0, 0};
-  int group = 0, left = p.group;  // columns of the group that are still to come
+  int group = 0, left = p.group;  // remaining columns of the group
   for (int k = 0; k < p.k; k += kChunk) {
     const int chunk = min(kChunk, p.k - k);
     for (int i = tid; i < kColumns * (kChunk / kOfWord); i += kThreads) {

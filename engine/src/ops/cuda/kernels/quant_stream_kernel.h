@@ -1,31 +1,31 @@
-// GEMMs of few rows with a quantised weight: codes flow from memory through registers, where they become 16-bit
-// numbers, into the tensor cores.
+// GEMMs of few rows with a quantised weight: codes flow from memory through registers, where they are converted to
+// 16-bit numbers, into the tensor cores.
 //
-//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, in in bf16 or f16, weight as quant_layout.h has it.
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, in in bf16 or f16, weight in the layout of quant_layout.h.
 //
-// As gemm_stream_kernel.h: a warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k), and the sums of
-// the parts meet in shared memory. A step is 64 columns. Blocks are persistent: a block takes one tile of outputs after
-// the other, and the ring of codes under way runs on over their borders, so that memory does not wait while a tile ends
-// and the next begins. A part of 4096 columns has 8 steps only.
+// Like gemm_stream_kernel.h: a warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k), and the sums
+// of the parts are combined in shared memory. A step is 64 columns. Blocks are persistent: a block computes several
+// tiles of outputs, and the ring of codes in flight continues across them, so that memory stays busy while a tile ends
+// and the next begins. A part of 4096 columns has only 8 steps.
 //
-// Arithmetic, which quant_tile_kernel.h shares bit for bit. Codes less their zero are exact 16-bit numbers, so the
-// tensor cores multiply what the file says with the inputs as they are. Of every kClose columns (64, or 32 where groups
-// are of 32) the products are added up from 0, in float, and then enter the part's sum times the group's scale, with
-// one fused multiply-add: scales are neither rounded nor multiplied into weights. A row's bits depend on the row and on
-// the weight alone.
+// Arithmetic, which quant_tile_kernel.h repeats bit for bit: codes minus their zero are exact 16-bit numbers, so the
+// tensor cores multiply the exact numbers of the file with the inputs. The products of every kClose columns (64, or 32
+// with groups of 32) are summed from 0 in float; then one fused multiply-add adds them, times the group's scale, to the
+// part's sum. Scales are neither rounded nor multiplied into weights. A row's bits depend only on the row and the
+// weight.
 //
-// Bound: memory. For a step of 16 outputs (512 bytes of int4) a lane issues 44 instructions for codes, 4 GEMMs, and some
-// 20 for scales, sums and copies; 30 more for inputs and the loop serve all kM units. At 4.4 TB/s an SM meets such a step
-// every 27 cycles, and issues 108 instructions in them. The ring has kRing - 1 steps under way: 48 to 120 KB an SM that
-// is full, against the 29 KB that are needed.
+// Bound: memory. For a step of 16 outputs (512 bytes of int4) a lane issues 44 instructions for codes, 4 GEMMs, and
+// about 20 for scales, sums and copies; 30 more for inputs and the loop serve all kM units. At 4.4 TB/s an SM gets such
+// a step every 27 cycles, and can issue 108 instructions in them. The ring has kRing - 1 steps in flight: 48 to 120 KB
+// on a full SM, where 29 KB are needed.
 //
-// Measured on an H200 (llama3-8b, one row, shares of what a kernel reads that only reads): int4 in groups of 128 68 % for
-// 28672 x 4096 and 47 % for 4096 x 14336, int8 85 and 71 %. Before, with rings in registers, blocks of one tile and types
-// of scales unknown to the compiler, 41 and 30 %, 62 and 53 %: 599 of a warp's 2080 instructions came before its first
-// product, and products waited for inputs. What is left for weights of few outputs: two blocks an SM have 16 warps, each
-// of whose steps waits for the inputs of its first product. The second shape's figures are of launches that do not
-// overlap: where one such GEMM follows another, blocks of the next come to lie unevenly on the SMs, and it takes 20 us
-// in place of 14.
+// Measured on an H200 (llama3-8b, one row, in percent of the bandwidth of a read-only kernel): int4 in groups of 128 68
+// % for 28672 x 4096 and 47 % for 4096 x 14336, int8 85 and 71 %. An earlier version, with rings in registers, blocks
+// of one tile, and scale types that the compiler did not know, reached 41 and 30 %, 62 and 53 %: 599 of a warp's 2080
+// instructions came before its first product, and products waited for inputs. Remaining loss for weights with few
+// outputs: two blocks per SM have 16 warps, and each step of a warp waits for the inputs of its first product. The
+// figures of the second shape are for launches that do not overlap. If one such GEMM follows another, the blocks of the
+// next are distributed unevenly over the SMs, and it takes 20 us instead of 14.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,8 @@ namespace charonia::cuda::quant_stream {
 
 inline constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 
-// What the compiler knows of scales and zeros. own: scales are of the inputs' type, and all zeros are those of the code
-// (8 of int4, 0); own_with_zeros: with zeros of their own; any: asked at run time.
+// Compile-time facts about scales and zeros. own: scales have the inputs' type, and all zeros are the code's zero (8
+// for int4, otherwise 0); own_with_zeros: the same with explicit zeros; any: decided at run time.
 enum class Terms : std::uint8_t { any, own, own_with_zeros };
 
 template <class T_, ops::Code kCode_, int kClose_, Terms kTerms_, int kM_, int kN_, int kBlocks_>
@@ -48,29 +48,29 @@ struct Shape {
   static constexpr Terms kTerms = kTerms_;
   static constexpr int kClose = kClose_, kM = kM_, kN = kN_, kBlocks = kBlocks_;
   static constexpr int kRing = quant_stream_ring(kCodeBits<kCode>, kClose, kM);
-  static constexpr int kLoads = kCodeBits<kCode> / 4;  // of a lane, for a unit of 16 rows by 64 columns
-  static constexpr int kCloses = kQuantK / kClose;     // of a step
+  static constexpr int kLoads = kCodeBits<kCode> / 4;  // loads of a lane for a unit of 16 rows by 64 columns
+  static constexpr int kCloses = kQuantK / kClose;     // per step
   static constexpr int kOutputs = kQuantRows * kM_, kRows = 8 * kN;
-  static constexpr int kPitch = kOutputs + 4;  // lanes of a store hit different banks
+  static constexpr int kPitch = kOutputs + 4;  // padded, so that the lanes of a store use different banks
   static constexpr int kSums = kWarps * kRows * kPitch;
   static constexpr bool kHasZeros = (kCode == ops::Code::u4 || kCode == ops::Code::i8) && kTerms != Terms::own;
-  // Words of scales and zeros that a lane has for each closing.
+  // Words of scales and zeros of a lane for each group of kClose columns.
   static constexpr int kScaleWords = kTerms == Terms::any ? 2 : 1, kWords = kScaleWords + (kHasZeros ? 1 : 0);
   static constexpr int kCodeBytes = kM * kLoads * kWarp * 16;
   static constexpr int kSlotBytes = kCodeBytes + kM * kCloses * kWords * kWarp * 4;
-  static constexpr int kTurns = kN == 1 ? 2 : 1;  // tiles whose sums have a place of their own
+  static constexpr int kTurns = kN == 1 ? 2 : 1;  // tiles with separate memory for their sums
   static constexpr std::size_t kSharedBytes =
       std::size_t{kTurns * kSums} * sizeof(float) + std::size_t{kWarps * kRing * kSlotBytes};
   static_assert(kSharedBytes <= (std::size_t{99} << 10), "what a block has on compute capability 8.9");
 };
 
-// What a lane has copied of scales and zeros, for one unit and closing.
+// A lane's copy of scales and zeros, for one unit and kClose columns.
 template <class S>
 struct LaneTerms {
   using T = typename S::T;
   std::uint32_t words[S::kWords];
 
-  // place: the lane's word, and behind it, a warp's apart, the others; at: of row g, in elements.
+  // place: the lane's first word; its other words follow at the distance of a warp. at: index for row g, in elements.
   CHARONIA_DEVICE static void copy(const QuantParams& p, SharedAddress place, int at) {
     if (S::kTerms == Terms::any && p.scale_type == DType::f32) {
       const float* const from = static_cast<const float*>(p.scales) + at;
@@ -80,7 +80,7 @@ struct LaneTerms {
       copy_async_4(place, static_cast<const std::uint16_t*>(p.scales) + at);
     }
     if constexpr (S::kHasZeros) {
-      if (S::kTerms != Terms::any || p.zeros != nullptr) {  // those of two rows' pairs
+      if (S::kTerms != Terms::any || p.zeros != nullptr) {  // the zeros of two pairs of rows
         copy_async_4(place + S::kScaleWords * kWarp * 4, static_cast<const std::uint8_t*>(p.zeros) + (at & ~3));
       }
     }
@@ -92,7 +92,8 @@ struct LaneTerms {
   CHARONIA_DEVICE void zero_terms(const QuantParams& p, std::uint32_t (&out)[2]) const {
     if constexpr (S::kHasZeros) {
       const bool own = S::kTerms != Terms::any || p.zeros != nullptr;
-      const std::uint32_t first = own && lane_id() / 4 % 2 != 0 ? 0x4242U : 0x4040U;  // the byte, 0, the byte, 0
+      // selects the byte, 0, the byte, 0
+      const std::uint32_t first = own && lane_id() / 4 % 2 != 0 ? 0x4242U : 0x4040U;
       const std::uint32_t word = own ? words[S::kScaleWords] : p.zero_pair;
       out[0] = zero_term_of_both<T, S::kCode>(permute_bytes(word, first));
       out[1] = zero_term_of_both<T, S::kCode>(permute_bytes(word, first + 0x0101U));
@@ -120,14 +121,14 @@ void stream_kernel(const QuantParams p) {
   const int lane = lane_id(), g = lane / 4, t = lane % 4;
   const int group = warp_id() / p.parts, part = warp_id() - group * p.parts;
   const int groups = static_cast<int>(blockDim.x) / kWarp / p.parts;
-  // What the lane copies, nobody but itself reads: without a barrier.
+  // Each lane reads only the data that it copied, so no barrier is needed.
   const SharedAddress ring = shared_address(dynamic_shared() + S::kTurns * S::kSums * sizeof(float)) +
                              warp_id() * kRing * S::kSlotBytes + lane * 16;
   const SharedAddress last_slot = ring + (kRing - 1) * S::kSlotBytes;
-  const int terms_at = S::kCodeBytes - lane * 12;  // from a lane's codes to its words, which are 4 bytes
+  const int terms_at = S::kCodeBytes - lane * 12;  // offset from a lane's codes to its words, which have 4 bytes
   QuantRows tile{static_cast<int>(blockIdx.y) * S::kRows, 0};
-  int block = static_cast<int>(blockIdx.x), to_next = static_cast<int>(gridDim.x);  // of outputs
-  std::int64_t codes_at = 0;  // where the expert's begin
+  int block = static_cast<int>(blockIdx.x), to_next = static_cast<int>(gridDim.x);  // block: a tile of outputs
+  std::int64_t codes_at = 0;                                                        // offset of the expert's codes
   int scales_at = 0;
   if (p.tiles != nullptr) {
     dependency_trigger();
@@ -146,15 +147,15 @@ void stream_kernel(const QuantParams p) {
   const int k_left = min(p.part_length, p.k - k_begin);
   const int steps = static_cast<int>(divide_up(k_left, kQuantK));
 
-  // What is copied next: a step of the tile `block_ahead`.
+  // The next copy: a step of the tile `block_ahead`.
   int block_ahead = block, step_ahead = 0;
   const uint4* codes[kM];
-  int scale_row[kM];  // of row g, in elements; scales, as all of a weight's outputs, are fewer than 2^31
+  int scale_row[kM];  // for row g, in elements; all scales of a weight are fewer than 2^31
   const auto go_to_block = [&] {
     const int all_steps = p.weight_stride / kQuantK, last_unit = (p.n - 1) / kQuantRows;
     CHARONIA_UNROLL
     for (int i = 0; i < kM; ++i) {
-      // Outputs beyond n compute the last ones again.
+      // Outputs beyond n recompute the last outputs.
       const int unit = min((block_ahead * groups + group) * kM + i, last_unit);
       codes[i] = reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(p.weight) + codes_at) +
                  (static_cast<std::int64_t>(unit) * all_steps + k_begin / kQuantK) * (S::kLoads * kWarp) + lane;
@@ -194,7 +195,7 @@ void stream_kernel(const QuantParams p) {
     dependency_wait();
   }
 
-  // Lanes beyond the rows read the first one; what becomes of it is dropped.
+  // Lanes beyond the rows read the first row; their results are dropped.
   const T* in[kN];
   CHARONIA_UNROLL
   for (int j = 0; j < kN; ++j) {
@@ -202,7 +203,7 @@ void stream_kernel(const QuantParams p) {
     in[j] = static_cast<const T*>(p.in) +
             static_cast<std::int64_t>(tile.in_row(p, row < tile.rows ? row : 0)) * p.in_stride + k_begin + 8 * t;
   }
-  // Of the halves of a step. Each is asked for again, for the next step, where it has been used.
+  // Inputs of the two halves of a step. After use, each is loaded again for the next step.
   uint4 x[2][kN];
   const auto load_in = [&](int half, int step) {
     const int k = step * kQuantK + 32 * half;
@@ -219,7 +220,7 @@ void stream_kernel(const QuantParams p) {
   load_in(0, 0);
   load_in(1, 0);
 
-  SharedAddress slot = ring, before = last_slot;  // the one that is read, and the one that was, which is filled
+  SharedAddress slot = ring, before = last_slot;  // the slot that is read, and the previous slot, which is filled
   for (int turn = 0; block < blocks; block += to_next, ++turn) {
     float total[kM][kN][4];
     CHARONIA_UNROLL
@@ -284,7 +285,7 @@ void stream_kernel(const QuantParams p) {
       slot = slot == last_slot ? ring : slot + S::kSlotBytes;
     }
     float* const of_turn = sums + turn % S::kTurns * S::kSums;
-    if constexpr (S::kTurns == 1) __syncthreads();  // those of the turn before have been read
+    if constexpr (S::kTurns == 1) __syncthreads();  // the sums of the previous tile have been read
     float* const mine = of_turn + warp_id() * S::kRows * S::kPitch;
     CHARONIA_UNROLL
     for (int i = 0; i < kM; ++i) {
@@ -294,7 +295,8 @@ void stream_kernel(const QuantParams p) {
         for (int c = 0; c < 4; ++c) mine[(8 * j + 2 * t + c % 2) * S::kPitch + 16 * i + g + c / 2 * 8] = total[i][j][c];
       }
     }
-    // Behind it the sums of this turn are there. Of two places, the next turn's was read before it.
+    // After this barrier the sums of this tile are complete. With two buffers, the next tile's buffer was read before
+    // it.
     __syncthreads();
     // The threads of a group's warps store its outputs.
     const float* const of_group = of_turn + group * p.parts * S::kRows * S::kPitch;
@@ -315,7 +317,7 @@ bool launch_if(Stream& stream, const QuantParams& p, const GemmTactic& tactic) {
   const int groups = kWarps / p.parts;
   const auto columns = static_cast<unsigned>(divide_up(p.n, groups * S::kOutputs));
   const auto rows = static_cast<unsigned>(p.row_tiles);
-  // A block has 1 KB of shared memory besides its own.
+  // A block takes 1 KB of shared memory in addition to its own.
   const auto fit = (p.sm_shared_bytes + 1024) / (S::kSharedBytes + 1024);
   const auto resident = static_cast<unsigned>(p.sms) * static_cast<unsigned>(std::min<std::size_t>(fit, S::kBlocks));
   launch(stream, p.tiles != nullptr ? "experts: quantised GEMM (stream)" : "quantised GEMM (stream)",
@@ -334,7 +336,7 @@ bool launch_terms(Stream& stream, const QuantParams& p, const GemmTactic& tactic
          launch_if<Shape<T, code, kClose, kTerms, 2, 2, 2>>(stream, p, tactic);
 }
 
-// False: there is no such kernel.
+// Returns false if the kernel does not exist.
 template <class T, ops::Code code, int kClose>
 bool launch_typed(Stream& stream, const QuantParams& p, const GemmTactic& tactic) {
   if constexpr (kClose == kQuantK) {

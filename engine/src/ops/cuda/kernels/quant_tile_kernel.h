@@ -1,21 +1,21 @@
-// GEMMs of more rows with a quantised weight: codes and inputs go through stages of shared memory, and codes become
-// 16-bit numbers in the registers of the warp that multiplies them.
+// GEMMs of more rows with a quantised weight: codes and inputs go through stages of shared memory, and the warp that
+// multiplies codes converts them to 16-bit numbers in its registers.
 //
-//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, in in bf16 or f16, weight as quant_layout.h has it; and of
-//   experts, as experts_gemm.cu has them.
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, in in bf16 or f16, weight in the layout of quant_layout.h;
+//   also for experts, as in experts_gemm.cu.
 //
-// As gemm_tile_kernel.h: a block computes kColumns outputs of kRows rows over one or several parts of K (split_k),
-// whose sums meet in the workspace where blocks share a tile. A stage holds 64 columns: kColumns / 16 units of codes as
-// they lie in memory, of which a lane's 16 bytes are its own, and rows of 128 bytes of the inputs, swizzled. Scales and
-// zeros are read while a stage is waited for. Closed parts of K are added up in shared memory. The arithmetic is that
-// of quant_stream_kernel.h, bit for bit.
+// Like gemm_tile_kernel.h: a block computes kColumns outputs of kRows rows over one or several parts of K (split_k); if
+// blocks share a tile, their sums are combined in the workspace. A stage holds 64 columns: kColumns / 16 units of codes
+// in their memory layout, with 16 bytes for each lane, and swizzled rows of 128 bytes of the inputs. Scales and zeros
+// are read while a stage is waited for. Sums of finished parts of K are accumulated in shared memory. The arithmetic is
+// the same as in quant_stream_kernel.h, bit for bit.
 //
-// Bound: to some 64 rows memory. A stage of 64 outputs is 2 KB of int4 codes, of which 3 blocks of 5 stages ahead keep
-// 30 KB under way, as much as an H200 needs; inputs come out of the L2 cache, 128 bytes a row for every 64 outputs:
-// with 64 rows 4 times the codes' bytes, of which the L2 cache gives some 24 a cycle and SM: from 48 rows on that is
-// the bound, and with 256 rows the tiles of 128 by 128 halve it. Then the arithmetic: for 64 columns a warp of a 64 x
-// 64 tile issues 32 GEMMs, some 100 instructions for numbers and 64 for sums, and reads 5 KB: 160 cycles of shared
-// memory for some 200 of the tensor cores at the rate of mma.sync.
+// Bound: memory up to about 64 rows. A stage of 64 outputs has 2 KB of int4 codes; 3 blocks with 5 stages ahead keep 30
+// KB in flight, as much as an H200 needs. Inputs come from the L2 cache, 128 bytes per row for every 64 outputs: with
+// 64 rows 4 times the codes' bytes. The L2 cache delivers about 24 bytes per cycle and SM, so from 48 rows on that is
+// the bound; with 256 rows, tiles of 128 by 128 halve it. For more rows the bound is arithmetic: for 64 columns a warp
+// of a 64 x 64 tile issues 32 GEMMs, about 100 instructions for numbers and 64 for sums, and reads 5 KB: 160 cycles of
+// shared memory for about 200 of the tensor cores at the rate of mma.sync.
 #pragma once
 
 #include "ops/cuda/kernels/gemm_tile_device.h"
@@ -31,15 +31,16 @@ struct Shape {
   static constexpr int kClose = kClose_, kColumns = kColumns_, kRows = kRows_;
   static constexpr int kColumnWarps = kColumnWarps_, kRowWarps = kRowWarps_, kStages = kStages_, kBlocks = kBlocks_;
   static constexpr int kThreads = kColumnWarps * kRowWarps * kWarp;
-  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // GEMMs of a warp
+  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // GEMMs per warp
   static constexpr int kSums = kM * kN * 4;
-  static constexpr int kLoads = kCodeBits<kCode> / 4;  // of a lane, for a unit
-  static constexpr int kCloses = kQuantK / kClose;     // of a stage
+  static constexpr int kLoads = kCodeBits<kCode> / 4;  // loads of a lane for a unit
+  static constexpr int kCloses = kQuantK / kClose;     // per stage
   static constexpr int kUnits = kColumns / kQuantRows, kUnitBytes = kLoads * kWarp * 16;
   static constexpr int kCodeBytes = kUnits * kUnitBytes, kStageBytes = kCodeBytes + kRows * kRowBytes;
-  static constexpr int kPitch = kColumns + 4;  // of the sums in shared memory: lanes of a store hit different banks
+  // The pitch of the sums in shared memory, padded so that the lanes of a store use different banks.
+  static constexpr int kPitch = kColumns + 4;
   static constexpr int kStagesBytes = kStages * kStageBytes;
-  static constexpr int kSharedBytes = kStagesBytes + kThreads * kSums * 4;  // and the sums of closed parts
+  static constexpr int kSharedBytes = kStagesBytes + kThreads * kSums * 4;  // with the sums of finished parts
   static_assert(kM * kColumnWarps * 16 == kColumns && kN * kRowWarps * 8 == kRows);
   static_assert(kRows * kPitch * 4 <= kStagesBytes);
 };
@@ -56,7 +57,7 @@ void tile_kernel(const QuantParams p) {
   const int index = static_cast<int>(blockIdx.x);
   QuantRows tile{0, 0};
   int first_column = 0, first_part = 0;
-  std::int64_t codes_at = 0, scales_at = 0;  // where the expert's begin
+  std::int64_t codes_at = 0, scales_at = 0;  // offsets of the expert's codes and scales
   if (p.tiles != nullptr) {
     dependency_trigger();
     dependency_wait();
@@ -85,7 +86,7 @@ void tile_kernel(const QuantParams p) {
            (static_cast<std::int64_t>(first_unit + unit) * all_steps + k_begin / kQuantK + chunk) * S::kUnitBytes;
   };
   if (p.tiles == nullptr) {
-    // While the kernel before this one still runs, codes can come as far as the L2 cache: a line a thread.
+    // Prefetches codes into the L2 cache while the previous kernel still runs: one line per thread.
     constexpr int kLines = S::kUnitBytes / 128;
     for (int i = static_cast<int>(threadIdx.x); i < S::kUnits * (S::kStages - 1) * kLines; i += S::kThreads) {
       const int unit = i / kLines % S::kUnits, chunk = i / kLines / S::kUnits;
@@ -96,7 +97,7 @@ void tile_kernel(const QuantParams p) {
   }
 
   const int chunk_of = static_cast<int>(threadIdx.x) % kChunks, own = static_cast<int>(threadIdx.x) / kChunks;
-  int in_rows[S::kRows / kStep];  // -1: beyond the tile's
+  int in_rows[S::kRows / kStep];  // -1: beyond the tile's rows
   CHARONIA_UNROLL
   for (int i = 0; i < S::kRows / kStep; ++i) {
     const int row = own + i * kStep;
@@ -158,7 +159,7 @@ void tile_kernel(const QuantParams p) {
   for (int chunk = 0; chunk < chunks; ++chunk) {
     load_factors(factors, chunk);
     copy_wait<S::kStages - 2>();
-    __syncthreads();  // the chunk is there for all, and all are done with the one before, whose place is filled next
+    __syncthreads();  // this chunk is complete, and all threads are done with the previous one
     fill(chunk + S::kStages - 1);
     const unsigned char* const stage = stages + chunk % S::kStages * S::kStageBytes;
     const unsigned char* const in = stage + S::kCodeBytes;
@@ -230,7 +231,7 @@ void tile_kernel(const QuantParams p) {
     sum[4 * i + 3] = own ? four.w : sums.before[4 * i + 3];
   }
   auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
-  leave_sums<S>(out, sum, warp_column, warp_row);
+  store_sums<S>(out, sum, warp_column, warp_row);
   __syncthreads();
   store_quant_outputs<T, S::kColumns>(p, tile, first_column, static_cast<int>(threadIdx.x), S::kThreads,
                                       [&](int row, int column) { return out[row * S::kPitch + column]; });
@@ -251,12 +252,12 @@ bool launch_if(Stream& stream, const QuantParams& p, const GemmTactic& tactic) {
   return true;
 }
 
-// Whether there is such a kernel.
+// Returns whether such a kernel exists.
 template <class T, ops::Code code, int kClose>
 bool launch_typed(Stream& stream, const QuantParams& p, const GemmTactic& tactic) {
   const auto launch_large = [](Stream& on, const QuantParams& params, const GemmTactic& how) {
-    // Where a stage has two scales registers do not suffice. Nor do they with four warps beside each other: each would
-    // have 64 rows.
+    // With two scales per stage there are not enough registers. The same is true for four column warps: each would have
+    // 64 rows.
     constexpr int kColumnWarps = 2;
     using Large = Shape<T, code, kClose, 128, 128, kColumnWarps, 8 / kColumnWarps, 4, 1>;
     if constexpr (kClose == kQuantK) return launch_if<Large>(on, params, how);

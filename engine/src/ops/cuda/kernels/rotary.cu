@@ -1,24 +1,24 @@
-// What is done to q and k before attention, and the way of k and v into the cache.
+// Prepares q and k before attention, and stores k and v in the cache.
 //
 //   qkv      [rows, (heads + 2 kv_heads) * head_dim], rows `stride` apart: q heads, k heads, v heads
 //   cos_sin  [table rows, rotary_dim] f32: cosines in the first half of a row, sines in the second
 //   cache    [block][k, v][kv head][slot][head_dim], or quantised (CacheLayer)
-// A head of q or k: x = x / sqrt(mean(x^2) + eps) * weight, where there are weights; the pairs (d, d + rotary_dim / 2)
-// are turned, the elements from rotary_dim on stay; q is multiplied by its position's scale, where there are scales.
+// For a head of q or k: x = x / sqrt(mean(x^2) + eps) * weight, if there are weights; the pairs (d, d + rotary_dim / 2)
+// are rotated, elements from rotary_dim on do not change; q is multiplied by its position's scale, if there are scales.
 // Variants (RotaryParams): the pairs are (2 d, 2 d + 1); the norm comes after the rotation; the mean of the squares is
-// over all heads of the row (its sums come from qk_squares()), and every head has weights of its own.
+// over all heads of the row (its sums come from qk_squares()), and every head has its own weights.
 //
-// Bound by memory: qkv is read once, q written back, k and v written to the cache (k and v in qkv keep what they are);
-// cosines and sines are 4 * rotary_dim bytes a row and stay in L1, as do weights and what a norm reads again. A thread
-// takes kVector elements of the first half of what is turned and those kVector that are turned with them (or as many of
-// either half of what stays), so that all accesses have 16 bytes where shapes allow it. With a norm, a head belongs to
-// a power of two of lanes of one warp, which sum up its squares by shuffles. At one row it is the launch that takes the
+// Memory bound: qkv is read once, q is written back, k and v are written to the cache (k and v in qkv do not change).
+// Cosines and sines are 4 * rotary_dim bytes per row and stay in L1, and so do weights and data that a norm reads
+// again. A thread takes kVector elements of the first half of the rotated elements and their kVector partners (or as
+// many of each half of the other elements), so that all accesses have 16 bytes if shapes allow it. With a norm, a power
+// of two of lanes of one warp processes a head and sums its squares by shuffles. With one row the launch determines the
 // time.
 //
-// Into a quantised cache a warp stores a head: each lane the elements i and i + head_dim / 2 of every 32nd i, which
-// share a byte in 4 bits. Once for the smallest and the largest of the head, once to store; what is read twice is in L1
-// by then. For each element some 40 instructions, half of them the exact division: at 8192 rows of 16 such heads of
-// 128, 50 microseconds of an H200, 1 % of what the products of such a layer take.
+// For a quantised cache, a warp stores a head. Each lane has elements i and i + head_dim / 2 for every 32nd i, which
+// share a byte with 4 bits. The first pass finds the smallest and the largest element of the head, the second stores
+// it; the second read comes from L1. An element takes about 40 instructions, half of them for the exact division: 8192
+// rows of 16 such heads of 128 take 50 microseconds on an H200, 1 % of the time of such a layer's GEMMs.
 #include <algorithm>
 #include <bit>
 #include <type_traits>
@@ -37,7 +37,7 @@ struct RotaryStore {
   void* qkv = nullptr;
   std::int64_t stride = 0;
   const float* cos_sin = nullptr;
-  int rotary_dim = 0;  // 0: nothing is turned
+  int rotary_dim = 0;  // 0: no rotation
   bool interleaved = false;
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
@@ -48,14 +48,14 @@ struct RotaryStore {
   const float* q_scale = nullptr;
   CacheLayer cache;
   int heads = 0;
-  int lanes = 0;     // of a head
-  int q_blocks = 0;  // of a row, where the cache is quantised
+  int lanes = 0;     // per head
+  int q_blocks = 0;  // blocks per row for q, if the cache is quantised
   const std::int32_t* positions = nullptr;
   const std::int32_t* rotary_rows = nullptr;
   const std::int32_t* kv_slots = nullptr;
 };
 
-// kVector elements that are loaded and stored at once.
+// kVector elements that are loaded and stored together.
 template <class T, int kVector>
 struct alignas(sizeof(T) * kVector) Vector {
   T at[kVector];
@@ -83,18 +83,18 @@ CHARONIA_DEVICE void store(To* to, const float (&x)[kVector]) {
   *reinterpret_cast<Vector<To, kVector>*>(to) = out;
 }
 
-// Where the two vectors of a head that belong together begin, and the first of their cosines.
+// The offsets of two corresponding vectors of a head, and of their first cosine.
 struct Halves {
   int first, second, angle;
-  bool turned;
+  bool rotated;
 };
 template <int kVector>
 CHARONIA_DEVICE Halves halves_of(const RotaryStore& p, int vector) {
-  const int turned = p.rotary_dim / 2, kept = (p.cache.head_dim - p.rotary_dim) / 2;
+  const int half = p.rotary_dim / 2, kept = (p.cache.head_dim - p.rotary_dim) / 2;
   const int d = vector * kVector;
-  if (d >= turned) return {d + turned, d + turned + kept, 0, false};
+  if (d >= half) return {d + half, d + half + kept, 0, false};
   if (p.interleaved) return {2 * d, 2 * d + kVector, d, true};
-  return {d, d + turned, d, true};
+  return {d, d + half, d, true};
 }
 
 template <class T, int kVector>
@@ -124,8 +124,8 @@ CHARONIA_DEVICE void turn_pairs(float (&a)[kVector], float (&b)[kVector], const 
   }
 }
 
-// Sets an element of a and b, one behind the other. (GCC's undefined-behaviour sanitizer writes to a copy in
-// `(i < kVector ? a : b)[...] = x`.)
+// Sets element i of the concatenation of a and b. (GCC's undefined-behaviour sanitizer writes to a copy in `(i <
+// kVector ? a : b)[...] = x`.)
 template <int kVector>
 CHARONIA_DEVICE void set_element(float (&a)[kVector], float (&b)[kVector], int i, float x) {
   if (i < kVector) {
@@ -135,15 +135,15 @@ CHARONIA_DEVICE void set_element(float (&a)[kVector], float (&b)[kVector], int i
   }
 }
 
-// Turns the two vectors of a head.
+// Rotates the two vectors of a head.
 template <int kVector>
-CHARONIA_DEVICE void turn_vectors(const RotaryStore& p, std::int64_t row, const Halves& at, float (&a)[kVector],
-                                  float (&b)[kVector]) {
-  const float* const turn =
+CHARONIA_DEVICE void rotate_vectors(const RotaryStore& p, std::int64_t row, const Halves& at, float (&a)[kVector],
+                                    float (&b)[kVector]) {
+  const float* const angles =
       p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim + at.angle;
   float cosines[kVector], sines[kVector];
-  load_floats(cosines, turn);
-  load_floats(sines, turn + p.rotary_dim / 2);
+  load_floats(cosines, angles);
+  load_floats(sines, angles + p.rotary_dim / 2);
   if (!p.interleaved) return turn_pairs(a, b, cosines, sines);
   float x[kVector], y[kVector];
   CHARONIA_UNROLL
@@ -159,7 +159,7 @@ CHARONIA_DEVICE void turn_vectors(const RotaryStore& p, std::int64_t row, const 
   }
 }
 
-// The factor of the elements of q or of k of a row, from the squares of all heads.
+// The factor of the elements of q or k of a row, from the squares of all heads.
 CHARONIA_DEVICE float factor_of_row(const RotaryStore& p, std::int64_t row, bool is_q) {
   const float mean = p.squares[2 * row + (is_q ? 0 : 1)] / (is_q ? p.q_count : p.k_count);
   return reciprocal_sqrt(mean + p.norm_eps);
@@ -173,10 +173,10 @@ CHARONIA_DEVICE const float* norm_of(const RotaryStore& p, int head) {
                               : weight + static_cast<std::int64_t>(is_q ? head : head - p.heads) * p.cache.head_dim;
 }
 
-// stores: k and v as well as q; else only q is of this thread's concern.
+// stores: processes k and v as well as q; otherwise only q.
 template <class T, int kVector, bool normed, bool stores>
-CHARONIA_DEVICE void turn(const RotaryStore& p) {
-  const int dim = p.cache.head_dim, vectors = dim / 2 / kVector;  // of a half head
+CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
+  const int dim = p.cache.head_dim, vectors = dim / 2 / kVector;  // of half a head
   const int unit = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   const int head = unit / p.lanes, lane = unit % p.lanes;
   const auto row = static_cast<std::int64_t>(blockIdx.x);
@@ -185,14 +185,14 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
   const bool mine = is_q || (stores && head < p.heads + 2 * p.cache.kv_heads && slot >= 0);
   T* const from = static_cast<T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(head) * dim;
   float factor = 1;
-  if constexpr (normed) {  // all lanes of a warp meet here
+  if constexpr (normed) {  // all lanes of a warp arrive here
     float sum = 0;
     for (int v = lane; p.squares == nullptr && mine && !is_v && v < vectors; v += p.lanes) {
       const auto at = halves_of<kVector>(p, v);
       float a[kVector], b[kVector];
       load(a, from + at.first);
       load(b, from + at.second);
-      if (p.norm_after && at.turned) turn_vectors(p, row, at, a, b);
+      if (p.norm_after && at.rotated) rotate_vectors(p, row, at, a, b);
       CHARONIA_UNROLL
       for (int i = 0; i < kVector; ++i) sum = fmaf(b[i], b[i], fmaf(a[i], a[i], sum));
     }
@@ -219,7 +219,7 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
       }
     };
     normalise_both(!p.norm_after);
-    if (!is_v && at.turned) turn_vectors(p, row, at, a, b);
+    if (!is_v && at.rotated) rotate_vectors(p, row, at, a, b);
     normalise_both(p.norm_after);
     if (is_q) {
       if (p.q_scale != nullptr) {
@@ -233,7 +233,7 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
       store<T>(from + at.first, a);
       store<T>(from + at.second, b);
     } else if constexpr (stores) {
-      const int kv_head = head - p.heads;  // v heads lie behind k heads in the cache as well
+      const int kv_head = head - p.heads;  // in the cache, v heads follow k heads too
       T* const to =
           static_cast<T*>(p.cache.data) + p.cache.k_at(slot / p.cache.block_len, kv_head, slot % p.cache.block_len);
       store<T>(to + at.first, a);
@@ -247,33 +247,33 @@ CHARONIA_KERNEL(kThreads, 4)
 void rotary_kernel(const RotaryStore p) {
   dependency_trigger();
   dependency_wait();
-  turn<T, kVector, normed, true>(p);
+  rotate_row<T, kVector, normed, true>(p);
 }
 
-// One head of k or v of a row, by a warp. kv_head: v's behind k's.
+// Stores one head of k or v of a row; called by a warp. kv_head: v heads follow k heads.
 template <class T>
 CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int kv_head) {
   const int slot = load_readonly(p.kv_slots + row);
   if (slot < 0) return;
-  const int dim = p.cache.head_dim, half = dim / 2, turned = p.rotary_dim / 2, bits = p.cache.quant_bits;
+  const int dim = p.cache.head_dim, half = dim / 2, rotary_half = p.rotary_dim / 2, bits = p.cache.quant_bits;
   const bool is_k = kv_head < p.cache.kv_heads;
   const T* const from =
       static_cast<const T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(p.heads + kv_head) * dim;
   const float* const weight = is_k && p.k_norm != nullptr ? norm_of(p, p.heads + kv_head) : nullptr;
   const float* const cosines =
-      is_k && turned > 0 ? p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim
-                         : nullptr;
+      is_k && rotary_half > 0 ? p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim
+                              : nullptr;
   float factor = 1;
   const auto element = [&](int d) {
     const float x = to_float(from[d]);
     return weight == nullptr || p.norm_after ? x : x * factor * load_readonly(weight + d);
   };
   const auto rotated = [&](int d) {
-    if (cosines == nullptr || d >= 2 * turned) return element(d);
-    const int i = p.interleaved ? d / 2 : d < turned ? d : d - turned;
-    const bool first = p.interleaved ? d % 2 == 0 : d < turned;
-    const float x = element(p.interleaved ? 2 * i : i), y = element(p.interleaved ? 2 * i + 1 : i + turned);
-    const float cosine = load_readonly(cosines + i), sine = load_readonly(cosines + turned + i);
+    if (cosines == nullptr || d >= 2 * rotary_half) return element(d);
+    const int i = p.interleaved ? d / 2 : d < rotary_half ? d : d - rotary_half;
+    const bool first = p.interleaved ? d % 2 == 0 : d < rotary_half;
+    const float x = element(p.interleaved ? 2 * i : i), y = element(p.interleaved ? 2 * i + 1 : i + rotary_half);
+    const float cosine = load_readonly(cosines + i), sine = load_readonly(cosines + rotary_half + i);
     return first ? fmaf(x, cosine, -(y * sine)) : fmaf(y, cosine, x * sine);
   };
   if (weight != nullptr && p.squares != nullptr) {
@@ -325,7 +325,7 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
   }
 }
 
-// The first thread blocks of a row turn q, the others store k and v.
+// The first thread blocks of a row rotate q, the others store k and v.
 template <class T, int kVector>
 CHARONIA_KERNEL(kThreads, 4)
 void rotary_quant_kernel(const RotaryStore p) {
@@ -333,9 +333,9 @@ void rotary_quant_kernel(const RotaryStore p) {
   dependency_wait();
   if (static_cast<int>(blockIdx.y) < p.q_blocks) {
     if (p.q_norm != nullptr) {
-      turn<T, kVector, true, false>(p);
+      rotate_row<T, kVector, true, false>(p);
     } else {
-      turn<T, kVector, false, false>(p);
+      rotate_row<T, kVector, false, false>(p);
     }
     return;
   }
@@ -373,7 +373,7 @@ void start(Stream& stream, std::int64_t rows, RotaryStore params) {
          normed ? rotary_kernel<T, kVector, true> : rotary_kernel<T, kVector, false>, params);
 }
 
-// Elements that are loaded at once where shapes allow it.
+// Elements that are loaded together if shapes allow it.
 template <class T>
 constexpr int vector_of() {
   return static_cast<int>(16 / sizeof(T));
@@ -387,7 +387,7 @@ bool vectors_fit(const Tensor& qkv, const RotaryStore& params) {
          aligned(params.k_norm) && aligned(params.cache.data);
 }
 
-// Calls f with the width of vectors, as a constant.
+// Calls f with the width of vectors as a constant.
 template <class T, class F>
 void with_vector(const Tensor& qkv, const RotaryStore& params, F f) {
   if (vectors_fit<T>(qkv, params)) {

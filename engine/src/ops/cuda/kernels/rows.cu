@@ -1,17 +1,16 @@
 // Operations on single rows: embedding, residual add and norm, gated activation, copies of rows.
 //
-// All are bound by memory, and for few rows by latency. Rows are cut into vectors of 8 elements, one of a thread at a
-// time: 16 bytes in either 16-bit type, twice 16 in float. Where a row's address, stride or width does not allow such
+// All are bound by memory, and by latency for few rows. Rows are divided into vectors of 8 elements, one per thread at
+// a time: 16 bytes in both 16-bit types, twice 16 in float. If a row's address, stride or width does not allow such
 // accesses, the same thread takes the same elements one by one, so results do not depend on it.
 //
-//   embed, gated_activation, logits, copies   grid (rows, vectors of a row / threads), one vector per thread, nothing
-//                             shared
+//   embed, gated_activation, logits, copies   grid (rows, vectors of a row / threads), one vector per thread, no shared
+//                             memory
 //   rms_norm                  grid (rows); a row's vectors stay in registers between the sum and the scaling, so that
-//                             residual and delta are read once: bytes per element (read and written) of residual,
-//                             read of delta, written of out; weights come from L2. Where delta is normalised first, a
-//                             sum over the block more
-// Types are those of the device's precision (CudaOps::precision): the residual is float, and all else of one type, the
-// weights'. Other combinations have no kernel.
+//                             residual and delta are read once. Traffic: residual is read and written, delta read, out
+//                             written; weights come from L2. If delta is normalised first, one more sum over the block
+// Types are those of the device's precision (CudaOps::precision): the residual is float, all else has the weights'
+// type. Other combinations have no kernel.
 #include "ops/cuda/kernels/rows.h"
 
 #include <algorithm>
@@ -30,9 +29,7 @@ namespace {
 constexpr int kVector = 8;
 constexpr int kThreads = 128;  // of the kernels without a sum
 
-// ---- vectors ----
-
-// Elements as they lie in memory. Loads are apart from conversions so that several can be in flight.
+// Elements in their memory format. Loads are separate from conversions, so that several can be in flight.
 template <class T>
 struct Raw {
   static constexpr int kWords = kVector * sizeof(T) / sizeof(uint4);
@@ -116,8 +113,6 @@ CHARONIA_DEVICE void store_floats(T* row, int at, int n, bool aligned, const flo
   }
 }
 
-// ---- embed ----
-
 struct EmbedParams {
   void* out = nullptr;
   std::int64_t out_stride = 0;
@@ -147,31 +142,29 @@ void embed_kernel(const EmbedParams p) {
   store_floats(static_cast<float*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
 }
 
-// ---- rms_norm ----
-
 struct NormParams {
   void* out = nullptr;
   std::int64_t out_stride = 0;
   void* residual = nullptr;
   std::int64_t residual_stride = 0;
-  const void* delta = nullptr;  // null: none
+  const void* delta = nullptr;  // null: no delta
   std::int64_t delta_stride = 0;
   ops::NormParams how;
   int hidden = 0;
   bool aligned = false;
 };
 
-// With codes: `out` stays as it is.
+// With codes, `out` is not written.
 struct NormCodesParams : NormParams {
   RowCodes codes;
 };
 
-// Vectors that a thread may hold: up to 16384 elements of 1024 threads.
+// Vectors that a thread can hold: up to 16384 elements with 1024 threads.
 constexpr int kMaxHeld = 2;
 constexpr int kMaxNormThreads = 1024;
 
-// The threads of a row, by its width alone. Thread t sums the squares of vectors t, t + threads, .. in this order;
-// lanes and warps are summed as block_sum() has it.
+// The threads of a row, which depend only on its width. Thread t sums the squares of vectors t, t + threads, .. in this
+// order; lanes and warps are summed as in block_sum().
 int norm_threads(std::int64_t hidden) {
   return static_cast<int>(std::min<std::int64_t>(round_up(divide_up(hidden, kVector), kWarp), kMaxNormThreads));
 }
@@ -187,7 +180,7 @@ CHARONIA_DEVICE float sum_of_squares(const float (&x)[kVector], float sum) {
   return sum;
 }
 
-// By what a row of n is multiplied, from the sum of its squares that every thread has a part of.
+// The factor of a row of n elements, from the sum of its squares; every thread has a part of the sum.
 CHARONIA_DEVICE float norm_factor(float sum, int n, float eps, float* scratch) {
   return reciprocal_sqrt(block_sum(sum, scratch) / static_cast<float>(n) + eps);
 }
@@ -200,7 +193,7 @@ CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const Raw<floa
   for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
 }
 
-// x -= mean, except beyond the end of a row of n, where x stays zero. `at`: the row's element that x begins with.
+// x -= mean, except beyond the end of a row of n, where x stays zero. `at`: index of the first element of x in the row.
 // Returns `sum` plus the squares of x.
 CHARONIA_DEVICE float subtract(float (&x)[kVector], float mean, int at, int n, float sum) {
   CHARONIA_UNROLL
@@ -214,7 +207,7 @@ CHARONIA_DEVICE float sum_of(const float (&x)[kVector], float sum) {
   return sum;
 }
 
-// The numbers of a vector as T holds them; the greatest of their magnitudes and `greatest`.
+// Rounds the numbers of a vector to T; returns the maximum of their magnitudes and `greatest`.
 template <class T>
 CHARONIA_DEVICE float round_vector(float (&x)[kVector], float greatest) {
   CHARONIA_UNROLL
@@ -225,7 +218,7 @@ CHARONIA_DEVICE float round_vector(float (&x)[kVector], float greatest) {
   return greatest;
 }
 
-// The row's scale, of which a thread has seen a part; every thread has it.
+// Computes and stores the row's scale. Each thread passes the maximum of its part; every thread gets the scale.
 CHARONIA_DEVICE float store_scale(const RowCodes& codes, std::int64_t row, float greatest, float* scratch) {
   greatest = block_max(greatest, scratch);
   const float scale =
@@ -238,8 +231,8 @@ CHARONIA_DEVICE void store_codes(const RowCodes& codes, std::int64_t at, const f
   *reinterpret_cast<uint2*>(codes.codes + at) = codes.fp8 ? codes_of<true>(x, scale) : codes_of<false>(x, scale);
 }
 
-// held: vectors per thread that stay in registers; 0: any number, residual and delta are read again. normed: delta is
-// normalised before it is added. codes: of the outputs, instead of them.
+// held: vectors per thread that stay in registers; 0: any number, and residual and delta are read again. normed: delta
+// is normalised before it is added. codes: writes codes of the outputs instead of the outputs.
 template <class T, int held, bool normed, bool codes = false>
 CHARONIA_KERNEL(kMaxNormThreads, 1)
 void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams> p) {
@@ -372,8 +365,6 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
   }
 }
 
-// ---- qk_squares ----
-
 struct SquaresParams {
   float* sums = nullptr;  // [rows, 2]
   const void* qkv = nullptr;
@@ -382,7 +373,7 @@ struct SquaresParams {
   bool aligned = false;
 };
 
-// A block sums up q of a row, another one k.
+// One block sums q of a row, another block sums k.
 template <class T>
 CHARONIA_KERNEL(kMaxNormThreads, 1)
 void squares_kernel(const SquaresParams p) {
@@ -402,8 +393,6 @@ void squares_kernel(const SquaresParams p) {
   sum = block_sum(sum, scratch);
   if (threadIdx.x == 0) p.sums[2 * row + (is_q ? 0 : 1)] = sum;
 }
-
-// ---- gated_activation ----
 
 struct GateParams {
   void* out = nullptr;
@@ -431,7 +420,7 @@ void gate_kernel(const GateParams p) {
   store_floats(static_cast<T*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
 }
 
-// A block takes a row: for its largest output, then for its codes.
+// A block takes a row: first for its largest output, then for its codes.
 struct GateCodesParams : GateParams {
   RowCodes codes;
 };
@@ -455,7 +444,7 @@ void gate_codes_kernel(const GateCodesParams p) {
     for (int i = 0; i < kVector; ++i) out[i] = activation<kind>(out[i]) * up[i];
     greatest = round_vector<T>(out, greatest);
   };
-  // A thread keeps its first two vectors, which are all of a row of 16384; the others are computed again.
+  // A thread keeps its first two vectors, which cover a row of 16384; the others are computed again.
   constexpr int kHeld = 2;
   Raw gates[kHeld], ups[kHeld];
   float held[kHeld][kVector];
@@ -484,8 +473,6 @@ void gate_codes_kernel(const GateCodesParams p) {
   }
 }
 
-// ---- scale_logits ----
-
 struct LogitsParams {
   float* logits = nullptr;
   std::int64_t stride = 0;
@@ -511,8 +498,6 @@ void scale_logits_kernel(const LogitsParams p) {
   store_floats(row, at, p.cols, p.aligned, x);
 }
 
-// ---- copies ----
-
 // out[row][shard] = in[shard][rows == null ? row : rows[row]], each `units` long; strides in units.
 struct CopyParams {
   void* out = nullptr;
@@ -535,8 +520,6 @@ void copy_kernel(const CopyParams p) {
   static_cast<Unit*>(p.out)[row * p.out_stride + shard * p.out_shard + at] =
       static_cast<const Unit*>(p.in)[from * p.in_stride + shard * p.in_shard + at];
 }
-
-// ---- launches ----
 
 // Calls f with an element of the type.
 template <class F>
@@ -758,7 +741,7 @@ void side_by_side(Stream& stream, const Tensor& out, const void* shards, int ran
 
 void copy_block(Stream& stream, const CacheLayer& first, int layers, std::size_t layer_bytes, std::int32_t from,
                 std::int32_t to) {
-  // Whatever a block holds, it has an even number of bytes.
+  // A block always has an even number of bytes.
   const auto element = static_cast<std::int64_t>(size_of(DType::f16));
   auto* const base = static_cast<std::byte*>(first.data);
   const auto stride = static_cast<std::int64_t>(layer_bytes) / element;

@@ -1,5 +1,5 @@
-// sample(): what is launched for a batch of rows (sample_kernels.h), and what is done before to rows with bias, bans,
-// penalties or a mask.
+// sample(): launches the kernels for a batch of rows (sample_kernels.h), and prepares rows with bias, bans, penalties
+// or a mask.
 #include "ops/cuda/kernels/sample.h"
 
 #include <algorithm>
@@ -43,14 +43,14 @@ CHARONIA_KERNEL(kScanThreads, 1) void scatter_kernel(const SampleKernelParams p)
     SampleEntry& entry = p.batch.entries[i];
     const float before = logits[entry.id];
     logits[entry.id] = before + entry.value;
-    if (params.logprobs >= 0) entry.value = before;  // else the entries may be of several rows
+    if (params.logprobs >= 0) entry.value = before;  // otherwise several rows may share the entries
   }
 }
 
 }  // namespace
 
 void sample(Stream& stream, const SampleBatch& batch, const SampleMemory& memory) {
-  constexpr int kBlocks = 256;  // of the histogram: as many as keep a large device busy
+  constexpr int kBlocks = 256;  // of the histogram: enough to keep a large device busy
   SampleKernelParams p;
   p.batch = batch;
   p.memory = memory;

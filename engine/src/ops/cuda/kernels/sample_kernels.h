@@ -1,30 +1,32 @@
-// From rows of logits to tokens, without sorting them.
+// Samples tokens from rows of logits without sorting them.
 //
-// The order of tokens is that of their codes, ascending: 32 bits that fall as the logit rises, then 18 bits of id. So
-// the smallest code is the greedy choice, ties go to the lower id, and a range of codes is a stretch of the
-// most-likely-first order. A token's mass is e^((logit - greatest) / temperature) as a whole number of 2^-44: sums of
-// masses do not depend on the order in which they are added, hence not on thread blocks, their number, or the other
-// rows. (A token less likely than 2^-44 times the most likely has no mass and is never drawn.)
+// Tokens are ordered by their codes, ascending. A code has 32 bits that decrease as the logit increases, then 18 bits
+// of id. So the smallest code is the greedy choice, ties go to the lower id, and a range of codes is a range of the
+// most-likely-first order. A token's mass is e^((logit - greatest) / temperature) as an integer multiple of 2^-44. Sums
+// of masses do not depend on the order of additions, so they do not depend on thread blocks, their number, or other
+// rows. (A token with less than 2^-44 times the probability of the most likely has no mass and is never drawn.)
 //
-//   scan        grid (vocab / 4096, rows), a warp per group of 512 logits, all loads at once: the group's lowest code;
-//               for rows that ask for log probabilities its sum of e^x, in an order given by the vocabulary
-//   histogram   grid (parts of the vocabulary, rows), sampled rows only: mass and number of tokens by bin. A bin is
-//               1/64 of temperature wide in logits; the last takes all beyond 16 temperatures. What falls there, mostly
-//               most of a vocabulary, is added up in registers, the rest in shared memory, then once in global memory.
-//   finish      a block per row. Greedy: the minimum of the groups' codes. Sampled: top_k, top_p and the draw each are
-//               "the first token with which the count, or the mass, reaches a number" over the most-likely-first order;
-//               what a filter leaves is a prefix of it, and its mass is all that the next one needs. min_p's prefix
-//               was summed by the histogram. The bin tells where the token is; the tokens of that range are collected
-//               and sorted in shared memory. With filters, all that they can leave are collected once when they are few
-//               (up to 1024). A bin of more tokens (flat rows) is cut further by histograms over its range of codes.
-//               Only groups whose smallest code is in reach are read.
+//   scan        grid (vocab / 4096, rows), a warp per group of 512 logits, all loads in flight: the group's lowest
+//               code; for rows that request log probabilities its sum of e^x, in an order that depends only on the
+//               vocabulary
+//   histogram   grid (parts of the vocabulary, rows), sampled rows only: mass and number of tokens per bin. A bin is
+//               1/64 of the temperature wide in logits; the last one takes everything beyond 16 temperatures. The last
+//               bin, usually most of the vocabulary, is summed in registers, the rest in shared memory, then once in
+//               global memory.
+//   finish      a block per row. Greedy: the minimum of the groups' codes. Sampled: top_k, top_p and the draw each find
+//               the first token where the count, or the mass, reaches a number, in most-likely-first order. A filter
+//               keeps a prefix of the order, and the next filter needs only its mass. The histogram has summed min_p's
+//               prefix. The bin gives the token's range of codes; the tokens in that range are collected and sorted in
+//               shared memory. With filters, all tokens that they can keep are collected once if there are at most
+//               1024. A bin with more tokens (flat rows) is divided further by histograms over its range of codes. Only
+//               groups whose smallest code is in the range are read.
 //
-// Where a row has bias, bans, penalties or a mask there come before: history (fills slots of the table of counts), scan
-// for the rows that ask for log probabilities, and scatter, which adds the entries to the logits and keeps what they
-// were; finish puts that back before it looks for log probabilities. Penalties and masks are applied to every logit as
-// it is read, 2 more bytes and one more bit each. Where a row is told its token (target) finish takes that instead.
+// If a row has bias, bans, penalties or a mask, other kernels run before: history (fills slots of the table of counts),
+// scan for the rows that request log probabilities, and scatter, which adds the entries to the logits and saves the
+// original values; finish restores them before it computes log probabilities. Penalties and masks are applied to every
+// logit when it is read, with 2 more bytes and one more bit each. If a row has a target, finish takes that token.
 //
-// Bound: memory. Greedy rows are read once (4 bytes per token); sampled ones twice, the second time mostly from L2, and
+// Bound: memory. Greedy rows are read once (4 bytes per token); sampled rows twice, the second time mostly from L2, and
 // a few groups of them a third time.
 #pragma once
 
@@ -40,21 +42,21 @@ using u64 = unsigned long long;
 constexpr int kPerLane = kSampleGroup / kWarp;  // logits of a group
 constexpr int kVectors = kPerLane / 4;
 constexpr int kScanThreads = 256, kHistogramThreads = 512, kFinishThreads = 1024;
-constexpr int kScanned = kScanThreads / kWarp * kSampleGroup;  // by a block
+constexpr int kScanned = kScanThreads / kWarp * kSampleGroup;  // per block
 constexpr float kBinsPerTemperature = 64;
 constexpr float kLastBin = kSampleBins - 1;
-constexpr float kMassOfOne = 17592186044416.0F;  // 2^44: 2^18 of them fit
+constexpr float kMassOfOne = 17592186044416.0F;  // 2^44: the sum of 2^18 of them fits 64 bits
 constexpr float kInfinity = INFINITY;
 constexpr float kMaxFloat = 3.402823466e38F;
 constexpr u64 kNoCode = ~0ULL;
 static_assert(kSampleBins == kFinishThreads, "a thread is a bin");
 static_assert(kMaxSampledVocab / kSampleGroup <= kHistogramThreads, "a thread is a group");
 
-// ---- codes and masses ----
+// Codes and masses.
 
-// 32 bits that fall as x rises; of what is no logit (NaN, +infinity): 0, before all others.
+// 32 bits that decrease as x increases; NaN and +infinity give 0, before all others.
 CHARONIA_DEVICE unsigned falling(float x) {
-  const unsigned bits = __float_as_uint(x + 0.0F);  // -0 is 0
+  const unsigned bits = __float_as_uint(x + 0.0F);  // -0 becomes 0
   const unsigned out = (bits & 0x80000000U) != 0 ? bits : bits ^ 0x7fffffffU;
   return x < kInfinity ? out : 0;
 }
@@ -69,26 +71,26 @@ CHARONIA_DEVICE float logit_of(u64 code) { return logit_of_falling(falling_of(co
 CHARONIA_DEVICE int id_of(u64 code) { return static_cast<int>(code & (kMaxSampledVocab - 1)); }
 CHARONIA_DEVICE bool broken(u64 code) { return falling_of(code) == 0; }
 
-// How logits of a row become bins and masses.
+// The conversion of a row's logits to bins and masses.
 struct Scale {
   float greatest, bins_per_logit, per_logit;
 };
 CHARONIA_DEVICE Scale scale_of(float greatest, float temperature) {
   return {greatest, fminf(kBinsPerTemperature / temperature, kMaxFloat), fminf(1 / temperature, kMaxFloat)};
 }
-// Never falls as the logit does.
+// Does not decrease as the logit decreases.
 CHARONIA_DEVICE int bin_of(const Scale& scale, float logit) {
   return static_cast<int>(fminf((scale.greatest - logit) * scale.bins_per_logit, kLastBin));
 }
 CHARONIA_DEVICE u64 mass_of(const Scale& scale, float logit) {
   return static_cast<u64>(expf((logit - scale.greatest) * scale.per_logit) * kMassOfOne);
 }
-// The smallest logit that min_p leaves.
+// The smallest logit that min_p keeps.
 CHARONIA_DEVICE float min_logit(const SampleParams& row, float greatest) {
   return greatest + row.temperature * logf(row.min_p);
 }
 
-// A sum of masses in shared memory, as two words: 32-bit additions are native there.
+// Adds to a sum of masses in shared memory, in two words, because 32-bit additions are native there.
 CHARONIA_DEVICE void add_mass(unsigned* low, unsigned* high, u64 mass) {
   const auto below = static_cast<unsigned>(mass);
   const unsigned before = atomicAdd(low, below);
@@ -96,13 +98,13 @@ CHARONIA_DEVICE void add_mass(unsigned* low, unsigned* high, u64 mass) {
   if (above != 0) atomicAdd(high, above);
 }
 
-// ---- a row's logits ----
+// The logits of a row.
 
 struct Logits {
   const float* logits = nullptr;          // [vocab]
-  const std::uint16_t* counts = nullptr;  // [vocab], null: no penalties
+  const std::uint16_t* counts = nullptr;  // [vocab]; null: no penalties
   const std::uint32_t* masks = nullptr;   // of all rows
-  int mask_at = -1;                       // this row's words in it; -1: all tokens are allowed
+  int mask_at = -1;                       // the row's words in masks; -1: all tokens are allowed
   float repetition = 1, presence = 0, frequency = 0;
   int vocab = 0;
   bool aligned = false;  // to 16 bytes
@@ -112,9 +114,9 @@ struct SampleKernelParams {
   SampleBatch batch;
   SampleMemory memory;
   int groups = 0;
-  int part = 0;  // of the vocabulary, for a block of the histogram
+  int part = 0;  // part of the vocabulary, for a block of the histogram
   bool aligned = false;
-  bool originals = false;  // scan: of rows that ask for log probabilities, into original_best
+  bool originals = false;  // scan: of rows that request log probabilities, into original_best
 };
 
 CHARONIA_DEVICE Logits original_logits(const SampleKernelParams& p, std::int64_t row) {
@@ -147,8 +149,8 @@ CHARONIA_DEVICE float penalised(const Logits& row, float x, unsigned count) {
   return sampled == 0 ? x : x - row.presence - row.frequency * static_cast<float>(sampled);
 }
 
-// Logits [at, at + 4), at a multiple of 4; -infinity beyond the end, and where the mask does not allow the token. What
-// is no logit stays what it is.
+// Loads logits [at, at + 4), with `at` a multiple of 4; -infinity beyond the end, and if the mask does not allow the
+// token. NaN and +infinity do not change.
 template <bool changes>
 CHARONIA_DEVICE void load_logits(const Logits& row, int at, float (&x)[4]) {
   if (row.aligned && at + 4 <= row.vocab) {
@@ -174,10 +176,10 @@ CHARONIA_DEVICE void load_logits(const Logits& row, int at, float (&x)[4]) {
   }
 }
 
-// Where a lane's vector j of a group begins.
+// The index of a lane's vector j in a group.
 CHARONIA_DEVICE int vector_at(int group, int j) { return group * kSampleGroup + j * 4 * kWarp + lane_id() * 4; }
 
-// A group's logits, 16 of a lane, all in flight at once.
+// Loads a group's logits, 16 per lane, all in flight together.
 template <bool changes>
 CHARONIA_DEVICE void load_group(const Logits& row, int group, float (&x)[kVectors][4]) {
   CHARONIA_UNROLL
@@ -194,7 +196,7 @@ CHARONIA_DEVICE u64 warp_total(u64 x) {
   for (int mask = kWarp / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
   return x;
 }
-// scratch: 32 codes of shared memory, free again when the function returns.
+// scratch: 32 codes of shared memory, which may be reused after the call.
 CHARONIA_DEVICE u64 block_min(u64 x, u64* scratch) {
   x = warp_min(x);
   if (lane_id() == 0) scratch[warp_id()] = x;
@@ -204,7 +206,7 @@ CHARONIA_DEVICE u64 block_min(u64 x, u64* scratch) {
   return x;
 }
 
-// ---- scan ----
+// Scan kernel.
 
 template <bool changes>
 CHARONIA_KERNEL(kScanThreads, 4)
@@ -258,7 +260,7 @@ void scan_kernel(const SampleKernelParams p) {
   if (lane_id() == 0) p.memory.exp_sums[row * p.groups + group] = sum;
 }
 
-// ---- histogram ----
+// Histogram kernel.
 
 template <bool changes>
 CHARONIA_KERNEL(kHistogramThreads, 2)
@@ -324,22 +326,21 @@ void histogram_kernel(const SampleKernelParams p) {
   }
 }
 
-// ---- finish ----
+// Finish kernel.
 
 constexpr int kMaxListed = kFinishThreads;  // a thread is an entry
 
-// Codes [first, last].
 struct Range {
   u64 first, last;
 };
 
-// A part of the order, and what comes before it.
+// A part of the order, and the mass and count of everything before it.
 struct Stretch {
   Range range;
   u64 before_mass, before_count;
 };
 
-// Two sums at once, as most have to be known of both.
+// Two sums, because both are usually needed.
 struct Sums {
   u64 mass, count;
 };
@@ -348,23 +349,23 @@ struct Shared {
   union {
     struct {
       u64 codes[kMaxListed];   // ascending
-      u64 masses[kMaxListed];  // of this and those before it in the list
+      u64 masses[kMaxListed];  // inclusive prefix sums over the list
     } list;
     struct {
       unsigned low[kSampleBins], high[kSampleBins], count[kSampleBins];
     } finer;
   };
-  Sums bins[kSampleBins];  // of this bin and those before it
+  Sums bins[kSampleBins];  // inclusive prefix sums over the bins
   Sums warps[kWarp];
   u64 scratch[kWarp];
   u64 edges[2];
   int found[2];
-  unsigned listed;  // how many were found for the list; those beyond kMaxListed are not in it
-  Stretch stretch;  // that is listed, or being cut
+  unsigned listed;  // number of tokens found for the list; only kMaxListed of them are stored
+  Stretch stretch;  // the part that is listed, or being divided
   Scale scale;      // of masses and bins
 };
 
-// This thread's and those of the threads before it.
+// The sums over this thread and all earlier threads.
 CHARONIA_DEVICE Sums block_inclusive_sums(Sums x, Shared& s) {
   CHARONIA_UNROLL
   for (int delta = 1; delta < kWarp; delta *= 2) {
@@ -378,8 +379,8 @@ CHARONIA_DEVICE Sums block_inclusive_sums(Sums x, Shared& s) {
   return x;
 }
 
-// The thread with before < need <= up_to; the last one when all is less than need. before and up_to rise with the
-// thread. turn: 0 and 1 by turns, so that one barrier is enough.
+// Finds the thread with before < need <= up_to; the last thread if all sums are below need. before and up_to increase
+// with the thread. turn: alternately 0 and 1, so that one barrier is enough.
 CHARONIA_DEVICE int block_find(u64 before, u64 up_to, u64 need, int& turn, Shared& s) {
   const int tid = static_cast<int>(threadIdx.x);
   if (before < need && (need <= up_to || tid == kFinishThreads - 1)) s.found[turn] = tid;
@@ -389,11 +390,11 @@ CHARONIA_DEVICE int block_find(u64 before, u64 up_to, u64 need, int& turn, Share
   return found;
 }
 
-// Calls f(logit, code) for the row's tokens in the range, in any order, by whole groups. best [groups]: their least
+// Calls f(logit, code) for the row's tokens in the range, in any order, by whole groups. best [groups]: their smallest
 // codes.
 template <bool changes, class F>
 CHARONIA_DEVICE void for_range(const Logits& row, const u64* best, int groups, Range range, F f) {
-  constexpr int kAtOnce = changes ? 1 : kVectors;  // as registers allow
+  constexpr int kAtOnce = changes ? 1 : kVectors;  // limited by registers
   for (int group = warp_id(); group < groups; group += kFinishThreads / kWarp) {
     if (best[group] > range.last) continue;
     for (int from = 0; from < kVectors; from += kAtOnce) {
@@ -413,7 +414,8 @@ CHARONIA_DEVICE void for_range(const Logits& row, const u64* best, int groups, R
   }
 }
 
-// Bitonic, a code per thread: exchanges within a warp by shuffles, others over list.codes, which ends sorted.
+// Bitonic sort, one code per thread: exchanges within a warp by shuffles, others through list.codes, which is sorted at
+// the end.
 CHARONIA_DEVICE void sort_list(Shared& s, int n) {
   const int tid = static_cast<int>(threadIdx.x);
   int padded = kWarp;
@@ -451,8 +453,8 @@ CHARONIA_DEVICE void list_range(const Logits& row, const u64* best, int groups, 
   if (s.listed <= kMaxListed) sort_list(s, static_cast<int>(s.listed));
 }
 
-// Cuts s.stretch down to one of at most kMaxListed tokens, in which the count (or the mass), from the row's first
-// token on, reaches `need`. Overwrites the list.
+// Reduces s.stretch to a part of at most kMaxListed tokens in which the count (or the mass), from the row's first token
+// on, reaches `need`. Overwrites the list.
 template <bool changes>
 CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, bool by_count, u64 need, int& turn,
                             Shared& s) {
@@ -460,7 +462,7 @@ CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, bool
   for (bool first = true;; first = false) {
     const Range range = s.stretch.range;
     if (first) {
-      // The tokens' own range: bins and their codes are far from each other in size.
+      // Uses the actual range of the tokens, because bins and their ranges of codes have very different sizes.
       u64 minimum = kNoCode, inverted_most = kNoCode;
       for_range<changes>(row, best, groups, range, [&](float, u64 code) {
         minimum = min(minimum, code);
@@ -497,22 +499,23 @@ CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, bool
   }
 }
 
-// The first code whose bin is `bin` or a later one, by the 33 parts that a warp can tell apart at a time.
+// The first code in bin `bin` or a later one, by repeated division into the 33 parts that a warp can distinguish.
 CHARONIA_DEVICE u64 first_code(const Scale& scale, int bin) {
   if (bin >= kSampleBins) return kNoCode;
   if (bin <= 0) return 0;
-  u64 low = falling(scale.greatest), high = falling(-kInfinity);  // low is in a bin before, high is not
+  u64 low = falling(scale.greatest), high = falling(-kInfinity);  // low is in an earlier bin, high is not
   while (high - low > 1) {
     const u64 span = high - low, at = low + span * static_cast<unsigned>(lane_id() + 1) / (kWarp + 1);
     const unsigned in = ballot(bin_of(scale, logit_of_falling(static_cast<unsigned>(at))) >= bin);
-    const int before = in == 0 ? kWarp : __ffs(static_cast<int>(in)) - 1;  // lanes whose codes are in a bin before
+    // number of lanes whose codes are in an earlier bin
+    const int before = in == 0 ? kWarp : __ffs(static_cast<int>(in)) - 1;
     high = before == kWarp ? high : low + span * static_cast<unsigned>(before + 1) / (kWarp + 1);
     low = low + span * static_cast<unsigned>(before) / (kWarp + 1);
   }
   return high << kSampleIdBits;
 }
 
-// What top_k, top_p, min_p and the draw are made of. All threads of the block call everything alike.
+// The common operations of top_k, top_p, min_p and the draw. All threads of the block make the same calls.
 template <bool changes>
 class Draw {
  public:
@@ -540,7 +543,7 @@ class Draw {
         list();
       }
     }
-    u64 mass = s_.bins[kSampleBins - 1].mass;  // of the prefix that is left
+    u64 mass = s_.bins[kSampleBins - 1].mass;  // mass of the remaining prefix
     for (int step = has_top_k ? 0 : has_top_p ? 1 : 2;; step = step == 0 && has_top_p ? 1 : 2) {
       u64 need = top_k;
       if (step == 1) need = top_p_of(mass);
@@ -555,7 +558,7 @@ class Draw {
   }
 
  private:
-  // The smallest mass that is the share top_p of `mass`, or more, but not nothing.
+  // The smallest mass that is at least the share top_p of `mass`, and not zero.
   CHARONIA_DEVICE u64 top_p_of(u64 mass) const {
     const double minimum = ceil(static_cast<double>(params_.top_p) * static_cast<double>(mass));
     return min(max(static_cast<u64>(minimum), 1ULL), mass);
@@ -567,7 +570,7 @@ class Draw {
     return block_find(by_count ? before.count : before.mass, by_count ? up_to.count : up_to.mass, need, turn_, s_);
   }
 
-  // Makes bins [first, last] the stretch.
+  // Sets the stretch to bins [first, last].
   CHARONIA_DEVICE void take_bins(int first, int last) {
     if (warp_id() < 2) {
       const u64 edge = first_code(s_.scale, warp_id() == 0 ? first : last + 1);
@@ -596,12 +599,12 @@ class Draw {
     return need > before && need - before <= (by_count ? s_.listed : s_.list.masses[kMaxListed - 1]);
   }
 
-  // Where in the list is the first token with which the count, or the mass, reaches `need`, >= 1 and at most all there
-  // is.
+  // The index in the list of the first token where the count, or the mass, reaches `need`; need is >= 1 and at most the
+  // total.
   CHARONIA_DEVICE int find(bool by_count, u64 need) {
     const int tid = static_cast<int>(threadIdx.x);
     if (!listed(by_count, need)) {
-      const int bin = bin_by(by_count, need);  // behind its barrier the list may go
+      const int bin = bin_by(by_count, need);  // after its barrier the list may be overwritten
       take_bins(bin, bin);
       if (s_.bins[bin].count - s_.stretch.before_count > kMaxListed) {
         narrow<changes>(logits_of<changes>(p_, row_, params_), best(), p_.groups, by_count, need, turn_, s_);
@@ -623,7 +626,7 @@ class Draw {
   int turn_ = 0;
 };
 
-// The token's log probability and the most likely ones, of the logits as they came.
+// Computes the token's log probability and the most likely tokens, from the unmodified logits.
 template <bool changes>
 CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t row, int token, int top,
                                        SampleResult& result, Shared& s) {
@@ -643,7 +646,8 @@ CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t
   if (tid == 0) result.num_top = n;
   if (n == 0) return;
   int turn = 0;
-  // The n-th of the groups' smallest codes has n before or at it, so the most likely n are among those up to it.
+  // At least n tokens have codes up to the n-th smallest of the groups' smallest codes, so the n most likely are among
+  // them.
   if (tid == 0) s.stretch = {{0, kNoCode}, 0, 0}, s.scale = scale_of(greatest, 1);
   if (n <= p.groups) {
     s.list.codes[tid] = mine;
@@ -729,10 +733,10 @@ void run(Stream& stream, const SampleKernelParams& p, const Launch& scan, const 
   launch(stream, "sample: finish", finish, finish_kernel<changes>, p);
 }
 
-// run() for either, in source files of their own, so that they are compiled side by side.
+// run() for both cases, in separate source files, so that they compile in parallel.
 void run_plain(Stream& stream, const SampleKernelParams& p, const Launch& scan, const Launch& histogram);
 void run_changed(Stream& stream, const SampleKernelParams& p, const Launch& scan, const Launch& histogram);
-// Of the logits as they came, for the rows that ask for log probabilities.
+// Scans the unmodified logits, for the rows that request log probabilities.
 void scan_originals(Stream& stream, SampleKernelParams p, const Launch& scan);
 
 }  // namespace charonia::cuda::sampling

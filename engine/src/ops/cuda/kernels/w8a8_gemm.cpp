@@ -1,4 +1,4 @@
-// Which tactics a GEMM of 8-bit numbers may take, and the launch of one.
+// Lists the tactics of a GEMM of 8-bit numbers, and launches one.
 #include "ops/cuda/kernels/w8a8_gemm.h"
 
 #include <limits>
@@ -14,8 +14,8 @@ using Kernel = GemmTactic::Kernel;
 using ops::Activations;
 using ops::Code;
 
-constexpr std::int64_t kVector = 16;                          // codes that are read at a time
-constexpr std::int64_t kMostColumns = std::int64_t{1} << 17;  // of int8: 128 * 127 times as much is less than 2^31
+constexpr std::int64_t kVector = 16;                          // codes that are read together
+constexpr std::int64_t kMostColumns = std::int64_t{1} << 17;  // for int8: 128 * 127 times this number is less than 2^31
 
 constexpr GemmTactic kSmallTile{Kernel::tile, 32, 64, 6}, kTile{Kernel::tile, 64, 128, 4},
     kLargeTile{Kernel::tile, 128, 128, 3};
@@ -66,7 +66,7 @@ void w8a8_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void*
       !quant.prepared || quant.row_scales == nullptr || gemm.in_stride > kMax || !aligned(gemm.in, gemm.in_stride) ||
       gemm.gate != Gate::none || (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
-                                         ops::to_string(quant.format), ", in 8 bits, that no kernel takes"));
+                                         ops::to_string(quant.format), ", in 8 bits, is not supported by any kernel"));
   }
   PairParams p{};
   p.out = gemm.out;

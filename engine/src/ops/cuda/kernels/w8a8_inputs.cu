@@ -1,7 +1,7 @@
-// The inputs of a GEMM of 8-bit numbers: codes, and a scale for each row.
+// Converts the inputs of a GEMM of 8-bit numbers: codes, and a scale for each row.
 //
-// A block takes a row: once for its largest element, once for its codes. Bound: a launch, and for many rows memory: an
-// element is read twice, from the cache the second time, and a byte is written for it.
+// A block takes a row: once for its largest element, once for its codes. Bound: launch latency, and memory for many
+// rows: an element is read twice, the second time from the cache, and a byte is written.
 #include <algorithm>
 
 #include "ops/cuda/kernels/w8a8_gemm.h"
@@ -15,11 +15,11 @@ constexpr int kThreads = 256, kVector = 8;
 struct InputParams {
   const void* in;  // [rows, in_stride]
   unsigned char* codes;
-  const std::int32_t* order;  // null: as they are
+  const std::int32_t* order;  // null: ascending
   float* scales;
   std::int64_t in_stride;
   int k;
-  float scale;   // 0: of each row
+  float scale;   // 0: one scale per row
   bool vectors;  // rows can be read 16 bytes at a time
 };
 

@@ -1,4 +1,5 @@
-// What the kernels of w8a8_gemm.h and their launch share. Each in its own file. False: there is no such tactic.
+// Common declarations of the kernels of w8a8_gemm.h and their launch. Each is defined in its own file. They return
+// false if the tactic does not exist.
 #pragma once
 
 #include "ops/cuda/kernels/gemm_params.h"

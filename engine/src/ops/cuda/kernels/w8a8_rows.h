@@ -1,4 +1,4 @@
-// Rows of activations as 8-bit codes, for kernels that have them in registers.
+// Converts rows of activations in registers to 8-bit codes.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,21 @@
 
 namespace charonia::cuda {
 
-// |x|, and infinity for what is not finite.
+// x|, or infinity if x is not finite.
 CHARONIA_DEVICE float magnitude(float x) {
   const float size = fabsf(x);
   return size <= 3.402823466e38F ? size : __uint_as_float(0x7f800000U);
 }
 
-// A row's scale, by the largest magnitude of its elements: `given`, or where that is 0 the row's own. NaN for a row
-// that is not finite: all its outputs are then.
+// A row's scale, from the largest magnitude of its elements: `given`, or the row's own scale if that is 0. NaN for a
+// row that is not finite; then all its outputs are NaN.
 template <bool kFp8>
 CHARONIA_DEVICE float scale_of_row(float greatest, float given) {
   if (!(greatest <= 3.402823466e38F)) return __uint_as_float(0x7fc00000U);
   return given > 0 ? given : greatest / (kFp8 ? kGreatestE4m3 : 127.0F);
 }
 
-// The code of an element, in the lowest byte; scale 0 and NaN: 0.
+// The code of an element, in the lowest byte; 0 for scale 0 or NaN.
 template <bool kFp8>
 CHARONIA_DEVICE std::uint32_t code_of(float x, float scale) {
   if (!(scale > 0)) return 0;

@@ -1,4 +1,5 @@
-// GEMMs of few rows of 8-bit numbers: gemm_stream_kernel.h with w8a8_gemm.h's elements. A step of a warp is 64 columns.
+// GEMMs of few rows with 8-bit numbers: gemm_stream_kernel.h with w8a8_gemm.h's elements. A step of a warp is 64
+// columns.
 #include "ops/cuda/kernels/gemm_stream_kernel.h"
 #include "ops/cuda/kernels/w8a8_params.h"
 
@@ -22,7 +23,7 @@ bool launch_w8a8_stream(Stream& stream, const PairParams& params, const GemmTact
     return launch_if<i8x2, 1, 1, 3>(stream, params, tactic) || launch_if<i8x2, 2, 1, 2>(stream, params, tactic) ||
            launch_if<i8x2, 2, 2, 2>(stream, params, tactic);
   }
-  // No 32 outputs a warp: with a chunk's sums beside the others registers do not suffice.
+  // No 32 outputs per warp: with the additional sums of a chunk there are not enough registers.
   return launch_if<e4m3x2, 1, 1, 3>(stream, params, tactic) || launch_if<e4m3x2, 1, 2, 2>(stream, params, tactic);
 }
 

@@ -45,7 +45,7 @@ void SampleNotes::wait(std::uint32_t* to) {
   }
 }
 
-std::string SampleNotes::why_nothing(std::size_t row) const {
+std::string SampleNotes::why_no_token(std::size_t row) const {
   if (const auto found = errors_.find(row); found != errors_.end()) return found->second;
   return cat("no token is left to sample: ", mask_of(row) < 0 ? "" : "the token mask, ",
              "logit_bias, bad_words and min_tokens together ban all of them");

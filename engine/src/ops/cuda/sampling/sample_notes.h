@@ -1,5 +1,5 @@
-// What of a step's sampling stays on the host until it is collected: the masks of its rows, which are asked for when
-// the forward pass is under way, and why a row cannot be sampled whatever its logits.
+// The part of a step's sampling that stays on the host until the step is collected: the masks of its rows, which are
+// awaited after the forward pass was issued, and errors that do not depend on the logits.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ namespace charonia::cuda {
 
 class SampleNotes {
  public:
-  // Replaces what was noted. A row that reports a target needs no mask.
+  // Replaces the previous notes. A row with a target needs no mask.
   void take(std::span<const ops::SampleRow> rows, int vocab);
 
-  // Masks are numbered in the order of their rows. -1: the row has none.
+  // Masks are numbered in the order of their rows. -1: the row has no mask.
   std::int32_t mask_of(std::size_t row) const;
   std::int64_t masks() const { return static_cast<std::int64_t>(masked_.size()); }
 
-  // Waits for one mask after the other and writes them to `to` [masks(), ceil(vocab / 32)]. One that fails, or has
-  // another length, becomes one that allows no token, and is the row's error.
+  // Waits for each mask and writes them to `to` [masks(), ceil(vocab / 32)]. If a mask fails or has a wrong length, it
+  // becomes a mask that allows no token, and the row gets the error.
   void wait(std::uint32_t* to);
 
-  // Why no token of the row could be taken though its logits were sound.
-  std::string why_nothing(std::size_t row) const;
+  // Why no token of the row could be sampled although its logits are valid.
+  std::string why_no_token(std::size_t row) const;
 
  private:
   struct Masked {
@@ -34,7 +34,7 @@ class SampleNotes {
     const ops::TokenMask* mask = nullptr;
   };
   int vocab_ = 0;
-  std::vector<Masked> masked_;  // ascending rows
+  std::vector<Masked> masked_;  // ascending by row
   std::map<std::size_t, std::string> errors_;
 };
 

@@ -17,15 +17,15 @@ namespace {
 
 constexpr std::int64_t kUploadAlignment = 16;
 
-// Which sequence a row of the table of counts belongs to.
+// The sequence of a row of the table of counts.
 struct Slot {
   bool taken = false;
   std::uint64_t sequence = 0;
-  std::int64_t counted = 0;     // sampled tokens, once all that was packed is launched
+  std::int64_t counted = 0;     // number of counted tokens after all packed steps are launched
   std::uint64_t last_used = 0;  // step
 };
 
-// Where the entries of a row's bias and bans begin and end.
+// The range of the entries of a bias and ban list.
 struct SharedList {
   std::span<const std::pair<std::int32_t, float>> bias;
   std::span<const std::int32_t> banned;
@@ -42,7 +42,7 @@ DeviceMemory elements(std::int64_t n, std::string_view what) {
   return DeviceMemory(static_cast<std::size_t>(n) * sizeof(T), what);
 }
 
-// `n` elements of `from` at `at` bytes behind `to`, which has room.
+// Copies the elements of `from` to byte offset `at` of `to`.
 template <class T>
 void put(std::byte* to, std::size_t at, const std::vector<T>& from) {
   if (!from.empty()) std::memcpy(to + at, from.data(), from.size() * sizeof(T));
@@ -102,17 +102,17 @@ struct Sampler::Impl {
   std::unordered_map<std::uint64_t, std::int32_t> slot_of_sequence;
   std::uint64_t step = 0;
 
-  // Of the step that is being packed.
+  // For the step that is being packed.
   std::vector<SampleParams> params;
   std::vector<SampleEntry> entries;
   std::vector<SharedList> shared;
   std::vector<SampleHistory> histories;
   std::vector<SampleCount> history_counts;
 
-  std::vector<std::uint16_t> seen;  // [vocab] scratch, zeros between uses
+  std::vector<std::uint16_t> seen;  // [vocab] scratch; zero between uses
 };
 
-// The row's entries. Rows with the same lists, as those of one request, have the same entries, unless they report log
+// Sets the row's entries. Rows with the same lists, such as rows of one request, share entries, unless they return log
 // probabilities (see SampleEntry).
 void Sampler::Impl::list(const ops::SampleRow& row, SampleParams& params) {
   params.list_begin = params.list_end = static_cast<std::int32_t>(entries.size());
@@ -150,13 +150,14 @@ void Sampler::Impl::append(const ops::SampleRow& row) {
   entries.erase(end, entries.end());
 }
 
-// The slot of the row's sequence, which has then counted what the row says was sampled, and soon one more.
+// Returns the slot of the row's sequence. The slot then has the counts of the row's sampled tokens, and will count one
+// more.
 std::int32_t Sampler::Impl::slot_of(const ops::SampleRow& row) {
   const auto sampled_tokens = static_cast<std::int64_t>(row.output.size()) + (row.pending >= 0 ? 1 : 0);
   const auto found = slot_of_sequence.find(row.sequence);
   auto at = found == slot_of_sequence.end() ? -1 : found->second;
   if (at >= 0 && slots[static_cast<std::size_t>(at)].last_used == step) {
-    throw Error(ErrorCode::internal, cat("two rows of sequence ", row.sequence, " are to be sampled in one step"));
+    throw Error(ErrorCode::internal, cat("a step samples two rows of sequence ", row.sequence));
   }
   if (at < 0) {
     const auto oldest = std::min_element(slots.begin(), slots.end(),
@@ -229,7 +230,7 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
     auto& params = own.params[i];
     params = {};
     packed.any_logprobs = packed.any_logprobs || row.logprobs >= 0;
-    if (row.target >= 0) {  // what changes the logits of a row that is sampled is nothing to it
+    if (row.target >= 0) {  // parameters that change the logits do not apply to a row with a target
       params.temperature = 0;
       params.logprobs = row.logprobs;
       params.active = 1;
@@ -323,7 +324,7 @@ std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t ro
         sampled.error = ops::broken_logit(result.bad_id, result.bad_logit);
         continue;
       case SampleStatus::nothing_left:
-        sampled.error = notes.why_nothing(i);
+        sampled.error = notes.why_no_token(i);
         continue;
     }
     sampled.token = result.token;

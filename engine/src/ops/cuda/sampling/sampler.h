@@ -1,16 +1,16 @@
-// Sampling on the device. The host packs the rows' parameters and lists into the step's upload; kernels leave token ids
-// where the next step's embedding finds them, and a result per row for the step's download.
+// Sampling on the device. The host packs the rows' parameters and lists into the step's upload. Kernels write token ids
+// for the next step's embedding, and a result per row for the step's download.
 //
-// Penalties count tokens: a table [slots, vocab] on the device holds of every sequence that has penalties how often
-// each token was sampled and whether the prompt has it. A sequence keeps its slot from step to step; a history goes up
-// only when it takes a slot, or when the table has not counted as many tokens as the row says were sampled. With more
-// such sequences than slots the one that was sampled longest ago loses its slot.
+// Penalties need counts of tokens: a table [slots, vocab] on the device holds, for every sequence with penalties, how
+// often each token was sampled and whether the prompt contains it. A sequence keeps its slot between steps. Its history
+// is uploaded only when it gets a slot, or when the table's count differs from the row's number of sampled tokens. If
+// there are more such sequences than slots, the one that was sampled longest ago loses its slot.
 //
-// A mask goes up on its own, when the step's forward pass was issued and the mask is known: the kernels wait for it,
-// the forward pass does not.
+// A mask is uploaded separately, after the step's forward pass was issued and the mask is ready: the kernels wait for
+// it, the forward pass does not.
 //
-// Tokens are those that ops/cpu/sample.h draws from the same logits, as long as rounding does not decide: a token less
-// likely than 2^-44 times the most likely is never drawn (there: e^-80).
+// Tokens are the same as those of ops/cpu/sample.h for the same logits, unless rounding decides. A token with less than
+// 2^-44 times the probability of the most likely is never drawn (on the CPU: e^-80).
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@
 
 namespace charonia::cuda {
 
-// Where the parts of a step's sampling lie in the upload. `bytes` is what pack() writes; for the same `rows`, no lists
-// and no masks it is always the same layout, so that a captured step serves later ones.
+// The layout of a step's sampling in the upload. `bytes` is the size that pack() writes. For the same `rows`, without
+// lists and masks, the layout is always the same, so that a captured step serves later steps.
 struct SamplePacked {
-  std::size_t begin = 0;  // in pack()'s `to`, a multiple of 16
+  std::size_t begin = 0;  // offset in pack()'s `to`, a multiple of 16
   std::size_t bytes = 0;
   std::int64_t rows = 0;  // with padding
-  bool plain = true;      // no row has lists, penalties or a mask: what captured steps take
+  bool plain = true;      // no row has lists, penalties or a mask; required by captured steps
   bool any_logprobs = false;
   std::int64_t list_entries = 0, histories = 0, masks = 0;
-  std::size_t entries_at = 0, histories_at = 0, counts_at = 0;  // behind `begin`; of what is not plain
+  std::size_t entries_at = 0, histories_at = 0, counts_at = 0;  // relative to `begin`; only if not plain
 };
 
 class Sampler {
@@ -44,25 +44,24 @@ class Sampler {
   Sampler(int vocab, int max_rows);
   ~Sampler();
 
-  // Writes the parameters of `rows`, padded to `padded` rows that are ignored, behind `to` (grown as needed; begins at
-  // the next multiple of 16), and notes what stays here. Takes and keeps slots: what is packed must be launched, in the
-  // same order. Throws Error(internal) when a token id is not in the vocabulary, or two rows are of one sequence with
-  // penalties.
+  // Appends the parameters of `rows`, padded to `padded` rows that are ignored, to `to` (at the next multiple of 16),
+  // and records the host's part in `notes`. Assigns slots, so packed steps must be launched, in the same order. Throws
+  // Error(internal) if a token id is not in the vocabulary, or if two rows belong to one sequence with penalties.
   SamplePacked pack(std::span<const ops::SampleRow> rows, std::int64_t padded, std::vector<std::byte>& to,
                     SampleNotes& notes);
 
-  // logits [packed.rows, vocab] f32, overwritten. `uploaded` is where pack()'s bytes lie on the device, overwritten
-  // too; 16-byte aligned. Rows whose stride is a multiple of 4 are read faster. No allocation. Where there are masks,
-  // waits for them.
+  // logits [packed.rows, vocab] f32, overwritten. `uploaded`: pack()'s bytes on the device, overwritten too; 16-byte
+  // aligned. Rows whose stride is a multiple of 4 are read faster. Does not allocate. Waits for the masks, if there are
+  // any.
   void launch(Stream& stream, const ops::Tensor& logits, const SamplePacked& packed, void* uploaded,
               SampleNotes& notes);
 
-  // Token ids [rows] of the step launched last, on the device; -1: the row failed. The address never changes.
+  // Token ids [rows] of the last launched step, on the device; -1: the row failed. The address never changes.
   const std::int32_t* sampled() const;
-  // What is to be downloaded after launch(): results of packed.rows rows. The address never changes.
+  // The results of packed.rows rows, to be downloaded after launch(). The address never changes.
   const void* results() const;
   std::size_t result_bytes(const SamplePacked& packed) const;
-  // Downloaded results of the first `rows` rows.
+  // Converts the downloaded results of the first `rows` rows.
   std::vector<ops::Sampled> parse(const void* downloaded, std::int64_t rows, const SampleNotes& notes) const;
 
  private:

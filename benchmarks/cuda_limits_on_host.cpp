@@ -1,2 +1,0 @@
-// The same kernels on the CPU: see ops/cuda/device/portable.h.
-#include "cuda_limits.cu"

@@ -1,1 +1,0 @@
-"""The Grafana dashboards, as code: `python -m monitoring.dashboards` writes monitoring/grafana/dashboards/*.json."""

@@ -1,0 +1,495 @@
+"""Builds the engine with CUDA, tests it on a GPU and measures it, in stages, within a budget of seconds.
+
+Each stage runs in a process of its own. After each stage, results.json and results.md are written to $OUT, or to
+build/gpu_check. A stage that does not fit the remaining budget is named as left out; run it in another call.
+`--emulated FOLDER` rehearses the same stages without a GPU, on the emulated device of that build folder, with tiny
+models: its figures say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "gpu_check"
+OUT = Path(os.environ.get("OUT") or WORK)
+SITE, PACKAGES, ENGINE = WORK / "site", WORK / "packages", WORK / "engine"
+BUDGET_S = 420.0
+# Modules that the engine and the tests import, and their packages on PyPI.
+NEEDED = {
+    "cmake": "cmake", "ninja": "ninja", "pybind11": "pybind11", "nlohmann_json": "nlohmann-json", "torch": "torch",
+    "transformers": "transformers", "typer": "typer", "rich": "rich", "pydantic_settings": "pydantic-settings",
+    "prompt_toolkit": "prompt-toolkit", "re2": "google-re2", "ml_dtypes": "ml-dtypes", "pytest": "pytest",
+    "hypothesis": "hypothesis", "setuptools_scm": "setuptools-scm",
+}  # fmt: skip
+Record = dict[str, Any]  # as charonia.bench.records.Record
+# The build folder of a rehearsal, and the seconds after which the stage is killed.
+Run = Callable[[Path | None, float], "Outcome"]
+
+
+@dataclass
+class Outcome:
+    """status: passed, failed or left out. summary: one line. text: the end of the log of a failure."""
+
+    status: str
+    summary: str = ""
+    seconds: float = 0.0
+    text: str = ""
+    records: list[Record] = field(default_factory=list)
+
+
+def environment(emulated: Path | None) -> dict[str, str]:
+    """The environment of child processes: the package in SITE, and the device."""
+    ours = [key for key in os.environ if key.startswith("CHARONIA_") and not key.startswith("CHARONIA_CUDA")]
+    kept = {key: value for key, value in os.environ.items() if key not in ours}
+    spec = importlib.util.find_spec("nvidia")  # cuBLASLt and NCCL may be in Python packages
+    folders = [
+        str(path) for place in (spec and spec.submodule_search_locations) or [] for path in Path(place).glob("*/lib")
+    ]
+    programs = (PACKAGES / "bin", Path(sys.executable).parent, os.environ["PATH"], "/usr/local/cuda/bin")
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(map(str, (SITE, PACKAGES))),
+        "PYTHONSAFEPATH": "1",
+        "PATH": os.pathsep.join(map(str, programs)),
+        "LD_LIBRARY_PATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
+        "CHARONIA_DEVICE": "cuda",
+        "CHARONIA_CACHE_DIR": str(WORK / "cache"),
+        "CHARONIA_GPU_CHECK": str(emulated or ""),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def run(command: Sequence[object], log: str, limit_s: float, env: dict[str, str]) -> tuple[int | None, str]:
+    """Run a command. Returns its exit code, None if it was killed at the limit, and its output, which is logged too."""
+    file = WORK / f"{log}.log"
+    with file.open("wb") as output:
+        process = subprocess.Popen(
+            [str(part) for part in command], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env=env, cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(max(limit_s, 0.1))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its children too, also after Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return code, file.read_text(encoding="utf-8", errors="replace")
+
+
+def failed(summary: str, text: str) -> Outcome:
+    return Outcome("failed", summary, text="\n".join(text.splitlines()[-40:]))
+
+
+def build(emulated: Path | None, limit_s: float) -> Outcome:
+    """Get the missing packages, compile the Python module and the C++ tests, and lay out the package in SITE."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    if emulated:
+        module = emulated / "emulated" / f"_engine{suffix}"
+        if not module.is_file():
+            return failed("not built", f"{module} is missing: build the target _engine_on_host")
+        return lay_out(module, emulated)
+    ends_at = time.monotonic() + limit_s
+    env = environment(None)
+    brought = sorted(map(str, (ROOT / ".whl").glob("*.whl")))
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if brought or missing:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", PACKAGES]
+        code, text = run([*pip, *(["--no-index", "--no-deps", *brought] if brought else missing)], "pip", limit_s, env)
+        if code != 0:
+            return failed("packages cannot be installed", text)
+    code, headers = run(["scripts/get_cuda_headers.sh"], "headers", limit_s, env)
+    if code != 0:
+        return failed("the headers of cuBLASLt and NCCL are missing", headers)
+    without_tests, googletest = run(["scripts/get_googletest.sh"], "googletest", 60, env)
+    _, pybind = run([sys.executable, "-m", "pybind11", "--cmakedir"], "pybind11", 60, env)
+    configure = [
+        "cmake", "-S", ROOT, "-B", ENGINE, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHARONIA_TRITON=OFF",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind.strip()}", "-DCHARONIA_CUDA=ON",
+        "-DCHARONIA_CUDA_ARCHITECTURES=native", f"-DCHARONIA_CUDA_HEADERS={headers.splitlines()[-1]}",
+        "-DCHARONIA_KERNELS=native", "-DCHARONIA_CUDA_ON_HOST_TESTS=OFF",
+        f"-DCHARONIA_TESTS={'OFF' if without_tests else 'ON'}", f"-DCMAKE_PREFIX_PATH={googletest.strip()}",
+    ]  # fmt: skip
+    targets = ["_engine", "charonia_grammar", *([] if without_tests else ["charonia_cuda_tests"])]
+    for command in (configure, ["cmake", "--build", ENGINE, "--target", *targets]):
+        code, text = run(command, "build", ends_at - time.monotonic(), env)
+        if code != 0:
+            return failed("not compiled" if code is not None else f"not compiled in {limit_s:.0f} s", text)
+    return lay_out(ENGINE / f"_engine{suffix}", ENGINE)
+
+
+def lay_out(module: Path, folder: Path) -> Outcome:
+    """Link the package's sources and the compiled module into SITE."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    package = SITE / "charonia"
+    package.mkdir(parents=True)
+    shutil.copy2(ROOT / "scripts" / "before_editable" / "sitecustomize.py", SITE)
+    for file in (*(ROOT / "charonia").iterdir(), module, *folder.glob("libcharonia_grammar.so")):
+        if file.suffix != ".so" or file.parent != ROOT / "charonia":
+            (package / file.name).symlink_to(file)
+    return Outcome("passed", str(module))
+
+
+def cpp_tests(emulated: Path | None, limit_s: float) -> Outcome:
+    """Run the C++ tests of the device. After a crash, the next process continues without the tests that have run."""
+    program = emulated / "charonia_cuda_tests_on_host" if emulated else ENGINE / "charonia_cuda_tests"
+    if not program.is_file():
+        return Outcome("left out", f"{program.name} was not built (GoogleTest is missing)")
+    ends_at = time.monotonic() + limit_s
+    passed, failures, text = set[str](), dict[str, str](), ""
+    for attempt in range(6):
+        known = ":".join(sorted({*passed, *failures}))
+        chosen = f"{'CudaRows*' if emulated else '*'}{known and '-'}{known}"
+        code, text = run([program, f"--gtest_filter={chosen}"], f"cpp_tests_{attempt}", ends_at - time.monotonic(),
+                         environment(emulated))  # fmt: skip
+        found = gtest_results(text)
+        passed |= {name for name, status in found.items() if status == "OK"}
+        failures |= {name: status for name, status in found.items() if status == "FAILED"}
+        crashed = [name for name, status in found.items() if status == "RUN"]
+        failures |= {name: "killed at the limit" if code is None else f"ended with {code}" for name in crashed}
+        if not crashed:
+            break
+    summary = f"{len(passed)} passed, {len(failures)} failed"
+    if failures or not passed or code is None:
+        names = ", ".join(f"{name} ({how})" for name, how in sorted(failures.items()))
+        return failed(f"{summary}: {names}"[:2000], text)
+    return Outcome("passed", summary)
+
+
+def gtest_results(text: str) -> dict[str, str]:
+    """Return the last status of each test: OK, FAILED, SKIPPED, or RUN for a test that did not end."""
+    lines = re.findall(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] ([\w./]+)(?:, where| \(|$)", text, re.MULTILINE)
+    return {name: status for status, name in lines if "." in name}
+
+
+def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
+    code, text = run(
+        [sys.executable, "-m", "pytest", "-q", "-rf", "tests/gpu"], "python_tests", limit_s, environment(emulated)
+    )
+    summary = (text.strip().splitlines() or ["no output"])[-1].strip("= ")
+    if code == 0 and " passed" in summary:
+        return Outcome("passed", summary)
+    return failed(summary if code is not None else f"killed after {limit_s:.0f} s", text)
+
+
+def measured(name: str) -> Run:
+    def run_child(emulated: Path | None, limit_s: float) -> Outcome:
+        file = WORK / f"{name}.jsonl"
+        file.unlink(missing_ok=True)
+        code, text = run([sys.executable, __file__, "--measure", name], name, limit_s, environment(emulated))
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        records = [json.loads(line) for line in lines]
+        if code == 0 and records:
+            return Outcome("passed", f"{len(records)} figures", records=records)
+        outcome = failed(f"killed after {limit_s:.0f} s" if code is None else f"ended with {code}", text)
+        outcome.records = records
+        return outcome
+
+    return run_child
+
+
+class Clock:
+    """Times PyTorch operations on the GPU, or without one on the CPU."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def seconds(self, issue: Callable[[], object], repeats: int = 5) -> float:
+        """The median seconds of `issue`. On a GPU it is captured in a CUDA graph, so launches do not count."""
+        torch = self.torch
+        issue()
+        if self.device == "cpu":
+            began = time.perf_counter()
+            issue()
+            return time.perf_counter() - began
+        from charonia.bench.limits import seconds_of
+
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            issue()
+        return seconds_of(torch, repeats, graph.replay)[repeats // 2]
+
+    def matrices(self, kind: str, count: int, rows: int, k: int) -> Any:
+        torch = self.torch
+        values = torch.randn((count, rows, k), dtype=torch.bfloat16, device=self.device)
+        if kind == "s8":
+            return (values * 40).clamp(-127, 127).to(torch.int8)
+        return values.to(torch.float8_e4m3fn) if kind == "fp8" else values
+
+    def gemm(self, kind: str, a: Any, b: Any) -> object:
+        """a [rows, k] times the transpose of b [n, k]."""
+        torch = self.torch
+        if kind == "s8":
+            return torch._int_mm(a, b.t())
+        if kind == "fp8":
+            one = torch.ones((), device=self.device)
+            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return torch.mm(a, b.t())
+
+
+def measure_limits(clock: Clock) -> Iterator[Record]:
+    """The limits of the GPU: the read rate of memory, and GEMMs in a burst and after five seconds, with the clock."""
+    from charonia.bench.machine import gpu_of
+
+    on_gpu = clock.device == "cuda"
+    data = clock.torch.ones((4 << 30 if on_gpu else 1 << 20) // 4, device=clock.device)
+    yield record("limits", "read", "TB/s", data.nbytes / clock.seconds(data.sum) / 1e12, what="sum of 4 GB")
+    del data
+    side = 8192 if on_gpu else 64
+    for kind in ("bf16", "fp8", "s8"):
+        a, b = clock.matrices(kind, 1, side, side)[0], clock.matrices(kind, 1, side, side)[0]
+        for when, warm_s in (("burst", 0.0), ("after 5 s", 5.0 if on_gpu else 0.0)):
+            ends_at = time.monotonic() + warm_s
+            while time.monotonic() < ends_at:
+                clock.gemm(kind, a, b)
+                clock.torch.cuda.synchronize()
+            rate = 2 * side**3 / clock.seconds(partial(clock.gemm, kind, a, b)) / 1e12
+            yield record("limits", f"{kind} GEMM", "T operations/s", rate, what=when)
+            if mhz := gpu_of("clocks.sm").split():
+                yield record("limits", "SM clock", "MHz", float(mhz[0]), what=f"{kind}, {when}")
+
+
+def measure_lib(clock: Clock) -> Iterator[Record]:
+    """cuBLASLt through PyTorch: bf16 GEMMs of one row padded to more rows, and s8 GEMMs, of an 8B model's weights."""
+    on_gpu = clock.device == "cuda"
+    shapes = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+    for name, (n, k) in shapes.items() if on_gpu else {"tiny": (64, 128)}.items():
+        copies = max(2, (256 << 20) // (2 * n * k)) if on_gpu else 2  # more than the L2 cache holds
+        for kind, rows_of_kind in (("bf16", (1, 8, 16, 32)), ("s8", (32, 256, 2048)), ("bf16", (256, 2048))):
+            weights = clock.matrices(kind, copies, n, k)
+            for rows in rows_of_kind:
+                x = clock.matrices(kind, 1, rows, k)[0]
+
+                def issue(kind: str = kind, x: Any = x, weights: Any = weights) -> None:
+                    for weight in weights:
+                        clock.gemm(kind, x, weight)
+
+                taken = clock.seconds(issue) / copies
+                yield record("lib", "time", "us", 1e6 * taken, weight=f"{name} {n} x {k}", type=kind, rows=rows)
+
+
+def model_of(scheme: str, emulated: bool) -> Path:
+    """A random model: Llama-3-8B's shape, or a tiny one. It is written once, to memory if there is room."""
+    from charonia.bench.random_model import SHAPES, write_random_model
+
+    place = models_folder() / f"{'tiny' if emulated else 'llama3-8b'}-{scheme or 'bf16'}"
+    if not (place / "made").exists():
+        shutil.rmtree(place, ignore_errors=True)
+        write_random_model(place, SHAPES["tiny" if emulated else "llama3-8b"], scheme=scheme, quick=True)
+        (place / "made").touch()
+    return place
+
+
+def models_folder() -> Path:
+    memory = Path("/dev/shm")
+    room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 30 << 30
+    return memory / "charonia_gpu_check" if room else WORK / "models"
+
+
+def measure_gap(clock: Clock) -> Iterator[Record]:
+    """A prefill step of 2048 rows: its time, the sum of its kernels, and the largest gaps between them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from charonia import Engine, SamplingParams
+
+    emulated, on_gpu = bool(os.environ["CHARONIA_GPU_CHECK"]), clock.device == "cuda"
+    rows = 64 if emulated else 2048
+    settings: dict[str, Any] = {"token_budget": rows, "session_len": rows + 64, "enable_prefix_caching": False}
+    with Engine.from_pretrained(str(model_of("", emulated)), max_batch_size=1, **settings) as engine:
+        one = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0.0)
+
+        def step(seed: int) -> float:
+            prompt = [3 + (seed + i * 7919) % (engine.info.vocab_size - 3) for i in range(rows)]
+            [output] = engine.generate([prompt], one)
+            return float(output.timings.first_token_ms - output.timings.queue_ms)
+
+        yield record("gap", "step", "ms", sorted(step(seed) for seed in range(7))[3], what="without the profiler")
+        with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+            if not on_gpu:
+                clock.torch.mm(clock.torch.ones(8, 8), clock.torch.ones(8, 8))
+            taken = step(7)
+            if on_gpu:
+                clock.torch.cuda.synchronize()
+    wanted = clock.torch.autograd.DeviceType.CUDA if on_gpu else clock.torch.autograd.DeviceType.CPU
+    kernels = [(e.time_range.start, e.time_range.end, e.name) for e in profiler.events() if e.device_type == wanted]
+    if not kernels:
+        raise SystemExit("the profiler has recorded no kernels")
+    busy, gaps = busy_and_gaps(kernels)
+    span = max(end for _, end, _ in kernels) - min(begin for begin, _, _ in kernels)
+    yield record("gap", "step", "ms", taken, what="with the profiler")
+    yield record("gap", "first to last kernel", "ms", span / 1e3, what=f"{len(kernels)} kernels")
+    yield record("gap", "kernels", "ms", busy / 1e3, what="time in which a kernel ran")
+    for rank, (length, before, after) in enumerate(gaps[:10]):
+        yield record("gap", "gap", "us", length, what=f"{1 + rank}: {before[:60]} -> {after[:60]}")
+
+
+def busy_and_gaps(kernels: Sequence[tuple[float, float, str]]) -> tuple[float, list[tuple[float, str, str]]]:
+    """kernels: (begin, end, name). Returns the time in which at least one kernel ran, and the gaps, largest first, each
+    with the names of the kernels before and after it."""
+    busy, gaps = 0.0, []
+    last_end, last_name = None, ""
+    for begin, end, name in sorted(kernels):
+        if last_end is not None and begin > last_end:
+            gaps.append((begin - last_end, last_name, name))
+        busy += max(0.0, end - (begin if last_end is None else max(begin, last_end)))
+        if last_end is None or end > last_end:
+            last_end, last_name = end, name
+    return busy, sorted(gaps, reverse=True)
+
+
+def measure_decode(clock: Clock) -> Iterator[Record]:
+    """Decode of an 8B model in bf16 and int4, with `reproducible` off and on."""
+    from rich.console import Console
+
+    from charonia.bench.static import run_static
+
+    emulated = bool(os.environ["CHARONIA_GPU_CHECK"])
+    batches, tokens = ([1, 2], 4) if emulated else ([1, 8, 64, 256], 64)
+    for scheme in ("", "w4a16"):
+        for reproducible in (False, True):
+            report = run_static(
+                str(model_of(scheme, emulated)), batches, [32], [tokens], runs=1, dtype="auto", console=Console(),
+                settings={"reproducible": reproducible},
+            )  # fmt: skip
+            for one in report.records:
+                if one.name in ("decode", "weights"):
+                    case = {"weights": scheme or "bf16", "reproducible": reproducible, "batch": one.case["batch"]}
+                    yield record("decode", one.name, one.unit, one.value, **case)
+
+
+def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> Record:
+    from charonia.bench.records import Record as Figure
+
+    return asdict(Figure.of(benchmark, name, unit, float(value), case=case))
+
+
+# The seconds that a stage takes on a machine with an H200 and 16 cores. It is killed after twice that time.
+STAGES: dict[str, tuple[float, Run]] = {
+    "build": (150, build),
+    **{
+        name: (guess_s, measured(name)) for name, guess_s in (("limits", 30), ("gap", 35), ("lib", 20), ("decode", 110))
+    },
+    "cpp_tests": (40, cpp_tests),
+    "python_tests": (35, python_tests),
+}
+
+
+def measure(name: str) -> int:
+    """Run a measurement in this process."""
+    with (WORK / f"{name}.jsonl").open("w", encoding="utf-8") as out:
+        for one in globals()[f"measure_{name}"](Clock()):
+            print(one["name"], one["case"], f"{one['value']:.4g}", one["unit"])
+            out.write(json.dumps(one) + "\n")
+            out.flush()
+    return 0
+
+
+def write(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    whole = {"run": run_facts, "stages": {name: asdict(outcome) for name, outcome in outcomes.items()}}
+    for file, text in (("results.json", json.dumps(whole, indent=1)), ("results.md", page(outcomes, run_facts))):
+        (OUT / f"{file}.part").write_text(text + "\n", encoding="utf-8")
+        (OUT / f"{file}.part").replace(OUT / file)
+
+
+def page(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    from charonia.bench.records import Record as Figure
+    from charonia.bench.records import tables
+
+    lines = ["# GPU check", "", f"Commit {run_facts['commit']}, {run_facts['at']}", "", f"`{run_facts['machine']}`", ""]
+    if run_facts["emulated"]:
+        lines += ["A rehearsal on the emulated device: the figures say nothing.", ""]
+    stages = [[name, one.status, f"{one.seconds:.0f}", one.summary] for name, one in outcomes.items()]
+    lines += markdown(["stage", "", "seconds", "summary"], stages)
+    for name, outcome in outcomes.items():
+        for _, headings, rows in tables([Figure(**one) for one in outcome.records]):
+            lines += ["", f"## {name}", "", *markdown(headings, rows)]
+        if outcome.text:
+            lines += ["", f"## {name}: {outcome.status}", "", *(f"    {line}" for line in outcome.text.splitlines())]
+    return "\n".join(lines)
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in (headings, *rows)]
+    head, *others = (f"| {' | '.join(row)} |" for row in cells)
+    return [head, "|---" * len(headings) + "|", *others]
+
+
+def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s: float) -> dict[str, Outcome]:
+    """Run the stages, and write the results after each. Outcomes of earlier calls for other stages are kept."""
+    from charonia.bench.records import describe_run
+
+    ends_at = time.monotonic() + budget_s
+    facts = {**describe_run(), "command": sys.argv, "emulated": bool(emulated)}
+    outcomes: dict[str, Outcome] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        earlier = json.loads((OUT / "results.json").read_text(encoding="utf-8"))
+        if earlier["run"]["commit"] == facts["commit"] and earlier["run"]["emulated"] == facts["emulated"]:
+            outcomes = {name: Outcome(**values) for name, values in earlier["stages"].items()}
+    now = {}
+    for name, (guess_s, run_stage) in stages.items():
+        began = time.monotonic()
+        left = ends_at - began
+        if left < guess_s and not emulated:
+            outcome = Outcome("left out", f"it takes about {guess_s:.0f} s, and {left:.0f} s were left")
+        else:
+            outcome = run_stage(emulated, left if emulated else min(left, 2 * guess_s))
+        outcome.seconds = time.monotonic() - began
+        outcomes[name] = now[name] = outcome
+        write(outcomes, facts)
+        print(f"[{budget_s - (ends_at - time.monotonic()):4.0f} s] {name}: {outcome.status}, {outcome.summary}")
+        if outcome.status == "failed":
+            print(outcome.text)
+            if name == "build":
+                break
+    return now
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"only these: {', '.join(STAGES)}")
+    parser.add_argument("--emulated", type=Path, metavar="FOLDER", help="rehearse with this build folder of CMake")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds; --emulated has no budget [420]")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.stages) - set(STAGES):
+        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; expected {', '.join(STAGES)}")
+    if options.measure:
+        return measure(options.measure)
+    sys.path[:0] = [str(ROOT), str(PACKAGES)]  # charonia.bench.records, which needs nothing compiled
+    WORK.mkdir(parents=True, exist_ok=True)
+    emulated = options.emulated.absolute() if options.emulated else None
+    stages = {name: stage for name, stage in STAGES.items() if name in (options.stages or STAGES)}
+    try:
+        now = check(stages, emulated, 3600 if emulated else options.budget_s)
+    finally:
+        shutil.rmtree(models_folder(), ignore_errors=True)
+    print(f"{OUT / 'results.json'} and results.md have the results")
+    return int(any(one.status == "failed" for one in now.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

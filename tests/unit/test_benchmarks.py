@@ -1,0 +1,157 @@
+"""Records of benchmarks, kernels, static reports and the comparison with peers."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from charonia.bench import records
+from charonia.bench.cli import app
+from charonia.bench.kernels import FORMATS
+from charonia.bench.peers import ENGINES, Result, peer_records
+from charonia.bench.records import Record
+from charonia.bench.static import Report, print_report
+from charonia.errors import InvalidRequestError
+
+SOME = [
+    Record.of("static", "decode", "tokens/s", [90, 120, 100], case={"batch": 1}, asked=110),
+    Record.of("static", "decode", "tokens/s", [720.25], case={"batch": 8}),
+    Record.of("static", "errors", "", 0, case={"batch": 8}, asked=0, at_most=True),
+]
+
+
+def printed(some: list[Record], width: int) -> list[list[str]]:
+    """The words of each line that was printed."""
+    console = Console(file=io.StringIO(), width=width)
+    records.print_records(console, some)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
+    return [line.replace("│", " ").replace("┃", " ").split() for line in lines]
+
+
+def test_record_has_the_median_the_range_and_the_verdict() -> None:
+    first = SOME[0]
+    assert (first.value, first.minimum, first.maximum, first.repeats) == (100, 90, 120, 3)
+    assert [record.met for record in SOME] == [False, None, True]
+
+
+def test_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    records.write(tmp_path / "figures.json", {"threads": 2}, SOME)
+    run, found = records.read(tmp_path / "figures.json")
+    assert found == SOME and run["settings"] == {"threads": 2} and run["machine"]["processor"]
+
+
+def test_file_has_no_api_key_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["benchmark", "serving", "--api-key", "ck-one", "--seed", "4", "--api-key=ck-two"]
+    monkeypatch.setattr("sys.argv", ["charonia", *asked])
+    assert records.describe_run()["command"][3:] == ["--api-key", "***", "--seed", "4", "--api-key=***"]
+
+
+def test_file_that_cannot_be_written_is_rejected_before_the_measurement(tmp_path: Path) -> None:
+    for file in (tmp_path, tmp_path / "none" / "x"):
+        error = CliRunner().invoke(app, ["kernels", "--json", str(file)]).exception
+        assert isinstance(error, InvalidRequestError) and f"{file} cannot be written" in str(error)
+
+
+def test_table_has_a_row_for_each_case() -> None:
+    [(title, headings, rows)] = records.tables(SOME)
+    assert (title, headings) == ("static", ["batch", "decode, tokens/s", "errors"])
+    assert rows == [["1", "100", "-"], ["8", "720.2", "0"]]
+    assert ["8", "720.2", "0"] in printed(SOME, 80)
+
+
+def test_table_that_is_too_wide_has_a_row_for_each_figure() -> None:
+    many = [
+        Record.of("x", f"figure{index}", "ms", 1000 * case + index, case={"requests at once": case})
+        for case in (1, 8)
+        for index in range(12)
+    ]
+    lines = printed(many, 80)
+    assert all([str(record.case["requests at once"]), f"{record.name},", "ms", f"{record.value:.0f}"] in lines
+               for record in many)  # fmt: skip
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_static_report_names_rejected_gemms_and_on_request_kernels(verbose: bool) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    lines = ("device 0: a GPU, sm_90", "rows 1..8 n 64 k 32 bf16 -> bf16: cuBLASLt, 1.0 us")
+    print_report(
+        console, Report("m", "bf16", "cuda", "sm_90", 1, 1000, 4e12, 8e14, (SOME[0],), lines, 3), verbose=verbose
+    )
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "cuBLASLt rejected 3 GEMMs" in text and "800 TFLOP/s" in text
+    assert all((line in text) == verbose for line in (*lines,))
+
+
+def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.json"
+    done = CliRunner().invoke(
+        app,
+        ["kernels", "--shape", "1,128,4,2,256,300", "--rows", "1", "--rows", "9", "--context", "70", "--batch", "2",
+         "--threads", "1", "--rounds", "2", "--json", str(file)],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    run, found = records.read(file)
+    assert run["settings"]["device"] == "cpu"
+    gemms = {(r.case["weight"], r.case["format"], r.case["rows"]) for r in found if r.benchmark == "gemm"}
+    assert len(gemms) == 4 * 6 * 2 and ("down 128 x 256", "w8a8", 9) in gemms
+    attention = [r.case for r in found if r.benchmark == "attention"]
+    caches = {(case["KV bits"], case["sequences"], case["rows"]) for case in attention}
+    assert caches == {(bits, *load) for bits in (16, 8, 4) for load in ((1, 1), (2, 1), (1, 70))}
+    assert all(record.value > 0 for record in found) and {"limits", "attention"} < {r.benchmark for r in found}
+    assert {r.case["format"] for r in found if r.benchmark == "gemm" and r.repeats == 2} == set(FORMATS)
+
+
+def test_kernels_with_unknown_format_is_rejected() -> None:
+    error = CliRunner().invoke(app, ["kernels", "--format", "int3"]).exception
+    assert isinstance(error, InvalidRequestError) and "bf16, w4a16" in str(error)
+
+
+def test_peers_are_compared_with_the_best_one() -> None:
+    engines = [one for one in ENGINES if one.bits == 16]
+    ours = Result(engines[0], "charonia", info={"weight_mb_per_step": 100.0}, prefill_s={512: [1.0, 0.5, 2.0]},
+                  decode_s={1: [1.1, 1.0, 1.2], 8: [2.0, 2.0, 2.0]}, peak_mb=400.0)  # fmt: skip
+    fast = Result(engines[1], "llama_cpp 1.2", prefill_s={512: [0.8] * 3}, decode_s={1: [2.0] * 3, 8: [2.5] * 3})
+    slow = Result(engines[2], "openvino 3", prefill_s={512: [0.9] * 3}, decode_s={1: [2.1] * 3, 8: [2.4] * 3})
+    absent = Result(engines[3], "transformers", missing="pip install failed")
+    found = {
+        (record.case["engine"], record.name, record.unit): record.value
+        for record in peer_records("m", [ours, fast, slow, absent], [9e9, 10e9], 101)
+    }
+    assert found["charonia", "prefill of 512", "tokens/s"] == 512
+    assert found["charonia", "prefill of 512", "times the best peer"] == pytest.approx(0.8)
+    assert found["charonia", "decode, batch 1", "tokens/s"] == pytest.approx(100 / 1.1)
+    assert found["charonia", "decode, batch 1", "% of the read limit"] == pytest.approx(100 / 1.1)
+    assert found["charonia", "decode, batch 8", "times the best peer"] == pytest.approx(1.2)
+    assert found["openvino 3", "decode, batch 8", "tokens/s"] == pytest.approx(8 * 100 / 2.4)
+    assert not any(engine == "transformers" for engine, *_ in found)
+
+
+@pytest.mark.slow
+def test_peers_without_installation_measures_charonia_and_names_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "peers.json"
+    done = CliRunner().invoke(
+        app,
+        ["peers", "--shape", "tiny", "--prompt", "64", "--tokens", "8", "--rounds", "1", "--no-install", "--threads",
+         "1", "--folder", str(tmp_path), "--json", str(file)],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    run, found = records.read(file)
+    figures = {(record.name, record.unit): record.value for record in found if record.case == {"engine": "charonia"}}
+    assert {name for name, _ in figures} == {"prefill of 64", "decode, batch 1", "decode, batch 8", "peak memory"}
+    assert min(figures.values()) > 0 and len(found) == len(figures)
+    assert set(run["settings"]["missing"]) == {"llama_cpp", "openvino", "transformers"}
+    assert "llama_cpp was not measured: it is not installed" in done.output
+
+
+def test_peers_with_unknown_name_is_rejected_before_anything_is_installed(tmp_path: Path) -> None:
+    error = CliRunner().invoke(app, ["peers", "--bits", "8", "--peer", "none", "--folder", str(tmp_path)]).exception
+    assert isinstance(error, InvalidRequestError) and "llama_cpp_q8_0" in str(error)
+    assert not list(tmp_path.iterdir()) and asdict(ENGINES[0])["kind"] == "charonia"
