@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +151,6 @@ class EngineStats:
 class TokenSplit:
     def __init__(self, weights_dir: Path) -> None: ...
     def forced(self, before: Sequence[int], text: str) -> list[int]: ...
-
 
 def schema_for_llguidance(schema: str) -> str: ...
 

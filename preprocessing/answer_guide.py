@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from charonia_answers.formats import is_closed, is_open
-from charonia_answers.tag_parts import Format, NoTagError, either
 from charonia_answers.lark import lark_of
+from charonia_answers.tag_parts import Format, NoTagError, either
 from charonia_answers.tags import Function, ReasoningState, Tags, check_name, guide_format
 from parsing_options import CALLS_VARIABLE, AnswerFormats, is_continued
 from prompt_ids import PromptError, is_too_deep, parse_json, show
@@ -124,7 +124,9 @@ class AnswerGuides:
             try:
                 return Guide(given.type, lark_of(given.text))
             except NoTagError as error:
-                raise PromptError(_GUIDE, f"the grammar is not valid: {error}", "send a grammar in Lark or EBNF") from None
+                raise PromptError(
+                    _GUIDE, f"the grammar is not valid: {error}", "send a grammar in Lark or EBNF"
+                ) from None
         format = guide_format(given.type, given.text, _GUIDE)
         if format is None:
             problem = "the structural tag is not valid"

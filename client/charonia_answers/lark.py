@@ -1,7 +1,7 @@
 """Formats of responses as the grammars that the engine takes: a list, in which the first grammar refers to the others.
 
-A format is one of xgrammar's structural tags. Free text needs care: llguidance reads it as one lexeme, which does not end
-by itself. So text is joined with what follows it: the lexeme ends with the first text of that.
+A format is one of xgrammar's structural tags. llguidance reads free text as one lexeme, which does not end by itself.
+So text is joined with the format that follows it: the lexeme ends with the first text of that format.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Writer:
             return self._sequence([text, *rest])
         if kind == "or":
             options = [self._sequence([text, one]) for one in following["elements"]]
-            return " ".join([f"({' | '.join(options)})", self._sequence(rest)] if rest else [f"({' | '.join(options)})"])
+            return " ".join([f"({' | '.join(options)})", *([self._sequence(rest)] if rest else [])])
         if kind == "optional":
             return f"({self._sequence([text, following['content'], *rest])} | {self._sequence([text, *rest])})"
         if kind == "star" and not rest and _ends_with_text(following["content"]):
@@ -190,4 +190,4 @@ def lark_of(grammar: str) -> str:
     try:
         return to_lark(grammar)
     except EbnfError as error:
-        raise NoTagError(f"{error}. (Lark is taken too: start: \"a\" item+)") from None
+        raise NoTagError(f'{error}. (Lark is taken too: start: "a" item+)') from None

@@ -14,10 +14,22 @@ from typing import Any, Literal
 
 from . import beside_calls, gemma, xml
 from .formats import CallFormat, Frame, ReasoningFormat
-from .parser import MAX_NAME, PYTHON_NAME
 from .lark import grammars_of
+from .parser import MAX_NAME, PYTHON_NAME
 from .schemas import UnsupportedSchemaError
-from .tag_parts import ANY_OBJECT, Format, NoTagError, any_text, choice, const, either, json_of, optional, sequence, star
+from .tag_parts import (
+    ANY_OBJECT,
+    Format,
+    NoTagError,
+    any_text,
+    choice,
+    const,
+    either,
+    json_of,
+    optional,
+    sequence,
+    star,
+)
 
 # What the prompt says of reasoning: the answer may have some, goes on with it, or has none.
 ReasoningState = Literal["possible", "open", "none"]

@@ -130,7 +130,9 @@ SCHEMAS: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
-def test_responses_that_end_are_valid_under_their_schema(engine: Engine, hasty: SamplingParams, walks: Walks, schema: Any) -> None:
+def test_responses_that_end_are_valid_under_their_schema(
+    engine: Engine, hasty: SamplingParams, walks: Walks, schema: Any
+) -> None:
     guide = Guide.json_schema(schema)
     params = [hasty] * 4 + [walks.params(seed, max_tokens=90) for seed in range(4)]
     with ThreadPoolExecutor(8) as pool:

@@ -33,7 +33,18 @@ BYTES = llguidance.LLTokenizer("byte")
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("suite")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--dest",
+        str(folder),
+    ]
     if subprocess.run([*pip, SOURCES], check=False, capture_output=True).returncode:
         if os.environ.get("CI"):
             raise RuntimeError(f"{SOURCES} cannot be downloaded")
