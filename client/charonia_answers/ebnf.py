@@ -105,7 +105,7 @@ class _Parser:
         return " | ".join(options)
 
     def _sequence(self, depth: int) -> str:
-        parts = []
+        parts: list[str] = []
         while True:
             kind, text, at = self._next
             if kind == "end" or (kind == "mark" and text in "|)") or self._defines(self._at):

@@ -22,7 +22,7 @@ def const(value: str) -> Format:
 
 
 def json_of(schema: Any, name: str, without: Sequence[str] = ()) -> Format:
-    """JSON that follows a schema, without the first characters of some texts in its strings. name: its name in errors."""
+    """JSON that follows a schema. name: its name in errors. without: no string has the first characters of these."""
     first = "".join(sorted({text[0] for text in without if text}))
     return {"type": "json_schema", "name": name, "json_schema": without_characters(schema, first) if first else schema}
 
