@@ -9,6 +9,7 @@
 
 #include "base/guide_name.h"
 #include "base/text.h"
+#include "base/thread_time.h"
 #include "charonia/error.h"
 #include "grammar/library.h"
 #include "grammar/schema_check.h"
@@ -31,6 +32,9 @@ using Part = GuideCompiler::Part;
 
 constexpr int kMaxBrackets = 64;
 constexpr char kSpecial = '\xff';  // llguidance's mark of special tokens; no text has this byte
+
+// CPU time of one mask. The other sequences of a step wait for it, so the request of a slower mask ends.
+constexpr double kMaxMaskSeconds = 0.1;
 
 // What one grammar may cost. A mask that costs more ends its request with an error.
 constexpr llg::ParserLimits kLimits{.max_items_in_row = 1000,
@@ -218,6 +222,22 @@ class Provider : public TokenMaskProvider {
         prompt_(std::move(prompt)) {}
 
   void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) override {
+    const auto begun = thread_seconds();
+    fill_after(output, mask);
+    if (thread_seconds() - begun > kMaxMaskSeconds) {
+      throw Error(ErrorCode::invalid_argument, cat("the grammar costs too much: one mask took more than ", kMaxMaskSeconds,
+                                                   " s. Make it simpler"));
+    }
+  }
+
+  std::span<const TokenId> forced() const override { return forced_; }
+
+  std::unique_ptr<TokenMaskProvider> clone() const override {
+    throw Error(ErrorCode::internal, "a guide makes a provider for each sequence");
+  }
+
+ private:
+  void fill_after(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) {
     for (const auto id : output.subspan(accepted_)) accept(id);
     accepted_ = output.size();
     if (bytes_ && forced_.empty()) {
@@ -230,13 +250,6 @@ class Provider : public TokenMaskProvider {
     mask[id / 32] |= 1U << (id % 32);
   }
 
-  std::span<const TokenId> forced() const override { return forced_; }
-
-  std::unique_ptr<TokenMaskProvider> clone() const override {
-    throw Error(ErrorCode::internal, "a guide makes a provider for each sequence");
-  }
-
- private:
   void accept(TokenId id) {
     consume(matcher_.get(), {static_cast<std::uint32_t>(id)});
     if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other one

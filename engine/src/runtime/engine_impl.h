@@ -24,7 +24,7 @@
 #include "runtime/executor.h"
 #include "runtime/group.h"
 #include "runtime/guide_thread.h"
-#include "runtime/mask_thread.h"
+#include "runtime/mask_threads.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
 #include "runtime/weight_check.h"
@@ -136,8 +136,8 @@ class Engine::Impl {
 
   // engine_loop.cpp, the engine thread: steps.
   void run();
-  // Nothing to compute: there is no sequence, or all of them wait for their token masks.
-  bool idle() const { return sequences_.size() == held_.size() && in_flight_ == nullptr; }
+  // Nothing to compute.
+  bool idle() const { return sequences_.empty() && in_flight_ == nullptr; }
   void step();
   bool may_overlap(const Step& running) const;
   Step* launch_next();
@@ -151,8 +151,6 @@ class Engine::Impl {
   std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
-  void sit_out(Sequence& sequence);
-  void resume_known();
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence);
   bool deliver_rows(Result result, const Sequence& sequence);
   int accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now);
@@ -196,7 +194,6 @@ class Engine::Impl {
   // Engine thread.
   std::unordered_map<Handle, std::unique_ptr<Group>> groups_;
   std::unordered_map<SeqId, Sequence*> sequences_;  // those of the scheduler
-  std::set<SeqId> held_;                           // of them those that the scheduler holds until their mask is known
   SeqId next_sequence_ = 1;
   std::set<Group*> several_;                                   // groups of more than one sequence that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
@@ -217,7 +214,7 @@ class Engine::Impl {
   int reported_committed_ = 0;  // KV blocks that have memory
 
   std::unique_ptr<runtime::WeightCheck> weight_check_;
-  runtime::MaskThread masks_;
+  runtime::MaskThreads masks_;
   std::unique_ptr<runtime::GuideThread> guides_;
 
   // Last, so that it delivers what is queued while everything above still lives.

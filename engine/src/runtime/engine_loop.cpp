@@ -140,7 +140,6 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.sample_rows.clear();
   step.masks.clear();
   step.streams = 0;
-  const auto mask_deadline = std::make_shared<runtime::MaskDeadline>();
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
   step.block_tables.assign(table_stride * step.plan.seqs.size(), 0);
@@ -160,7 +159,6 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
     fill_rows(step, part, sequence);
     if (part.samples) step.streams += runtime::stream_weight(sequence.group.request);
-    if (part.samples && sequence.mask) sequence.mask->set_deadline(mask_deadline);
   }
 }
 
@@ -214,7 +212,7 @@ bool Engine::Impl::settle(Step& step) {
     rows += static_cast<std::size_t>(part.num_logits_rows());
     if (!part.samples) continue;
     const auto& last = sampled[rows - 1];
-    tokens.push_back(last.error.empty() ? last.token : runtime::is_late_mask(last.error) ? schedule::kNotSampled : 0);
+    tokens.push_back(last.error.empty() ? last.token : 0);
   }
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
@@ -280,35 +278,14 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
     auto& sequence = *found->second;
     if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
-    if (runtime::is_late_mask(rows.back().error)) {
-      sit_out(sequence);
-      continue;
-    }
     if (!rows.back().error.empty()) {
       fail_row(part.id, rows.back().error);
       continue;
     }
     accepted += accept(sequence, rows.back(), now);
   }
-  masks_.hand_over();  // at once, so that they are worked out while the next forward pass runs
+  masks_.hand_over();  // now, so that they are computed while the next forward pass runs
   count(Metric::generation_tokens, accepted);
-}
-
-// The sequence, which the scheduler holds, goes on once its mask is known.
-void Engine::Impl::sit_out(Sequence& sequence) {
-  if (sequence.mask->sit_out()) {
-    held_.insert(sequence.id);
-  } else {
-    scheduler_->resume(sequence.id);
-  }
-}
-
-void Engine::Impl::resume_known() {
-  std::erase_if(held_, [this](SeqId id) {
-    if (!sequences_.at(id)->mask->known()) return false;
-    scheduler_->resume(id);
-    return true;
-  });
 }
 
 // Ends a sequence that could not be sampled from. Where its logits are not finite, its KV may not be either: no later
@@ -392,13 +369,7 @@ int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock:
     finish(sequence.id, reason);
     return taken;
   }
-  if (sequence.mask) {
-    masks_.next(sequence.mask, tokens);
-    if (sequence.mask->slow()) {
-      scheduler_->hold(sequence.id);
-      sit_out(sequence);
-    }
-  }
+  if (sequence.mask) masks_.next(sequence.mask, tokens);
   if (auto result = sequence.due(now, interval_)) {
     delivery_.push(group.callback, std::move(*result));
   }

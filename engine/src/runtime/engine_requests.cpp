@@ -335,7 +335,6 @@ void Engine::Impl::begin(Group& group) {
   } catch (const std::exception& error) {
     for (const auto& sequence : group.sequences) {
       scheduler_->remove(sequence->id);
-      held_.erase(sequence->id);
       sequences_.erase(sequence->id);
     }
     several_.erase(&group);
@@ -379,7 +378,6 @@ void Engine::Impl::make_sequences(Group& group) {
   group.begun = true;
   group.num_live = group.num_sequences();
   if (group.num_live > 1) several_.insert(&group);
-  const auto pace = std::make_shared<runtime::MaskPace>();
   const auto salt = salts_.number(request.cache_salt, prefix_class(prompt));
   for (int i = 0; i < group.num_live; ++i) {
     auto& sequence =
@@ -387,7 +385,7 @@ void Engine::Impl::make_sequences(Group& group) {
     sequences_.emplace(sequence.id, &sequence);
     if (group.masks.empty()) continue;
     auto& provider = group.masks[static_cast<std::size_t>(i)];
-    sequence.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size, pace);
+    sequence.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size);
     masks_.begin(sequence.mask);
   }
   auto& first = *group.sequences.front();
@@ -495,7 +493,6 @@ void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, Erro
   const bool answered = reason == FinishReason::stop || reason == FinishReason::length;
   if (group.turn && (answered || (reason == FinishReason::cancelled && group.keep_turn))) keep_turn(sequence);
   scheduler_->remove(id);
-  held_.erase(id);
   sequences_.erase(found);
   auto last = group.ended(sequence.last(reason, Clock::now(), std::move(error), code));
   if (--group.num_live == 0) {
