@@ -176,7 +176,8 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
 
   // Steps.
 
-  void settle() {
+  // planned: the next step is already planned.
+  void settle(bool planned) {
     const auto settled = std::exchange(in_flight_, std::nullopt);
     scheduler_.resolve(settled->plan, settled->result.sampled);
     ASSERT_NO_THROW(scheduler_.check_integrity());
@@ -279,7 +280,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
 
   void run_step(int depth) {
     // Sometimes waits for the result before it plans the next step.
-    if (in_flight_ && one_in(10)) settle();
+    if (in_flight_ && one_in(10)) settle(false);
     if (HasFailure()) return;
     auto plan = next_plan();
     if (HasFailure() || !plan) return;
@@ -293,7 +294,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     if (HasFailure()) return;
     maybe_one_leaves();
     if (in_flight_ && one_in(100)) return fail_in_flight();
-    if (in_flight_) settle();
+    if (in_flight_) settle(true);
     if (fails || HasFailure()) return;  // the step is planned again
     // Random step times: they affect only how much is computed together.
     std::uniform_int_distribution<int> any(0, 40);
@@ -301,7 +302,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     scheduler_.advance(*plan);
     ASSERT_NO_THROW(scheduler_.check_integrity());
     in_flight_ = InFlight{std::move(*plan), std::move(result)};
-    if (depth == 0) settle();
+    if (depth == 0) settle(false);
   }
 
   Load load_ = std::get<0>(GetParam());
