@@ -14,7 +14,6 @@ from charonia.errors import (
     InvalidRequestError,
     ModelError,
     OverloadedError,
-    PendingError,
     UnsupportedError,
 )
 
@@ -51,7 +50,6 @@ __all__ = [
     "ModelError",
     "Output",
     "OverloadedError",
-    "PendingError",
     "SamplingParams",
     "Stream",
     "Timings",

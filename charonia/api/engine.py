@@ -43,9 +43,7 @@ class Engine:
 
     Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
     full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
-    close), PendingError (structured output is still being compiled), UnsupportedError (its
-    library is missing or cannot be opened), DeviceFailedError (the device computes no more:
-    only a new process can use it).
+    close), DeviceFailedError (the device computes no more: only a new process can use it).
     """
 
     def __init__(

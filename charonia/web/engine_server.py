@@ -44,9 +44,7 @@ Made = TypeVar("Made")
 _CODES: dict[type[errors.CharoniaError], int] = {
     errors.InvalidRequestError: 400,
     errors.OverloadedError: 429,
-    errors.UnsupportedError: 501,
     errors.EngineClosedError: 503,
-    errors.PendingError: 503,
     errors.DeviceFailedError: 503,
     errors.DeadlineExceededError: 504,
 }

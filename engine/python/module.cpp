@@ -199,8 +199,6 @@ const char* error_class(ErrorCode code) {
       return "OverloadedError";
     case ErrorCode::unavailable:
       return "EngineClosedError";
-    case ErrorCode::pending:
-      return "PendingError";
     case ErrorCode::deadline_exceeded:
       return "DeadlineExceededError";
     case ErrorCode::unsupported:

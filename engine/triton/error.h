@@ -26,9 +26,8 @@ void log_error(const std::string& text);
 // An error for the server, with the code that belongs to it; the text is what() alone (loading and unloading).
 ErrorPtr to_triton(const std::exception& error);
 
-// An error for a client: the text begins with `[400] ` where the request was wrong, `[429] ` where there is too much to
-// do, `[501] ` where this server lacks what the request needs, `[503] ` where the engine is going away or has something not
-// yet, and `[504] ` where the request's own time ran out; anything else has no prefix.
+// An error for a client. Its text begins with `[400] ` if the request is wrong, `[429] ` if the server is overloaded,
+// `[503] ` if the engine is shutting down, and `[504] ` if the request's own time ran out. Other errors have no prefix.
 ErrorPtr to_client(const std::exception& error);
 // That text.
 std::string client_text(const std::exception& error);

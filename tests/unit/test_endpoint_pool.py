@@ -17,12 +17,10 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Overloaded,
-    Pending,
     ServerError,
     TokenizeRequest,
     Unavailable,
     Unresponsive,
-    Unsupported,
 )
 from charonia_gateway import shared
 from charonia_gateway.endpoints import pool, sessions
@@ -221,45 +219,6 @@ async def test_what_the_client_did_wrong_is_asked_once() -> None:
         with pytest.raises(BadRequest):
             await gateway.text(ask())
         assert sum(len(server.requests) for server in gateway.servers) == 1 and gateway.retries == 0
-
-
-async def test_what_a_server_has_not_yet_says_nothing_against_it() -> None:
-    async with several() as gateway:
-        usual = gateway.servers[0].behaviour
-        for server in gateway.servers:
-            server.behaviour = refuse("[503] it is still being compiled; retry after 20 s")
-        with pytest.raises(Pending) as caught:
-            await gateway.text(ask())
-        assert caught.value.retry_after == 20
-        assert [len(server.requests) for server in gateway.servers] == [1, 1, 1], "another may have it"
-        assert all(gateway.state(server) is State.UP for server in gateway.servers)
-        with pytest.raises(Pending):
-            await gateway.text(ask(session_id="here"))
-        assert sum(len(server.requests) for server in gateway.servers) == 4, "its history is on one server"
-        has = gateway.servers[0]
-        has.behaviour = usual
-        assert [await gateway.text(ask()) for _ in range(3)] == [has.target] * 3
-
-
-async def test_what_a_server_lacks_says_nothing_against_it() -> None:
-    async with several() as gateway:
-        usual = gateway.servers[0].behaviour
-        for server in gateway.servers:
-            server.behaviour = refuse("[501] structured output is missing")
-        with pytest.raises(Unsupported, match="structured output is missing"):
-            await gateway.text(ask())
-        assert [len(server.requests) for server in gateway.servers] == [1, 1, 1], "another may have it"
-        assert all(gateway.state(server) is State.UP for server in gateway.servers)
-        with pytest.raises(Unsupported):
-            await gateway.text(ask(session_id="here"))
-        assert sum(len(server.requests) for server in gateway.servers) == 4, "its history is on one server"
-        gateway.servers[1].behaviour = refuse("[503] it is still being compiled; retry after 20 s")
-        for _ in range(3):  # whichever is asked last
-            with pytest.raises(Pending):
-                await gateway.text(ask())
-        has = gateway.servers[0]
-        has.behaviour = usual
-        assert [await gateway.text(ask()) for _ in range(3)] == [has.target] * 3
 
 
 async def test_an_answer_that_has_begun_is_not_begun_again() -> None:

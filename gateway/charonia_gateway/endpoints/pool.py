@@ -26,12 +26,10 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Overloaded,
-    Pending,
     Tls,
     Tokenized,
     TokenizeRequest,
     Unavailable,
-    Unsupported,
 )
 from charonia_client.client import Way
 from charonia_client.waiting import end
@@ -344,17 +342,13 @@ class Pool:
                         first.append(part)
                     entry.finished = first[-1].finish_reason in ("stop", "length")
                 return Answer(entry, first, parts, replaced)
-            except (Overloaded, Pending, Unsupported, Unavailable) as error:  # another one may take it
+            except (Overloaded, Unavailable) as error:  # another one may take it
                 entry.close()
                 if replaced:
                     endpoint.stale_sessions.remember(replaced, None)
                 failures.append(error)
                 if isinstance(error, Overloaded):
                     endpoint.busy_until = time.monotonic() + error.retry_after
-                    continue
-                if isinstance(error, (Pending, Unsupported)):  # this one is well
-                    if request.session_id is not None:
-                        raise
                     continue
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     raise
@@ -422,13 +416,11 @@ class Pool:
         return None
 
     def _told(self, failures: list[CharoniaError]) -> CharoniaError:
-        """What the client hears: when to come again, if any server has said so, else why the last one did not. Of what
-        is not installed on one it hears only if that is so on all."""
+        """The error for the client: with the time to retry if any server has given one, else the last server's."""
         overloaded = [failure for failure in failures if isinstance(failure, Overloaded)]
         if overloaded:
             return min(overloaded, key=lambda failure: failure.retry_after)
-        passing = [failure for failure in failures if not isinstance(failure, Unsupported)]
-        return (passing or failures)[-1] if failures else Unavailable(f"no server can take requests: {self._reasons()}")
+        return failures[-1] if failures else Unavailable(f"no server can take requests: {self._reasons()}")
 
     def _reasons(self) -> str:
         return "; ".join(f"{endpoint.target}: {endpoint.health.reason}" for endpoint in self.endpoints) or "none known"
