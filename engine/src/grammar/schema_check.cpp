@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMaxNesting = 64;
-constexpr double kMaxNumber = 9007199254740992;  // 2^53: llguidance computes with doubles
+constexpr double kMaxNumber = 9007199254740991;  // 2^53 - 1: llguidance computes with doubles
 
 // Keywords whose values are schemas, lists of schemas, and schemas by name.
 constexpr std::array<std::string_view, 3> kSchemas = {"items", "additionalItems", "additionalProperties"};
@@ -268,7 +268,7 @@ class Check {
       for (const auto& one : value) check_numbers(one, here);
     } else if (value.is_number()) {
       const auto number = value.get<double>();
-      if (!(std::abs(number) <= kMaxNumber)) refuse(here, "numbers beyond 2^53 are not supported");
+      if (!(std::abs(number) <= kMaxNumber)) refuse(here, "numbers beyond 2^53 - 1 are not supported");
       if (number != 0 && std::abs(number) < 1e-15) refuse(here, "numbers below 1e-15 are not supported");
     }
   }
