@@ -232,7 +232,7 @@ def guides(
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """What structured output costs: first token, decode steps and token masks with JSON schemas, and without any. Exit
+    """The cost of structured output: first token, decode steps and token masks with JSON schemas, and without any. Exit
     code 1 if a figure misses its goal."""
     from charonia.api.engine import Engine
     from charonia.bench.guides import measure_guides

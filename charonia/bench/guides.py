@@ -1,4 +1,4 @@
-"""What structured output costs: until the first token, for a decode step, and for one mask."""
+"""The cost of structured output: until the first token, for a decode step, and for one mask."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
 
 
 def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int) -> list[Record]:
-    """Lists of objects of each schema that do not end within so many tokens, and free text, in turns; one sequence, and
-    `batch` at once. Random prompts and sampling. Every other round begins with the guides."""
+    """Measure guided sequences and free ones alternately: one sequence, and `batch` together. A guided sequence writes a
+    list of objects that does not end within `tokens`. Prompts and sampling are random."""
     if batch < 1 or tokens < 2 or rounds < 1:
         raise InvalidRequestError("the batch and the rounds must be at least 1, the tokens at least 2")
     prompts: list[list[int]] = np.random.default_rng(0).integers(3, engine.info.vocab_size, (batch, 32)).tolist()

@@ -24,7 +24,7 @@ _MAX_DEPTH = 64  # brackets, and terminals within terminals
 
 
 class EbnfError(ValueError):
-    """What is wrong, and where."""
+    """The text has the problem and its place."""
 
 
 def is_lark(text: str) -> bool:

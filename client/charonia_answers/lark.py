@@ -34,7 +34,7 @@ class _Writer:
     def __init__(self, called: str, tokens: Mapping[str, int]) -> None:
         self._called = called
         self._tokens = tokens
-        self._names: dict[str, str] = {}  # of rules and grammars, by what they are
+        self._names: dict[str, str] = {}  # of rules and grammars, by their contents
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
 
@@ -89,7 +89,7 @@ class _Writer:
         return " ".join(one for one in out if one) or '""'
 
     def _text_before(self, text: Format, parts: list[Format]) -> str:
-        """Text, and what follows it."""
+        """Text, and the formats after it."""
         following, *rest = parts
         kind = following["type"]
         if kind == "sequence":

@@ -1,5 +1,5 @@
 """Formats of responses, which become grammars: for calls that are forced, for arguments that follow a schema, and for a
-text that follows reasoning. They are made of the same descriptions by which the parser reads the response.
+text that follows reasoning. The parser reads the response by the same descriptions.
 
 A format is one of xgrammar's structural tags. Its `name` is the name of a schema in errors.
 """
