@@ -40,7 +40,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
 
 
 def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int) -> list[Record]:
-    """Measure guided sequences and free ones alternately: one sequence, and `batch` together. A guided sequence writes a
+    """Measure guided and free sequences alternately: one sequence, and `batch` together. A guided sequence writes a
     list of objects that does not end within `tokens`. Prompts and sampling are random."""
     if batch < 1 or tokens < 2 or rounds < 1:
         raise InvalidRequestError("the batch and the rounds must be at least 1, the tokens at least 2")
