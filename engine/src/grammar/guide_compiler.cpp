@@ -36,7 +36,7 @@ constexpr char kSpecial = '\xff';  // llguidance's mark of special tokens; no te
 // CPU time of one mask. The other sequences of a step wait for it, so the request of a slower mask ends.
 constexpr double kMaxMaskSeconds = 0.1;
 
-// What one grammar may cost. A mask that costs more ends its request with an error.
+// Limits of one grammar. A mask that costs more ends its request with an error.
 constexpr llg::ParserLimits kLimits{.max_items_in_row = 1000,
                                     .initial_lexer_fuel = 1'000'000,
                                     .step_lexer_fuel = 100'000,
@@ -58,7 +58,7 @@ std::string error_of(llg::Matcher* matcher) {
 }
 
 // Rejects a grammar in Lark that costs too much, or that combines regular expressions with & and ~, whose cost has no
-// limit. own: it was made by this project, which knows what it combines.
+// limit. own: the grammar was made by this project.
 void check_lark(std::string_view text, bool own) {
   int depth = 0, repetitions = 0;
   const auto skip = [&](std::size_t at, char end) {  // to the end of a literal that begins there

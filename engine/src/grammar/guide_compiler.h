@@ -42,7 +42,7 @@ struct Vocabulary {
 class CompiledGuide {
  public:
   // For one sequence. end_ids, ascending: the mask allows each where the text may end, and nowhere else. prompt: if
-  // given, certain text is forced as the tokenizer splits it; the last TokenSplit::kContext + 1 tokens suffice.
+  // given, certain text is forced as the tokenizer splits it; the last TokenSplit::kContext + 1 tokens are enough.
   std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids,
                                               std::optional<std::vector<TokenId>> prompt = {}) const;
 
@@ -55,7 +55,7 @@ class CompiledGuide {
 
 class GuideCompiler {
  public:
-  // Takes 0.3 s for 130,000 tokens. split: by which certain text is forced; null: none is. Table and split must outlive the
+  // Takes 0.3 s for 130,000 tokens. split: splits forced text; null: no text is forced. Table and split must outlive the
   // compiler. Throws Error(invalid_argument) if llguidance cannot be used.
   GuideCompiler(const text::TokenTable& table, int vocab_size, const text::TokenSplit* split);
 

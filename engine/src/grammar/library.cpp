@@ -21,7 +21,7 @@ const char* variable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// The extension module refers to Python's data, such as exception types, which the loader resolves at once.
+// The extension module refers to Python's data, such as exception types. The loader resolves them immediately.
 void open_python() {
   if (::dlsym(RTLD_DEFAULT, "PyExc_ValueError") != nullptr) return;  // this process is Python
   const char* const file = variable(kPythonVariable);

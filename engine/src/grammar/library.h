@@ -1,5 +1,5 @@
-// llguidance, opened when it is first needed. Its file is a Python extension module, so a Python library must be open
-// before it: that of this process, or the one that CHARONIA_PYTHON_LIBRARY names. No interpreter is started.
+// Opens llguidance when it is first needed. Its file is a Python extension module, so libpython must be open before it. If
+// this process is not Python, CHARONIA_PYTHON_LIBRARY names the file. No interpreter is started.
 #pragma once
 
 #include "grammar/llguidance.h"

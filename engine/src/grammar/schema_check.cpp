@@ -356,7 +356,7 @@ int check_pattern(std::string_view pattern, bool schema) {
     }
   };
   int depth = 0, repetitions = 0;
-  bool repeated = false;  // what comes before is a repetition
+  bool repeated = false;  // the part before this character is a repetition
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
     const bool was_repeated = std::exchange(repeated, false);

@@ -8,7 +8,7 @@
 
 namespace charonia::runtime {
 
-// Holds no references: an entry that nobody else holds is skipped. Entries of one owner stay in order.
+// Holds no references: an entry without other references is skipped. Entries of one owner stay in order.
 template <class T>
 class Turns {
  public:
