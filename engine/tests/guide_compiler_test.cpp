@@ -89,7 +89,7 @@ class GuideCompilerTest : public ::testing::Test {
     special[kEnd] = 1;
     return text::TokenTable(tokens_, special, true);
   }();
-  const GuideCompiler compiler_{table_, vocab_size_, nullptr};
+  const GuideCompiler compiler_{table_, vocab_size_, {kEnd}, nullptr};
 };
 
 TEST_F(GuideCompilerTest, EachTypeAllowsItsTextsAndNoOthers) {
@@ -113,7 +113,7 @@ TEST_F(GuideCompilerTest, EachTypeAllowsItsTextsAndNoOthers) {
 TEST_F(GuideCompilerTest, SpecialTokensFollowWhereAGrammarNamesThem) {
   constexpr TokenId kCall = 1, kOther = 2, kA = 3;
   const text::TokenTable table({"</s>", "[CALL]", "[OTHER]", "a", ""}, {1, 1, 1, 0, 1}, true);
-  const GuideCompiler compiler(table, 6, nullptr);
+  const GuideCompiler compiler(table, 6, {kEnd}, nullptr);
   const auto after = [&](const std::string& lark, const std::vector<TokenId>& output) {
     return allowed(*compiler.compile({GuideType::ebnf_grammar, lark}, false)->provider({kEnd}), output, 6);
   };
@@ -124,6 +124,8 @@ TEST_F(GuideCompilerTest, SpecialTokensFollowWhereAGrammarNamesThem) {
   EXPECT_EQ(after(text, {kA, kCall}), Ids{kEnd});
   EXPECT_EQ(after("start: <[2]>", {}), Ids{kOther});
   EXPECT_THROW(after("start: <[6]>", {}), Error);
+  // A token that ends responses is an empty text.
+  EXPECT_EQ(after("start: \"a\" <[0]> // <[0]>", {kA}), Ids{kEnd});
 }
 
 TEST_F(GuideCompilerTest, EndIdsAreAllowedOnlyWhereTheTextMayEnd) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cctype>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -57,23 +58,41 @@ std::string error_of(llg::Matcher* matcher) {
   return text::to_valid_utf8(trim(out));
 }
 
-// Rejects a grammar in Lark that costs too much, or that combines regular expressions with & and ~, whose cost has no
-// limit. own: the grammar was made by this project.
-void check_lark(std::string_view text, bool own) {
+// The id of the token <[id]> that begins at a position of a text in Lark; its end is after the bracket. None: -1.
+std::pair<TokenId, std::size_t> token_at(std::string_view text, std::size_t at) {
+  TokenId id = 0;
+  auto end = at + 2;
+  if (!text.substr(at).starts_with("<[")) return {-1, at};
+  for (; end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0 && id < (1 << 24); ++end) {
+    id = 10 * id + (text[end] - '0');
+  }
+  return text.substr(end).starts_with("]>") && end > at + 2 ? std::pair{id, end + 2} : std::pair{TokenId{-1}, at};
+}
+
+// Returns the same Lark, in which tokens that end responses are empty texts: the response may end there. Rejects a grammar
+// that costs too much, or that combines regular expressions with & and ~, whose cost has no limit. own: the grammar was
+// made by this project.
+std::string checked_rules(std::string_view text, bool own, const std::vector<TokenId>& end_ids) {
+  std::string out;
   int depth = 0, repetitions = 0;
   const auto skip = [&](std::size_t at, char end) {  // to the end of a literal that begins there
     for (++at; at < text.size() && text[at] != end && text[at] != '\n'; ++at) {
       if (end == '/' && (text[at] == '*' || text[at] == '?' || text[at] == '{')) ++repetitions;
       if (text[at] == '\\') ++at;
     }
-    return at;
+    return std::min(at, text.size() - 1);
   };
   for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto begin = i;
     const char c = text[i];
     if (c == '#' || text.substr(i).starts_with("//")) {
-      i = std::min(text.find('\n', i), text.size());
+      i = std::min(text.find('\n', i), text.size()) - 1;
     } else if (c == '"' || c == '/') {
       i = skip(i, c);
+    } else if (const auto [id, end] = token_at(text, i); std::ranges::find(end_ids, id) != end_ids.end()) {
+      out += "\"\"";
+      i = end - 1;
+      continue;
     } else if (c == '(' || c == '[' || c == '{') {
       if (++depth > kMaxBrackets) refuse(cat("brackets nested more than ", kMaxBrackets, " deep, at byte ", i));
       repetitions += c == '{' ? 1 : 0;
@@ -86,13 +105,15 @@ void check_lark(std::string_view text, bool own) {
     } else if ((c == '&' || c == '~') && !own) {
       refuse(cat("the operators & and ~ are not supported, at byte ", i, "; write a{1,3} instead of a~1..3"));
     }
+    out += text.substr(begin, i + 1 - begin);
   }
   if (repetitions > kMaxRepetitions) refuse(cat("more than ", kMaxRepetitions, " repetitions and optional parts"));
+  return out;
 }
 
 // The same Lark, with checked schemas behind %json.
-std::string checked_lark(const std::string& text, bool own = false) {
-  check_lark(text, own);
+std::string checked_lark(const std::string& lark, bool own, const std::vector<TokenId>& end_ids) {
+  const auto text = checked_rules(lark, own, end_ids);
   constexpr std::string_view kWord = "%json";
   std::string out;
   std::size_t at = 0;
@@ -149,7 +170,7 @@ std::string lark_of_regex(const std::string& text) {
 
 // The grammars that preprocessing makes of tools and structural tags: {"grammars": [{"name", "called", and "lark_grammar",
 // "regex" or "json_schema"}, ...]}. called: the name of the grammar in errors.
-std::vector<Part> parts_of_list(const Guide& guide) {
+std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& end_ids) {
   const auto name = called(guide);
   auto list = parse_json(guide.text, cat(name, ": the grammars"));
   if (!list.is_object() || !list.contains("grammars") || !list["grammars"].is_array() || list["grammars"].empty()) {
@@ -165,7 +186,7 @@ std::vector<Part> parts_of_list(const Guide& guide) {
       if (one.contains("json_schema")) {
         part.entry["json_schema"] = checked_schema(std::move(one["json_schema"]), Space::free);
       } else {
-        part.entry["lark_grammar"] = one.contains("regex") ? lark_of_regex(text("regex")) : checked_lark(text("lark_grammar"), !one.contains("name"));
+        part.entry["lark_grammar"] = one.contains("regex") ? lark_of_regex(text("regex")) : checked_lark(text("lark_grammar"), !one.contains("name"), end_ids);
       }
     } catch (const Error& error) {
       refuse(cat(part.called, ": ", error.what()));
@@ -175,7 +196,7 @@ std::vector<Part> parts_of_list(const Guide& guide) {
   return out;
 }
 
-Json entry_of(const Guide& guide) {
+Json entry_of(const Guide& guide, const std::vector<TokenId>& end_ids) {
   switch (guide.type) {
     case GuideType::json:
       return {{"json_schema", checked_schema({{"type", "object"}}, Space::fixed)}};
@@ -184,7 +205,7 @@ Json entry_of(const Guide& guide) {
     case GuideType::regex:
       return {{"lark_grammar", lark_of_regex(guide.text)}};
     case GuideType::ebnf_grammar:
-      return {{"lark_grammar", checked_lark(guide.text)}};
+      return {{"lark_grammar", checked_lark(guide.text, false, end_ids)}};
     case GuideType::choice:
       return {{"lark_grammar", lark_of_choices(guide.text)}};
     case GuideType::structural_tag:
@@ -194,13 +215,13 @@ Json entry_of(const Guide& guide) {
 }
 
 // The grammars of a guide; the text begins with the first one.
-std::vector<Part> parts_of(const Guide& guide, bool after_space) {
+std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vector<TokenId>& end_ids) {
   std::vector<Part> out;
   if (guide.type == GuideType::structural_tag) {
-    out = parts_of_list(guide);
+    out = parts_of_list(guide, end_ids);
   } else {
     try {
-      out.push_back({entry_of(guide), called(guide)});
+      out.push_back({entry_of(guide, end_ids), called(guide)});
     } catch (const Error& error) {
       refuse(cat(called(guide), ": ", error.what()));
     }
@@ -361,8 +382,9 @@ std::unique_ptr<TokenMaskProvider> CompiledGuide::provider(const std::vector<Tok
                                     std::move(prompt).value_or(std::vector<TokenId>()));
 }
 
-GuideCompiler::GuideCompiler(const TokenTable& table, int vocab_size, const text::TokenSplit* split)
-    : vocabulary_{&table, split, vocab_size} {
+GuideCompiler::GuideCompiler(const TokenTable& table, int vocab_size, std::vector<TokenId> end_ids,
+                             const text::TokenSplit* split)
+    : vocabulary_{&table, split, vocab_size}, end_ids_(std::move(end_ids)) {
   std::vector<std::string> tokens(static_cast<std::size_t>(vocab_size));
   for (TokenId id = 0; id < vocab_size; ++id) tokens[static_cast<std::size_t>(id)] = spelled(table, id);
   tokens_ = make_tokenizer(tokens);
@@ -384,7 +406,7 @@ MatcherPtr GuideCompiler::match(const llg::Tokenizer* tokenizer, const std::stri
 }
 
 std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, bool after_space) const {
-  const auto parts = parts_of(guide, after_space);
+  const auto parts = parts_of(guide, after_space, end_ids_);
   Json list = Json::array();
   for (const auto& part : parts) list.push_back(part.entry);
   const auto text = Json{{"grammars", std::move(list)}}.dump();

@@ -117,7 +117,8 @@ void Engine::Impl::make_guides(const std::filesystem::path& weights_dir) {
     if (!token_split_) info.warnings.push_back(cat("jump_forward is off: ", why));
   }
   auto make = [this] {
-    return std::make_unique<grammar::GuideCompiler>(*tokens_, info.model.vocab_size, token_split_.get());
+    return std::make_unique<grammar::GuideCompiler>(*tokens_, info.model.vocab_size, info.model.end_ids,
+                                                    token_split_.get());
   };
   guides_ = std::make_unique<runtime::GuideThread>(std::move(make), sink_,
                                                     [this] { hand_task([this] { begin_compiled(); }); });
