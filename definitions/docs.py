@@ -53,7 +53,8 @@ _GROUPS = {
     "docker-compose.yml hands none of them on: there HF_TOKEN_FILE names a file with the token.",
     "client": "`charonia benchmark` reads this variable.",
     "build": "`make` and the Dockerfiles read these variables.",
-    "tests": "`make test`, `make test-all` and `.ci/run` read these variables. The last ones are for tests of the emulated CUDA device.",
+    "tests": "`make test`, `make test-all` and `.ci/run` read these variables. The last ones are for tests of "
+    "the emulated CUDA device.",
 }
 _TITLES = {
     "device": "The engine's environment",

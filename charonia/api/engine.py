@@ -43,7 +43,7 @@ class Engine:
 
     Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
     full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
-    close), DeviceFailedError (the device computes no more: only a new process can use it).
+    close, or after a step has failed: then start a new process).
     """
 
     def __init__(

@@ -26,7 +26,6 @@ TRITONSERVER_Error_Code code_of(const std::exception& error) {
     case ErrorCode::resource_exhausted:
     case ErrorCode::unavailable:
     case ErrorCode::deadline_exceeded:
-    case ErrorCode::device_failed:
       return TRITONSERVER_ERROR_UNAVAILABLE;
     case ErrorCode::unsupported:
       return TRITONSERVER_ERROR_UNSUPPORTED;
@@ -45,7 +44,6 @@ const char* prefix_of(const std::exception& error) {
     case ErrorCode::resource_exhausted:
       return "[429] ";
     case ErrorCode::unavailable:
-    case ErrorCode::device_failed:
       return "[503] ";
     case ErrorCode::deadline_exceeded:
       return "[504] ";

@@ -373,7 +373,7 @@ def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
 def test_a_library_works_with_the_gateway(caller: Stack, library: str) -> None:
     found = subprocess.run([ROOT / "scripts" / "get_clients.sh", "--there"], capture_output=True, text=True)
     if found.returncode:
-        missing_tool("the libraries of scripts/requirements-clients.txt are not there: `scripts/get_clients.sh` gets them")
+        missing_tool("libraries of scripts/requirements-clients.txt are missing: `scripts/get_clients.sh` gets them")
     program = Path(__file__).parent / "clients" / f"with_{library}.py"
     command = [found.stdout.strip(), str(program), caller.gateway, MODEL]
     # Nothing of what they would tell their makers.
