@@ -59,7 +59,7 @@ def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int) -> l
 
             return list(pool.map(one, range(sequences)))
 
-        run(Guide.json(), 1, 0)
+        engine.generate(prompts[0], SamplingParams(max_tokens=1), guide=Guide.json())  # waits for the vocabulary
         for name, schema in SCHEMAS.items():
             lists = {"type": "array", "items": schema, "minItems": tokens}
             guide = Guide.json_schema(lists)

@@ -97,7 +97,7 @@ class Tags:
             return made
         schema = json.loads(guide) if guide else ANY_OBJECT["json_schema"]
         beside_calls.check_json(schema, marks)
-        return {**made, "excludes": marks}
+        return json_of(schema, called, marks)
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> Format:
         """Calls and nothing else. several: more than one may come."""

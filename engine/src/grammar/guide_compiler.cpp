@@ -275,9 +275,10 @@ class Provider : public TokenMaskProvider {
     consume(matcher_.get(), {static_cast<std::uint32_t>(id)});
     if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other one
     if (!bytes_) return;
+    const auto token = static_cast<std::uint32_t>(id);
+    if (llguidance().matcher_validate_tokens(bytes_.get(), &token, 1) == 1) return consume(bytes_.get(), {token});
     std::vector<std::uint32_t> bytes;
     for (const unsigned char byte : vocabulary_.table->text_bytes(id)) bytes.push_back(vocabulary_.id_of_byte(byte));
-    if (vocabulary_.table->is_special(id)) bytes = {static_cast<std::uint32_t>(id)};
     consume(bytes_.get(), bytes);
   }
 
@@ -316,7 +317,7 @@ class Provider : public TokenMaskProvider {
       if (allowed != 1) break;
       const auto word = std::ranges::find_if(mask, [](auto one) { return one != 0; });
       const auto id = static_cast<std::uint32_t>(32 * (word - mask.begin()) + std::countr_zero(*word));
-      if (id < vocabulary_.id_of_byte(0)) break;  // a special token
+      if (id < vocabulary_.id_of_byte(0)) break;  // a token that the grammar names
       consume(bytes_.get(), {id});
       out += static_cast<char>(id - vocabulary_.id_of_byte(0));
     }
@@ -389,9 +390,7 @@ GuideCompiler::GuideCompiler(const TokenTable& table, int vocab_size, std::vecto
   for (TokenId id = 0; id < vocab_size; ++id) tokens[static_cast<std::size_t>(id)] = spelled(table, id);
   tokens_ = make_tokenizer(tokens);
   if (split == nullptr) return;
-  for (auto& token : tokens) {
-    if (!token.starts_with(kSpecial)) token.clear();
-  }
+  for (TokenId id = 0; id < vocab_size; ++id) tokens[static_cast<std::size_t>(id)] = cat(kSpecial, "token ", id);
   for (int byte = 0; byte < Vocabulary::kBytes; ++byte) {
     tokens.push_back(byte == 0xff ? "" : std::string(1, static_cast<char>(byte)));
   }

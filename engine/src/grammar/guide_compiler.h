@@ -25,8 +25,8 @@ struct FreeTokenizer {
 using MatcherPtr = std::unique_ptr<llg::Matcher, FreeMatcher>;
 using TokenizerPtr = std::unique_ptr<llg::Tokenizer, FreeTokenizer>;
 
-// The engine's tokens. For certain text there is a second vocabulary: special tokens have the same ids in it, single bytes
-// have the ids behind vocab_size, and other tokens are not in it.
+// The engine's tokens. Certain text needs a second vocabulary. Single bytes have the ids behind vocab_size in it. The other
+// tokens have the same ids and no text, so that they come only where a grammar names them.
 struct Vocabulary {
   static constexpr int kBytes = 256;
 

@@ -57,6 +57,7 @@ llg::Api open() {
   load(api.matcher_consume_tokens, "llg_matcher_consume_tokens");
   load(api.matcher_rollback, "llg_matcher_rollback");
   load(api.matcher_is_accepting, "llg_matcher_is_accepting");
+  load(api.matcher_validate_tokens, "llg_matcher_validate_tokens");
   load(api.validate_grammar, "llg_validate_grammar");
   return api;
 }

@@ -64,6 +64,8 @@ struct Api {
   int (*matcher_consume_tokens)(Matcher* matcher, const std::uint32_t* tokens, std::size_t count);
   int (*matcher_rollback)(Matcher* matcher, std::size_t count);
   bool (*matcher_is_accepting)(Matcher* matcher);
+  // The number of tokens that could be consumed, or -1.
+  int (*matcher_validate_tokens)(Matcher* matcher, const std::uint32_t* tokens, std::size_t count);
   int (*validate_grammar)(const ConstraintInit* init, const char* constraint_type, const char* data, char* message,
                           std::size_t message_len);
 };
