@@ -1,4 +1,4 @@
-"""What happened to each request, and the figures that follow from it."""
+"""The trace of each request, and the figures of a run."""
 
 from __future__ import annotations
 

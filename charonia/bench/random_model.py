@@ -1,4 +1,4 @@
-"""Writes Hugging Face folders with random weights, to measure and to test without a download. No PyTorch needed."""
+"""Writes Hugging Face folders with random weights, for measurements and tests without a download or PyTorch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SHAPES = {
 }
 # Values of the random block that a quick model repeats: 64 MB in 16 bits.
 _BLOCK = 1 << 25
-# From where in the block one tensor begins to where the next does; odd, so that all places come before one comes again.
+# The distance between the beginnings of two tensors in the block; odd, so that every place is used before one repeats.
 _STRIDE = 7_654_321
 
 
@@ -102,13 +102,12 @@ def write_random_model(
     quick: bool = False,
     show_progress: bool = False,
 ) -> None:
-    """Writes config.json, model.safetensors and a tokenizer that spells texts byte by byte.
+    """Write config.json, model.safetensors and a tokenizer that spells texts byte by byte.
 
-    shape: sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at least
-    259 tokens. weight_type: bf16 | fp16 | fp32. scheme: of random_schemes.SCHEMES, how the weights of the layers are
-    quantised, with random codes and one scale for all; empty: not. scale: standard deviation of the weights. quick: all
-    tensors are cut out of one random block, each beginning elsewhere in it, so that a model of billions of parameters
-    is written as fast as the disk takes it.
+    shape: the sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at
+    least 259 tokens. weight_type: bf16 | fp16 | fp32. scheme: one of random_schemes.SCHEMES, or empty for weights that
+    are not quantised; codes are random, and all scales are equal. scale: standard deviation of the weights. quick: all
+    tensors are parts of one random block, so that a large model is written as fast as the disk allows.
     """
     if weight_type not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {weight_type!r} is not known; expected {', '.join(WEIGHT_TYPES)}")
@@ -140,7 +139,7 @@ def write_random_model(
 
 
 def _norm_value(spec: ModelSpec, canonical: str) -> float | None:
-    """What all weights of a norm are."""
+    """Return the value of a norm's weights; RANDOM for other tensors."""
     if not canonical.endswith("norm.weight"):
         return RANDOM
     return 0 if spec.config.norm_unit_offset else 1
@@ -152,7 +151,7 @@ def _write_tensors(
     generator = np.random.default_rng(seed)
 
     def random(dtype: str, *size: int) -> Array:
-        """Normally distributed numbers; of integers any."""
+        """Draw normally distributed floats, or uniformly distributed integers."""
         kind = NUMPY_TYPES[dtype]
         if dtype in DTYPES or dtype == "F8_E4M3":
             deviation = np.float32(scale if dtype in DTYPES else 1)
@@ -191,7 +190,7 @@ def _write_tensors(
 
 
 def write_byte_tokenizer(folder: Path, vocab: int) -> None:
-    """Byte-level BPE without merges: three special tokens, 256 bytes, and words that only a model's output has."""
+    """Write a byte-level BPE without merges: three special tokens, 256 bytes, and words that no text is split into."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*_SPECIAL, *alphabet]
     if vocab < len(names):

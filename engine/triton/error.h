@@ -1,38 +1,69 @@
-// Errors across the C API, in both directions, and the server's log. This is the one place that translates.
+// Errors across Triton's C API in both directions, owners of its handles, and the server's log.
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "charonia/error.h"
-#include "raii.h"
 #include "triton_api.h"
 
 namespace charonia::triton {
 
-// Throws Error(internal) with Triton's text; null is success.
+namespace detail {
+inline void drop(TRITONSERVER_Error* error) {
+  if (error != nullptr) TRITONSERVER_ErrorDelete(error);
+}
+}  // namespace detail
+
+// Deletes a handle of Triton. An error of the deletion is dropped.
+template <auto Delete>
+struct Deleter {
+  template <class Handle>
+  void operator()(Handle* handle) const {
+    detail::drop(Delete(handle));
+  }
+};
+
+struct ErrorDeleter {
+  void operator()(TRITONSERVER_Error* error) const { TRITONSERVER_ErrorDelete(error); }
+};
+struct ParameterDeleter {
+  void operator()(TRITONSERVER_Parameter* parameter) const { TRITONSERVER_ParameterDelete(parameter); }
+};
+
+using ErrorPtr = std::unique_ptr<TRITONSERVER_Error, ErrorDeleter>;
+using ParameterPtr = std::unique_ptr<TRITONSERVER_Parameter, ParameterDeleter>;
+using MessagePtr = std::unique_ptr<TRITONSERVER_Message, Deleter<&TRITONSERVER_MessageDelete>>;
+using MetricFamilyPtr = std::unique_ptr<TRITONSERVER_MetricFamily, Deleter<&TRITONSERVER_MetricFamilyDelete>>;
+using MetricArgsPtr = std::unique_ptr<TRITONSERVER_MetricArgs, Deleter<&TRITONSERVER_MetricArgsDelete>>;
+using MetricPtr = std::unique_ptr<TRITONSERVER_Metric, Deleter<&TRITONSERVER_MetricDelete>>;
+using FactoryPtr = std::unique_ptr<TRITONBACKEND_ResponseFactory, Deleter<&TRITONBACKEND_ResponseFactoryDelete>>;
+using ResponsePtr = std::unique_ptr<TRITONBACKEND_Response, Deleter<&TRITONBACKEND_ResponseDelete>>;
+
+// Throws Error(internal) with Triton's text if `error` is not null.
 void check(TRITONSERVER_Error* error);
 
-// For calls whose failure changes nothing for anybody but must not go unseen: writes it to the log.
+// Logs the error of a call whose failure has no other consequence.
 void log_failure(TRITONSERVER_Error* error, const char* doing);
 
-// From now on what the engine logs goes to the server's log.
+// Sends the engine's log to the server's log from now on.
 void log_to_server();
 
 void log_info(const std::string& text);
 void log_warning(const std::string& text);
 void log_error(const std::string& text);
 
-// An error for the server, with the code that belongs to it; the text is what() alone (loading and unloading).
+// An error for the server, when it loads or unloads a model. The text is what().
 ErrorPtr to_triton(const std::exception& error);
 
 // An error for a client. Its text begins with `[400] ` if the request is wrong, `[429] ` if the server is overloaded,
 // `[503] ` if the engine is shutting down, and `[504] ` if the request's own time ran out. Other errors have no prefix.
 ErrorPtr to_client(const std::exception& error);
-// That text.
+// The text of to_client().
 std::string client_text(const std::exception& error);
 
-// Runs an entry point's body; what it throws becomes the returned error.
+// Runs the body of an entry point. Returns its exception as an error.
 template <class Body>
 TRITONSERVER_Error* guarded(Body&& body) {
   try {
