@@ -73,7 +73,7 @@ async def test_completions_take_both_fields(stack: Stack, model: str) -> None:
             "at /not",
         ),
         ({"structured_outputs": {"regex": "a(b"}}, "structured_outputs", "regex"),
-        ({"structured_outputs": {"grammar": "x ::= 1"}}, "structured_outputs", "ebnf_grammar"),
+        ({"structured_outputs": {"grammar": "x ::= 1"}}, "structured_outputs", "is not understood"),
         ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs", "guide_max_bytes"),
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, None, "min_tokens"),
     ],
