@@ -253,34 +253,14 @@ def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
     assert counts(file)["errors"] == 2
 
 
-def test_benchmark_guides_compares_steps_with_and_without(model: Path, tmp_path: Path) -> None:
+def test_benchmark_guides_measures_each_schema(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "guides.json"
-    code, _, err = charonia(
-        *("benchmark", "guides", model, "--batch-size", "9", "--output-tokens", "24", "--rounds", "2"),
-        *("--json", file, "--at-most", "-100"),
-    )
-    assert code == 1, err  # no step takes no time
-    found = {record.name: record for record in records.read(file)[1]}
-    more = found["step: more"]
-    assert (more.repeats, more.asked, more.met) == (2, -100, False)
-    assert all(found[name].value > 0 for name in ("step with", "step without", "CPU time with", "CPU time without"))
-
-
-def test_benchmark_guides_compares_jump_forward_off_and_on(tmp_path: Path) -> None:
-    """A model that spells byte by byte: of a long name nearly all is certain."""
-    file = tmp_path / "guides.json"
-    assert charonia("benchmark", "make-model", tmp_path / "m", "--shape", "1,32,2,1,64,300")[0] == 0
-    asked = ("benchmark", "guides", tmp_path / "m", "--off-and-on", "--output-tokens", "60", "--rounds", "2")
-    code, _, err = charonia(*asked, "--batch-size", "3", "--json", file)
-    assert code == 0, err
-    of_names = [record for record in records.read(file)[1] if record.case["schemas"] == "long names"]
-    found = {record.name: record.value for record in of_names}
-    assert found["without a step of their own"] > 50
-    # How many fewer depends on the time that masks take: a token is certain once its mask is there.
-    assert found["steps by token on"] < 1 <= found["steps by token off"]
-    assert found["tokens on"] > 0 and found["characters: times as many"] > 0
-    code, _, err = charonia(*asked, "--at-most", "3")
-    assert code == 1 and "leave it out" in err
+    options = ("--batch-size", "3", "--output-tokens", "24", "--rounds", "2", "--json", file)
+    code, _, err = charonia("benchmark", "guides", model, *options)
+    assert code in (0, 1), err  # by how busy the machine is
+    found = [record for record in records.read(file)[1] if record.name == "mask"]
+    assert {record.case["schema"] for record in found} >= {"a string", "of at most 4000 characters"}
+    assert all(record.value > 0 and record.asked == 1 for record in found)
 
 
 def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ _NOT_OURS = re.compile(
 )
 _MAY_HAVE_THEM = (
     "CHANGELOG.md",
-    "engine/third_party/",
     "charonia/quality/data/",
     "tests/unit/test_docs.py",
 )
