@@ -25,8 +25,6 @@ class EngineClosedError(CharoniaError):
     """The engine is shutting down, closed, or has failed, for example because of a CUDA error."""
 
 
-
-
 class UnsupportedError(CharoniaError):
     """A model or a feature that this version or installation does not have."""
 

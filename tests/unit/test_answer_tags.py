@@ -202,6 +202,7 @@ def calls_of(part: Any) -> list[tuple[str, Any]]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_forced_calls_are_read_as_calls_and_nothing_else(model: Model, format: str) -> None:
     formats, functions = model.formats(format), functions_of(format)
@@ -221,6 +222,7 @@ def test_forced_calls_are_read_as_calls_and_nothing_else(model: Model, format: s
         assert counts and all(len(calls) == 1 and calls[0][0] in names for calls in counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
     formats, functions = model.formats(format), functions_of(format)
@@ -239,6 +241,7 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
         assert not any(begin in content for begin in CALL_FORMATS[format].begin) or model.special
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # others differ in their marks alone
 @pytest.mark.parametrize("prompt", ["", "open", "closed"])
 def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: str, prompt: str) -> None:
@@ -277,6 +280,7 @@ def test_a_guide_beside_tools_is_for_answers_without_calls(model: Model) -> None
     assert {bool(part.calls) for part in parts} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["qwen3_coder", "glm45", "mistral_named", "gemma4", "kimi_k2", "lfm2"])
 def test_json_beside_tools_has_no_calls_in_it(model: Model, format: str) -> None:
     formats, functions = model.formats(format), [{"name": "get"}]
@@ -774,6 +778,7 @@ def real_schemas() -> list[Any]:
     return [one for one in schemas() if one.get("type") == "object"][::16]
 
 
+@pytest.mark.slow
 @TEXT
 @pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "glm45", "gemma4", "kimi_k2", "lfm2"])
 def test_arguments_follow_schemas_of_the_real_world(model: Model, format: str) -> None:
@@ -811,6 +816,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(sorted(CALL_FORMATS)), ANYTHING, ANYTHING, st.dictionaries(KEYWORDS, ANYTHING, max_size=4))
 def test_whatever_a_function_is_it_is_taken_or_refused(format: str, name: Any, inner: Any, schema: Any) -> None:

@@ -62,6 +62,7 @@ _MAY_HAVE_THEM = (
 )
 
 
+@pytest.mark.slow
 def test_the_words_are_the_fields() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kinds = (".py", ".h", ".cpp", ".cu", ".md", ".toml", ".js", ".yml", ".sh")

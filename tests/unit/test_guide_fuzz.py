@@ -114,6 +114,7 @@ def fuzz() -> Iterator[Fuzz]:
         yield Fuzz(engine, [walks.params(seed, max_tokens=60) for seed in range(64)], pool)
 
 
+@pytest.mark.slow
 def test_made_up_guides_are_kept_or_refused(fuzz: Fuzz) -> None:
     counts: dict[str, int] = {}
 

@@ -171,6 +171,7 @@ def test_text_behind_a_special_token_is_certain_too(engine: Engine) -> None:
         expect_same(engine, params(seed=seed), tag)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: int) -> None:
     with Engine.from_pretrained(DEMO, threads=1, device="cpu", jump_forward=True, tensor_para_size=ranks) as several:
@@ -187,6 +188,7 @@ def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: i
         several.check_integrity()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefixes", [True, False])
 def test_many_at_once_on_a_small_cache(engine: Engine, prefixes: bool) -> None:
     long = Guide.regex("(the temperature of the room is [0-9]{1,2}[.][0-9] degrees, ){8}and so on")

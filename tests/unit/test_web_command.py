@@ -87,6 +87,7 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         yield started
 
 
+@pytest.mark.slow
 def test_the_address_is_printed_and_has_the_page_and_the_api(running: Web) -> None:
     said = running.log.read_text()
     assert f"Chat        {running.url}\n" in said and "small is ready after" in said and "warning" not in said
@@ -175,6 +176,7 @@ def test_ctrl_c_ends_running_requests(model: Path, tmp_path: Path) -> None:
         assert "Traceback" not in started.log.read_text()
 
 
+@pytest.mark.slow
 def test_several_models_share_the_machine_and_one_page(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_random_model(other, replace(SHAPES["tiny"], max_positions=600), seed=7)
@@ -198,6 +200,7 @@ def test_several_models_share_the_machine_and_one_page(model: Path, tmp_path: Pa
         assert "Traceback" not in started.log.read_text()
 
 
+@pytest.mark.slow
 async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     target, ended = f"127.0.0.1:{port}", asyncio.Event()
@@ -233,6 +236,7 @@ async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_pa
         assert "Traceback" not in started.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
