@@ -52,7 +52,7 @@ class Guide:
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Guide:
-        """One of the texts."""
+        """Exactly one of these texts."""
         return cls("choice", _json("choice", _texts(texts)))
 
 
