@@ -199,6 +199,7 @@ def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(mode
         terminal.process.wait()
 
 
+@pytest.mark.slow
 def test_benchmark_static_has_rates_and_shares_of_the_bandwidth(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "static.json"
     code, out, err = charonia(

@@ -20,6 +20,8 @@ import pytest
 
 from charonia import InvalidRequestError, _engine
 
+pytestmark = pytest.mark.slow
+
 SOURCES = "jsonschema==4.26.0"
 DRAFTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
