@@ -31,7 +31,7 @@ from charonia.bench.random_model import SHAPES, Shape, write_random_model
 from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
 from charonia.quality.evaluate import default_text
 from charonia.quantize import command, environment
-from charonia.quantize.calibrate import Held, Inputs, Ranges, calibrate, show
+from charonia.quantize.calibrate import InputStats, KvStats, Ranges, calibrate, show
 from charonia.quantize.command import METHODS, RECORD_FILE, SCHEMES, quantize
 from charonia.weights.convert import convert, read_source
 
@@ -1046,7 +1046,7 @@ def test_calibrate_shows_what_routers_and_experts_get(
     ("error8", "error4", "policy"), [(0.001, 0.05, 4), (0.01, 0.2, 8), (0.001, 0.0801, 8), (0.03, 0.3, 0)]
 )
 def test_the_worst_layer_decides_the_advice(error8: float, error4: float, policy: int) -> None:
-    good, bad = Held(-1, 1, 0.0001, 0.01), Held(-1, 1, error8, error4)
+    good, bad = KvStats(-1, 1, 0.0001, 0.01), KvStats(-1, 1, error8, error4)
     ranges = Ranges("m", 9, [good, bad], [good, good], {})
     assert ranges.quant_policy == policy
     for name, w8a8 in {
@@ -1054,18 +1054,18 @@ def test_the_worst_layer_decides_the_advice(error8: float, error4: float, policy
         "layers.1.mlp.down_proj": "w8a8 may lose much there",
         "layers.1.mlp.experts.gate_up_proj": "w8a8 may lose much there",
     }.items():
-        rows = {"a": Inputs(1, 2, 3), name: Inputs(1, 60, 40), "layers.1.mlp.gate": Inputs(1, 60, 50)}
+        rows = {"a": InputStats(1, 2, 3), name: InputStats(1, 60, 40), "layers.1.mlp.gate": InputStats(1, 60, 50)}
         advice = replace(ranges, inputs=rows).advice()
         assert len(advice) == 2
         assert f"quant_policy = {policy}" in advice[0] and f"({name}: 40 times the median channel): {w8a8}" in advice[1]
 
 
 def test_the_advice_names_the_worst_input_of_each_kind() -> None:
-    held = [Held(-1, 1, 0.0001, 0.01)]
+    held = [KvStats(-1, 1, 0.0001, 0.01)]
 
     def advice(q: float, down: float) -> list[str]:
         outliers = {"layers.0.self_attn.q_proj": q, "layers.0.mlp.down_proj": down, "layers.0.mlp.gate": 99.0}
-        return Ranges("m", 9, held, held, {name: Inputs(1, 2, one) for name, one in outliers.items()}).advice()[1:]
+        return Ranges("m", 9, held, held, {name: InputStats(1, 2, one) for name, one in outliers.items()}).advice()[1:]
 
     for q, down in ((60, 61), (61, 60)):
         smoothed, other = advice(q, down)
@@ -1079,15 +1079,15 @@ def test_outliers_of_an_expert_are_not_hidden_by_those_of_others(driver: ModuleT
     torch = needed_module("torch")
 
     def expert(channel: int, tokens: int) -> Any:
-        inputs = driver.Inputs()
+        inputs = driver.InputStats()
         rows = torch.ones(tokens, 4)
         rows[:, channel] = 50
         inputs.see(rows)
         return inputs
 
     many = [expert(channel, driver.FEW_TOKENS) for channel in range(4)]
-    assert driver.report_of([*many, driver.Inputs()]) == {"mean": 53 / 4, "max": 50, "outliers": 50}
-    calm = driver.Inputs()
+    assert driver.report_of([*many, driver.InputStats()]) == {"mean": 53 / 4, "max": 50, "outliers": 50}
+    calm = driver.InputStats()
     calm.see(torch.ones(99, 4))
     assert driver.report_of([calm, expert(0, 1)]) == {"mean": 449 / 400, "max": 50, "outliers": 1}, "by chance"
     assert driver.report_of([expert(0, 1)])["outliers"] == 50
