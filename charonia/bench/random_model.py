@@ -1,4 +1,4 @@
-"""Writes Hugging Face folders with random weights, to measure and to test without a download. No PyTorch needed."""
+"""Writes Hugging Face folders with random weights, for measurements and tests without downloads. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama-shaped model's sizes."""
+    """The sizes of a Llama-shaped model."""
 
     layers: int
     hidden: int
@@ -64,7 +64,7 @@ class Shape:
         }
 
 
-# The names of docs and reports.
+# The names in docs and reports.
 SHAPES = {
     "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
     "m05": Shape(16, 1536, 12, 4, 4096, 32000),
@@ -74,12 +74,12 @@ SHAPES = {
 }
 # Values of the random block that a quick model repeats: 64 MB in 16 bits.
 _BLOCK = 1 << 25
-# From where in the block one tensor begins to where the next does; odd, so that all places come before one comes again.
+# Distance between the starts of two tensors in the block. It is odd, so that all positions are used before one repeats.
 _STRIDE = 7_654_321
 
 
 def parse_shape(text: str) -> Shape:
-    """A name of SHAPES, or the six sizes separated by commas."""
+    """Parse a name of SHAPES, or six sizes separated by commas."""
     if text in SHAPES:
         return SHAPES[text]
     try:
@@ -102,13 +102,13 @@ def write_random_model(
     quick: bool = False,
     show_progress: bool = False,
 ) -> None:
-    """Writes config.json, model.safetensors and a tokenizer that spells texts byte by byte.
+    """Write config.json, model.safetensors and a byte-level tokenizer.
 
     shape: sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at least
-    259 tokens. weight_type: bf16 | fp16 | fp32. scheme: of random_schemes.SCHEMES, how the weights of the layers are
-    quantised, with random codes and one scale for all; empty: not. scale: standard deviation of the weights. quick: all
-    tensors are cut out of one random block, each beginning elsewhere in it, so that a model of billions of parameters
-    is written as fast as the disk takes it.
+    259 tokens. weight_type: bf16 | fp16 | fp32. scheme: one of random_schemes.SCHEMES, the quantisation of the layers'
+    weights, with random codes and one scale; empty: not quantised. scale: standard deviation of the weights. quick: cut
+    all tensors out of one random block, at different positions, so that a model with billions of parameters is written
+    at the speed of the disk.
     """
     if weight_type not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {weight_type!r} is not known; expected {', '.join(WEIGHT_TYPES)}")
@@ -140,7 +140,7 @@ def write_random_model(
 
 
 def _norm_value(spec: ModelSpec, canonical: str) -> float | None:
-    """What all weights of a norm are."""
+    """Return the value of all weights of a norm."""
     if not canonical.endswith("norm.weight"):
         return RANDOM
     return 0 if spec.config.norm_unit_offset else 1
@@ -152,7 +152,7 @@ def _write_tensors(
     generator = np.random.default_rng(seed)
 
     def random(dtype: str, *size: int) -> Array:
-        """Normally distributed numbers; of integers any."""
+        """Return normally distributed floats, or uniformly distributed integers."""
         kind = NUMPY_TYPES[dtype]
         if dtype in DTYPES or dtype == "F8_E4M3":
             deviation = np.float32(scale if dtype in DTYPES else 1)
@@ -191,7 +191,7 @@ def _write_tensors(
 
 
 def write_byte_tokenizer(folder: Path, vocab: int) -> None:
-    """Byte-level BPE without merges: three special tokens, 256 bytes, and words that only a model's output has."""
+    """Write a byte-level BPE tokenizer without merges: three special tokens, 256 bytes, and words for outputs only."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*_SPECIAL, *alphabet]
     if vocab < len(names):

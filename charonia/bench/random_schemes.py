@@ -1,4 +1,4 @@
-"""The tensors of random quantised weights, as compressed-tensors stores them."""
+"""The tensors of random quantised weights, in the compressed-tensors format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SCHEMES = ("w4a16", "w4a16-zeros", "w8a16", "w8a8", "fp8", "mxfp4")
 RANDOM = None  # a tensor's value: random codes
 _GROUPS = (128, 64, 32)
 _MX_GROUP = 32
-# Standard deviation of codes of which each is as likely as the other; FP8 codes are normally distributed numbers.
+# Standard deviation of uniformly distributed codes; FP8 codes are normally distributed numbers.
 _SPREAD = {"int4": math.sqrt((16**2 - 1) / 12), "int8": math.sqrt((256**2 - 1) / 12), "mxfp4": 2.93, "fp8": 1.0}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write: safetensors' type, shape, and the value of all its elements."""
+    """A tensor to write: safetensors' type, shape, and the value of all elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,14 +27,14 @@ class Tensor:
 
 
 class Scheme:
-    """A scheme for weights of these columns (input features) with values of standard deviation `scale`."""
+    """A scheme for weights with these columns (input features) and the standard deviation `scale`."""
 
     def __init__(self, name: str, columns: Iterable[int], scale: float, weight_type: str) -> None:
         if name not in SCHEMES:
             raise InvalidRequestError(f"scheme {name!r} is not known; expected {', '.join(SCHEMES)}")
         self._name = name
         self._scale = scale
-        self._scale_type = weight_type  # safetensors' name
+        self._scale_type = weight_type  # name in safetensors
         widths = set(columns)
         groups = _GROUPS if name in ("w4a16", "w4a16-zeros", "w8a16") else (_MX_GROUP,) if name == "mxfp4" else (1,)
         self._group = next((size for size in groups if all(width % size == 0 for width in widths)), 0)
@@ -45,7 +45,7 @@ class Scheme:
             )
 
     def config(self) -> dict[str, Any]:
-        """config.json's quantization_config."""
+        """Return quantization_config for config.json."""
         weights: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
         inputs: dict[str, Any] | None = None
         form = "pack-quantized"
@@ -70,7 +70,7 @@ class Scheme:
         }
 
     def tensors(self, module: str, rows: int, cols: int) -> dict[str, Tensor]:
-        """By name, what stands for the weight [rows, cols] of a module."""
+        """Return, by name, the tensors that replace the weight [rows, cols] of a module."""
         if self._name in ("w8a8", "fp8"):
             kind, dtype = ("int8", "I8") if self._name == "w8a8" else ("fp8", "F8_E4M3")
             made = {"weight": Tensor(dtype, (rows, cols)), "weight_scale": self._scales(kind, rows, 1)}
@@ -89,7 +89,7 @@ class Scheme:
                 "weight_shape": Tensor("I64", (2,), (rows, cols)),
             }
             if self._name == "w4a16-zeros":
-                # Not the 8 that a symmetric weight has: that would be computed as one.
+                # Not 8, because weights with this zero are computed like symmetric ones.
                 made["weight_zero_point"] = Tensor("I32", (-(-rows // 8), groups), 0x77777777)
         return {f"{module}.{name}": tensor for name, tensor in made.items()}
 

@@ -408,8 +408,8 @@ class InputStats:
 
 
 def report_of(parts: list[InputStats]) -> dict[str, float]:
-    """Return the statistics of one layer or of its experts. Each expert has its own channels, so the outliers are those
-    of the worst expert with at least FEW_TOKENS tokens, or of the worst expert if all have fewer."""
+    """Return the statistics of one layer or of its experts. Each expert has its own channels, so the worst
+    expert with at least FEW_TOKENS tokens determines the outliers (any expert, if all have fewer)."""
     parts = [part for part in parts if part.count]
     judged = [part for part in parts if part.count >= FEW_TOKENS] or parts
     return {

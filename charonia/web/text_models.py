@@ -30,7 +30,7 @@ def _modules(*names: str) -> list[Any]:
 
 
 class TextModels:
-    """The text models of a workspace. One thread at a time may call prepare() and tokenize(); the event loop the others.
+    """The text models of a workspace. At most one thread may call prepare() and tokenize(); the event loop the rest.
 
     limit: tokens of the longest sequence. environment: settings by variable. Raises ModelError for an unusable
     tokenizer, and InvalidRequestError for a setting that names an unknown format.

@@ -102,7 +102,7 @@ def records_of_folder(folder: Path) -> list[QualityRecord]:
 
 
 def records_of_weights(weights: Path) -> list[QualityRecord]:
-    """Return the records of a workspace's weights folder. For a linked workspace, only those of its current weights."""
+    """Return the records of a workspace's weights folder. For a linked workspace, only records of its current weights."""
     file = weights / "manifest.json"
     manifest = read_json(file)
     records, source = parse_records(manifest.get("quality")), _linked_source(manifest)
@@ -134,7 +134,7 @@ def drop_outdated(location: Location) -> None:
 
 
 def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
-    """Return the Hugging Face folder that a manifest refers to; None if there is no such folder."""
+    """Return the Hugging Face folder that a manifest refers to; None if it does not exist."""
     files = manifest.get("files")
     linked = isinstance(files, dict) and any("sha256" not in entry for entry in files.values())
     source = Path(str(manifest.get("source")))

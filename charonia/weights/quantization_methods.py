@@ -185,7 +185,7 @@ def compressed_tensors(settings: Settings) -> QuantizationConfig | None:
 
 
 def _is_named(names: tuple[str, ...], target: str) -> bool:
-    """Whether a target or an ignored name is one of the module's names, or a pattern that matches one."""
+    """Whether a target or an ignored name equals a name of the module, or is a pattern that matches a name."""
     return module_pattern(target[3:]).any_match(names) if target.startswith("re:") else target in names
 
 

@@ -51,7 +51,7 @@ def _fused(
     found = tuple(map(shape_of, names))
     if None in found:
         return None
-    # One of the two matrices may be square, so compare both shapes.
+    # Compare both shapes, because one matrix may be square.
     transposed = found == ((count, hidden, 2 * inter), (count, inter, hidden))
     transposed = transposed and found != ((count, 2 * inter, hidden), (count, hidden, inter))
     if kind == "w2":
@@ -63,7 +63,7 @@ def _fused(
 
 
 def is_stacked(name: str) -> bool:
-    """Whether the name is that of a tensor with all experts of a layer."""
+    """Whether the name belongs to a tensor with all experts of a layer."""
     return _STACKED.fullmatch(name) is not None
 
 

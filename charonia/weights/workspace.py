@@ -95,7 +95,7 @@ class Location:
 def locate(model: str | os.PathLike[str]) -> Location:
     """Find out what `model` is: a workspace, its weights folder, a Hugging Face folder or a hub id (downloads it).
 
-    Raises ModelError if it is none of these.
+    Raises ModelError if it is something else.
     """
     path = existing(model)
     if path is None:
