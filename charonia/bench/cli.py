@@ -285,7 +285,7 @@ def kernels(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; medians are printed.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure single operations: GEMMs with weights in each format, and attention with 16, 8 and 4 bits in the KV cache."""
+    """Measure single operations: GEMMs with weights in each format, and attention with KV caches of 16, 8, 4 bits."""
     from charonia.bench.kernels import FORMATS, measure_kernels
     from charonia.bench.random_model import parse_shape
 

@@ -656,10 +656,10 @@ def check_length(tokenizer: Any, field: str, text: str, limit: int | None) -> No
     tokenizing all of it. Time and memory are bounded by `limit`, not by the text. None: no limit.
 
     A text with at most four characters per token goes to the engine, which counts exactly. For a longer text, slices
-    are tokenized until they have twice the limit. A cut changes only the tokens next to it, so the whole text exceeds the
-    limit too. A limit in bytes would not work: vocabularies have tokens of 128 or more spaces, and some tokenizers
-    remove spaces after special tokens, or map any run of unknown characters to one token. Only for such a run of more
-    than a slice can the check be wrong.
+    are tokenized until they have twice the limit. A cut changes only the tokens next to it, so the whole text exceeds
+    the limit too. A limit in bytes would not work: vocabularies have tokens of 128 or more spaces, and some tokenizers
+    remove spaces after special tokens, or map any run of unknown characters to one token. The check can be wrong only
+    for such a run of more than a slice.
     """
     if limit is None or len(text) <= max(_SLICE, 4 * limit):
         return

@@ -102,7 +102,7 @@ def records_of_folder(folder: Path) -> list[QualityRecord]:
 
 
 def records_of_weights(weights: Path) -> list[QualityRecord]:
-    """Return the records of a workspace's weights folder. For a linked workspace, only records of its current weights."""
+    """Return the records of a workspace's weights folder. A linked workspace: only for its current weights."""
     file = weights / "manifest.json"
     manifest = read_json(file)
     records, source = parse_records(manifest.get("quality")), _linked_source(manifest)

@@ -83,7 +83,7 @@ def output_rows(config: ModelConfig, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
-    """Return the tensors of all ranks by canonical name. `tensors`: the tensors of the whole model, with names of rank 0.
+    """Return the tensors of all ranks by canonical name. `tensors`: the whole model, with names of rank 0.
 
     With more ranks than KV heads, several ranks hold the same KV head. Only rank 0 has the biases that are added after
     the sum over the ranks. Tensors without a rank in the name (embedding, norms, router) exist once for all ranks. The
