@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from charonia.errors import (
     CharoniaError,
     DeadlineExceededError,
-    DeviceFailedError,
     EngineClosedError,
     InternalError,
     InvalidRequestError,
@@ -42,7 +41,6 @@ __all__ = [
     "CharoniaError",
     "Chunk",
     "DeadlineExceededError",
-    "DeviceFailedError",
     "Engine",
     "EngineClosedError",
     "Guide",

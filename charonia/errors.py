@@ -22,17 +22,12 @@ class DeadlineExceededError(CharoniaError, TimeoutError):
 
 
 class EngineClosedError(CharoniaError):
-    """The engine is shutting down or closed."""
+    """The engine is shutting down, closed, or has failed, for example because of a CUDA error."""
 
 
 class PendingError(CharoniaError):
     """What the request needs is not there yet, as structured output is not while it is compiled, after the first start
     of a checkout; worth another try later."""
-
-
-class DeviceFailedError(CharoniaError):
-    """The device has failed, as a GPU does after an illegal access or an error of its memory. All requests of the
-    engine end with this, and it takes no more: only a new process can use the device again."""
 
 
 class UnsupportedError(CharoniaError):

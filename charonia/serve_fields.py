@@ -58,14 +58,14 @@ class ServeFields(BaseSettings):
         5,
         ge=0,
         validation_alias="CHARONIA_MAX_RESTARTS",
-        description="how often in ten minutes a Triton that died is started again; one more ends the service. 0: its "
-        "end is the service's, for what supervises that",
+        description="how often in a row a Triton that ended is started again, until one has been ready for ten "
+        "minutes; one more ends the service. 0: the service ends when Triton does, and a supervisor "
+        "starts it again",
     )
     hang_timeout_s: Annotated[float, off_or_at_least(5)] = Field(
         60,
         validation_alias="CHARONIA_HANG_TIMEOUT_S",
-        description="seconds after which a Triton that lives and does nothing any more is killed, and is started "
-        "again as one that died; 0: never",
+        description="seconds after which a Triton that answers no request is killed and started again; 0: never",
     )
     http_port: int = Field(
         33336,
@@ -140,8 +140,9 @@ class ServeFields(BaseSettings):
         ge=0,
         le=64,
         validation_alias="CHARONIA_GATEWAY_WORKERS",
-        description="processes that the gateway runs in behind its port; 0: one for every four cores of the machine, "
-        "or of the container's quota, at most 8; where `charonia serve` computes on the CPU one",
+        description="number of processes of the gateway; 0: one, or with CHARONIA_GATEWAY_REDIS_URL one for every "
+        "four cores of the machine or of the container's quota, at most 8 (one if `charonia serve` "
+        "computes on the CPU)",
     )
     gateway_keys_file: Path | None = Field(
         None,
@@ -311,7 +312,6 @@ OTHERS = (
     "CHARONIA_CUDA_PDL",
     "CHARONIA_CUDA_SYNC",
     "CHARONIA_DRAIN_TIMEOUT_S",
-    "CHARONIA_EMULATED_CUDA_FAULT",
     "CHARONIA_EMULATED_ORDER",
     "CHARONIA_EMULATED_STREAMS",
     "CHARONIA_ENDPOINT_CHECK_INTERVAL_S",
@@ -323,7 +323,6 @@ OTHERS = (
     "CHARONIA_GATEWAY_ALLOWED_ORIGINS",
     "CHARONIA_GATEWAY_CACHE_BY_KEY",
     "CHARONIA_GATEWAY_HEARTBEAT_S",
-    "CHARONIA_GATEWAY_LIMITS_STORAGE",
     "CHARONIA_GATEWAY_LOG_LEVEL",
     "CHARONIA_GATEWAY_MAX_BODY_BYTES",
     "CHARONIA_GATEWAY_MAX_CHOICES",
@@ -332,6 +331,7 @@ OTHERS = (
     "CHARONIA_GATEWAY_MORE_MODELS",
     "CHARONIA_GATEWAY_PAGE",
     "CHARONIA_GATEWAY_READ_TIMEOUT_S",
+    "CHARONIA_GATEWAY_REDIS_URL",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_RESPONSE_TTL_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",

@@ -59,9 +59,8 @@ def environment(emulated: Path | None) -> dict[str, str]:
     ours = [key for key in os.environ if key.startswith("CHARONIA_") and not key.startswith("CHARONIA_CUDA")]
     kept = {key: value for key, value in os.environ.items() if key not in ours}
     spec = importlib.util.find_spec("nvidia")  # cuBLASLt and NCCL may be in Python packages
-    folders = [
-        str(path) for place in (spec and spec.submodule_search_locations) or [] for path in Path(place).glob("*/lib")
-    ]
+    places = (spec and spec.submodule_search_locations) or []
+    folders = [str(path) for place in places for path in Path(place).glob("*/lib")]
     programs = (PACKAGES / "bin", Path(sys.executable).parent, os.environ["PATH"], "/usr/local/cuda/bin")
     return kept | {
         "PYTHONPATH": os.pathsep.join(map(str, (SITE, PACKAGES))),
@@ -101,6 +100,8 @@ def failed(summary: str, text: str) -> Outcome:
 
 def build(emulated: Path | None, limit_s: float) -> Outcome:
     """Get the missing packages, compile the Python module and the C++ tests, and lay out the package in SITE."""
+    from charonia.bench.machine import gpu_of
+
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     if emulated:
         module = emulated / "emulated" / f"_engine{suffix}"
@@ -116,15 +117,15 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
         code, text = run([*pip, *(["--no-index", "--no-deps", *brought] if brought else missing)], "pip", limit_s, env)
         if code != 0:
             return failed("packages cannot be installed", text)
-    code, headers = run(["scripts/get_cuda_headers.sh"], "headers", limit_s, env)
-    if code != 0:
-        return failed("the headers of cuBLASLt and NCCL are missing", headers)
+    headers = "".join(run(["scripts/get_cuda_headers.sh"], "headers", limit_s, env)[1].splitlines()[-1:])
     without_tests, googletest = run(["scripts/get_googletest.sh"], "googletest", 60, env)
     _, pybind = run([sys.executable, "-m", "pybind11", "--cmakedir"], "pybind11", 60, env)
+    gpu = gpu_of("compute_cap").replace(".", "")
+    architecture = {"": "native", "90": "90a-real"}.get(gpu, f"{gpu}-real")  # 90a: with Hopper's own instructions
     configure = [
         "cmake", "-S", ROOT, "-B", ENGINE, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHARONIA_TRITON=OFF",
         f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind.strip()}", "-DCHARONIA_CUDA=ON",
-        "-DCHARONIA_CUDA_ARCHITECTURES=native", f"-DCHARONIA_CUDA_HEADERS={headers.splitlines()[-1]}",
+        f"-DCHARONIA_CUDA_ARCHITECTURES={architecture}", f"-DCHARONIA_CUDA_HEADERS={headers}",
         "-DCHARONIA_KERNELS=native", "-DCHARONIA_CUDA_ON_HOST_TESTS=OFF",
         f"-DCHARONIA_TESTS={'OFF' if without_tests else 'ON'}", f"-DCMAKE_PREFIX_PATH={googletest.strip()}",
     ]  # fmt: skip

@@ -43,9 +43,8 @@ class Engine:
 
     Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
     full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
-    close), PendingError (structured output is still being compiled), UnsupportedError (its
-    library is missing or cannot be opened), DeviceFailedError (the device computes no more:
-    only a new process can use it).
+    close, or after a step has failed: then start a new process), PendingError (structured output is still being
+    compiled), UnsupportedError (its library is missing or cannot be opened).
     """
 
     def __init__(

@@ -269,8 +269,9 @@ def _once(place: Path, make: Callable[[Path], Any]) -> Path:
 def _call(command: Sequence[object], failure: str, env: dict[str, str] | None = None) -> str:
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=env)
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-        raise PeerError(f"{failure}: {next((line for line in lines if 'error' in line.lower()), lines[-1]).strip()}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+        reason = next((line for line in lines if "error" in line.lower()), lines[-1])
+        raise PeerError(f"{failure} with status {done.returncode}: {reason}")
     return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Who may reach Triton, and what it answers them (docs/security.md)."""
+"""Access to Triton's ports: addresses, closed APIs, TLS (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings, env_name
 
-# What nobody needs who asks a model, and what reads, changes or loads things in the server's process.
+# Clients of a model do not need these APIs, which read, change or load things in the server's process.
 _CLOSED = ("shared-memory", "logging", "trace", "model-repository", "statistics")
 
 
 class Port(NamedTuple):
-    """A port that one of the processes listens on, and the variables that set it."""
+    """A port of a process, and the variables that set it."""
 
     address: str
     number: int
@@ -37,11 +37,11 @@ def ports(settings: ServeSettings) -> list[Port]:
 
 
 def triton_options(settings: ServeSettings) -> list[str]:
-    """The server's options that close what nobody is to use, on HTTP and gRPC, and inference over HTTP unless it is
-    wanted: the server reads the body of such a request with a JSON parser that overflows its stack.
+    """The server's options that close APIs on HTTP and gRPC. Inference over HTTP is closed too, unless a setting opens
+    it: the server parses the body of such a request with a JSON parser that overflows its stack.
 
-    The server can only ask for a header. This one's name has a colon, which neither HTTP nor gRPC can send: the server
-    refuses everybody, and it does not matter that a command line can be read by all users of the machine.
+    The server can only require a header. The name of this header has a colon, which neither HTTP nor gRPC can send. So
+    the server rejects every request, although all users of the machine can read the command line.
     """
     closed = ",".join(_CLOSED)
     restricted = [
@@ -80,7 +80,7 @@ def grpc_tls_options(settings: ServeSettings) -> list[str]:
 
 
 def warnings(settings: ServeSettings) -> Iterator[str]:
-    """What it means that ports are open to other machines, or to web pages."""
+    """Warnings about ports that other machines or web pages can reach."""
     if not _is_local(settings.triton_address):
         also = ", one deeply nested body to HTTP ends it" if settings.http_inference else ""
         yield (
@@ -107,19 +107,19 @@ def warnings(settings: ServeSettings) -> Iterator[str]:
 
 
 def gateway_url(settings: ServeSettings) -> str:
-    """Under which this machine reaches the gateway."""
+    """The URL of the gateway on this machine."""
     scheme = "https" if settings.gateway_tls_cert else "http"
     return f"{scheme}://{bracketed(loopback(settings.host))}:{settings.gateway_port}"
 
 
 def grpc_target(settings: ServeSettings) -> str:
-    """HOST:PORT under which this machine reaches Triton's gRPC."""
+    """HOST:PORT of Triton's gRPC on this machine."""
     return f"{bracketed(loopback(settings.triton_address))}:{settings.grpc_port}"
 
 
 def curl_options(settings: ServeSettings) -> list[str]:
-    """What curl needs for the gateway beside its URL, as one pastes it into a shell: a key, where the gateway asks for
-    one, and whom to trust: the gateway's own certificate, whoever signed it and whatever name it is for."""
+    """Options of curl for the gateway, quoted for a shell: the key, and the gateway's own certificate as the trusted
+    one."""
     options = []
     if settings.gateway_keys_file:
         options.append('-H "Authorization: Bearer $CHARONIA_API_KEY"')
@@ -138,10 +138,10 @@ def _is_local(address: str) -> bool:
 
 
 def loopback(host: str) -> str:
-    """An address under which this machine reaches what listens on `host`."""
+    """The address on this machine of a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def bracketed(host: str) -> str:
-    """As URLs have it."""
+    """The host as it is written in a URL."""
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""What must hold before anything is started: each failure is one message at once in place of a late one in a log."""
+"""Checks before anything is started. Each failure is one message, instead of a later one in a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from charonia.serve.errors import ServeError
 
 
 def check_python() -> None:
-    """The Python models' process needs libpython and NumPy 1."""
+    """Checks that libpython and NumPy 1 are installed, which the processes of the Python models need."""
     if int(version("numpy").split(".")[0]) >= 2:
         raise ServeError(
             f"NumPy {version('numpy')} is installed, and with NumPy 2 Triton's Python models answer with empty texts: "
@@ -33,10 +33,11 @@ def check_python() -> None:
     raise ServeError(f"{library} is missing, and Triton's Python models need it: sudo apt-get install {package}")
 
 
-def check_packages(*, own_triton: bool, gateway: bool) -> None:
-    """own_triton: the server comes from its package. gateway: it is to be started too."""
+def check_packages(*, own_triton: bool, gateway: bool, liveness: bool) -> None:
+    """own_triton: the server comes from its package. gateway: it is started too. liveness: Triton is probed."""
     needed = {"pytriton": "nvidia-pytriton==0.7.0"} if own_triton else {}
     needed |= {"charonia_gateway": "charonia-gateway"} if gateway else {}
+    needed |= {"grpc": "grpcio"} if liveness else {}
     for module, package in needed.items():
         if importlib.util.find_spec(module) is None:
             raise ServeError(
@@ -46,12 +47,12 @@ def check_packages(*, own_triton: bool, gateway: bool) -> None:
 
 
 def option_of(variable: str) -> str:
-    """The option of `charonia serve` that sets what an environment variable does."""
+    """The option of `charonia serve` for an environment variable."""
     return f"--{variable.removeprefix('CHARONIA_').lower().replace('_', '-')}"
 
 
 def check_ports(ports: Sequence[Port]) -> None:
-    """All must be free and different."""
+    """Checks that all ports are free and different."""
     by_number: dict[int, str] = {}
     for address, number, address_name, name in ports:
         if number in by_number:

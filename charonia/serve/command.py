@@ -111,7 +111,7 @@ def model_settings(given: list[str] | None) -> dict[str, str]:
         raise InvalidRequestError(
             f"{found[0]!r} has a comma, which only the first of several models may have: rename it"
         )
-    # What is named here is all: nothing of the environment comes beside it.
+    # The models of the command replace all models of the environment.
     return {"model": first, "more_models": ",".join(more)}
 
 

@@ -1,7 +1,7 @@
-"""How `charonia models` reaches the `charonia serve` that runs: by a socket in its run folder.
+"""How `charonia models` reaches the running `charonia serve`: by a socket in its run folder.
 
-Only who may have started it gets an answer: the socket's file is its user's alone, and the kernel says who connects. So
-there is no key for it, and no port.
+Only the user who started the server can connect, because the socket's file belongs to that user alone. So it needs no
+key and no port.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import socketserver
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +22,12 @@ from charonia.serve.errors import ServeError
 
 _FILE = "control.sock"
 _MAX_LINE = 1 << 16
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 Handle = Callable[[dict[str, Any]], Any]
 
 
 @contextmanager
 def _address(folder: Path) -> Iterator[str]:
-    """Of the socket in a folder: a name that is short, however long the folder's is."""
+    """A short name of the socket in a folder, because the kernel limits the length of such names."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/{_FILE}"
@@ -45,18 +43,15 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         super().__init__(address, _Handler, bind_and_activate=False)
         self.handle = handle
         self.server_bind()
-        Path(address).chmod(0o600)  # before it takes connections
+        Path(address).chmod(0o600)  # before it accepts connections
         self.server_activate()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asked has gone."""
+        """Ignores a client that has disconnected."""
 
 
 class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
-        asked = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(asked)[1] not in (0, os.getuid()):
-            return
         assert isinstance(self.server, _Server)
         try:
             answer = {"answer": self.server.handle(json.loads(self.rfile.readline(_MAX_LINE)))}
@@ -67,13 +62,11 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @contextmanager
 def answering(folder: Path, handle: Handle) -> Iterator[None]:
-    """Answers what is asked by the socket in this folder, each in a thread, until the context ends."""
-    with contextlib.suppress(FileNotFoundError):  # of a process that was killed: this one has the folder's lock
-        (folder / _FILE).unlink()
+    """Answers requests on the socket in this folder, each in its own thread, until the context ends."""
+    (folder / _FILE).unlink(missing_ok=True)  # left by a killed process: this process has the folder's lock
     with _address(folder) as address:
         server = _Server(address, handle)
-    thread = threading.Thread(target=server.serve_forever, name="control", daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, name="control", daemon=True).start()
     try:
         yield
     finally:
@@ -82,24 +75,20 @@ def answering(folder: Path, handle: Handle) -> Iterator[None]:
         (folder / _FILE).unlink(missing_ok=True)
 
 
-def _folders(root: Path, port: int) -> list[Path]:
-    beside: list[Path] = []
-    with contextlib.suppress(PermissionError):  # of another user, which the first one says
-        beside = sorted(root.glob(f"port-{port}-*"))
-    return [root / f"port-{port}", *beside]
-
-
 def ask(root: Path, port: int, **question: Any) -> Any:
-    """What the `charonia serve` with this gRPC port under the run folder `root` answers. ServeError where there is
-    none, or for its error."""
-    for folder in _folders(root, port):
+    """Returns the answer of the `charonia serve` with this gRPC port under the run folder `root`. Raises ServeError
+    with its error, or if no such server runs."""
+    folders = [root / f"port-{port}"]
+    with contextlib.suppress(PermissionError):  # another user's folder: the loop reports it
+        folders += sorted(root.glob(f"port-{port}-*"))
+    for folder in folders:
         try:
             with socket.socket(socket.AF_UNIX) as connection, _address(folder) as address:
                 connection.connect(address)
                 connection.sendall(json.dumps(question).encode() + b"\n")
                 with connection.makefile("rb") as lines:
                     line = lines.readline()
-        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):  # the last: of one that was killed
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):  # the last: the server was killed
             continue
         except PermissionError:
             raise ServeError(f"{folder} is another user's: only who started charonia serve may ask it") from None

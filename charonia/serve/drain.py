@@ -1,13 +1,12 @@
-"""Has Triton load and unload models. Lets what runs come to its end before it is asked to shut down.
+"""Makes Triton load and unload models, and lets requests end before Triton is stopped.
 
-When it is asked to shut down, Triton 24.10 stops all models at once, and the calls of the ensemble that
-are in flight lose their text. A model that is unloaded takes no new request and is not ready, but its calls in flight
-go on. So the ensemble is unloaded first. Answers by subscription are no calls of it, and need Triton to take calls: to
-cancel them, and for the names of tokens. So the engine has to be idle before Triton is asked.
+When Triton 24.10 is stopped, it stops all models together, and running calls of the ensemble lose their text. An
+unloaded model takes no new request, but its running calls go on. So the ensemble is unloaded first, and Triton is
+stopped when the engine has no requests left. (Answers by subscription are not calls of the ensemble, so the engine's
+metrics count.)
 
-Triton's own API for that is closed to everybody: its key would stand in a command line. The engine's backend loads and
-unloads models when this process tells it to, through a pipe. What takes longer than it may is ended in the same way: an
-engine that is unloaded ends its requests with an error, which reaches the callers of the ensemble as long as that runs.
+Triton's own API for this is closed: its key would be visible in a command line. Instead the engine's backend reads
+orders from a pipe.
 """
 
 from __future__ import annotations
@@ -25,21 +24,19 @@ from charonia.serve.errors import ServeError
 from charonia.serve.fetch import Silence, fetch
 
 ENSEMBLE, ENGINE = "ensemble", "engine"
-# Explicitly, or no model can be unloaded. All of the repository are loaded at the start, as without these options.
+# Only models of an explicitly controlled repository can be unloaded. All of them are loaded at the start.
 OPTIONS = ("--model-control-mode=explicit", "--load-model=*")
 _CHANGED = re.compile(r"successfully (unloaded|loaded) '([^']+)'")
-_FAILED = re.compile(r"loading '([^']+)': (.*)", re.DOTALL)  # the backend's words
+_FAILED = re.compile(r"loading '([^']+)': (.*)", re.DOTALL)  # printed by the backend
 _QUEUES = re.compile(rb'^charonia_num_requests_(?:running|waiting)\{[^}]*\bmodel="([^"]*)"[^}]*\} (\S+)$', re.MULTILINE)
 _POLL_S = 0.05
-_LOOK_S = 1  # between two looks at the engine's metrics, and what an answer may take
-_CUT_OFF_S = 5  # that the engine may take to end what it has
-_LAST_WORDS_S = 1  # that its last errors may take from there to the callers
-_SECOND_LOOK_S = 0.2  # after which an idle engine is asked again: what it had just been given is counted then
-_SILENT_S = 5  # after which metrics that say nothing of the engine are not asked any more
-IDLE_S = 10  # after which calls of an ensemble whose engine has nothing to do are taken for lost
-# The same where the gateway has died: Triton counts its calls for ever, as those that were cancelled. Other clients'
-# calls get this time between two models of the ensemble, in which the engine has nothing to do.
-ORPHANED_IDLE_S = 3
+_METRICS_S = 1  # time for Triton to answer with its metrics
+_CUT_OFF_S = 5  # time for the engine to end its requests with an error
+_LAST_TEXT_S = 1  # time for these errors to reach the clients
+_LOOK_S = 0.2  # between two looks at the metrics
+# Triton counts calls that were cancelled by gRPC, or whose gateway died, as running for ever. If the engine has been
+# idle for so long, running calls are taken for such calls.
+_IDLE_S = 10
 
 
 def part_of(part: str, label: str) -> str:
@@ -48,25 +45,25 @@ def part_of(part: str, label: str) -> str:
 
 
 class ModelControl:
-    """Has one Triton after the other load and unload models, by a pipe that the engine's backend reads."""
+    """Makes one Triton after the other load and unload models, by a pipe that the engine's backend reads."""
 
     def __init__(self) -> None:
         self._pipe, self._orders = os.pipe()
-        # By Triton's name of the model: set while the log has last said so.
+        # By Triton's name of the model. Set if the last message in the log said so.
         self._unloaded: dict[str, threading.Event] = defaultdict(threading.Event)
         self._loaded: dict[str, threading.Event] = defaultdict(threading.Event)
         self._failed: dict[str, str] = {}
 
     @property
     def descriptor(self) -> int:
-        """Of the pipe that the server has to inherit."""
+        """The end of the pipe that the server inherits."""
         return self._pipe
 
     def environment(self) -> dict[str, str]:
         return {"CHARONIA_CONTROL_FD": str(self._pipe)}
 
     def see(self, line: str) -> None:
-        """A line of the server's log."""
+        """Reads a line of the server's log."""
         if " loaded '" not in line and "unloaded '" not in line and "loading '" not in line:
             return
         entry = logs.parse(line)
@@ -76,16 +73,16 @@ class ModelControl:
             self._failed[failed.group(1)] = failed.group(2)
 
     def restarted(self) -> None:
-        """Another server takes the place of one whose log has been read to its end: it has unloaded nothing."""
+        """Forgets the server before, whose log was read to its end, and the orders that it did not read."""
         for event in (*self._unloaded.values(), *self._loaded.values()):
             event.clear()
         os.set_blocking(self._pipe, False)
-        with contextlib.suppress(BlockingIOError):  # orders that it has not read were for that one
+        with contextlib.suppress(BlockingIOError):
             os.read(self._pipe, 1 << 16)
 
     def load(self, model: str, limit_s: float, alive: Callable[[], bool]) -> None:
-        """Returns when Triton has loaded one of its models. Raises ServeError where it cannot, is not alive() any more
-        or takes longer than limit_s."""
+        """Returns when Triton has loaded this part. Raises ServeError if that fails, if alive() becomes false,
+        or after limit_s."""
         self._loaded[model].clear()
         self._failed.pop(model, None)
         self._order(f"+{model}")
@@ -99,11 +96,11 @@ class ModelControl:
                 raise ServeError(f"{model} is not loaded after {limit_s:g} s: see Triton's log")
 
     def unload(self, model: str) -> None:
-        """Has Triton unload one of its models: it takes no new request, and is gone when it has none left."""
+        """Makes Triton unload this part, which takes no new request and is gone when it has no requests left."""
         self._order(model)
 
     def wait_unloaded(self, models: Iterable[str], limit_s: float, alive: Callable[[], bool]) -> bool:
-        """Whether all of these that were loaded are gone within limit_s."""
+        """Whether all these models are gone within limit_s."""
         deadline = time.monotonic() + limit_s
         for model in models:
             while not self._unloaded[model].wait(_POLL_S):
@@ -112,107 +109,38 @@ class ModelControl:
         return True
 
     def drain(
-        self,
-        metrics_url: str,
-        limit_s: float,
-        hurry: Callable[[], bool],
-        idle_s: float = IDLE_S,
-        labels: Collection[str] = ("",),
-    ) -> str | None:
-        """Unloads the ensembles of the Triton with these metrics, and returns None once their calls have ended and
-        their engines have nothing to do, or when hurry() says so. What runs after limit_s is ended by the engine with
-        an error. labels: of the models.
-
-        Triton may still count calls then, and waits for them when it is asked to shut down. Nobody else needs to: all
-        has been said to their clients, or these are gone. That is returned, in words where it says something of the
-        clients. Calls that were cancelled by gRPC are counted for ever, too. So they are not waited for when the engine
-        has had nothing to do for idle_s.
-        """
+        self, metrics_url: str, limit_s: float, hurry: Callable[[], bool], labels: Collection[str] = ("",)
+    ) -> None:
+        """Unloads the ensembles of the models with these labels. Returns when their engines have no requests, or when
+        hurry() is true. After limit_s the engines end their requests with an error. metrics_url: Triton's metrics."""
         ensembles, engines = ([part_of(part, label) for label in labels] for part in (ENSEMBLE, ENGINE))
         for ensemble in ensembles:
             self._order(ensemble)
-        now = time.monotonic()
-        deadline, idle_since, next_look = now + limit_s, now, now + _LOOK_S
-        while not self._are_unloaded(ensembles):
-            now = time.monotonic()
-            if hurry():
-                return None
-            if now > deadline:
-                return self._cut_off(ensembles, engines, hurry, "", _CUT_OFF_S)
-            if now < next_look:
-                continue
-            if not _are_idle(metrics_url, engines):
-                idle_since = now
-            elif now - idle_since > idle_s:
-                return self._cut_off(
-                    ensembles,
-                    engines,
-                    hurry,
-                    "Triton still counts calls of the ensemble, and the engine has had nothing to do for "
-                    f"{idle_s:g} s: their clients cancelled them by gRPC or are gone (docs/contracts.md). They are not "
-                    "waited for",
-                    _LAST_WORDS_S,
-                )
-            next_look = time.monotonic() + _LOOK_S
-        self._wait_idle(metrics_url, engines, deadline, hurry)
-        return None
-
-    def _wait_idle(
-        self, metrics_url: str, engines: Collection[str], deadline: float, hurry: Callable[[], bool]
-    ) -> None:
-        """Returns when these engines have no request any more, as their metrics say twice. Has them end what they have
-        after the deadline, which is time.monotonic()'s. Where metrics say nothing of them for 5 s, they are not waited
-        for."""
-        heard, was_idle = time.monotonic(), False
+        idle_since = time.monotonic()
+        deadline, idle_looks = idle_since + limit_s, 0
         while not hurry():
-            idle = _are_idle(metrics_url, engines)
-            if idle and was_idle:
+            idle, now = _are_idle(metrics_url, engines), time.monotonic()
+            idle_looks = idle_looks + 1 if idle else 0
+            if not idle:
+                idle_since = now
+            # Two looks: a call may just be on its way to the engine.
+            if (idle_looks >= 2 and self._are_unloaded(ensembles)) or now - idle_since >= _IDLE_S:
                 return
-            was_idle = bool(idle)
-            now = time.monotonic()
-            if idle is not None:
-                heard = now
-            if now - heard >= _SILENT_S:
-                return
-            if now >= deadline and not idle:
+            if now >= deadline:
                 for engine in engines:
                     self._order(engine)
                 self.wait_unloaded(engines, _CUT_OFF_S, lambda: not hurry())
+                self.wait_unloaded(ensembles, _LAST_TEXT_S, lambda: not hurry())
                 return
-            time.sleep(_SECOND_LOOK_S)
+            time.sleep(_LOOK_S)
 
     def _are_unloaded(self, models: Iterable[str]) -> bool:
-        """Waits a little where they are not."""
-        return all(self._unloaded[model].wait(_POLL_S) for model in models)
-
-    def _cut_off(
-        self,
-        ensembles: Collection[str],
-        engines: Collection[str],
-        hurry: Callable[[], bool],
-        why: str,
-        limit_s: float,
-    ) -> str | None:
-        """Has the engines end, and the requests that they have. Returns None when no call is left after that, or
-        hurry() says so, else `why`. A call that was cancelled by gRPC keeps the engine's model loaded: then after
-        limit_s."""
-        for engine in engines:
-            self._order(engine)
-        deadline = time.monotonic() + limit_s
-        while not self._are_unloaded(ensembles) and not hurry():
-            if all(self._unloaded[engine].is_set() for engine in engines):
-                deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
-            if time.monotonic() > deadline:
-                return why
-        return None
+        return all(self._unloaded[model].is_set() for model in models)
 
     def _order(self, order: str) -> None:
-        """NAME: that model is to be unloaded, +NAME: to be loaded."""
+        """NAME unloads that model, +NAME loads it."""
         name = order.removeprefix("+")
-        if order == name:
-            self._loaded[name].clear()
-        else:
-            self._unloaded[name].clear()
+        (self._loaded if order == name else self._unloaded)[name].clear()
         with contextlib.suppress(OSError):  # the server has ended
             os.write(self._orders, f"{order}\n".encode())
 
@@ -221,17 +149,13 @@ class ModelControl:
             os.close(descriptor)
 
 
-def _are_idle(metrics_url: str, engines: Collection[str]) -> bool | None:
-    """Whether these engines say that they have no request; None where nothing is heard of one."""
+def _are_idle(metrics_url: str, engines: Collection[str]) -> bool:
+    """Whether the metrics say of each of these engines that it has no requests."""
     try:
-        metrics = fetch(metrics_url, _LOOK_S) or b""
+        metrics = fetch(metrics_url, _METRICS_S) or b""
     except Silence:
-        return None
-    states = [says_idle(metrics, engine) for engine in engines]
-    return None if None in states else all(states)
-
-
-def says_idle(metrics: bytes, engine: str = ENGINE) -> bool | None:
-    """Whether that engine has no request; None where these metrics have nothing of it."""
-    queues = [float(value) for name, value in _QUEUES.findall(metrics) if name.decode() == engine]
-    return not any(queues) if queues else None
+        return False
+    busy: dict[str, float] = defaultdict(float)
+    for name, value in _QUEUES.findall(metrics):
+        busy[name.decode()] += float(value)
+    return all(busy.get(engine) == 0 for engine in engines)

@@ -1,4 +1,4 @@
-"""What a server of this stack answers over HTTP."""
+"""HTTP requests to the processes that this one has started."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import urllib.request
 
 
 class Silence(Exception):
-    """The server takes connections, or none any more, and says nothing."""
+    """The server did not answer in time."""
 
 
 def fetch(url: str, timeout_s: float) -> bytes | None:
-    """The body of an answer with status 200; None for any other, and where the connection is refused or breaks. Raises
-    Silence where nothing comes for timeout_s. No proxy is asked."""
+    """The body of a response with status 200. None for another status, or if the connection is refused or breaks.
+    Raises Silence after timeout_s without data. Uses no proxy."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_of_own_processes())
     )
@@ -35,16 +35,15 @@ def fetch(url: str, timeout_s: float) -> bytes | None:
 
 @functools.cache
 def _of_own_processes() -> ssl.SSLContext:
-    """Of a process that was started here it does not matter whom its certificate is for, nor who signed it: reading the
-    system's certificates at every check took 4 % of a core."""
+    """Does not verify the certificate, because this process has started the server. (Reading the system's certificates
+    at every check took 4 % of a core.)"""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def takes_tls(host: str, port: int, timeout_s: float = 5) -> bool:
-    """Whether a server shows its certificate, as one does that then asks for the client's: more than that only its
-    clients can know."""
+    """Whether a server completes its part of a TLS handshake. A server that requires a client's certificate does so."""
     try:
         with socket.create_connection((host, port), timeout_s) as raw, _of_own_processes().wrap_socket(raw):
             return True
@@ -53,7 +52,7 @@ def takes_tls(host: str, port: int, timeout_s: float = 5) -> bool:
 
 
 def answers(url: str, timeout_s: float = 5) -> bool:
-    """Whether the answer has status 200."""
+    """Whether the response has status 200."""
     try:
         return fetch(url, timeout_s) is not None
     except Silence:

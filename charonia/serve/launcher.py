@@ -1,4 +1,4 @@
-"""Starts the stack, waits until all of it is ready, watches it, and ends it in order."""
+"""Starts Triton and the gateway, waits until they are ready, supervises them, and stops them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from charonia import _engine
-from charonia.serve import access, checks, control, drain, hang, logs, run_folder, shared_memory, shares, triton
-from charonia.serve.errors import DeviceFailure, ServeError
+from charonia.serve import access, checks, control, drain, logs, run_folder, shared_memory, shares, triton
+from charonia.serve.errors import ServeError
 from charonia.serve.fetch import answers, takes_tls
+from charonia.serve.model import model_name, prepare_all
 from charonia.serve.models import Models, Served, make_repository, option_values
-from charonia.serve.prepared import model_name, prepare_all
 from charonia.serve.process import Child
-from charonia.serve.restarts import WINDOW_S, Restarts
 from charonia.serve.structured_output import StructuredOutput
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import WEIGHTS
 
-_KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
-_HURRIED_EXIT_S = 5  # what a gateway gets to end at once, so that it leaves no files
-_HUNG_EXIT_S = 5  # what a Triton that hangs gets to end by itself: the engine may still end its requests in order
-_LOST_EXIT_S = 2  # what a Triton gets to end whose engine has ended, and which waits for calls that never end
+if TYPE_CHECKING:
+    from charonia.serve.liveness import Liveness
+
+_KILL_AFTER_S = 10  # time for a process to end, in addition to drain_timeout_s for the gateway
+_HURRIED_EXIT_S = 5  # time for a gateway to end after the second signal, so that it leaves no files
+_MAX_DELAY_S = 30  # before a restart
+_STABLE_S = 600  # restarts before a Triton that was ready for so long do not count
 _POLL_S = 0.1
-_CHECK_S = 60  # what the gateway gets to look at its settings: it takes less than a second
-_OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # of several models
-_LAST_WORDS_S = 10  # before a death by signal: what a process said earlier has nothing to do with it
-# A signal to a whole process group comes twice where make or a shell passes it on: together they are one.
+_CHECK_S = 60  # time for the gateway to check its settings, which takes less than a second
+_OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # each of several models has its own value
+_LAST_OUTPUT_S = 10  # older output of a process that was killed by a signal is not shown
+# A signal to a process group arrives twice if make or a shell passes it on. It counts once.
 _TOGETHER_S = 0.3
 
 
 class _Signals:
-    """Counts Ctrl-C and SIGTERM: the first asks for an orderly end, the second for an end at once."""
+    """Counts Ctrl-C and SIGTERM. After the first, running requests may end. After the second, they are not awaited."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
@@ -59,7 +61,7 @@ class _Signals:
         self._arrived.set()
 
     def wait(self, seconds: float) -> bool:
-        """True once a signal has come."""
+        """Returns True if a signal has arrived."""
         return self._arrived.wait(seconds)
 
     @contextmanager
@@ -82,10 +84,9 @@ def serve(
 ) -> None:
     """Serves until Ctrl-C, SIGTERM or SIGHUP, and returns when everything has ended.
 
-    inference: inference parameters that win over the environment. exits: the caller has nothing to do afterwards but
-    to exit, so these signals are ignored from then on: one more Ctrl-C does not turn an orderly end into a death by
-    signal. Call it from the main thread. Raises CharoniaError when something cannot start or a process ends by itself;
-    nothing runs any more then.
+    inference: inference parameters, which take precedence over the environment. exits: the caller exits afterwards, so
+    these signals are ignored from then on. Call it in the main thread. Raises CharoniaError if something cannot start
+    or if a process ends by itself; no process is running then.
     """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     signals = _Signals()
@@ -102,25 +103,27 @@ class _Stack:
         self._console = console
         self._signals = signals
         self._ready = False
-        self._drain_s = 0.0  # how long requests may go on at the end
-        self._device: list[str] = []  # what the engine said of where it runs
-        self._warnings: list[tuple[str, str]] = []  # of the settings: the model's name, and the text
+        self._drain_s = 0.0  # time for requests to end at the end
+        self._device: list[str] = []  # where the engines run, by their log
+        self._warnings: list[tuple[str, str]] = []  # about settings: the model's name, and the text
         self._control = drain.ModelControl()
         self._models: Models  # set by _start()
         self._shared_memory = shared_memory.new_prefix()
-        self._restarts = Restarts(settings.max_restarts)
+        self._num_restarts = 0  # in a row
+        self._ready_at = math.inf  # when the Triton that runs became ready
         self._structured_output = StructuredOutput(self._say)
         self._start_server: Callable[[], Child]  # set by _start()
         self._children: list[Child] = []  # Triton, then the gateway
-        self._watch: hang.Watch | None = None  # of the Triton that is ready
-        self._hung = ""  # how the Triton that was ended hung, in words
+        self._liveness: Liveness | None = None  # of the Triton that is ready
 
     def run(self) -> None:
         began = time.monotonic()
         settings = self._settings
         for warning in misspelled():
             self._say(warning, "warning")
-        checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway)
+        checks.check_packages(
+            own_triton=settings.triton_dir is None, gateway=settings.gateway, liveness=settings.hang_timeout_s > 0
+        )
         checks.check_python()
         root = settings.run_dir.expanduser().absolute()
         with contextlib.ExitStack() as held:
@@ -144,7 +147,8 @@ class _Stack:
                 self._structured_output.look()
                 while not self._signals.wait(_POLL_S * 2):
                     self._structured_output.look()
-                    self._end_hung_server()
+                    if self._liveness and self._liveness.hung:
+                        self._kill_server(f"answered no request for {settings.hang_timeout_s:g} s and was killed")
                     if self._children[0].exit_status() is None or not self._restart():
                         self._check_alive(self._children)
             finally:
@@ -155,7 +159,7 @@ class _Stack:
         """Answers `charonia models` until `held` is closed."""
         try:
             held.enter_context(control.answering(own, self._answer))
-        except OSError as error:  # file systems of other machines may have no sockets
+        except OSError as error:  # network file systems may not support sockets
             if len(self._models.describe()) > 1:
                 self._say(
                     f"charonia models does not reach this server: a socket cannot be made in {own} ({error.strerror}). "
@@ -164,7 +168,7 @@ class _Stack:
                 )
 
     def _answer(self, question: Mapping[str, Any]) -> Any:
-        """What `charonia models` asks. Raises ServeError."""
+        """Answers a request of `charonia models`. Raises ServeError."""
         do, name = question["do"], question.get("name", "")
         if do == "list":
             return self._models.describe()
@@ -175,10 +179,10 @@ class _Stack:
         return said
 
     def _start(self, own: Path, served: Sequence[Served]) -> bool:
-        """Starts Triton, then the gateway; false when a signal came first. own: the folder of this stack."""
+        """Starts Triton, then the gateway. Returns False if a signal arrived. own: the folder of this stack."""
         settings = self._settings
         distribution = triton.Distribution.find(settings.triton_dir)
-        self._drain_s = max(_drain_s(one.workspace, self._inference) for one in served)
+        self._drain_s = max(float(shares.setting_of(one, self._inference, "drain_timeout_s")) for one in served)
         repository = served[0].workspace / "model_repository"
         if settings.text_instances is not None or len(served) > 1:
             repository = make_repository(served, own / "model_repository", settings.text_instances)
@@ -187,7 +191,7 @@ class _Stack:
             **shared_environment(settings),
             **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()},
         }
-        if len(served) > 1:  # each engine is told its own
+        if len(served) > 1:  # the repository has them
             base = {name: value for name, value in base.items() if name not in _OF_EACH}
         self._models = Models(
             self._control,
@@ -224,7 +228,7 @@ class _Stack:
             {
                 **base,
                 **self._gateway_environment(),
-                # The cores are the engine's where it computes on them.
+                # An engine on the CPU needs the cores.
                 "CHARONIA_GATEWAY_WORKERS": str(settings.gateway_workers or int(triton.on_cpu(self._device))),
                 "CHARONIA_MODEL_NAME": served[0].name,
                 "CHARONIA_GATEWAY_MORE_MODELS": option_values(served),
@@ -240,7 +244,7 @@ class _Stack:
         return self._until_ready(gateway, [f"{access.gateway_url(settings)}/health/ready"])
 
     def _gateway_environment(self) -> dict[str, str]:
-        """What the gateway is told whatever the models are."""
+        """The settings of the gateway that do not depend on the models."""
         settings = self._settings
         keys = settings.gateway_keys_file
         return {
@@ -253,14 +257,14 @@ class _Stack:
         }
 
     def _check_gateway(self) -> bool:
-        """Has the gateway say what is wrong with its settings, files and port: it starts when the model has been
-        loaded, which may take minutes. False when a signal came first. Raises ServeError."""
+        """Makes the gateway check its settings, files and port now. It is started only after the model is loaded, which
+        may take minutes. Returns False if a signal arrived. Raises ServeError."""
         env = {
             **environment(),
             **shared_environment(self._settings),
             **self._gateway_environment(),
             "CHARONIA_GATEWAY_WORKERS": str(self._settings.gateway_workers),
-            # These it is told, whatever the environment says.
+            # The check needs values, but not the real ones.
             "CHARONIA_MODEL_NAME": "any",
             "CHARONIA_GATEWAY_MORE_MODELS": "",
             "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "0",
@@ -268,7 +272,7 @@ class _Stack:
         check = Child("the gateway's check", [sys.executable, "-m", "charonia_gateway.check"], env, None)
         try:
             if not check.wait(_CHECK_S, lambda: self._signals.count > 0):
-                return self._signals.count == 0  # a machine so slow: the gateway itself says it later
+                return self._signals.count == 0  # a slow machine: the gateway reports errors when it starts
             if check.exit_code:
                 raise ServeError(
                     "\n".join(check.tail()) or f"the gateway cannot start: its check {check.exit_status()}"
@@ -301,8 +305,8 @@ class _Stack:
                 return
             level, text = triton.worth_showing(line) or ("", "")
             if any(text.endswith(known) for _, known in self._warnings):
-                return  # _announce() prints it
-            # Errors of the start are shown together, if it fails.
+                return  # _announce() prints this warning
+            # Errors during the start are shown together if it fails.
             shows = level == "warning" or (level and self._ready)
             if shows and (passed := repeats.passed(text)) is not None:
                 self._say(passed, level, of=name)
@@ -310,60 +314,41 @@ class _Stack:
         return Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
 
     def _is_ready(self) -> None:
-        """Triton takes requests, and is watched from now on."""
-        self._ready = True
+        self._ready, self._ready_at = True, time.monotonic()
         if self._settings.hang_timeout_s:
-            host, settings = access.bracketed(access.loopback(self._settings.triton_address)), self._settings
-            ports = (settings.http_port, settings.grpc_port, settings.metrics_port)
-            http, grpc, metrics = (f"{host}:{port}" for port in ports)
-            tls = None
-            if settings.grpc_tls_cert:
-                files = (settings.triton_tls_ca, settings.triton_tls_cert, settings.triton_tls_key)
-                tls = hang.GrpcTls(*files, settings.triton_tls_name)
-            self._watch = hang.Watch(
-                hang.Server(self._children[0].pid, http, grpc, metrics, tls),
-                settings.hang_timeout_s,
-                self._models.labels,
+            from charonia.serve.liveness import Liveness  # with grpcio, which takes long to import
+
+            self._liveness = Liveness(
+                self._settings, lambda: [drain.part_of(drain.ENSEMBLE, label) for label in self._models.labels()]
             )
 
     def _is_not_ready(self) -> None:
         self._ready = False
-        if self._watch:
-            self._watch.stop()
-            self._watch = None
-
-    def _end_hung_server(self) -> None:
-        """Ends a Triton that hangs, as if it had died."""
-        if not self._watch or not self._watch.found:
-            return
-        self._hung = f"hung ({self._watch.found} for {self._settings.hang_timeout_s:g} s)"
-        self._is_not_ready()
-        server = self._children[0]
-        if server.exit_status() is None:
-            server.terminate()
-            server.wait(_HUNG_EXIT_S, lambda: self._signals.count > 0)
-            server.kill_group()
+        if self._liveness:
+            self._liveness.stop()
+            self._liveness = None
 
     def _restart(self) -> bool:
-        """Starts a Triton that died again; false where it died too often. When this returns, it may have died anew or a
-        signal may have come. The gateway answers 503 meanwhile. Raises ServeError when the gateway has died, too."""
+        """Starts a Triton that has ended again. Returns False if that has failed too often. After it returns True,
+        Triton may have ended again, or a signal may have arrived. The gateway answers 503 meanwhile. Raises ServeError
+        if the gateway has ended, too."""
         self._check_alive(self._children[1:])
-        delay = self._restarts.begin()
-        if delay is None:
-            if 0 < self._restarts.limit <= self._restarts.unready:
-                self._say(f"Triton was started again {self._restarts.unready} times and never became ready", "error")
-            elif self._restarts.limit:
-                self._say(f"Triton died {self._restarts.limit + 1} times in {WINDOW_S // 60} minutes", "error")
+        if self._ready and time.monotonic() - self._ready_at >= _STABLE_S:
+            self._num_restarts = 0
+        if self._num_restarts >= self._settings.max_restarts:
+            if self._num_restarts:
+                self._say(f"Triton was started again {self._num_restarts} times in a row and has ended again", "error")
             return False
         self._is_not_ready()
+        delay = min(2**self._num_restarts, _MAX_DELAY_S)
+        self._num_restarts += 1
         self._say(
             f"{self._death_of(self._children[0])}\n"
-            f"Triton is started again in {delay:g} s (restart {self._restarts.count} of at most {self._restarts.limit} "
-            f"in {WINDOW_S // 60} minutes)",
+            f"Triton is started again in {delay} s (restart {self._num_restarts} of at most "
+            f"{self._settings.max_restarts} in a row)",
             "error",
         )
         self._kill_server()
-        self._hung = ""
         self._control.restarted()
         if self._signals.wait(delay):
             return True
@@ -374,14 +359,12 @@ class _Stack:
             if self._until_server_ready():
                 self._models.restarted()
                 self._is_ready()
+                self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
         except ServeError as error:
             self._check_alive(self._children[1:])
-            if self._children[0].exit_status() is None:  # not ready in time
+            if self._children[0].exit_status() is None:
                 self._say(str(error), "error")
-                self._kill_server()
-        if self._ready:
-            self._restarts.ready()
-            self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
+                self._kill_server("was not ready in time and was killed")
         return True
 
     def _until_server_ready(self) -> bool:
@@ -391,11 +374,11 @@ class _Stack:
         return self._until_ready(self._children[0], urls)
 
     def _until_ready(self, child: Child, urls: list[str]) -> bool:
-        """True when every URL answers 200, false when a signal came first."""
+        """Returns True when every URL answers 200, and False if a signal arrived."""
         return self._until(child, {url: partial(answers, url) for url in urls})
 
     def _until(self, child: Child, checks: Mapping[str, Callable[[], bool]]) -> bool:
-        """True when every check held once, false when a signal came first."""
+        """Returns True when every check has held once, and False if a signal arrived."""
         deadline = time.monotonic() + self._settings.start_timeout_s
         waiting = list(checks)
         while waiting:
@@ -420,24 +403,18 @@ class _Stack:
                 )
 
     def _death_of(self, child: Child, remedy: str = "", *, starting: bool = False) -> ServeError:
-        """remedy: against a device that has failed. starting: it never became ready."""
+        """remedy: what to do. starting: the process never became ready."""
         status = f"{child.exit_status()}{self._hint_at(child)}"
-        if self._hung and child is self._children[0]:
-            status = f"{self._hung} and was ended"
-        # Triton 24.10 may crash as it ends because a model could not be loaded: why is in what it said before.
+        # Triton 24.10 may crash when it ends because a model could not be loaded: the reason is in earlier output.
         killed = (child.exit_code or 0) < 0 and not starting
-        errors = triton.explain_failure(child.tail(_LAST_WORDS_S) if killed else child.tail())
+        errors = triton.explain_failure(child.tail(_LAST_OUTPUT_S) if killed else child.tail())
         log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
-        if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
-            # What else it says are consequences.
-            cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
-            return DeviceFailure(f"the device has failed, and {child.name} {status}{remedy}; {log}:\n  {cause}")
         lines = "\n".join(f"  {text}" for text in errors or ["nothing of it"])
         return ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
     def _hint_at(self, child: Child) -> str:
-        """What often kills a process in the way that this one was killed; empty where nothing is known."""
-        if child.exit_code == -signal.SIGKILL:
+        """A frequent cause of this kind of death; empty if none is known."""
+        if child.exit_status() == "was killed by SIGKILL":
             return " (often the kernel's out-of-memory killer: see dmesg)"
         if child.exit_code == -signal.SIGSEGV and child is self._children[0] and self._settings.http_inference:
             opened = env_name("http_inference")
@@ -445,9 +422,9 @@ class _Stack:
         return ""
 
     def _stop(self) -> None:
-        """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""
-        if self._watch:
-            self._watch.stop()
+        """Ends the gateway first, which is a caller of Triton; then the calls of other clients; then Triton."""
+        if self._liveness:
+            self._liveness.stop()
         if self._ready:
             self._models.end()
         if self._signals.count and self._children:
@@ -456,34 +433,39 @@ class _Stack:
         if 0 < len(ended) < len(self._children):  # to end the others may take a while
             others = " and ".join(child.name for child in self._children if child not in ended)
             self._say(f"{ended[0].name} {ended[0].exit_status()}; stopping {others}", "error")
-        limit = self._drain_s + _KILL_AFTER_S
-        idle_s = drain.ORPHANED_IDLE_S if any(child in ended for child in self._children[1:]) else drain.IDLE_S
 
         def hurry() -> bool:
             return self._signals.count > 1
 
-        for child in reversed(self._children):
-            if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
-                loaded = self._models.labels()  # one that is being loaded has no calls
-                lost = self._control.drain(self._metrics_url(), self._drain_s, hurry, idle_s, loaded)
-                if lost is not None:
-                    limit = _LOST_EXIT_S
-                if lost:
-                    self._say(lost, "warning")
-            child.terminate()
-            ended_itself = child.wait(limit, hurry)
-            if not ended_itself and hurry() and child is not self._children[0]:
-                ended_itself = child.end_at_once(_HURRIED_EXIT_S)
-            if not ended_itself:
-                self._say(f"{child.name} has not ended by itself and is killed")
-            if child is self._children[0]:
-                self._kill_server()
-            else:
-                child.kill_group()
+        if not self._children:
+            return
+        server, *gateways = self._children
+        for gateway in gateways:
+            gateway.terminate()
+            if not gateway.wait(self._drain_s + _KILL_AFTER_S, hurry) and hurry():
+                gateway.terminate()
+                gateway.wait(_HURRIED_EXIT_S)
+            self._kill(gateway)
+        if self._ready:  # a model that is being loaded has no calls
+            self._control.drain(
+                self._metrics_url(),
+                self._drain_s,
+                lambda: hurry() or server.exit_status() is not None,
+                self._models.labels(),
+            )
+        server.terminate()
+        server.wait(_KILL_AFTER_S, hurry)
+        self._kill(server)
+        shared_memory.remove(self._shared_memory)
 
-    def _kill_server(self) -> None:
-        """Ends Triton and its Python models, and leaves nothing of them."""
-        self._children[0].kill_group()
+    def _kill(self, child: Child) -> None:
+        if child.exit_status() is None:
+            self._say(f"{child.name} has not ended by itself and is killed")
+        child.kill_group()
+
+    def _kill_server(self, why: str = "") -> None:
+        """Ends Triton and its Python models, and removes their shared memory."""
+        self._children[0].kill_group(why)
         shared_memory.remove(self._shared_memory)
 
     def _triton_url(self, port: int) -> str:
@@ -531,20 +513,10 @@ class _Stack:
         )
 
     def _say(self, text: str, level: str = "info", *, of: str = "") -> None:
-        """of: the process that said it first. Whoever read this may be gone; the service and its orderly end go on."""
+        """of: the process that logged the text. Ignores a terminal that is gone."""
         with contextlib.suppress(OSError, SystemExit):  # rich ends the program where a pipe is broken
             if self._settings.log_format == "json":
                 logs.write(level, f"{of}: {text}" if of else text)
                 return
             whose = f"{level} of {of}: " if of else "" if level == "info" else f"{level}: "
             self._console.print(escape(whose + text))
-
-
-def _drain_s(workspace: Path, inference: Mapping[str, str]) -> float:
-    """The setting drain_timeout_s: what was given, or the workspace's, or the default."""
-    from charonia import _engine
-
-    key = "drain_timeout_s"
-    default = next(entry.default_value for entry in _engine.config_fields() if entry.key == key)
-    written = _engine.read_config_ini(workspace / "triton_models" / "weights" / "config.ini")
-    return float(inference.get(key) or written.get(key) or default)

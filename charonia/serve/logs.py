@@ -1,5 +1,5 @@
-"""What the processes of a stack log, understood line by line and, with log_format = json, written as one JSON object a
-line: {"time": ..., "level": ..., "component": ..., "message": ...}, and request_id and more where an event has them."""
+"""Parses the log lines of Triton and the gateway. With log_format = json each line becomes one JSON object:
+{"time": ..., "level": ..., "component": ..., "message": ...}, and request_id and more if an event has them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ _PYTHON_LINE = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+(.*)$")
 # Severity, month and day, time (UTC), thread, file and line, text.
 _TRITON_LINE = re.compile(r"^([IWEF])(\d{4} \d\d:\d\d:\d\d\.\d+) \d+ (?:(\S+):\d+\] )?(.*)$")
 _TRITON_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical"}
-REPEATED_S = 60  # between two lines on the terminal that are alike
-_VARIABLE = re.compile(r"\[[^\]]*\]|\b\w*\d\w*")  # a request's id, numbers and what has digits
-_MAX_KINDS = 1000  # of lines that are remembered
-_ENGINE_SOURCE = "charonia"  # what the backend gives as the file of its lines
+REPEATED_S = 60  # between two similar lines on the terminal
+_VARIABLE = re.compile(r"\[[^\]]*\]|\b\w*\d\w*")  # the id of a request, and words with digits
+_MAX_KINDS = 1000  # of lines, for Repeats
+_ENGINE_SOURCE = "charonia"  # the backend logs this as its source file
 
 
 @dataclass
 class Entry:
-    """One event. `source`: the server's file that says it, where it is the server. `component`: empty where the line
-    does not say which part it is of."""
+    """One event. `source`: the source file, for an event of Triton. `component`: empty if the line does not name it."""
 
     level: str  # debug, info, warning, error, critical
     message: str
@@ -39,7 +38,7 @@ class Entry:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self, component: str, now: datetime) -> str:
-        """`component` and `now` are for what does not say its own."""
+        """`component` and `now` are defaults."""
         head = {
             "time": self.time or now.isoformat(timespec="milliseconds"),
             "level": self.level,
@@ -51,7 +50,7 @@ class Entry:
 
 
 def parse(line: str) -> Entry | None:
-    """None for what is no line of a log, such as a table or a traceback."""
+    """None for output that is not a log line, such as a table or a traceback."""
     if match := _PYTHON_LINE.match(line):
         return Entry(match.group(1).lower(), match.group(2))
     if match := _TRITON_LINE.match(line):
@@ -64,7 +63,7 @@ def parse(line: str) -> Entry | None:
 
 
 def _unquoted(text: str) -> str:
-    """The server writes its texts as JSON strings."""
+    """Triton writes its texts as JSON strings."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -73,7 +72,7 @@ def _unquoted(text: str) -> str:
 
 
 def _of_object(text: str, outer: Entry) -> Entry | None:
-    """An event that is written as a JSON object with a message; what it does not say is the outer one's."""
+    """An event that is written as a JSON object with a message. Missing fields are taken from `outer`."""
     if not text.startswith("{"):
         return None
     try:
@@ -93,7 +92,7 @@ def _of_object(text: str, outer: Entry) -> Entry | None:
 
 
 def _with_year(stamp: str, now: datetime | None = None) -> str:
-    """The server leaves it out."""
+    """Adds the year, which Triton omits."""
     now = now or datetime.now(timezone.utc)
     said = datetime.strptime(f"{now.year}{stamp}", "%Y%m%d %H:%M:%S.%f").replace(tzinfo=timezone.utc)
     if said > now + timedelta(days=1):  # the last lines of a year, read in the next
@@ -102,8 +101,8 @@ def _with_year(stamp: str, now: datetime | None = None) -> str:
 
 
 class Repeats:
-    """Lets one of several lines pass that differ in ids and numbers alone, once in REPEATED_S: that many requests fail
-    is said once, and all of them are in the log file. For one thread."""
+    """Suppresses lines that differ only in ids and numbers from a line in the last REPEATED_S. The log file has all of
+    them. For one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -111,7 +110,7 @@ class Repeats:
         self._held: dict[str, int] = {}  # how many since then
 
     def passed(self, text: str) -> str | None:
-        """The line, with the number of those that were held back since the last one like it; None to hold it back."""
+        """The line, with the number of similar lines that were suppressed; None to suppress it."""
         now, common = self._clock(), _VARIABLE.sub("", text)
         if now - self._shown.get(common, -math.inf) < REPEATED_S:
             self._held[common] = self._held.get(common, 0) + 1
@@ -125,8 +124,7 @@ class Repeats:
 
 
 def renderer(log_format: Literal["text", "json"], component: str) -> Callable[[str], str | None]:
-    """What becomes of a line of a process: as text itself, as JSON its object; None for one that says nothing, as the
-    server's head of a table."""
+    """A function that renders a log line: unchanged, or as a JSON object. It returns None for an empty event."""
     if log_format == "text":
         return lambda line: line
 
@@ -138,19 +136,19 @@ def renderer(log_format: Literal["text", "json"], component: str) -> Callable[[s
 
 
 def write(level: str, message: str, component: str = "serve") -> None:
-    """A line of this process's own, as JSON on standard error."""
+    """Writes a line of this process as JSON to standard error."""
     show(Entry(level, message).to_json(component, datetime.now(timezone.utc)))
 
 
 def show(line: str) -> None:
-    """On standard error, in one piece: threads do."""
+    """Writes a line to standard error in one piece, because several threads write."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def reported(log_format: Literal["text", "json"]) -> Iterator[None]:
-    """With JSON an error of ours is a line like others, and ends the process with its exit code."""
+    """With JSON a CharoniaError is logged as a line, and ends the process with its exit code."""
     try:
         yield
     except CharoniaError as error:

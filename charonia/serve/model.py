@@ -1,4 +1,4 @@
-"""From what the user named to a workspace that Triton can serve."""
+"""Finds the models that the user named, and makes workspaces of them that Triton can serve."""
 
 from __future__ import annotations
 
@@ -15,21 +15,48 @@ from typing import IO
 
 from charonia import _engine
 from charonia.errors import ModelError
+from charonia.serve import shares
 from charonia.serve.errors import ServeError
+from charonia.serve.models import Served, asked_for, with_labels
+from charonia.settings import ServeSettings
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.tensor_parallel import ranks_of
 
-_LOCK_S = 600.0  # making a workspace takes less than a second, but for weights in .bin files, which are converted
+_LOCK_S = 600.0  # making a workspace takes less than a second, except if weights in .bin files are converted
 _LOOK_EVERY_S = 0.1
-_LATEST_KEY = "default_temperature"  # of config.ini; workspaces of versions before it are served as they are
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 
 
 def demo_model() -> Path | None:
-    """The demo model of a checkout."""
+    """The demo model of a checkout, if there is one."""
     folder = source_dir() / "models" / "demo" / "model"
     return folder if (folder / "config.json").is_file() else None
+
+
+def prepare_all(
+    settings: ServeSettings,
+    run_dir: Path,
+    inference: Mapping[str, str],
+    say: Callable[[str], None],
+    held: ExitStack,
+) -> list[Served]:
+    """The models to serve with their workspaces, in the order of the settings. The workspaces count as served until
+    `held` is closed. Several models share the memory. Raises CharoniaError for models that do not exist, are not
+    supported or do not fit."""
+    found = []
+    for name, model in asked_for(settings):
+        workspace_dir = prepare(model, run_dir, inference, say, held)
+        found.append((name or model_name(workspace_dir), workspace_dir))
+    given = shares.parse_shares(settings.model_shares, len(found))
+    served = with_labels(found)
+    return shares.divide(served, inference, given) if len(served) > 1 else served
+
+
+def model_name(workspace_dir: Path) -> str:
+    """The name that config.ini gives the model."""
+    config = workspace_dir / workspace.WEIGHTS / "config.ini"
+    return str(_engine.read_config_ini(config).get("model_name") or workspace_dir.name)
 
 
 def prepare(
@@ -40,8 +67,8 @@ def prepare(
     held: ExitStack | None = None,
 ) -> Path:
     """The workspace of `model` (folder, workspace or hub id; None: the demo model), linked in run_dir where there is
-    none yet, for the ranks of `inference`. `say` is told which commit of a hub id was taken. held: until it is closed,
-    the workspace counts as served. Raises CharoniaError for what is not there or not supported."""
+    none yet, for the ranks of `inference`. `say` is called with the commit of a hub id. The workspace counts as served
+    until `held` is closed. Raises CharoniaError for a model that does not exist or is not supported."""
     if held is None:
         with ExitStack() as for_now:
             return prepare(model, run_dir, inference, say, for_now)
@@ -70,12 +97,6 @@ def prepare(
                 f"{ranks_of(inference)}: run {mend}"
             )
         drop_outdated(location)
-        if _LATEST_KEY not in _engine.read_config_ini(location.path / workspace.WEIGHTS / "config.ini"):
-            mend = workspace.convert_command(manifest.source, location.path, manifest.ranks)
-            say(
-                f"{location.path} was converted by an older version, and keeps what that version read of the model's "
-                f"files: no sampling defaults, and faults that CHANGELOG.md names. To convert it again, run {mend}"
-            )
         workspace.hold(location.path, held)
         _say_notes(location.path, say)
         return location.path
@@ -88,11 +109,11 @@ def _say_notes(root: Path, say: Callable[[str], None]) -> None:
 
 
 def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], held: ExitStack) -> Path:
-    """A linked workspace, made anew when the model or this package has changed. The one before stays while a server has
-    it: that reads it again when its Triton is restarted."""
+    """A linked workspace. It is made again when the model or this package has changed. The old workspace stays while a
+    server uses it, because that server reads it again when its Triton is restarted."""
     name = model.parent.name if model.name == "model" else model.name
     tp = f"-tp{ranks}" if ranks > 1 else ""
-    # Folders of the same name in other places have workspaces of their own, which may be served now.
+    # Folders with the same name elsewhere have other workspaces, which may be in use.
     place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
     destination = folder / f"{place}-{_fingerprint(model)}"
     lock = folder / f".{place}.lock"
@@ -113,7 +134,7 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], h
 
 
 def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
-    """Those that nobody serves, also what a server has left that was served when a newer one started."""
+    """Removes old workspaces that no server uses."""
     for other in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
         if other != destination:
             workspace.remove_unheld(other)
@@ -121,8 +142,8 @@ def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Others that start with the same model and run folder, on ports of their own, wait: they would replace what is
-    served. Raises ModelError after _LOCK_S."""
+    """Makes other servers wait that start with the same model and run folder, because they would replace the workspace.
+    Raises ModelError after _LOCK_S."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as file:
         deadline = time.monotonic() + _LOCK_S

@@ -1,7 +1,7 @@
-"""The models that one Triton serves: their names, their repository, and what is loaded of them.
+"""The models that one Triton serves: their names, their repository, and which of them are loaded.
 
-Of one model, Triton's models are `preprocessing`, `engine`, `postprocessing`, `parsing` and `ensemble`. Where several
-are served, those names are the first one's, and each further one's have its label behind them: `ensemble.LABEL`.
+Triton has several models for each: `preprocessing`, `engine`, `ensemble` and so on. The first model has these names.
+The names of further models end with their label: `ensemble.LABEL`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _NO_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_LABEL = 60
 _COUNT = re.compile(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+")
 _STEP = re.compile(r'(\bmodel_name\s*:\s*")([^"]*)"')
-_UNLOAD_S = 60  # that a part of a model may take to be gone once nobody calls it
+_UNLOAD_S = 60  # time for the parts of a model to be gone once it has no calls
+_LOST_S = 1  # time for the ensemble after that; calls that Triton counts for ever keep it loaded
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is served. `name` is what clients ask for, `settings` are inference parameters of its own."""
+    """A served model. Clients request it by `name`. `settings`: its own inference parameters."""
 
     name: str
     label: str  # empty: the first model
@@ -40,7 +41,7 @@ class Served:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, part: str) -> str:
-        """Triton's name of one of its parts."""
+        """The name of a part in Triton."""
         return drain.part_of(part, self.label)
 
     @property
@@ -49,14 +50,14 @@ class Served:
 
 
 def asked_for(settings: ServeSettings) -> list[tuple[str | None, str | None]]:
-    """Name and model of each that is to be served, as the settings name them. The first may be the default model."""
+    """Name and location of each model in the settings. The first may be the default model."""
     first = _named(settings.model) if settings.model else (None, None)
     more = [_named(entry.strip()) for entry in settings.more_models.split(",") if entry.strip()]
     return [(first[0] or settings.model_name, first[1]), *more]
 
 
 def _named(text: str) -> tuple[str | None, str | None]:
-    """Of NAME=MODEL both; of MODEL no name."""
+    """Splits NAME=MODEL. MODEL alone has no name."""
     name, separator, model = text.partition("=")
     if not separator or existing(text) is not None:
         return None, text
@@ -66,8 +67,8 @@ def _named(text: str) -> tuple[str | None, str | None]:
 
 
 def with_labels(found: Sequence[tuple[str, Path]]) -> list[Served]:
-    """The models of these names and workspaces. Raises ServeError for a name that is there twice, or that cannot be one
-    of a list."""
+    """The models with these names and workspaces. Raises ServeError for equal names, or for a name with a comma after
+    the first one."""
     served: list[Served] = []
     for name, workspace in found:
         if served and "," in name:
@@ -89,8 +90,8 @@ def with_labels(found: Sequence[tuple[str, Path]]) -> list[Served]:
 
 
 def make_repository(served: Sequence[Served], folder: Path, text_instances: int | None) -> Path:
-    """A model repository of all of them, made of links and changed configurations. text_instances: of each
-    `preprocessing`; None: as the workspaces say."""
+    """Makes a model repository of all models, with links and changed configurations. text_instances: of each
+    `preprocessing`; None: the number in the workspace."""
     shutil.rmtree(folder, ignore_errors=True)
     for one in served:
         for part in TRITON_MODELS:
@@ -118,7 +119,7 @@ def _quoted(value: str) -> str:
 
 
 def _renamed(file: Path, config: str, part: str, one: Served) -> str:
-    """The configuration under the model's own names."""
+    """The configuration with the names of this model."""
     if not one.label:
         return config
     config, changes = re.subn(rf'(?m)^(\s*name\s*:\s*"){part}"', rf'\g<1>{one.part(part)}"', config, count=1)
@@ -128,10 +129,10 @@ def _renamed(file: Path, config: str, part: str, one: Served) -> str:
 
 
 class Models:
-    """What is loaded of the models that a Triton serves, and has it load and unload them while it runs. Any thread.
+    """Which models are loaded. Loads and unloads them while Triton runs. Any thread may call.
 
-    `alive`: whether the Triton that has been ready still runs. `limits`: for how long an unloading model's calls may go
-    on, and how long loading may take, in seconds."""
+    `alive`: whether Triton was ready and still runs. `limits`: the time for the calls of a model that is unloaded, and
+    the time for loading, in seconds."""
 
     def __init__(
         self,
@@ -148,43 +149,43 @@ class Models:
         self._metrics_url = metrics_url
         self._drain_s, self._load_s = limits
         self._states: dict[str, State] = {one.name: "loaded" for one in served}
-        self._wanted = set(self._states)  # what a Triton that is started again loads
+        self._wanted = set(self._states)  # loaded by a Triton that is started again
         self._busy = threading.Lock()
         self._ended = False
 
     def wanted(self) -> list[Served]:
-        """Those that the operator has not unloaded, in their order."""
+        """The models that the operator has not unloaded."""
         return [one for name, one in self._served.items() if name in self._wanted]
 
     def labels(self) -> list[str]:
-        """Of those that are loaded."""
+        """The labels of the loaded models."""
         return [one.label for name, one in self._served.items() if self._states[name] == "loaded"]
 
     def end(self) -> None:
-        """`charonia serve` ends: no more orders are taken, and a model that is being loaded is not waited for."""
+        """Rejects further orders, and does not wait for a model that is being loaded."""
         self._ended = True
 
     def options(self) -> list[str]:
-        """Of a Triton that loads what is wanted."""
+        """Triton's options for the models to load."""
         wanted = self.wanted()
         if len(wanted) == len(self._served):
             return list(drain.OPTIONS)
         return [drain.OPTIONS[0], *(f"--load-model={part}" for one in wanted for part in one.parts)]
 
     def restarted(self) -> None:
-        """Another Triton has taken the place of one that died, and loaded what is wanted."""
+        """Called after Triton was started again."""
         for name in self._states:
             self._states[name] = "loaded" if name in self._wanted else "unloaded"
 
     def describe(self) -> list[dict[str, Any]]:
-        """For people: name, state and ensemble of each; the first is the default."""
+        """Name, state and ensemble of each model. The first is the default."""
         return [
             {"name": name, "state": self._states[name], "ensemble": one.part(drain.ENSEMBLE)}
             for name, one in self._served.items()
         ]
 
     def load(self, name: str) -> str:
-        """Returns when it is loaded, with what was done in words. Raises ServeError where it cannot be."""
+        """Loads a model. Returns a message for the user. Raises ServeError if it fails."""
         with self._ordered(name) as one:
             if self._states[name] == "loaded":
                 return f"{name} is loaded already"
@@ -196,7 +197,7 @@ class Models:
             except ServeError:
                 self._wanted.discard(name)
                 for part in reversed(one.parts):
-                    if not self._ended:  # Triton unloads it then, and takes no orders
+                    if not self._ended:  # else Triton ends, and reads no orders
                         self._control.unload(part)
                 self._states[name] = "unloaded"
                 raise
@@ -204,38 +205,32 @@ class Models:
             return f"{name} is loaded"
 
     def unload(self, name: str) -> str:
-        """As load(). Requests that run come to their end, for drain_timeout_s at most; then they end with an error."""
+        """Unloads a model, like load(). After drain_timeout_s its running requests end with an error."""
         with self._ordered(name) as one:
             if self._states[name] == "unloaded":
                 return f"{name} is not loaded"
             if self._wanted == {name}:
-                raise ServeError(
-                    f"{name} is the only model that is loaded: end charonia serve in place of unloading it"
-                )
+                raise ServeError(f"{name} is the only model that is loaded: end charonia serve instead of unloading it")
             self._states[name] = "unloading"
             self._wanted.discard(name)
-            lost = self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
+            self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
             for part in reversed(one.parts):
                 self._control.unload(part)
-            # An ensemble with calls that never end stays, and holds nothing.
-            awaited = [part for part in one.parts if lost is None or part != one.part(drain.ENSEMBLE)]
-            gone = self._control.wait_unloaded(awaited, _UNLOAD_S, self._alive)
+            ensemble = one.part(drain.ENSEMBLE)
+            others = [part for part in one.parts if part != ensemble]
+            gone = self._control.wait_unloaded(others, _UNLOAD_S, self._alive)
+            gone = gone and self._control.wait_unloaded([ensemble], _LOST_S, self._alive)
             self._states[name] = "unloaded"
-            if not gone and self._alive():
-                return (
-                    f"{name} takes no requests any more. Triton still counts calls of it, of clients that cancelled "
-                    "them or are gone: its memory is free when they end, or when charonia serve is started again"
-                )
-            if lost is not None and self._alive():
-                return (
-                    f"{name} is unloaded. Triton still counts calls of it, of clients that cancelled them or are gone: "
-                    f"Triton's /v2/health/ready is 400 until {name} is loaded again"
-                )
-            return f"{name} is unloaded"
+            if gone or not self._alive():
+                return f"{name} is unloaded"
+            return (
+                f"{name} takes no requests any more. Triton still counts calls that clients cancelled by gRPC as "
+                f"running: until {name} is loaded again, its /v2/health/ready is 400, and some memory may be in use"
+            )
 
     @contextmanager
     def _ordered(self, name: str) -> Any:
-        """One order at a time."""
+        """Allows one order at a time."""
         if name not in self._served:
             raise ServeError(f"there is no model {name!r}: this server has {', '.join(self._served)}")
         if not self._busy.acquire(blocking=False):
@@ -251,5 +246,5 @@ class Models:
 
 
 def option_values(served: Iterable[Served]) -> str:
-    """CHARONIA_GATEWAY_MORE_MODELS for all but the first."""
+    """The value of CHARONIA_GATEWAY_MORE_MODELS: all models except the first."""
     return ",".join(f"{one.name}={one.label}" for one in served if one.label)

@@ -19,15 +19,15 @@ from pathlib import Path
 from charonia.parent_death import die_with
 
 _KEPT_LINES = 400
-_LAST_LINES_S = 2  # to read what an ended process has said
-_DEATH_S = 5  # that a killed process may take to be gone
+_LAST_LINES_S = 2  # time to read the last output of a process that has ended
+_DEATH_S = 5  # time for a killed process to be gone
 LOG_BYTES = 20 << 20  # of a log file; then it becomes NAME.1, and NAME.1 becomes NAME.2
 OLD_LOGS = 4
 
 
 class _LogFile(RotatingFileHandler):
-    """A log file of bounded size, begun anew. What cannot be written is dropped and counted, so that a full disk stops
-    nobody. `complain` is told, once until a line is written again."""
+    """A log file of bounded size. Each run begins a new one. Lines that cannot be written are dropped, so that a full
+    disk does not stop the process. `complain` is called when that begins, and when lines are written again."""
 
     def __init__(self, file: Path, complain: Callable[[str], None]) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class _LogFile(RotatingFileHandler):
         self._file = file
         self._complain = complain
         self._dropped = 0
-        self._failed = False  # the line that is being written
+        self._failed = False  # the current line
         with contextlib.suppress(OSError):
             if file.is_file() and file.stat().st_size > 0:  # of the run before
                 self.doRollover()
@@ -59,17 +59,13 @@ class _LogFile(RotatingFileHandler):
         if self._dropped == 1:
             self._complain(f"{self._file} cannot be written ({sys.exc_info()[1]}): lines are dropped until it can be")
 
-    def end(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close()
-
 
 class Child:
-    """A running command. Its output goes, line by line, to `on_line` and, as `render` writes it, to a log file
-    where there is one. Of a log file that cannot be written `complain` is told; the command is read on. It has
-    the file descriptors `inherits`, too.
+    """A running command. Each line of its output is passed to `on_line`, and to `render`, whose result is written to
+    the log file, if there is one. `complain` is called if the log file cannot be written. The command inherits the
+    file descriptors `inherits`.
 
-    Start it from the main thread: the kernel ties the child's life to the thread that starts it.
+    Create it in the main thread: the kernel kills the command when the thread that started it ends.
     """
 
     def __init__(
@@ -89,6 +85,7 @@ class Child:
         self._on_line = on_line
         self._render = render
         self._complain = complain
+        self._killed_because = ""
         self._process = subprocess.Popen(
             command,
             env=dict(env),
@@ -104,27 +101,21 @@ class Child:
         self._reader = threading.Thread(target=self._read, name=f"{name}-log", daemon=True)
         self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def _read(self) -> None:
         assert self._process.stdout is not None
         log = _LogFile(self.log_file, self._tell) if self.log_file else None
         for line in self._process.stdout:
             text = line.rstrip("\n")
             self._tail.append((time.monotonic(), text))
+            # If this thread ended, the process would stop as soon as its pipe is full.
             try:
                 if log and (rendered := self._render(text)) is not None:
                     log.write(rendered)
                 self._on_line(text)
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # if this thread ended, the process would stop as soon as its pipe is full
+            except (Exception, SystemExit) as error:
                 self._tell(f"a line of {self.name} is lost ({error!r}): {text[:200]}")
         if log:
-            log.end()
+            log.close()
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(Exception, SystemExit):
@@ -132,30 +123,30 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; a signal's number, negative, where one killed it."""
+        """None while the process runs; the negative number of a signal that killed it."""
         return self._process.poll()
 
     def exit_status(self) -> str | None:
-        """None while it runs; else what became of it, for people."""
+        """None while the process runs, else how it ended, for people."""
         code = self._process.poll()
-        if code is None:
-            return None
+        if code is None or self._killed_because:
+            return self._killed_because or None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def tail(self, seconds: float = math.inf) -> list[str]:
-        """The last lines of its output, no older than `seconds`; once it has ended, all of the last ones."""
+        """The last lines of the output, no older than `seconds`. After the end of the process it is complete."""
         since = time.monotonic() - seconds
         if self._process.poll() is not None:
             self._reader.join(_LAST_LINES_S)
         return [text for read, text in self._tail.copy() if read >= since]
 
     def terminate(self) -> None:
-        """Asks it to end; what it started itself is its own business."""
+        """Sends SIGTERM to the process, and not to the processes that it has started."""
         if self._process.poll() is None:
             self._process.terminate()
 
     def wait(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> bool:
-        """True once it has ended, false after timeout_s or when hurry() says so."""
+        """Returns True when the process has ended, and False after timeout_s or when hurry() is true."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not hurry():
             try:
@@ -165,17 +156,9 @@ class Child:
                 continue
         return self._process.poll() is not None
 
-    def end_at_once(self, timeout_s: float) -> bool:
-        """Asks again one that was asked to end, which then does not wait for what runs. True once it has ended."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            self.terminate()  # two signals that come together may be one
-            if self.wait(0.5):
-                return True
-        return False
-
-    def kill_group(self) -> None:
-        """Ends it and whatever is left of what it started, at once, and reads what it has said."""
+    def kill_group(self, why: str = "") -> None:
+        """Kills the process and all that it has started, and reads its last output. why: for exit_status()."""
+        self._killed_because = why
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it in the kernel for ever

@@ -1,4 +1,4 @@
-"""The folder of one running stack: its logs and what is made for its Triton. Two stacks never share one."""
+"""The folder of a running server: its logs and the files of its Triton. Two servers never share a folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ _LOCK = "lock"
 
 @contextmanager
 def held(root: Path, port: int) -> Iterator[Path]:
-    """Makes and locks the folder of the stack with this gRPC port under `root`, until the context ends; a process that
-    dies holds it no longer.
+    """Makes and locks the folder of the server with this gRPC port under `root`, until the context or the process ends.
 
-    Raises ServeError naming who holds it, where that is a process of this machine. Other machines and containers may
-    have the same folder `root`, and the same port of their own: beside theirs, this one gets another folder.
+    Raises ServeError with the process that has the lock, if it is on this machine. Other machines and containers may
+    use the same folder `root` with the same port: then this server gets a folder with a number.
     """
     folder, descriptor = _claimed(root, port)
     try:
-        with contextlib.suppress(OSError):  # a full disk: who has the lock is then not said
+        with contextlib.suppress(OSError):  # a full disk: then the file does not name the process
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         yield folder
@@ -35,7 +34,7 @@ def held(root: Path, port: int) -> Iterator[Path]:
 
 
 def _claimed(root: Path, port: int) -> tuple[Path, int]:
-    """The folder and its lock."""
+    """Returns the folder and its lock."""
     for number in itertools.count(1):
         folder = root / (f"port-{port}" if number == 1 else f"port-{port}-{number}")
         descriptor = _locked(folder)
@@ -52,7 +51,7 @@ def _claimed(root: Path, port: int) -> tuple[Path, int]:
 
 
 def _locked(folder: Path) -> int | None:
-    """The lock, to be closed; None where another one has it."""
+    """Returns the lock, which the caller closes; None if another process has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -74,6 +73,6 @@ def _locked(folder: Path) -> int | None:
 
 
 def _holder(folder: Path) -> tuple[str, str]:
-    """Process and host name of who has the lock. It may not have written them yet: then it is a process here."""
+    """Process and host name of the owner of the lock. If they are not written yet, the owner is assumed to be here."""
     pid, _, host = (folder / _LOCK).read_text(encoding="utf-8", errors="replace").strip().partition(" ")
     return pid or "unknown", host or socket.gethostname()

@@ -1,9 +1,8 @@
-"""The shared memory of one stack: its name, whose it is, and its end.
+"""The shared memory between Triton and its Python models.
 
-Between Triton and its Python models there are files in /dev/shm whose names begin with the stack's prefix. A stack that
-is killed removes none. So the owner of a prefix holds a lock on a file beside them. Where nobody holds it any more, the
-next stack that starts removes them. A process id would not do: another container may have the same one and the same
-/dev/shm.
+It consists of files in /dev/shm whose names begin with a prefix of this server. A killed server does not remove them.
+So each server locks a file next to them, and the next server that starts removes files whose lock is free. A process
+id instead of a lock is not enough: another container may have the same process id and the same /dev/shm.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 _CHECK_INTERVAL_S = 0.2
-_OWNER = "owner_of_"  # and the prefix: the name of the locked file
-# Every user of the machine can make files there: one of another name would stand for stacks that live.
+_OWNER = "owner_of_"  # followed by the prefix: the name of the locked file
+# Every user of the machine can make files there, so only prefixes of this form are accepted.
 _PREFIX = re.compile(r"charonia_\d+_[0-9a-f]{8}_")
 
 
 def new_prefix() -> str:
-    """One that no other stack has."""
+    """A unique prefix."""
     return f"charonia_{os.getpid()}_{secrets.token_hex(4)}_"
 
 
 def option(prefix: str) -> str:
-    """Triton's option by which the names of all shared memory between it and its Python models begin so."""
+    """Triton's option that sets the prefix."""
     return f"--backend-config=python,shm-region-prefix-name={prefix}"
 
 
@@ -47,7 +46,7 @@ def owned(prefix: str, folder: Path = FOLDER) -> Iterator[None]:
     lock = folder / f"{_OWNER}{prefix}"
     descriptor = None
     with contextlib.suppress(OSError):
-        # It gets its name with its lock, so that nobody takes it for one that was left.
+        # The file gets its name after the lock, so that it never looks like a file of a killed server.
         unnamed = lock.with_name(f".{lock.name}")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -77,19 +76,19 @@ def _keep_private(prefix: str, folder: Path, ended: threading.Event) -> None:
 
 
 def remove(prefix: str, folder: Path = FOLDER) -> None:
-    """Removes what a server with this prefix has left: one that was killed removes nothing itself."""
+    """Removes the files with this prefix. A killed server does not remove them itself."""
     for file in folder.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             file.unlink()
 
 
 def remove_left(folder: Path = FOLDER) -> None:
-    """Removes what has an owner's file that nobody holds."""
+    """Removes the files of servers that do not run any more."""
     for lock in folder.glob(f"{_OWNER}charonia_*"):
         prefix = lock.name.removeprefix(_OWNER)
         if not _PREFIX.fullmatch(prefix):
             continue
-        with contextlib.suppress(OSError):  # another user's, or held, or another stack removes it, too
+        with contextlib.suppress(OSError):  # another user's file, or locked, or being removed by another server
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

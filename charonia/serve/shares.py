@@ -1,7 +1,7 @@
-"""How several models share a machine's memory: what each gets for keys and values.
+"""Divides the memory for keys and values among several models.
 
-Each engine alone would take most of what it finds free, and the engines load at the same time. So their shares are
-computed before, from the plan of each (charonia plan), and each is told how much it gets.
+Each engine alone would take most of the free memory, and the engines load at the same time. So the size of each cache
+is computed before, from the plans of the models (charonia plan), and passed to the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from charonia.weights.workspace import WEIGHTS
 if TYPE_CHECKING:
     from charonia.weights.plan import Plan
 
-# What is said to each engine apart, and not by the environment, which is the same for all.
+# Each engine has its own values of these settings, so they are not in the environment, which all engines share.
 KEYS = (
     "cache_max_entry_count",
     "cache_size",
@@ -33,11 +33,11 @@ KEYS = (
 )
 
 
-_MOST_SHARE = 1_000_000  # and the least is as far below 1: their sum and their ratios are numbers
+_MOST_SHARE = 1_000_000  # its inverse is the smallest share, so that sums and ratios are finite
 
 
 def parse_shares(text: str, count: int) -> list[float]:
-    """The numbers of CHARONIA_MODEL_SHARES, one for each of `count` models; equal ones where it is empty."""
+    """The numbers of CHARONIA_MODEL_SHARES, one for each of `count` models; equal numbers if it is empty."""
     if not text.strip():
         return [1.0] * count
     try:
@@ -62,14 +62,14 @@ def divide(
     shares: Sequence[float],
     plan: Callable[..., Plan] | None = None,
 ) -> list[Served]:
-    """The models with the settings that divide the memory. Raises ServeError with the numbers where they do not fit."""
+    """Adds the settings that divide the memory. Raises ServeError with the numbers if the models do not fit."""
     from charonia.weights.plan import make_plan, spell_bytes
 
     plans = [(plan or make_plan)(one.workspace, inference) for one in served]
     for one, made in zip(served, plans, strict=True):
         if made.num_blocks == 0:
             raise ServeError(f"{one.name} does not fit: {made.warnings[-1]}")
-    # Of a GPU, where ranks are GPUs, what one of them takes; all find as much free as the one that has least.
+    # On GPUs: the memory of one rank, and the free memory of the GPU that has least.
     divisors = [made.ranks if made.device == "cuda" else 1 for made in plans]
     free = min(made.free_bytes // divisor for made, divisor in zip(plans, divisors, strict=True))
     fixed = [
@@ -77,7 +77,7 @@ def divide(
     ]
     block = [made.kv_block_bytes // divisor for made, divisor in zip(plans, divisors, strict=True)]
     ratios = [_ratio(one, inference) for one in served]
-    # A full batch of sequences of full length is the most, as it is where one model is served.
+    # The upper bound is a full batch of sequences of full length, as for a single model.
     most = [
         made.num_blocks if ratio is None else made.max_batch_size * made.blocks(made.session_len)
         for made, ratio in zip(plans, ratios, strict=True)
@@ -87,7 +87,7 @@ def divide(
     sharing = [at for at, ratio in enumerate(ratios) if ratio is not None]
     if left < sum(block[at] for at in sharing):
         raise ServeError(_refusal(served, plans, divisors, blocks, free))
-    # Whoever needs less than its share leaves the rest to the others.
+    # A model that needs less than its share leaves the rest to the others.
     total = sum(shares[at] for at in sharing)
     rest = float(left)
     for at in sorted(sharing, key=lambda at: most[at] * block[at] / ((ratios[at] or 1) * shares[at])):
@@ -116,25 +116,25 @@ def divide(
     ]
 
 
-def _setting(one: Served, inference: Mapping[str, str], key: str) -> str:
-    """What was given, or the workspace's, or the default."""
+def setting_of(one: Served, inference: Mapping[str, str], key: str) -> str:
+    """The value of a setting: of the command, else of the workspace, else the default."""
     written = _engine.read_config_ini(one.workspace / WEIGHTS / "config.ini")
     default = next(entry.default_value for entry in _engine.config_fields() if entry.key == key)
     return inference.get(key) or written.get(key) or default
 
 
 def _ratio(one: Served, inference: Mapping[str, str]) -> float | None:
-    """The share of what is free that the cache may take; None where the settings say how large it is."""
-    if int(_setting(one, inference, "cache_users")) > 0 or _setting(one, inference, "cache_size"):
+    """The share of the free memory for the cache; None if the settings give its size."""
+    if int(setting_of(one, inference, "cache_users")) > 0 or setting_of(one, inference, "cache_size"):
         return None
-    ratio = float(_setting(one, inference, "cache_max_entry_count"))
+    ratio = float(setting_of(one, inference, "cache_max_entry_count"))
     return ratio if ratio < 1 else None
 
 
 def _session_dir(one: Served, inference: Mapping[str, str]) -> dict[str, str]:
-    """Each further model has a folder of its own in that of the sessions: two models whose folders have the same name
-    would read each other's histories, and only one of them could write."""
-    folder = _setting(one, inference, "session_dir")
+    """Further models have their own folders for sessions, inside the given folder. Otherwise two models with the same
+    folder name would read each other's sessions."""
+    folder = setting_of(one, inference, "session_dir")
     return {"session_dir": str(Path(folder, one.label))} if folder else {}
 
 

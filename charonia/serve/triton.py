@@ -1,4 +1,4 @@
-"""The Triton server of the package nvidia-pytriton: where it is, what it needs, how it is started, what it says."""
+"""The Triton server of the package nvidia-pytriton: its files, environment, command line and log."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
 from charonia.weights.workspace import sha256
 
-# What the server gets on top of drain_timeout_s to unload its models.
+# Time for the server to unload its models, in addition to drain_timeout_s.
 EXIT_MARGIN_S = 5
 BACKEND_LIBRARY = Path("backends", "charonia", "libtriton_charonia.so")
 
-# What the server says on a machine without a GPU, where it means nothing.
+# Messages of the server that are irrelevant on a machine without a GPU come from these files.
 _GPU_SOURCES = (
     "cuda_memory_manager.cc",
     "cuda_utils.cc",
@@ -50,7 +50,7 @@ class Distribution:
 
     @classmethod
     def find(cls, root: Path | None = None) -> Distribution:
-        """The server installed in `root`, laid out as NVIDIA's images have it; None: that of nvidia-pytriton."""
+        """The server in `root`, with the layout of NVIDIA's images; None: the server of nvidia-pytriton."""
         if root is not None:
             return cls._installed(root)
         spec = importlib.util.find_spec("pytriton")
@@ -84,7 +84,7 @@ class Distribution:
 
 
 def backend_library() -> Path:
-    """libtriton_charonia.so, which is installed beside the engine's Python module."""
+    """libtriton_charonia.so, which is installed next to the engine's Python module."""
     from charonia import _engine
 
     library = Path(str(_engine.__file__)).parent / BACKEND_LIBRARY
@@ -98,7 +98,7 @@ def has_gpu() -> bool:
 
 
 def make_backend_folder(folder: Path, distribution: Distribution) -> Path:
-    """The folder of --backend-directory: python/ and charonia/, made of links."""
+    """Makes the folder of --backend-directory: python/ and charonia/, with links."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "python").mkdir(parents=True)
     for file in {*distribution.python_backend.iterdir(), distribution.python_stub}:
@@ -118,7 +118,7 @@ def command(
     drain_s: float,
     more: Sequence[str] = (),
 ) -> list[str]:
-    """drain_s: how long requests may go on at the end, the engine's setting drain_timeout_s. more: further options."""
+    """drain_s: the engine's setting drain_timeout_s. more: further options."""
     options = {
         "model-repository": repository,
         "backend-directory": backend_folder,
@@ -128,7 +128,7 @@ def command(
         "grpc-port": settings.grpc_port,
         "metrics-address": settings.triton_address,
         "metrics-port": settings.metrics_port,
-        # The engine ends what still runs after drain_s; the server must not leave before it has.
+        # The engine ends running requests after drain_s; the server must wait for that.
         "exit-timeout-secs": math.ceil(drain_s) + EXIT_MARGIN_S,
         "backend-config": "python,stub-timeout-seconds=120",
     }
@@ -145,7 +145,7 @@ def command(
 
 
 def _trace_config(settings: ServeSettings) -> list[str]:
-    """With rate=0 those requests are traced that come with a trace, as the gateway's do, and no others."""
+    """With rate=0 only requests with a trace id are traced, such as the gateway's."""
     if settings.tracing_endpoint is None:
         return []
     url = settings.tracing_endpoint.rstrip("/")
@@ -158,7 +158,7 @@ def _trace_config(settings: ServeSettings) -> list[str]:
 
 def environment(distribution: Distribution, base: Mapping[str, str], jemalloc: bool = False) -> dict[str, str]:
     """The server's environment: its libraries and libpython, and this Python's packages for the Python models.
-    jemalloc: whether memory is allocated with it, where it is installed."""
+    jemalloc: allocates memory with it, if it is installed."""
     libraries = [str(distribution.libraries), str(sysconfig.get_config_var("LIBDIR"))]
     if base.get("LD_LIBRARY_PATH"):
         libraries.append(base["LD_LIBRARY_PATH"])
@@ -176,21 +176,21 @@ def environment(distribution: Distribution, base: Mapping[str, str], jemalloc: b
 
 
 def _preloaded(given: str) -> dict[str, str]:
-    """With jemalloc before what is preloaded already, unless that has another allocator."""
+    """Adds jemalloc to LD_PRELOAD, unless that has another allocator."""
     library = ctypes.util.find_library("jemalloc")
     if library is None or _ALLOCATORS.search(given):
         return {}
     return {"LD_PRELOAD": f"{library} {given}".strip()}
 
 
-# The engine says these when it is loaded: "engine version 1: <model> (<family>, <type>) on GPU 0, sm_90; weights ...".
+# The engine logs these when it is loaded: "engine version 1: <model> (<family>, <type>) on GPU 0, sm_90; weights ...".
 _LOADED = re.compile(r"engine(?:\.(\S+))? version \d+: .*?\) on (.*?; .*)$")
 _CHOSEN = re.compile(r"engine(?:\.(\S+))? version \d+: device = auto is the CPU: (.*)$")
 
 
 def device_of(line: str) -> list[str]:
-    """Where an engine computes and with how much memory, or why on the CPU, if this line of the log says so. Behind the
-    label of its model, where that has one."""
+    """The device and memory of an engine, or why it uses the CPU, if this log line says so. After the label of its
+    model, if there is one."""
     entry = logs.parse(line)
     text = entry.message if entry else ""
     for pattern, why in ((_CHOSEN, "because "), (_LOADED, "")):
@@ -200,12 +200,12 @@ def device_of(line: str) -> list[str]:
 
 
 def on_cpu(devices: Sequence[str]) -> bool:
-    """Whether an engine computes on the CPU. devices: what device_of() found."""
+    """Whether an engine computes on the CPU. devices: results of device_of()."""
     return any(re.match(r"(\S+: )?cpu, ", text) for text in devices)
 
 
 def is_noise(line: str) -> bool:
-    """Whether it is one of the server's remarks on a GPU that this machine does not have."""
+    """Whether the line is a message of the server about a GPU, on a machine without one."""
     entry = logs.parse(line)
     if entry is None or entry.level == "info" or has_gpu():
         return False
@@ -213,8 +213,8 @@ def is_noise(line: str) -> bool:
 
 
 def worth_showing(line: str) -> tuple[str, str] | None:
-    """("warning" or "error", text) of a log line that a person at the terminal should read; None for the rest, which is
-    in the log file. Understands Triton's lines and those of Python's logging."""
+    """("warning" or "error", text) of a log line for the terminal; None for other lines, which only the log file
+    has. Parses lines of Triton and of Python's logging."""
     entry = logs.parse(line)
     if entry is None or entry.level in ("debug", "info") or is_noise(line):
         return None
@@ -222,15 +222,15 @@ def worth_showing(line: str) -> tuple[str, str] | None:
 
 
 def _is_of_table(line: str) -> bool:
-    """Whether it is empty or of one of the server's tables, which list its options and models."""
+    """Whether the line is empty, or part of a table of the server's options or models."""
     return not line.strip() or line.startswith(("|", "+-"))
 
 
 def explain_failure(lines: list[str]) -> list[str]:
-    """The lines of a log that say why a process ended: its errors, else its last lines."""
+    """The lines of a log that explain the end of a process: its errors, else its last lines."""
     found = [shown for line in lines if (shown := worth_showing(line))]
     errors = [text for level, text in found if level == "error"]
-    # That the ensemble cannot be loaded without its parts repeats what was wrong with the part.
+    # An error of the ensemble repeats the error of its part.
     causes = [text for text in errors if not _DEPENDS.search(text)]
     if any(_NO_SUCH_GPU.search(text) for text in causes):
         causes.append(

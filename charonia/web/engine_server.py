@@ -46,7 +46,6 @@ _CODES: dict[type[errors.CharoniaError], int] = {
     errors.UnsupportedError: 501,
     errors.EngineClosedError: 503,
     errors.PendingError: 503,
-    errors.DeviceFailedError: 503,
     errors.DeadlineExceededError: 504,
 }
 
@@ -71,7 +70,6 @@ class _Running:
     session_id: str | None
     results: asyncio.Queue[_engine.Result | ClientError] = field(default_factory=asyncio.Queue)
     handle: int | None = None  # None: not submitted yet
-    begun: bool = False
 
 
 class EngineServer:
@@ -134,10 +132,9 @@ class EngineServer:
                     raise result
                 if result.finish_reason == "error":
                     error = getattr(errors, result.error_class)(result.error)
-                    if isinstance(error, errors.DeviceFailedError):
-                        self._over = f"{error}. Only a new process can use the device: start this one again"
+                    if isinstance(error, errors.EngineClosedError):
+                        self._over = str(error)
                     raise _to_client(error)
-                running.begun = True
                 left -= bool(result.finish_reason)
                 yield await self._response(request, made, result, first=result.index not in echoed)
                 echoed.add(result.index)
@@ -246,13 +243,6 @@ class EngineServer:
         await self.check()
         with _translated():
             self._native.end_session(session_id)
-
-    def abort(self, request_id: str, why: str) -> bool:
-        running = self._active.get(request_id)
-        if running is None or running.begun:
-            return False
-        running.results.put_nowait(Unavailable(why))
-        return True
 
     async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         return self._text.look_up(ids)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from charonia.errors import InvalidRequestError
 from charonia.serve import access, checks, shares
+from charonia.serve.model import prepare_all
 from charonia.serve.models import Served, option_values
-from charonia.serve.prepared import prepare_all
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled
 from charonia.weights import workspace
 
@@ -85,7 +85,6 @@ def serve_elsewhere(
         await asyncio.gather(*(wait_for(name, pool) for name, pool in pools.items()))
 
     async def wait_for(name: str, pool: Pool) -> None:
-        await asyncio.gather(*(endpoint.checked() for endpoint in pool.endpoints))
         if reason := await pool.why_not_ready():
             _say(f"{name} is not ready: {reason}. The page shows this too, and works as soon as Triton is ready")
             while await pool.why_not_ready():
@@ -98,7 +97,7 @@ def serve_elsewhere(
 def _check_before_start(settings: ServeSettings) -> None:
     for warning in misspelled():
         _say(f"warning: {warning}")
-    checks.check_packages(own_triton=False, gateway=True)
+    checks.check_packages(own_triton=False, gateway=True, liveness=False)
     for warning in access.warnings(settings):
         _say(f"warning: {warning}")
     name, port = env_name("host"), env_name("gateway_port")

@@ -164,7 +164,7 @@ class KernelBench {
       }
     }
     store = false, attend = true;
-    const double block_bytes = static_cast<double>(ops_->kv_block_bytes(layout)) / layers;
+    const double block_bytes = static_cast<double>(layout.layer_bytes());
     return {block_bytes * batch * context / kBlockLen, step(0, batch, context - fresh, fresh, rounds)};
   }
 

@@ -205,8 +205,6 @@ const char* error_class(ErrorCode code) {
       return "DeadlineExceededError";
     case ErrorCode::unsupported:
       return "UnsupportedError";
-    case ErrorCode::device_failed:
-      return "DeviceFailedError";
     case ErrorCode::internal:
       break;
   }

@@ -57,7 +57,7 @@ TEST(BlockManager, BlocksGoFromFreeToActiveToCachedAndBack) {
   EXPECT_EQ(matched_tokens(pool, tokens), 0);
 }
 
-TEST(BlockManager, AllocateOfTooManyChangesNothing) {
+TEST(BlockManager, AFailedAllocateChangesNothing) {
   BlockManager pool(3, 2, true);
   std::vector<BlockId> out = {7};
   EXPECT_FALSE(pool.allocate(4, out));
@@ -84,14 +84,14 @@ TEST(BlockManager, MatchFindsTheLongestChainOfFullBlocksWithinMaxTokens) {
   EXPECT_EQ(pool.match(tokens, 3).num_tokens, 0);
 }
 
-TEST(BlockManager, TheSameTokensBehindAnotherPrefixAreAnotherNode) {
+TEST(BlockManager, EqualTokensAfterDifferentPrefixesAreDifferentNodes) {
   BlockManager pool(8, 2, true);
   insert_all(pool, std::vector<TokenId>{1, 1, 5, 5});
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{5, 5}), 0);
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{2, 2, 5, 5}), 0);
 }
 
-TEST(BlockManager, SaltKeepsEqualTokensApart) {
+TEST(BlockManager, EqualTokensWithDifferentSaltsDoNotMatch) {
   BlockManager pool(8, 2, true);
   const auto tokens = numbers(4);
   insert_all(pool, tokens, 1);
@@ -122,23 +122,6 @@ TEST(BlockManager, AnEqualNodeIsReturnedAndTheCopyBecomesFree) {
   pool.retain(first);
   EXPECT_EQ(pool.num_active(), 1);
   pool.check_integrity();
-}
-
-TEST(BlockManager, ForgottenPrefixesAreNotFoundAndTheirBlocksBecomeFree) {
-  BlockManager pool(8, 2, true);
-  const auto used = insert_all(pool, numbers(4)), cached = insert_all(pool, numbers(6, 10));
-  pool.release(cached);
-  pool.forget_prefixes();
-  pool.check_integrity();
-  EXPECT_EQ(pool.num_active(), 2);
-  EXPECT_EQ(pool.num_free(), 6);
-  EXPECT_EQ(matched_tokens(pool, numbers(4)), 0);
-  EXPECT_EQ(matched_tokens(pool, numbers(6, 10)), 0);
-  pool.insert({}, used[0], numbers(2));
-  EXPECT_EQ(matched_tokens(pool, numbers(4)), 2);
-  pool.release(used);
-  pool.check_integrity();
-  EXPECT_EQ(pool.num_free(), 7);
 }
 
 TEST(BlockManager, TheLeastRecentlyUsedChainIsEvictedFromItsEnd) {
@@ -197,7 +180,8 @@ TEST(BlockManager, EvictingAPrefixTakesItsDescendantsOutOfTheIndex) {
   EXPECT_EQ(taken.front(), a[0]);
   EXPECT_EQ(pool.num_free(), 1);
   EXPECT_EQ(matched_tokens(pool, tokens), 0);
-  EXPECT_EQ(pool.insert(second, taken[0], std::span(tokens).last(1)).unique_id, second.unique_id) << "stale parent";
+  EXPECT_EQ(pool.insert(second, taken[0], std::span(tokens).last(1)).unique_id, second.unique_id)
+      << "the parent is stale";
   pool.release(std::span(b).first(2));
   pool.release(taken);
   EXPECT_EQ(pool.num_free(), 4);
@@ -206,21 +190,21 @@ TEST(BlockManager, EvictingAPrefixTakesItsDescendantsOutOfTheIndex) {
 
 std::uint64_t one_bucket(std::uint64_t, std::uint64_t, std::span<const TokenId>) { return 7; }
 
-TEST(BlockManager, EqualHashesAreNoEqualContents) {
+TEST(BlockManager, EqualHashesDoNotMeanEqualContents) {
   BlockManager pool(16, 2, true, one_bucket);
   insert_all(pool, std::vector<TokenId>{1, 2, 3, 4});
   insert_all(pool, std::vector<TokenId>{5, 6, 3, 4});
   insert_all(pool, std::vector<TokenId>{1, 2, 7, 7}, 1);
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 3, 4}), 4);
-  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 4, 3}), 2) << "other tokens";
-  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{3, 4}), 0) << "another parent";
-  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 7, 7}), 2) << "another salt";
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 4, 3}), 2) << "the tokens differ";
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{3, 4}), 0) << "the parent differs";
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 7, 7}), 2) << "the salt differs";
   const auto first = pool.match(std::vector<TokenId>{1, 2, 3, 4}, 4),
              second = pool.match(std::vector<TokenId>{5, 6, 3, 4}, 4);
   EXPECT_NE(first.last().block, second.last().block);
 }
 
-TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
+TEST(BlockManager, PinnedBlocksAreEvictedLast) {
   BlockManager pool(6, 1, true);
   const auto kept = numbers(3, 10), other = numbers(3, 20);
   const auto kept_blocks = insert_all(pool, kept), other_blocks = insert_all(pool, other);
@@ -235,7 +219,7 @@ TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
   EXPECT_EQ(matched_tokens(pool, kept), 3);
   EXPECT_EQ(matched_tokens(pool, other), 0);
   pool.allocate(1, taken);
-  EXPECT_EQ(taken.back(), kept_blocks[2]) << "its end goes first";
+  EXPECT_EQ(taken.back(), kept_blocks[2]) << "the last block of a prefix is evicted first";
   EXPECT_EQ(pool.num_pinned(), 2) << "an evicted block loses its pins";
   EXPECT_EQ(matched_tokens(pool, kept), 2);
   pool.unpin(nodes);
@@ -243,7 +227,7 @@ TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
   pool.check_integrity();
 }
 
-TEST(BlockManager, PinsAreCountedAndOfTheNodeNotTheBlock) {
+TEST(BlockManager, PinsAreCountedAndBelongToTheNodeNotTheBlock) {
   BlockManager pool(2, 1, true);
   const auto first = numbers(1, 10), second = numbers(1, 20);
   auto blocks = insert_all(pool, first);
@@ -261,13 +245,12 @@ TEST(BlockManager, PinsAreCountedAndOfTheNodeNotTheBlock) {
   EXPECT_EQ(node[0].block, old[0].block);
   pool.pin(old);
   pool.unpin(old);
-  EXPECT_EQ(pool.num_pinned(), 0) << "the block holds something else now";
+  EXPECT_EQ(pool.num_pinned(), 0) << "the block has other contents now";
   pool.pin(node);
   pool.unpin(old);
   EXPECT_EQ(pool.num_pinned(), 1);
-  pool.forget_prefixes();
-  EXPECT_EQ(pool.num_pinned(), 0);
   pool.unpin(node);
+  EXPECT_EQ(pool.num_pinned(), 0);
   pool.check_integrity();
 }
 
@@ -287,7 +270,7 @@ TEST(BlockManager, APinKeepsTheAncestorsOfABlock) {
   EXPECT_EQ(matched_tokens(pool, other), 0);
 }
 
-TEST(BlockManager, MemoryIsTakenByTheChunkBeforeAnythingIsEvicted) {
+TEST(BlockManager, MemoryGrowsByChunksBeforeAnyEviction) {
   std::vector<int> commits;
   BlockManager pool(7, 1, true, 2, [&](int n) { commits.push_back(n); });
   EXPECT_EQ(pool.num_committed(), 2);
@@ -304,7 +287,7 @@ TEST(BlockManager, MemoryIsTakenByTheChunkBeforeAnythingIsEvicted) {
   EXPECT_EQ(commits, (std::vector<int>{4, 6, 7}));
   EXPECT_EQ(matched_tokens(pool, tokens), 2);
   EXPECT_TRUE(pool.allocate(1, taken));
-  EXPECT_EQ(matched_tokens(pool, tokens), 1) << "no more blocks are available";
+  EXPECT_EQ(matched_tokens(pool, tokens), 1) << "the pool is full, so a Cached block is evicted";
   EXPECT_FALSE(pool.allocate(2, taken));
   EXPECT_TRUE(pool.allocate(1, taken));
   EXPECT_EQ(pool.num_committed(), 7);
@@ -321,16 +304,16 @@ TEST(BlockManager, WithoutMoreMemoryThePoolKeepsItsSize) {
   std::vector<BlockId> taken;
   EXPECT_THROW(pool.allocate(3, taken), Error);
   EXPECT_TRUE(taken.empty());
-  EXPECT_EQ(pool.num_blocks(), 100) << "that was no lack of memory";
+  EXPECT_EQ(pool.num_blocks(), 100) << "the error was not a lack of memory";
   pool.check_integrity();
   const auto tokens = numbers(3);
   pool.release(insert_all(pool, tokens));
   EXPECT_FALSE(pool.allocate(5, taken));
   EXPECT_EQ(pool.num_blocks(), 4);
   EXPECT_EQ(pool.num_available(), 4);
-  EXPECT_EQ(matched_tokens(pool, tokens), 3) << "nothing was evicted for what could not be given";
+  EXPECT_EQ(matched_tokens(pool, tokens), 3) << "a failed allocation evicts nothing";
   EXPECT_TRUE(pool.allocate(4, taken));
-  EXPECT_EQ(asked, 3) << "memory is not asked for again";
+  EXPECT_EQ(asked, 3) << "the pool does not ask for memory again";
   pool.check_integrity();
 }
 
@@ -352,7 +335,7 @@ TEST(BlockManager, MisuseIsAnError) {
   EXPECT_THROW(pool.insert({}, blocks[0], numbers(2, 5)), Error);
   pool.allocate(1, blocks);
   EXPECT_THROW(pool.insert(node, blocks[1], tokens, 1), Error);
-  EXPECT_THROW(pool.unpin({&node, 1}), Error) << "it has no pin";
+  EXPECT_THROW(pool.unpin({&node, 1}), Error) << "it is not pinned";
   EXPECT_THROW(BlockManager(4, 1, true, 0, [](int) {}), Error);
   EXPECT_THROW(BlockManager(4, 1, true, 2, nullptr), Error);
   EXPECT_THROW(pool.check_integrity(std::vector<std::int32_t>{0, 0, 0}), Error);
@@ -396,7 +379,7 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
     ASSERT_EQ(match.num_tokens, static_cast<std::int32_t>(match.blocks.size()) * length_);
     for (std::size_t i = 0; i < match.blocks.size(); ++i) {
       const auto known = inserted_.find(key_of(user, i + 1));
-      ASSERT_TRUE(known != inserted_.end()) << "matched what was never inserted";
+      ASSERT_TRUE(known != inserted_.end()) << "matched a block that was never inserted";
       ASSERT_EQ(known->second.block, match.blocks[i]);
       const bool is_last = i + 1 == match.blocks.size();
       ASSERT_TRUE(!is_last || known->second.unique_id == match.last().unique_id);

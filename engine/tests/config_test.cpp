@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "charonia/error.h"
+#include "errors.h"
 #include "test_folder.h"
 
 namespace charonia {
@@ -17,14 +18,7 @@ namespace {
 std::string message_of(const Settings& settings) {
   EngineConfig engine;
   ModelConfig model;
-  try {
-    apply_settings(settings, engine, &model);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
+  return charonia::error_of([&] { apply_settings(settings, engine, &model); }, ErrorCode::invalid_argument);
 }
 
 TEST(Config, DefaultsOfTheTableAreThoseOfTheStruct) {
@@ -128,7 +122,7 @@ TEST(Bytes, AreWrittenWithThreeDigits) {
   EXPECT_EQ(bytes_text(std::int64_t{300} << 20), "300 MiB");
 }
 
-TEST(Config, EndIdsAreAListAndMinusOneIsNone) {
+TEST(Config, EndIdsAreAListAndMinusOneMeansNone) {
   EngineConfig engine;
   ModelConfig model;
   apply_settings({{"end_id", "2, 7,32000"}}, engine, &model);
@@ -137,7 +131,7 @@ TEST(Config, EndIdsAreAListAndMinusOneIsNone) {
   EXPECT_TRUE(model.end_ids.empty());
 }
 
-TEST(Config, IniFileIsReadFromItsSectionAlone) {
+TEST(Config, OnlyItsSectionOfTheIniFileIsRead) {
   const auto file = testing::test_folder();
   std::ofstream(file) << "[other]\nhead_num = 1\n[llama]\n# a comment\n; another\nhead_num = 8\n session_len=  99 \n";
   const auto settings = read_config_ini(file);
@@ -150,7 +144,7 @@ TEST(Config, IniFileIsReadFromItsSectionAlone) {
   EXPECT_THROW(read_config_ini(file), Error);
 }
 
-TEST(Config, EnvironmentGivesInferenceParametersOnly) {
+TEST(Config, EnvironmentSetsInferenceParametersOnly) {
   ::setenv("CHARONIA_TOKEN_BUDGET", "77", 1);
   ::setenv("CHARONIA_HEAD_NUM", "3", 1);
   const auto settings = settings_from_environment();

@@ -13,11 +13,10 @@
 #include "charonia/engine.h"
 #include "forwarding_ops.h"
 #include "model/decoder.h"
-#include "model/memory_needs.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
-#include "runtime/step_sizes.h"
+#include "runtime/memory_plan.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 
@@ -74,8 +73,8 @@ class DecoderMemory : public ::testing::Test {
     CountingOps ops(ops::make_cpu_ops(1));
     const model::WeightFiles files(dir_, 1);
     const auto& manifest = files.manifest();
-    const auto needs = model::memory_needs(settings.model, manifest, model::Shard(settings.model, manifest, 0),
-                                           model::sizes_of(ops), limits);
+    const auto needs = runtime::rank_memory("cpu", runtime::rules_of(ops), settings.model, manifest,
+                                            model::Shard(settings.model, manifest, 0), limits);
     const model::Decoder decoder(settings.model, files, ops, limits);
     const auto needed = static_cast<double>(needs.weights);
     EXPECT_NEAR(needed,
@@ -83,13 +82,13 @@ class DecoderMemory : public ::testing::Test {
                     static_cast<double>(ops.allocated + ops.biases - needs.activations),
                 share * needed)
         << model.more;
-    EXPECT_EQ(needs.kv_block, ops.kv_block_bytes(decoder.kv_layout(limits.block_len)));
+    EXPECT_EQ(needs.kv_block, decoder.kv_layout(limits.block_len).block_bytes());
   }
 
   std::filesystem::path dir_;
 };
 
-TEST_F(DecoderMemory, MatchesThePlanForEveryKindOfDecoder) {
+TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
   auto model = even();
   expect_exact(model);
   model.biases = model.tied = true;
@@ -167,7 +166,7 @@ TEST_F(DecoderMemory, AStepReadsTheExpertsOfOneToken) {
   EXPECT_EQ(shared.info().weight_bytes - shared.info().weight_bytes_per_step, not_read);
 }
 
-TEST_F(DecoderMemory, APlanSaysWhatTheEngineHas) {
+TEST_F(DecoderMemory, APlanEqualsTheEngine) {
   auto model = even();
   model.experts = 64;
   write_tiny_workspace(dir_, model);
@@ -193,7 +192,7 @@ TEST_F(DecoderMemory, APlanSaysWhatTheEngineHas) {
   EXPECT_EQ(plan.config.session_len, model.positions);
 }
 
-TEST_F(DecoderMemory, APlanForAMachineThatIsElsewhereTakesItsMemory) {
+TEST_F(DecoderMemory, APlanForAnotherMachineUsesItsMemory) {
   const auto model = even();
   write_tiny_workspace(dir_, model);
   const auto plan = plan_memory(dir_, {{"device", "cuda"}, {"cache_max_entry_count", "0.5"}}, std::int64_t{1} << 30);
@@ -207,7 +206,7 @@ TEST_F(DecoderMemory, APlanForAMachineThatIsElsewhereTakesItsMemory) {
   EXPECT_NE(small.warnings[0].find("the model does not fit"), std::string::npos) << small.warnings[0];
 }
 
-TEST_F(DecoderMemory, TheWholeCacheOrAChunkOfItHasMemoryAtFirst) {
+TEST_F(DecoderMemory, TheCacheOrItsFirstChunkHasMemoryAtStart) {
   write_tiny_workspace(dir_, even());
   const auto chunk = [&](const char* size) {
     auto settings =

@@ -11,7 +11,7 @@
 #include "ops/cpu/make_cpu_ops.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
-#include "runtime/step_sizes.h"
+#include "runtime/memory_plan.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 

@@ -56,8 +56,7 @@ TEST_P(EngineForcedTest, AnswersAreThoseOfOneByOneWhereverTheyEnd) {
 
 TEST_P(EngineForcedTest, StopWordsWithinARunEndTheAnswer) {
   const auto one = engine();
-  Collector whole;
-  one->submit(with_runs(random_request({4, 5}, 28, 3), kVocab, true), whole.callback());
+  Collector whole(*one, with_runs(random_request({4, 5}, 28, 3), kVocab, true));
   const auto text = whole.text();
   ASSERT_EQ(text.size(), 28U - static_cast<std::size_t>(std::ranges::count(whole.tokens(), 0)));
   for (std::size_t at = 0; at + 2 < text.size(); ++at) {
@@ -84,8 +83,7 @@ TEST_P(EngineForcedTest, AnEndTokenWithinARunEndsTheAnswer) {
 // A certain token that is banned, or that would end the answer too early, cannot be sampled either.
 TEST_P(EngineForcedTest, WhatSteersSingleTokensIsKeptToWithinARun) {
   const auto one = engine();
-  Collector whole;
-  one->submit(with_runs(random_request({4, 5}, 28, 3), kVocab, true), whole.callback());
+  Collector whole(*one, with_runs(random_request({4, 5}, 28, 3), kVocab, true));
   const auto tokens = whole.tokens();
   int failed = 0;
   for (std::size_t at = 2; at < 7; ++at) {
@@ -94,8 +92,7 @@ TEST_P(EngineForcedTest, WhatSteersSingleTokensIsKeptToWithinARun) {
     pair.sampling.bad_words = {std::vector<TokenId>{tokens[at - 1], tokens[at]}};
     expect_same(*one, single);
     expect_same(*one, pair);
-    Collector out;
-    one->submit(with_runs(single, kVocab, false), out.callback());
+    Collector out(*one, with_runs(single, kVocab, false));
     failed += out.last().finish_reason == FinishReason::error ? 1 : 0;
     auto early = random_request({4, 5}, 28, 3);
     early.sampling.ignore_eos = false;
@@ -124,8 +121,7 @@ TEST_P(EngineForcedTest, ASessionGoesOnAfterAnAnswerThatEndedWithinARun) {
         auto asked = random_request({static_cast<TokenId>(8 + turn), 9}, max_tokens, 5);
         asked.session_id = one_by_one ? "slow" : "fast";
         if (turn > 0) asked.continuation_ids = {7};
-        Collector out;
-        one->submit(with_runs(asked, kVocab, one_by_one), out.callback());
+        Collector out(*one, with_runs(asked, kVocab, one_by_one));
         answers[one_by_one ? 1 : 0].push_back(out.tokens());
       }
     }
@@ -165,8 +161,7 @@ TEST_P(EngineForcedTest, StepsAreFewerButWhereLogProbabilitiesAreAskedFor) {
   const auto one = engine();
   const auto steps = [&](const Request& asked) {
     const auto before = one->stats().num_steps;
-    Collector out(asked.sampling.n);
-    one->submit(asked, out.callback());
+    Collector out(*one, asked);
     out.wait();
     return one->stats().num_steps - before;
   };

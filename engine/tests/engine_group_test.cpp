@@ -58,8 +58,7 @@ TEST_P(EngineGroupTest, SequenceIHasTheTokensOfTheSeedPlusI) {
       auto several = sampled({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, 30, 50);
       several.sampling.n = 4;
       several.stream = stream;
-      Collector all(4);
-      together->submit(several, all.callback());
+      Collector all(*together, several);
       for (int i = 0; i < 4; ++i) {
         EXPECT_EQ(all.tokens(i), alone(sampled(several.input_ids, 30, 50 + static_cast<std::uint64_t>(i)))) << i;
         EXPECT_EQ(all.last(i).finish_reason, FinishReason::length);
@@ -75,11 +74,10 @@ TEST_P(EngineGroupTest, SequencesShareThePromptAndCountAsOneRequest) {
   const auto together = engine({{"cache_block_seq_len", "4"}});
   auto several = sampled(std::vector<TokenId>(41, 3), 20, 1);
   several.sampling.n = 3;
-  Collector all(3);
-  together->submit(several, all.callback());
+  Collector all(*together, several);
   all.wait();
   EXPECT_EQ(all.last(0).num_cached_tokens, 0);
-  EXPECT_EQ(all.last(1).num_cached_tokens, 40) << "all of the prompt but its last token";
+  EXPECT_EQ(all.last(1).num_cached_tokens, 40) << "all prompt tokens except the last";
   EXPECT_EQ(all.last(2).num_cached_tokens, 40);
   together->check_integrity();
   const auto stats = together->stats();
@@ -114,14 +112,13 @@ TEST_P(EngineGroupTest, BestOfGivesTheBestOnesInTheirOrder) {
     best.sampling.prompt_logprobs = 0;
     best.stream = false;
     const auto together = engine();
-    Collector all(n);
-    together->submit(best, all.callback());
+    Collector all(*together, best);
     for (int i = 0; i < n; ++i) {
       // Without a selection, the order is the order of the seeds.
       const auto& expected = (n == 5 ? by_seed : candidates)[static_cast<std::size_t>(i)];
       EXPECT_EQ(all.tokens(i), expected.tokens) << n << ", " << i;
       EXPECT_DOUBLE_EQ(all.last(i).cumulative_logprob / 12, expected.mean);
-      EXPECT_TRUE(all.logprobs(i).empty()) << "they were not asked for";
+      EXPECT_TRUE(all.logprobs(i).empty()) << "log probabilities were not requested";
       EXPECT_EQ(all.prompt_logprobs(i).size(), i == 0 ? 2U : 0U);
     }
     EXPECT_EQ(std::ssize(all.wait()), n);
@@ -132,8 +129,7 @@ TEST_P(EngineGroupTest, GreedySequencesAreEqual) {
   auto several = request({4, 5, 6}, 10);
   several.sampling.n = 3;
   const auto together = engine();
-  Collector all(3);
-  together->submit(several, all.callback());
+  Collector all(*together, several);
   EXPECT_EQ(all.tokens(1), all.tokens(0));
   EXPECT_EQ(all.tokens(2), all.tokens(0));
   EXPECT_EQ(all.tokens(0), alone(request({4, 5, 6}, 10)));
@@ -151,8 +147,7 @@ TEST_P(EngineGroupTest, CancelEndsAllSequences) {
   EXPECT_TRUE(together->cancel(handle));
   waiting.wait();
   several.id = "mine";
-  Collector named(4);
-  together->submit(several, named.callback());
+  Collector named(*together, several);
   EXPECT_TRUE(together->cancel(std::string_view("mine")));
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(named.last(i).finish_reason, FinishReason::cancelled);
@@ -191,8 +186,7 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
   for (std::size_t length = 1; length < prompt.size(); ++length) {
     auto head = request({prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length)}, 1);
     head.sampling.logprobs = 20;
-    Collector out;
-    reference->submit(head, out.callback());
+    Collector out(*reference, head);
     auto& row = most_likely.emplace_back();
     for (const auto& [id, logprob] : out.last().top_logprobs.at(0)) row[id] = logprob;
   }
@@ -238,8 +232,7 @@ TEST_P(EngineGroupTest, TooManyUnreadRowsEndOnlyTheirRequest) {
   auto asked = request(std::vector<TokenId>(40, 5), 4);
   asked.sampling.prompt_logprobs = 0;
   asked.prompt_logits = true;
-  Collector all;
-  asked_of->submit(asked, all.callback());
+  Collector all(*asked_of, asked);
   const auto row = static_cast<std::int64_t>(rows_of(all.wait()).logits.at(0).size() * sizeof(float));
   asked.max_unread_logits_bytes = 20 * row;
   Collector kept, beside;

@@ -40,8 +40,7 @@ TEST_P(EngineGuideTest, TheTextIsOneOfTheGuideAndEndsWithStop) {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     auto asked = guided(GuideType::regex, "(ab|c){3,5}z");
     asked.sampling.seed = seed;
-    Collector out;
-    one->submit(asked, out.callback());
+    Collector out(*one, asked);
     EXPECT_TRUE(std::regex_match(out.text(), std::regex("(ab|c){3,5}z"))) << out.text();
     EXPECT_EQ(out.last().finish_reason, FinishReason::stop);
     EXPECT_EQ(out.tokens().back(), 0);
@@ -56,23 +55,20 @@ TEST_P(EngineGuideTest, ItWorksWithSeveralSequencesLogprobsStopWordsAndSessions)
   several.sampling.best_of = 4;
   several.sampling.logprobs = 2;
   several.stream = false;
-  Collector all(3);
-  one->submit(several, all.callback());
+  Collector all(*one, several);
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(std::regex_match(all.text(i), std::regex("[a-d]{10,20}z"))) << all.text(i);
     EXPECT_EQ(all.logprobs(i).size(), all.tokens(i).size());
   }
   auto stopped = guided(GuideType::regex, "abcdefg");
   stopped.sampling.stop_words = {"de"};
-  Collector before;
-  one->submit(stopped, before.callback());
+  Collector before(*one, stopped);
   EXPECT_EQ(before.text(), "abc");
   for (const char* const text : {"xyz", "klm"}) {
     auto turn = guided(GuideType::choice, "[\"" + std::string(text) + "\"]");
     turn.session_id = "s";
     turn.continuation_ids = {4, 5};
-    Collector out;
-    one->submit(turn, out.callback());
+    Collector out(*one, turn);
     EXPECT_EQ(out.text(), text);
   }
   one->check_integrity();
@@ -101,8 +97,7 @@ TEST_P(EngineGuideTest, AGuideThatIsWrongEndsItsRequestAndNoOther) {
   one->submit(guided(GuideType::regex, "a(b"), again.callback());
   EXPECT_EQ(again.last().error, wrong.last().error);
   // Nothing of it is a text of this vocabulary.
-  Collector none;
-  one->submit(guided(GuideType::regex, "[0-9]+"), none.callback());
+  Collector none(*one, guided(GuideType::regex, "[0-9]+"));
   EXPECT_EQ(none.last().error_code, ErrorCode::invalid_argument);
   EXPECT_NE(none.last().error.find("allows no token"), std::string::npos) << none.last().error;
   one->check_integrity();
@@ -139,12 +134,10 @@ TEST_P(EngineGuideTest, OthersGoOnWhileAGrammarIsCompiledAndItCanBeCancelled) {
   const auto handle = one->submit(guided(GuideType::ebnf_grammar, slow()), cancelled.callback());
   auto timed = guided(GuideType::ebnf_grammar, slow());
   timed.timeout_ms = 1;
-  Collector late;
-  one->submit(timed, late.callback());
+  Collector late(*one, timed);
   one->submit(request({1, 2}, 50), other.callback());
   EXPECT_EQ(other.tokens().size(), 50U);
-  Collector quick;
-  one->submit(guided(GuideType::regex, "abc"), quick.callback());
+  Collector quick(*one, guided(GuideType::regex, "abc"));
   EXPECT_EQ(quick.text(), "abc");
   EXPECT_FALSE(waiting.ended());
   EXPECT_TRUE(one->cancel(handle));

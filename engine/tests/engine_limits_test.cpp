@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "engine_fixture.h"
-#include "runtime/admission.h"
+#include "runtime/load_tracker.h"
 
 namespace charonia {
 namespace {
@@ -72,8 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Device, EngineLimitsTest, testing::kDevices, testing::d
 TEST_P(EngineLimitsTest, AnEngineThatTakesARequestDoesNotLookIdleDuringTheFirstStep) {
   const auto one = engine({});
   EXPECT_LT(recorder_->requests_at_first_step(), 0);
-  Collector whole;
-  one->submit(request({1, 2, 3}, 2), whole.callback());
+  Collector whole(*one, request({1, 2, 3}, 2));
   EXPECT_EQ(std::ssize(whole.tokens()), 2);
   EXPECT_EQ(recorder_->requests_at_first_step(), 1);
 }
@@ -83,19 +82,16 @@ TEST_P(EngineLimitsTest, MaxTokensMayBeMoreThanTheContextLeavesWhereThatIsAskedF
   const int limit = one->info().config.session_len;
   auto more = request({1, 2, 3}, 1 << 30);
   Collector none;
-  EXPECT_NE(error_of([&] { one->submit(more, none.callback()); }, ErrorCode::invalid_argument).find("do not fit"), std::string::npos);
+  expect_error(ErrorCode::invalid_argument, {"do not fit"}, [&] { one->submit(more, none.callback()); });
   more.fit_max_tokens = true;
-  Collector all;
-  one->submit(more, all.callback());
+  Collector all(*one, more);
   EXPECT_EQ(all.last().finish_reason, FinishReason::length);
   EXPECT_EQ(std::ssize(all.tokens()), limit - 3);
   more.input_ids.assign(static_cast<std::size_t>(limit), 1);
-  EXPECT_NE(error_of([&] { one->submit(more, none.callback()); }, ErrorCode::invalid_argument).find("the prompt does not fit"),
-            std::string::npos);
+  expect_error(ErrorCode::invalid_argument, {"the prompt does not fit"}, [&] { one->submit(more, none.callback()); });
   auto few = request({1, 2, 3}, 2);
   few.fit_max_tokens = true;
-  Collector two;
-  one->submit(few, two.callback());
+  Collector two(*one, few);
   EXPECT_EQ(std::ssize(two.tokens()), 2);
 }
 
@@ -128,13 +124,11 @@ TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
 TEST_P(EngineLimitsTest, TheSettingIsTheDeadlineOfRequestsThatNameNone) {
   lengthen();
   const auto one = engine({{"request_timeout_s", "0.05"}});
-  Collector cut;
-  one->submit(request({1, 2, 3}, 19'000), cut.callback());
+  Collector cut(*one, request({1, 2, 3}, 19'000));
   EXPECT_EQ(cut.last().error_code, ErrorCode::deadline_exceeded);
   auto longer = request({1, 2, 3}, 20);
   longer.timeout_ms = 60'000;
-  Collector whole;
-  one->submit(longer, whole.callback());
+  Collector whole(*one, longer);
   EXPECT_EQ(whole.last().finish_reason, FinishReason::length);
 }
 
@@ -145,8 +139,7 @@ TEST_P(EngineLimitsTest, ADeadlineThatIsAlsoTheQueuesEndsWhatHasBegun) {
     const auto one = engine({{"max_queue_time_s", std::to_string(limit_ms / 1000.0)}});
     auto late = request({1, 2, 3}, 19'000);
     late.timeout_ms = limit_ms;
-    Collector running;
-    one->submit(late, running.callback());
+    Collector running(*one, late);
     if (running.tokens().empty() && limit_ms < 60'000) continue;
     EXPECT_EQ(running.last().error_code, ErrorCode::deadline_exceeded) << running.last().error;
     EXPECT_GT(running.tokens().size(), 0U);
@@ -169,7 +162,7 @@ TEST_P(EngineLimitsTest, AWaitTimeoutErrorHasARetryTime) {
     EXPECT_EQ(waiting.last().error_code, ErrorCode::resource_exhausted);
     EXPECT_NE(waiting.last().error.find("; retry after "), std::string::npos) << waiting.last().error;
     EXPECT_TRUE(waiting.last().error.ends_with(" s"));
-    EXPECT_FALSE(running.ended()) << "what has begun may take its time";
+    EXPECT_FALSE(running.ended()) << "the limit must not end a running request";
     EXPECT_EQ(recorder_->rejected(runtime::Rejection::queue_time), 1);
     one->cancel(handle);
     running.wait();
@@ -211,7 +204,7 @@ TEST_P(EngineLimitsTest, RejectionsAndRequestsAreCountedNotSequences) {
   one->submit(three, several.callback());
   several.wait();
   one.reset();  // the last step is counted after its results
-  EXPECT_EQ(recorder_->of(Metric::request_success, 1), 1) << "length";
+  EXPECT_EQ(recorder_->of(Metric::request_success, 1), 1) << "finish reason: length";
   EXPECT_EQ(recorder_->of(Metric::e2e_request_latency_seconds), 1);
   EXPECT_EQ(recorder_->of(Metric::time_to_first_token_seconds), 1);
   EXPECT_EQ(recorder_->of(Metric::request_queue_time_seconds), 1);
@@ -267,12 +260,12 @@ TEST_P(EngineLimitsTest, AStepTimeLimitSplitsPromptsAndChangesNoToken) {
     fresh->submit(request(prompt, 1), alone.callback());
     EXPECT_EQ(alone.tokens(), tokens.back());
     fresh->shutdown(1000);
-    EXPECT_EQ(recorder_->greatest_observed(Metric::engine_step_tokens), 512) << "without decodes there is no bound";
+    EXPECT_EQ(recorder_->greatest_observed(Metric::engine_step_tokens), 512) << "a step without decodes has no limit";
     recorder_ = std::make_shared<Recorder>();
   }
   EXPECT_EQ(tokens[0], tokens[1]);
   EXPECT_EQ(most_at_once[0], 512);
-  EXPECT_EQ(most_at_once[1], 512 / 16) << "of the budget, to measure; later steps have 16 tokens";
+  EXPECT_EQ(most_at_once[1], 512 / 16) << "the first steps measure with the whole budget; later steps have 16 tokens";
 }
 
 TEST_P(EngineLimitsTest, ANewEngineResetsAllGaugesOfThePreviousEngine) {
@@ -363,8 +356,8 @@ TEST_P(EngineLimitsTest, AShareOfBlocksGetsItsMemoryAsItIsNeeded) {
 TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   EngineConfig config;
   config.max_queue_size = 10;
-  runtime::Admission admission(config);
-  EXPECT_EQ(admission.retry_after_s(), 1) << "nothing is known yet";
+  runtime::LoadTracker admission(config);
+  EXPECT_EQ(admission.retry_after_s(), 1) << "there are no measurements yet";
   runtime::Work work, other;
   ASSERT_FALSE(admission.admit(0, 1000, 1, 300, work));
   admission.step(500, 0, 5.0);  // 100 prompt tokens per second
@@ -403,8 +396,7 @@ TEST_P(EngineLimitsTest, TokensThatTakeNoStepOfTheirOwnAreCounted) {
     asked.sampling.n = n;
     const auto before = recorder_->of(Metric::jump_forward_tokens);
     const auto before_stats = one->stats().jump_forward_tokens;
-    Collector out(n);
-    one->submit(testing::with_runs(asked, 40, one_by_one), out.callback());
+    Collector out(*one, testing::with_runs(asked, 40, one_by_one));
     out.wait();
     EXPECT_EQ(recorder_->of(Metric::jump_forward_tokens) - before, expected) << max_tokens;
     EXPECT_EQ(one->stats().jump_forward_tokens - before_stats, expected) << max_tokens;

@@ -3,18 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "charonia/engine.h"
-#include "engine_support.h"
-#include "runtime/devices.h"
-#include "test_folder.h"
-#include "tiny_workspace.h"
-#include "wrapped_ops.h"
+#include "engine_fixture.h"
 
 namespace charonia {
 namespace {
@@ -22,28 +17,22 @@ namespace {
 using testing::Collector;
 using testing::Faults;
 using testing::request;
-using testing::WrappedOps;
 using testing::write_tiny_workspace;
 
 // With one rank, and with two ranks, which wait for each other within a step.
-class OverlapTest : public ::testing::TestWithParam<int> {
+class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
  protected:
   void SetUp() override {
-    dir_ = testing::test_folder();
+    EngineFixtureBase::SetUp();
     testing::TinyModel model;
     model.ranks = GetParam();
-    write_tiny_workspace(dir_, model);
+    write_tiny_workspace(weights(), model);
   }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
 
   std::unique_ptr<Engine> engine(bool asynchronous, const Settings& settings = {}) {
     faults_ = std::make_shared<Faults>();
-    runtime::wrap_devices_for_tests([=, this](std::unique_ptr<ops::Ops> ops) {
-      return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
-    });
-    auto out = std::make_unique<Engine>(dir_, settings);
-    runtime::wrap_devices_for_tests({});
-    return out;
+    wrap_devices(asynchronous);
+    return EngineFixtureBase::engine(settings);
   }
 
   // Plans do not depend on ranks. So one rank runs every combination. Several ranks, which wait for each other some 50
@@ -51,9 +40,6 @@ class OverlapTest : public ::testing::TestWithParam<int> {
   static bool is_for_these_ranks(std::string_view blocks, std::string_view budget) {
     return GetParam() == 1 || (blocks == "2000") == (budget == "200");
   }
-
-  std::shared_ptr<Faults> faults_;
-  std::filesystem::path dir_;
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
                          [](const auto& info) { return std::to_string(info.param); });
@@ -157,7 +143,7 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
         EXPECT_GT(stats.prefix_hit_tokens, 0);
         EXPECT_EQ(stats.num_preemptions > 0, std::string(blocks) == "30");
         EXPECT_EQ(stats.generation_tokens, expected_tokens)
-            << "what was sampled for sequences that had ended does not count";
+            << "tokens sampled after the end of a sequence must not count";
         EXPECT_EQ(faults_->most_in_flight, 2);
       }
     }
@@ -197,8 +183,7 @@ TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
   overlapping->submit(banned, one.callback());
   one.wait();
   EXPECT_EQ(faults_->most_in_flight, 1);
-  Collector other;
-  overlapping->submit(request({1, 2, 3}, 30), other.callback());
+  Collector other(*overlapping, request({1, 2, 3}, 30));
   other.wait();
   EXPECT_EQ(faults_->most_in_flight, 2);
 }
@@ -211,39 +196,11 @@ TEST_P(OverlapTest, BansReachTheDeviceAscending) {
   banned.sampling.min_tokens = 20;
   banned.sampling.end_ids = {30, 7, 30, 21};
   banned.sampling.bad_words = {{22}, {3, 39}, {9}, {3, 4}, {22}};
-  Collector out;
-  one->submit(banned, out.callback());
+  Collector out(*one, banned);
   const auto tokens = out.tokens();
   EXPECT_GE(tokens.size(), 20U);
   for (const TokenId id : {22, 9}) EXPECT_EQ(std::ranges::count(tokens, id), 0) << id;
   for (const TokenId id : {30, 7, 21}) EXPECT_LE(std::ranges::count(tokens, id), 1) << id << " ends the sequence";
-}
-
-// It is cancelled during the step that samples, whose row is the first to show that its KV is not finite.
-TEST_P(OverlapTest, ARequestThatIsGoneWhenItsLogitsAreNotFiniteLeavesNoPrefix) {
-  constexpr TokenId kPoison = 39;
-  testing::TinyModel broken;
-  broken.ranks = GetParam();
-  int element = 0;
-  broken.change = [&](const std::string& name, float value) {
-    const bool poisoned = name == "tok_embeddings.weight" && element++ / broken.hidden == kPoison;
-    return poisoned ? std::numeric_limits<float>::quiet_NaN() : value;
-  };
-  write_tiny_workspace(dir_, broken);
-  const auto one = engine(true, {{"token_budget", "8"}});
-  const auto poisoned = request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9, 10}, 5);
-  faults_->hold = true;
-  Collector gone, again;
-  const auto handle = one->submit(poisoned, gone.callback());
-  while (faults_->most_in_flight < 2) std::this_thread::yield();
-  EXPECT_TRUE(one->cancel(handle));
-  faults_->hold = false;
-  faults_->hold.notify_all();
-  EXPECT_EQ(gone.last().finish_reason, FinishReason::cancelled);
-  one->submit(poisoned, again.callback());
-  EXPECT_EQ(again.last().finish_reason, FinishReason::error);
-  EXPECT_EQ(again.last().num_cached_tokens, 0);
-  one->check_integrity();
 }
 
 TEST_P(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
@@ -278,63 +235,6 @@ TEST_P(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
   }
   overlapping->check_integrity();
   EXPECT_EQ(overlapping->stats().blocks_active, 0);
-}
-
-TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
-  const auto all = requests(40);
-  const auto expected = outcomes(*engine(false), all);
-  for (const bool asynchronous : {false, true}) {
-    const auto failing = engine(asynchronous, {{"max_batch_size", "4"}, {"token_budget", "40"}});
-    for (const int after : {0, 1, 2, 5, 9, 20}) {
-      for (const bool launch : {false, true}) {
-        SCOPED_TRACE(std::string(asynchronous ? "asynchronous, " : "synchronous, ") + (launch ? "launch" : "step") +
-                     " fails after " + std::to_string(after));
-        (launch ? faults_->launch_in : faults_->collect_in) = after;
-        const auto got = outcomes(*failing, all);
-        std::size_t failed = 0;
-        for (std::size_t i = 0; i < all.size(); ++i) {
-          const auto errors = std::ranges::count(got[i].reasons, FinishReason::error);
-          if (errors > 0 || all[i].sampling.best_of > all[i].sampling.n) {
-            // With best_of, the failed sequences may have been the best.
-            failed += static_cast<std::size_t>(errors);
-          } else {
-            ASSERT_EQ(got[i], expected[i]) << "request " << i;
-          }
-        }
-        std::string errors;  // the errors of the requests
-        for (const auto& one : got) errors += one.errors;
-        SCOPED_TRACE(errors);
-        EXPECT_GE(failed, 1U);
-        // If a rank cannot launch a step, it also aborts the step in flight, in which the others wait for it.
-        EXPECT_LE(failed, 4U * static_cast<unsigned>(GetParam())) << "more than were in a step";
-      }
-    }
-    EXPECT_EQ(outcomes(*failing, all), expected) << "afterwards";
-  }
-}
-
-TEST_P(OverlapTest, BlocksOfAFailedStepAreNotFound) {
-  std::vector<TokenId> prompt;
-  for (TokenId t = 0; t < 21; ++t) prompt.push_back(1 + t % 7);
-  const auto one = request(prompt, 20);
-  const auto expected = outcomes(*engine(false), {one}).front();
-  // The prompt's blocks are indexed when its step is launched, and the next step finds them for the second request.
-  const auto failing = engine(true, {{"token_budget", "21"}, {"step_time_ms", "0"}});
-  // Both arrive while the engine waits for a step; then two consecutive plans have them.
-  Collector before, first, second, third;
-  faults_->hold = true;
-  failing->submit(request({1, 2}, 1), before.callback());
-  while (failing->stats().num_steps == 0) std::this_thread::yield();
-  faults_->collect_in = 0;
-  failing->submit(one, first.callback());
-  failing->submit(one, second.callback());
-  faults_->hold = false;
-  faults_->hold.notify_all();
-  EXPECT_EQ(first.wait().back().finish_reason, FinishReason::error);
-  EXPECT_EQ(second.tokens(), expected.tokens.front());
-  EXPECT_EQ(second.wait().back().num_cached_tokens, 20) << "they were found, and are no longer";
-  failing->submit(one, third.callback());
-  EXPECT_EQ(third.tokens(), expected.tokens.front());
 }
 
 TEST_P(OverlapTest, ShutdownAndDestructionWithAStepInFlight) {

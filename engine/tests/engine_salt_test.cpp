@@ -13,19 +13,19 @@ using testing::request;
 TEST(CacheSaltsTest, ANumberBelongsToOneSaltAndOneClass) {
   runtime::CacheSalts salts;
   EXPECT_EQ(salts.number("", 0), 0U);
-  EXPECT_EQ(salts.number("", 7), 7U) << "without a salt it is the class";
+  EXPECT_EQ(salts.number("", 7), 7U) << "without a salt the number must be the class";
   std::vector<std::uint64_t> numbers;
   for (const auto* const salt : {"a", "b", "1/a", "/a", "0"}) {
     for (const std::uint64_t one : {0U, 1U, 10U}) {
       numbers.push_back(salts.number(salt, one));
       EXPECT_EQ(salts.number(salt, one), numbers.back());
-      EXPECT_GE(numbers.back(), std::uint64_t{1} << 32) << "no class without a salt";
+      EXPECT_GE(numbers.back(), std::uint64_t{1} << 32) << "the number must not be a class";
     }
   }
   std::ranges::sort(numbers);
   EXPECT_TRUE(std::ranges::adjacent_find(numbers) == numbers.end());
   using namespace std::string_literals;
-  EXPECT_NE(salts.number("a\0b"s, 0), salts.number("a\0c"s, 0)) << "any bytes";
+  EXPECT_NE(salts.number("a\0b"s, 0), salts.number("a\0c"s, 0)) << "a salt may have any bytes";
 }
 
 TEST(CacheSaltsTest, TheLeastRecentlyUsedSaltIsForgottenAndNumbersAreNotReused) {
@@ -39,7 +39,7 @@ TEST(CacheSaltsTest, TheLeastRecentlyUsedSaltIsForgottenAndNumbersAreNotReused) 
   const auto again = salts.number("b", 0);
   EXPECT_GT(again, d);
   EXPECT_NE(again, b);
-  EXPECT_GT(salts.number("a", 0), again) << "a was the next to go";
+  EXPECT_GT(salts.number("a", 0), again) << "a must be the next salt to be dropped";
 }
 
 class EngineSaltTest : public testing::EngineFixture {
@@ -50,8 +50,7 @@ class EngineSaltTest : public testing::EngineFixture {
     return out;
   }
   static Result run(Engine& engine, Request one) {
-    Collector out;
-    engine.submit(std::move(one), out.callback());
+    Collector out(engine, std::move(one));
     auto last = out.last();
     last.token_ids = out.tokens();
     engine.check_integrity();
@@ -78,8 +77,7 @@ TEST_P(EngineSaltTest, ChildrenOfAPromptShareItUnderItsSalt) {
   for (const int cached : {0, 40}) {
     auto several = salted("alice");
     several.sampling.n = 3;
-    Collector all(3);
-    one->submit(several, all.callback());
+    Collector all(*one, several);
     all.wait();
     EXPECT_EQ(all.last(0).num_cached_tokens, cached);
     for (const int i : {1, 2}) EXPECT_EQ(all.last(i).num_cached_tokens, 40);

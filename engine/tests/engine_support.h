@@ -14,8 +14,11 @@
 #include <vector>
 
 #include "charonia/engine.h"
+#include "errors.h"
 
 namespace charonia::testing {
+
+using charonia::error_of;
 
 // Greedy, and never ended by an end id.
 inline Request request(std::vector<TokenId> ids, int max_tokens) {
@@ -31,6 +34,10 @@ inline Request request(std::vector<TokenId> ids, int max_tokens) {
 class Collector {
  public:
   explicit Collector(int sequences = 1) : done_(static_cast<std::size_t>(sequences), false) {}
+  // Submits a request and collects its results.
+  Collector(Engine& engine, const Request& request) : Collector(request.sampling.n) {
+    engine.submit(request, callback());
+  }
 
   Engine::Callback callback() {
     return [this](Result&& result) {
@@ -40,7 +47,7 @@ class Collector {
         ADD_FAILURE() << "a result of sequence " << index;
         return;
       }
-      EXPECT_FALSE(done_[index]) << "a result came after the last";
+      EXPECT_FALSE(done_[index]) << "a result came after the last one";
       done_[index] = result.finish_reason != FinishReason::none;
       results_.push_back(std::move(result));
       changed_.notify_all();
@@ -102,17 +109,6 @@ class Collector {
   std::vector<Result> results_;
   std::vector<bool> done_;  // by sequence
 };
-
-inline std::string error_of(const std::function<void()>& call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
 
 // Allows a token if `allowed` returns true.
 class MaskOf : public TokenMaskProvider {

@@ -35,7 +35,6 @@ class ForwardingOps : public ops::Ops {
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
     return to_->make_embedding(table, weight);
   }
-  std::size_t kv_block_bytes(const ops::KvLayout& layout) const override { return to_->kv_block_bytes(layout); }
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks,
                                               int committed = -1) override {
     return to_->make_kv_cache(layout, num_blocks, committed);
@@ -105,7 +104,6 @@ class ForwardingOps : public ops::Ops {
   void all_reduce(const ops::Tensor& tensor) override { to_->all_reduce(tensor); }
   void all_gather(const ops::Tensor& out, const ops::Tensor& in) override { to_->all_gather(out, in); }
   void abort_collectives(std::string_view why) noexcept override { to_->abort_collectives(why); }
-  void resume_collectives() override { to_->resume_collectives(); }
 
  private:
   std::unique_ptr<ops::Ops> to_;

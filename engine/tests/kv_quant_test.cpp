@@ -52,7 +52,7 @@ std::vector<std::vector<float>> heads(Random& random) {
   return out;
 }
 
-TEST(KvQuant, GivesTheIntegersThatItsWordsSay) {
+TEST(KvQuant, EqualsTheDocumentedIntegers) {
   Random random(70);
   for (const auto& x : heads(random)) {
     for (const int bits : {8, 4}) {
@@ -83,14 +83,14 @@ TEST(KvQuant, TheErrorIsWithinHalfAStepPlusRoundingOfScaleAndZero) {
   }
 }
 
-TEST(KvQuant, RoundsToEvenAndKeepsToItsRange) {
+TEST(KvQuant, RoundsToEvenWithinItsRange) {
   EXPECT_EQ(kv_quantise(0.5F, 1, 0, 8), 0);
   EXPECT_EQ(kv_quantise(1.5F, 1, 0, 8), 2);
   EXPECT_EQ(kv_quantise(2.5F, 1, 0, 8), 2);
   EXPECT_EQ(kv_quantise(-3, 1, 0, 8), 0);
   EXPECT_EQ(kv_quantise(300, 1, 0, 8), 255);
   EXPECT_EQ(kv_quantise(300, 1, 0, 4), 15);
-  EXPECT_EQ(kv_quantise(7, 0, 5, 8), 0) << "a scale of 0";
+  EXPECT_EQ(kv_quantise(7, 0, 5, 8), 0) << "the scale is 0";
   EXPECT_EQ(kv_quantise(7, 0, kNaN, 8), 0);
   for (int packed = 0; packed < 256; ++packed) {
     const auto byte = static_cast<std::uint8_t>(packed);
@@ -99,14 +99,14 @@ TEST(KvQuant, RoundsToEvenAndKeepsToItsRange) {
   EXPECT_EQ(kv_pack(3, 12), 0xc3);
 }
 
-TEST(KvQuant, AHeadOfEqualElementsComesBackAsTheirHalfPrecision) {
+TEST(KvQuant, AHeadOfEqualElementsIsRoundedToHalfPrecision) {
   for (const float x : {0.0F, -0.0F, 1.0F, -2.5F, 0.1F, 1e-9F}) {
     const auto got = quantised({x, x, x, x}, 8);
     EXPECT_EQ(got.scale, 0);
     EXPECT_EQ(got.q[3], 0);
     EXPECT_EQ(got.value(0), rounded(DType::f16, static_cast<double>(x)));
   }
-  EXPECT_EQ(quantised({-0.0F, 0.0F}, 4).zero, 0) << "one zero alone is stored";
+  EXPECT_EQ(quantised({-0.0F, 0.0F}, 4).zero, 0) << "-0 and 0 must have one zero";
 }
 
 TEST(KvQuant, ValuesThatAreNotFiniteGiveNan) {
@@ -123,7 +123,7 @@ TEST(KvQuant, ValuesThatAreNotFiniteGiveNan) {
 class KvQuantKernels : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Isa, KvQuantKernels, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
-TEST_P(KvQuantKernels, EqualTheHeaderBitByBit) {
+TEST_P(KvQuantKernels, KernelsEqualTheHeaderBitByBit) {
   const auto& kernels = *cpu::instruction_set(GetParam()).kernels;
   Random random(72);
   auto all = heads(random);

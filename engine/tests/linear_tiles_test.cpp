@@ -105,7 +105,7 @@ TEST(LinearTilesTest, equals_a_product_in_double) {
   }
 }
 
-TEST(LinearTilesTest, every_element_is_summed_in_steps_of_32_in_the_documented_order) {
+TEST(LinearTilesTest, elements_are_summed_in_the_documented_order) {
   Random random(22);
   for (int trial = 0; trial < 24; ++trial) {
     const auto p = random_gemm(random, uniform(random, 1, cpu::kRowBlock));

@@ -30,7 +30,7 @@ void expect_refused(const Settings& more, const std::string& named) {
   EXPECT_NE(message.find(named), std::string::npos) << named << ": " << message;
 }
 
-TEST(ModelCheck, AttributesThatGoTogetherAreAccepted) {
+TEST(ModelCheck, ConsistentAttributesAreAccepted) {
   EXPECT_EQ(refusal({}), "");
   EXPECT_EQ(refusal({{"layer_rotary", "rn"}}), "");
   EXPECT_EQ(refusal({{"q_scale_beta", "0.1"}, {"q_scale_length", "16"}}), "");
@@ -39,7 +39,7 @@ TEST(ModelCheck, AttributesThatGoTogetherAreAccepted) {
   EXPECT_EQ(refusal({{"layer_norm", "1"}, {"parallel_block", "1"}, {"rotary_interleaved", "1"}}), "");
 }
 
-TEST(ModelCheck, AttributesThatDoNotGoTogetherAreRefusedByName) {
+TEST(ModelCheck, InconsistentAttributesAreRejectedByName) {
   expect_refused({{"layer_rotary", "r"}}, "layer_rotary has 1 letters for num_layer = 2");
   expect_refused({{"layer_rotary", "rn"}, {"rotary_embedding", "0"}}, "layer_rotary = rn");
   expect_refused({{"rotary_interleaved", "1"}, {"rotary_embedding", "0"}}, "rotary_interleaved = 1");

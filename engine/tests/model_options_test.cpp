@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "errors.h"
 
 namespace charonia::triton {
 namespace {
@@ -42,14 +43,7 @@ TEST(ModelOptions, AParameterDeviceStandsWithKindModelAndBesideItsOwnKind) {
 }
 
 void expect_refused(const std::string& group, const std::string& parameters, const std::string& named) {
-  try {
-    read(group, parameters);
-    ADD_FAILURE() << group << " with " << parameters << " was taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("KIND_MODEL"), std::string::npos) << error.what();  // the remedy
-  }
+  expect_error(ErrorCode::invalid_argument, {named, "KIND_MODEL"}, [&] { read(group, parameters); });
 }
 
 TEST(ModelOptions, AnotherDeviceInTheSameFileIsRefusedWithTheRemedy) {

@@ -36,12 +36,11 @@ Request sampled(std::uint64_t seed, int max_tokens = 30) {
 }
 
 std::vector<TokenId> tokens_of(Engine& engine, Request one) {
-  Collector out;
-  engine.submit(std::move(one), out.callback());
+  Collector out(engine, std::move(one));
   return out.tokens();
 }
 
-TEST_F(NullDeviceTest, SaysThatItsAnswersMeanNothing) {
+TEST_F(NullDeviceTest, WarnsThatItsAnswersAreMeaningless) {
   const auto null = null_engine();
   EXPECT_EQ(null->info().device, "null");
   EXPECT_EQ(null->info().weight_bytes, 0);
@@ -50,17 +49,16 @@ TEST_F(NullDeviceTest, SaysThatItsAnswersMeanNothing) {
   EXPECT_EQ(plan_memory(weights(), {{"device", "null"}}).num_blocks, null->info().num_blocks);
 }
 
-TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
+TEST_F(NullDeviceTest, TokensDependOnSeedAndPosition) {
   const auto null = null_engine();
   auto ends = sampled(7);
   ends.sampling.ignore_eos = false;
-  Collector out;
-  null->submit(ends, out.callback());
+  Collector out(*null, ends);
   const auto first = out.tokens();
   EXPECT_EQ(first.size(), 30U);
   EXPECT_EQ(out.last().finish_reason, FinishReason::length);
   EXPECT_EQ(out.text().size(), 30U);
-  EXPECT_EQ(std::ranges::count(first, 0), 0) << "the end id";
+  EXPECT_EQ(std::ranges::count(first, 0), 0) << "the end id must not be sampled";
   EXPECT_GT(std::set(first.begin(), first.end()).size(), 5U);
   EXPECT_EQ(tokens_of(*null, sampled(7)), first);
   EXPECT_NE(tokens_of(*null, sampled(8)), first);
@@ -69,8 +67,7 @@ TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
 
   auto several = sampled(7);
   several.sampling.n = 3;
-  Collector all(3);
-  null->submit(several, all.callback());
+  Collector all(*null, several);
   EXPECT_EQ(all.tokens(0), first);
   for (const int i : {1, 2}) EXPECT_EQ(all.tokens(i), tokens_of(*null, sampled(7 + static_cast<std::uint64_t>(i))));
   EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)),
@@ -85,13 +82,12 @@ TEST_F(NullDeviceTest, RanksGiveTheSameTokens) {
   EXPECT_EQ(tokens_of(*null_engine({{"tensor_para_size", "2"}}), sampled(7)), first);
 }
 
-TEST_F(NullDeviceTest, LogProbabilitiesAreThoseOfADistribution) {
+TEST_F(NullDeviceTest, LogProbabilitiesFormADistribution) {
   const auto null = null_engine();
   auto one = sampled(7, 10);
   one.sampling.logprobs = 20;
   one.sampling.prompt_logprobs = 1;
-  Collector out;
-  null->submit(one, out.callback());
+  Collector out(*null, one);
   const auto tokens = out.tokens();
   EXPECT_EQ(tokens, tokens_of(*null, sampled(7, 10)));
   EXPECT_EQ(out.prompt_logprobs().size(), 2U);
@@ -147,7 +143,7 @@ TEST_F(NullDeviceTest, StepsTakeTheirTime) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(100));
 }
 
-TEST_F(NullDeviceTest, SettingsThatMakeNoSenseWithItAreRefused) {
+TEST_F(NullDeviceTest, SettingsThatDoNotApplyAreRejected) {
   const auto refused = [&](const Settings& settings) {
     return error_of([&] { engine(settings); }, ErrorCode::invalid_argument);
   };
@@ -158,7 +154,7 @@ TEST_F(NullDeviceTest, SettingsThatMakeNoSenseWithItAreRefused) {
             std::string::npos);
 }
 
-TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
+TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndEqualTokens) {
   const auto null = null_engine({{"null_step_ms", "1"},
                                  {"stream_interval_ms", "2"},
                                  {"stream_interval_per_stream_ms", "100000"},
@@ -171,7 +167,7 @@ TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     EXPECT_EQ(out[i].tokens(), tokens_of(*null, sampled(i, 40)));
-    EXPECT_LE(out[i].wait().size(), 2U) << "the first and the last";
+    EXPECT_LE(out[i].wait().size(), 2U) << "only the first and the last result";
   }
 }
 
@@ -181,14 +177,12 @@ TEST_F(NullDeviceTest, BlocksPrefixesAndSessionsAreReal) {
     auto one = request(ids, 8);
     one.session_id = "a";
     one.continuation_ids = std::move(ids);
-    Collector out;
-    null->submit(std::move(one), out.callback());
+    Collector out(*null, std::move(one));
     return out.last();
   };
   EXPECT_EQ(turn(std::vector<TokenId>(13, 5)).num_session_tokens, 0);
   EXPECT_GT(turn({6, 7}).num_session_tokens, 13);
-  Collector cached;
-  null->submit(request(std::vector<TokenId>(13, 5), 2), cached.callback());
+  Collector cached(*null, request(std::vector<TokenId>(13, 5), 2));
   EXPECT_EQ(cached.last().num_cached_tokens, 12);
   null->end_session("a");
   null->check_integrity();

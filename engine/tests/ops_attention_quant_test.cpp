@@ -22,7 +22,7 @@ Shape with_bits(Shape shape, int bits) {
   return shape;
 }
 
-TEST_P(QuantisedAttentionTest, equals_attention_in_double_over_what_the_integers_say) {
+TEST_P(QuantisedAttentionTest, equals_attention_in_double_of_the_dequantised_values) {
   Random random(60);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
     const auto shape = with_bits(random_shape(random), trial % 2 == 0 ? 8 : 4);
@@ -52,7 +52,7 @@ TEST_P(QuantisedAttentionTest, equals_it_in_every_variant) {
 }
 
 // The rows of a prefill also attend to each other through the integers.
-TEST_P(QuantisedAttentionTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
+TEST_P(QuantisedAttentionTest, bits_do_not_depend_on_chunks_batch_or_threads) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(62);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
@@ -67,7 +67,7 @@ TEST_P(QuantisedAttentionTest, neither_chunks_nor_batch_nor_threads_change_a_bit
   }
 }
 
-TEST_P(QuantisedAttentionTest, a_head_that_is_not_finite_is_seen_by_its_own_sequence_alone) {
+TEST_P(QuantisedAttentionTest, a_head_that_is_not_finite_affects_only_its_own_sequence) {
   Random random(63);
   for (const int bits : {8, 4}) {
     for (const float odd : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -93,9 +93,9 @@ TEST_P(QuantisedAttentionTest, a_head_that_is_not_finite_is_seen_by_its_own_sequ
   }
 }
 
-TEST_P(QuantisedAttentionTest, a_block_takes_what_its_documentation_says) {
+TEST_P(QuantisedAttentionTest, a_block_has_the_documented_size) {
   const auto ops = make_ops(GetParam(), 1);
-  const auto bytes = [&](int bits) { return ops->kv_block_bytes({32, 8, 128, 64, DType::bf16, bits}); };
+  const auto bytes = [](int bits) { return KvLayout{32, 8, 128, 64, DType::bf16, bits}.block_bytes(); };
   EXPECT_EQ(bytes(0), std::size_t{32} * 8 * 64 * 2 * 256);
   EXPECT_EQ(bytes(8), std::size_t{32} * 8 * 64 * 2 * (128 + 4));
   EXPECT_EQ(bytes(4), std::size_t{32} * 8 * 64 * 2 * (64 + 4));

@@ -49,7 +49,7 @@ TEST_P(AttentionTest, equals_attention_in_double) {
   }
 }
 
-TEST_P(AttentionTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
+TEST_P(AttentionTest, bits_do_not_depend_on_chunks_batch_or_threads) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(5);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
@@ -139,7 +139,7 @@ TEST_P(AttentionTest, earlier_contents_of_a_block_change_no_bit) {
   }
 }
 
-TEST_P(AttentionTest, a_block_table_that_is_too_short_is_refused) {
+TEST_P(AttentionTest, a_block_table_that_is_too_short_is_rejected) {
   Random random(6);
   const auto ops = make_ops(GetParam(), 1);
   World world(random, *ops, {2, 1, 16, 4, DType::f32}, {9});
@@ -148,9 +148,9 @@ TEST_P(AttentionTest, a_block_table_that_is_too_short_is_refused) {
   EXPECT_THROW(world.step(*ops, *cache, {{0, 0, 9}}, DType::f32), Error);
 }
 
-TEST_P(AttentionTest, a_block_takes_what_its_documentation_says) {
+TEST(KvLayoutTest, a_block_has_the_documented_size) {
   // Llama-2-7B in half precision: 64 MiB for a block of 128 tokens.
-  EXPECT_EQ(make_ops(GetParam(), 1)->kv_block_bytes({32, 32, 128, 128, DType::f16}), std::size_t{64} << 20);
+  EXPECT_EQ((KvLayout{32, 32, 128, 128, DType::f16}.block_bytes()), std::size_t{64} << 20);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ TEST_P(AttentionVariantsTest, without_a_table_nothing_is_rotated) {
   }
 }
 
-TEST_P(AttentionVariantsTest, a_row_may_be_turned_by_another_row_of_the_table) {
+TEST_P(AttentionVariantsTest, a_row_may_be_rotated_by_another_row_of_the_table) {
   Random random(42);
   for (int trial = 0; trial < trials(GetParam(), 6); ++trial) {
     expect_reference(random, GetParam(),
@@ -53,7 +53,7 @@ TEST_P(AttentionVariantsTest, heads_are_normalised_before_and_scaled_after_the_r
   }
 }
 
-TEST_P(AttentionVariantsTest, pairs_may_be_neighbours) {
+TEST_P(AttentionVariantsTest, pairs_may_be_interleaved) {
   Random random(50);
   for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
     const auto shape = random_head(random);
@@ -79,7 +79,7 @@ TEST_P(AttentionVariantsTest, a_norm_may_come_after_the_rotation_or_be_of_all_he
   }
 }
 
-TEST_P(AttentionVariantsTest, a_query_sees_its_window) {
+TEST_P(AttentionVariantsTest, a_query_attends_to_its_window) {
   Random random(44);
   for (int trial = 0; trial < trials(GetParam(), 20); ++trial) {
     const auto shape = random_head(random);
@@ -101,7 +101,7 @@ TEST_P(AttentionVariantsTest, scores_are_capped) {
   }
 }
 
-TEST_P(AttentionVariantsTest, slopes_make_far_keys_lighter) {
+TEST_P(AttentionVariantsTest, slopes_lower_the_scores_of_far_keys) {
   Random random(46);
   for (int trial = 0; trial < trials(GetParam(), 10); ++trial) {
     expect_reference(random, GetParam(),
@@ -112,7 +112,7 @@ TEST_P(AttentionVariantsTest, slopes_make_far_keys_lighter) {
 }
 
 // All variants together or some of them: one prefill with one thread, compared with chunks and decodes in batches.
-TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
+TEST_P(AttentionVariantsTest, bits_do_not_depend_on_chunks_batch_or_threads) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(47);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);

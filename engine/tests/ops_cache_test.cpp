@@ -109,8 +109,8 @@ TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_p
     const Copies chain = {{3, 0}, {0, 6}, {5, 0}, {2, 2}};
     EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, chain), of_a));
     EXPECT_TRUE(same(blocks.step(0, probe, Blocks::kLen - 1, {}), of_b));
-    EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the original stays";
-    EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the original stays";
+    EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the source block must not change";
+    EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the source block must not change";
 
     // A copy is independent: writing to it does not change the original.
     blocks.step(6, b, 0, {});
@@ -119,7 +119,7 @@ TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_p
   }
 }
 
-TEST_P(CacheTest, a_block_that_is_not_there_is_not_copied) {
+TEST_P(CacheTest, a_missing_block_is_not_copied) {
   const auto ops = make(1);
   Blocks blocks(*ops, DType::f32, bits());
   const std::vector<std::int32_t> ids = {0};
@@ -138,7 +138,7 @@ TEST_P(CacheTest, a_block_that_is_not_there_is_not_copied) {
   }
 }
 
-TEST_P(CacheTest, committed_blocks_keep_what_they_hold) {
+TEST_P(CacheTest, committed_blocks_keep_their_contents) {
   Random random(33);
   const auto ops = make(1);
   Blocks blocks(*ops, DType::bf16, bits(), 1), whole(*ops, DType::bf16, bits());

@@ -175,7 +175,7 @@ struct Layer {
     ops.experts(out.slice(begin, end), rows.slice(begin, end), logits.slice(begin, end), experts, choice, activation,
                 scratch->data(), extra);
     ops.download(behind.data(), scratch->as<std::byte>() + bytes, kBehind);
-    EXPECT_EQ(behind, mark) << "something was written behind the scratch memory";
+    EXPECT_EQ(behind, mark) << "the kernel wrote beyond the scratch memory";
     return out.host();
   }
   Matrix bias_matrix() const {
@@ -337,7 +337,7 @@ TEST_P(ExpertsTest, with_any_router_a_row_alone_equals_the_row_in_any_batch_bit_
 }
 
 // Few rows per expert, many rows, and more rows than are processed together use different kernels.
-TEST_P(ExpertsTest, a_row_has_the_same_bits_however_many_rows_its_experts_have) {
+TEST_P(ExpertsTest, the_bits_of_a_row_do_not_depend_on_the_rows_of_its_experts) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(64);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
@@ -358,7 +358,7 @@ TEST_P(ExpertsTest, a_row_has_the_same_bits_however_many_rows_its_experts_have) 
   }
 }
 
-TEST_P(ExpertsTest, an_expert_that_no_row_chooses_is_not_looked_at) {
+TEST_P(ExpertsTest, the_weights_of_unselected_experts_are_not_read) {
   Random random(62);
   const auto ops = make_ops(GetParam(), 2);
   Layer layer(random, DType::f32, 5, 48, 40, {.top_k = 2}, Activation::silu);
@@ -401,7 +401,7 @@ TEST_P(ExpertsTest, mismatched_shapes_are_rejected) {
   EXPECT_TRUE(refused(in, router, 0));
   EXPECT_TRUE(refused(in, router, 4));
   EXPECT_TRUE(refused(in, router, 2, 2, 1)) << "3 experts make no 2 groups";
-  EXPECT_TRUE(refused(in, router, 2, 3, 2)) << "a group of one expert";
+  EXPECT_TRUE(refused(in, router, 2, 3, 2)) << "a group has only one expert";
   EXPECT_TRUE(refused(in, router, 2, 1, 0));
   EXPECT_FALSE(refused(in, router, 2, 1, 1));
   EXPECT_TRUE(refused(in, router, 2, 0, 0, 15));

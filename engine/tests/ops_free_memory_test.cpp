@@ -8,6 +8,7 @@
 
 #include "base/huge_memory.h"
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops_support.h"
 
 namespace charonia::ops::cpu {
@@ -78,32 +79,23 @@ TEST_F(FreeMemoryTest, a_group_over_its_limit_has_nothing_left) {
 
 TEST_F(FreeMemoryTest, without_meminfo_the_error_names_the_file) {
   fs::remove(root_ / "proc/meminfo");
-  try {
-    free();
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("meminfo"), std::string::npos);
-  }
+  expect_error({"meminfo"}, [&] { free(); });
 }
 
-TEST(FreeMemoryHereTest, this_machine_has_some) { EXPECT_GT(make_ops("", 1)->free_memory(), std::size_t{1} << 20); }
+TEST(FreeMemoryHereTest, this_machine_has_free_memory) {
+  EXPECT_GT(make_ops("", 1)->free_memory(), std::size_t{1} << 20);
+}
 
-TEST(CommitBlocksTest, more_blocks_than_there_is_memory_for_are_refused_with_the_numbers) {
+TEST(CommitBlocksTest, too_many_blocks_for_the_memory_are_rejected_with_the_numbers) {
   const auto ops = make_ops("", 1);
   const KvLayout layout{.num_layers = 4, .kv_heads = 2, .head_dim = 128, .block_len = 1024, .dtype = DType::f32};
-  const auto block_bytes = ops->kv_block_bytes(layout);
+  const auto block_bytes = layout.block_bytes();
   const auto count = static_cast<int>(2 * ops->free_memory() / block_bytes);
   EXPECT_THROW(ops->make_kv_cache(layout, count), Error);
   const auto cache = ops->make_kv_cache(layout, count, 4);
-  try {
-    ops->commit_blocks(*cache, count);
-    FAIL() << count << " blocks of " << block_bytes << " bytes";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    const std::string text = error.what();
-    EXPECT_NE(text.find(std::to_string(block_bytes * static_cast<std::size_t>(count))), std::string::npos) << text;
-    EXPECT_NE(text.find("cache_max_entry_count"), std::string::npos) << text;
-  }
+  const auto bytes = std::to_string(block_bytes * static_cast<std::size_t>(count));
+  expect_error(ErrorCode::resource_exhausted, {bytes, "cache_max_entry_count"},
+               [&] { ops->commit_blocks(*cache, count); });
   ops->commit_blocks(*cache, 4);
   EXPECT_THROW(ops->commit_blocks(*cache, count + 1), Error);
   EXPECT_THROW(ops->commit_blocks(*cache, -1), Error);

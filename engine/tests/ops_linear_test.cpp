@@ -158,7 +158,7 @@ TEST_P(LinearTest, a_row_alone_equals_the_row_among_more_than_are_multiplied_at_
   for (int r = 0; r < kRows; r += 7) ASSERT_TRUE(batch.same_bits(r, alone, r)) << "row " << r;
 }
 
-TEST_P(LinearTest, shapes_that_do_not_fit_are_refused) {
+TEST_P(LinearTest, shapes_that_do_not_fit_are_rejected) {
   Random random(3);
   const auto ops = make_ops(GetParam(), 1);
   const auto a = Matrix::random(random, DType::f32, 4, 8), b = Matrix::random(random, DType::f32, 4, 9);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops_support.h"
 
 namespace charonia::ops {
@@ -166,7 +167,7 @@ TEST_P(RowsTest, rms_norm_scales_the_delta_and_has_variants_of_the_norm) {
   }
 }
 
-TEST_P(RowsTest, qk_squares_are_those_of_q_and_of_k_alone) {
+TEST_P(RowsTest, qk_squares_are_of_q_and_k_only) {
   Random random(23);
   const auto ops = make_ops(GetParam(), 3), one = make_ops(GetParam(), 1);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
@@ -189,7 +190,7 @@ TEST_P(RowsTest, qk_squares_are_those_of_q_and_of_k_alone) {
   }
 }
 
-TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
+TEST_P(RowsTest, silu_mul_is_correct_far_from_zero) {
   Random random(8);
   const auto ops = make_ops(GetParam(), 2);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
@@ -215,7 +216,7 @@ TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
   }
 }
 
-TEST_P(RowsTest, gelu_tanh_gates_also_far_from_zero) {
+TEST_P(RowsTest, gelu_tanh_is_correct_far_from_zero) {
   Random random(19);
   const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
   for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
@@ -270,11 +271,11 @@ TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
     one->scale_logits(alone.slice(r, r + 1), scale, cap);
     const auto single = alone.host();
     ASSERT_TRUE(single.same_bits(r, out, r)) << "row " << r << " alone";
-    ASSERT_TRUE(rows == 1 || single.same_bits(0, in, 0)) << "only the rows of the tensor change";
+    ASSERT_TRUE(rows == 1 || single.same_bits(0, in, 0)) << "only the tensor's own rows may change";
   }
 }
 
-TEST_P(RowsTest, embed_scales_what_it_gives) {
+TEST_P(RowsTest, embed_scales_its_output) {
   Random random(21);
   const auto ops = make_ops(GetParam(), 2);
   for (const auto weight : kWeightTypes) {
@@ -324,7 +325,7 @@ TEST_P(RowsTest, embed_gives_the_table_s_rows_in_the_weight_type) {
   }
 }
 
-TEST_P(RowsTest, gather_takes_the_rows_that_are_named) {
+TEST_P(RowsTest, gather_copies_the_given_rows) {
   Random random(13);
   const auto ops = make_ops(GetParam(), 1);
   const std::vector<std::int32_t> ids(20, 0), rows = {0, 7, 8, 19};
@@ -342,7 +343,7 @@ TEST_P(RowsTest, gather_takes_the_rows_that_are_named) {
   }
 }
 
-TEST_P(RowsTest, a_token_that_the_step_before_sampled_is_embedded_unseen) {
+TEST_P(RowsTest, a_pending_token_of_the_previous_step_is_embedded) {
   Random random(17);
   const auto ops = make_ops(GetParam(), 2);
   constexpr int kVocab = 50, kHidden = 24;
@@ -389,7 +390,7 @@ TEST_P(RowsTest, references_of_a_step_must_be_valid) {
   EXPECT_THROW(
       ops->begin_step({.ids = ids, .attention = {starts, positions, table, 2}, .logits_rows = {}, .sample = {}}),
       Error);
-  EXPECT_THROW(ops->run_step([](const StepShape&) {}), Error) << "no step was begun";
+  EXPECT_THROW(ops->run_step([](const StepShape&) {}), Error) << "begin_step() was not called";
 }
 
 TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
@@ -398,22 +399,17 @@ TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
                                   fourth = {3};
   const std::vector<SampleRow> samples(2);
   const auto refused = [&](const StepInput& input, std::string_view why) {
-    try {
-      ops->begin_step(input);
-      ADD_FAILURE() << "taken: " << why;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::internal);
-      EXPECT_NE(std::string_view(error.what()).find(why), std::string_view::npos) << error.what();
-    }
+    expect_error(ErrorCode::internal, {why}, [&] { ops->begin_step(input); });
   };
   const auto nothing = [](const StepShape&) {};
-  refused({.ids = one, .attention = {}, .logits_rows = {}, .sample = {}}, "not prepared");
+  refused({.ids = one, .attention = {}, .logits_rows = {}, .sample = {}}, "prepare() was not called");
   for (const StepLimits& limits : {StepLimits{0, 1, 1}, StepLimits{1, 0, 1}, StepLimits{1, 1, 0}}) {
     EXPECT_THROW(ops->prepare(limits, nothing), Error);
   }
   ops->prepare({.max_rows = 1, .max_sequences = 1, .max_positions = 3}, nothing);
   refused({.ids = two, .attention = {}, .logits_rows = {}, .sample = {}}, "2 rows");
-  refused({.ids = one, .attention = {starts, fourth, table, 1}, .logits_rows = {}, .sample = {}}, "position 3 of 3");
+  refused({.ids = one, .attention = {starts, fourth, table, 1}, .logits_rows = {}, .sample = {}},
+          "position 3 is not below the maximum of 3");
   run_prepared_step(*ops, {.ids = one, .attention = {starts, third, table, 1}, .logits_rows = {}, .sample = {}}, [] {});
   ops->prepare({.max_rows = 2, .max_sequences = 1, .max_positions = 3}, nothing);
   refused({.ids = two, .attention = {}, .logits_rows = rows, .sample = samples}, "2 rows of logits");

@@ -91,7 +91,7 @@ double log_softmax(const Matrix& logits, std::int64_t row, std::int32_t token) {
 }
 
 // A mask equals a ban of all other tokens: the same draws, with any other parameters.
-TEST_P(SampleMaskTest, a_mask_allows_what_banning_all_others_would) {
+TEST_P(SampleMaskTest, a_mask_equals_banning_all_other_tokens) {
   Random random(70);
   for (int trial = 0; trial < trials(GetParam(), 60); ++trial) {
     const int vocab = std::array{5, 32, 33, 100, 1000, 5000}[static_cast<std::size_t>(trial % 6)];
@@ -126,12 +126,13 @@ TEST_P(SampleMaskTest, a_mask_allows_what_banning_all_others_would) {
     ASSERT_EQ(masked.logprob, expected.logprob);
     ASSERT_EQ(masked.top, expected.top);
     if (row.logprobs >= 0) {
-      ASSERT_NEAR(masked.logprob, log_softmax(logits, 0, masked.token), 1e-5) << "of the unmodified logits";
+      ASSERT_NEAR(masked.logprob, log_softmax(logits, 0, masked.token), 1e-5)
+          << "log probabilities are of the unmodified logits";
     }
   }
 }
 
-TEST_P(SampleMaskTest, bits_behind_the_vocabulary_mean_nothing) {
+TEST_P(SampleMaskTest, mask_bits_beyond_the_vocabulary_are_ignored) {
   Random random(71);
   const auto logits = Matrix::random(random, DType::f32, 1, 37, 4);
   const std::vector<std::int32_t> allowed = {36};
@@ -197,7 +198,7 @@ TEST_P(SampleMaskTest, a_step_waits_for_a_mask_that_comes_from_another_thread) {
   EXPECT_EQ(sampled[2].error, "");
 }
 
-TEST_P(SampleMaskTest, a_mask_that_fails_fails_its_row_alone) {
+TEST_P(SampleMaskTest, a_failed_mask_fails_only_its_row) {
   Random random(74);
   const auto logits = Matrix::random(random, DType::f32, 3, 100, 4);
   const FailedMask failed;
@@ -211,7 +212,7 @@ TEST_P(SampleMaskTest, a_mask_that_fails_fails_its_row_alone) {
   EXPECT_NE(sampled[1].error.find("the grammar has no rule 'root'"), std::string::npos) << sampled[1].error;
 }
 
-TEST_P(SampleMaskTest, a_mask_that_leaves_nothing_is_the_request_s_fault) {
+TEST_P(SampleMaskTest, a_mask_that_allows_nothing_is_the_requests_error) {
   Random random(75);
   const auto logits = Matrix::random(random, DType::f32, 2, 40, 4);
   const std::vector<std::int32_t> one = {7}, none;
@@ -227,7 +228,7 @@ TEST_P(SampleMaskTest, a_mask_that_leaves_nothing_is_the_request_s_fault) {
   }
 }
 
-TEST_P(SampleMaskTest, a_mask_of_the_wrong_length_is_refused) {
+TEST_P(SampleMaskTest, a_mask_of_the_wrong_length_is_rejected) {
   Random random(76);
   const auto logits = Matrix::random(random, DType::f32, 1, 40, 4);
   const std::vector<std::int32_t> one = {7};
@@ -282,7 +283,7 @@ TEST_P(SampleMaskTest, a_target_is_reported_with_the_unmodified_logits_and_their
   }
 }
 
-TEST_P(SampleMaskTest, a_target_is_what_the_next_step_finds) {
+TEST_P(SampleMaskTest, the_next_step_uses_the_target) {
   Random random(78);
   const auto table = Matrix::random(random, DType::f32, 50, 8);
   const auto embedding = ops_->make_embedding(table.host(), DType::f32);
@@ -304,7 +305,7 @@ TEST_P(SampleMaskTest, a_target_is_what_the_next_step_finds) {
   for (int c = 0; c < 8; ++c) EXPECT_EQ(out.at(0, c), table.at(33, c));
 }
 
-TEST_P(SampleMaskTest, a_target_that_is_no_token_is_refused) {
+TEST_P(SampleMaskTest, a_target_that_is_not_a_token_is_rejected) {
   Random random(79);
   const auto logits = Matrix::random(random, DType::f32, 2, 50, 4);
   std::vector<SampleRow> rows(2);

@@ -103,7 +103,7 @@ std::optional<std::int32_t> reference_draw(const std::vector<float>& logits, con
   return std::nullopt;
 }
 
-TEST_P(SampleTest, draws_what_the_definition_draws) {
+TEST_P(SampleTest, samples_equal_the_definition) {
   Random random(14);
   int compared = 0;
   for (int trial = 0; trial < trials(GetParam(), 600); ++trial) {
@@ -170,7 +170,7 @@ TEST_P(SampleTest, frequencies_follow_the_probabilities) {
   EXPECT_LT(chi_square, 18.5);  // four degrees of freedom, one in a thousand; seed and draws are fixed
 }
 
-TEST_P(SampleTest, greedy_takes_the_lowest_of_the_most_likely) {
+TEST_P(SampleTest, greedy_selects_the_lowest_of_equal_ids) {
   std::vector<float> logits(1000, 1.0F);
   logits[700] = logits[300] = logits[301] = 2;
   SampleRow row;
@@ -193,7 +193,7 @@ TEST_P(SampleTest, top_k_of_equal_logits_keeps_the_lowest_ids) {
   EXPECT_EQ(seen, (std::set<std::int32_t>{0, 1, 2}));
 }
 
-TEST_P(SampleTest, a_tiny_temperature_is_as_good_as_greedy) {
+TEST_P(SampleTest, a_tiny_temperature_equals_greedy) {
   const std::vector<float> logits = {1, 5, 4.999F, -3};
   SampleRow row;
   for (const float temperature : {1e-6F, 1e-30F, 1e-42F}) {
@@ -261,7 +261,7 @@ TEST_P(SampleTest, rows_do_not_depend_on_each_other) {
   }
 }
 
-TEST_P(SampleTest, penalties_count_the_token_that_the_host_does_not_know_yet) {
+TEST_P(SampleTest, penalties_count_pending_tokens) {
   // Three steps of one sequence: the third is issued with the second's token as `pending`.
   const std::vector<float> logits = {5, 4.5F, 4, 0, 0, 0};
   SampleRow row;
@@ -281,7 +281,7 @@ TEST_P(SampleTest, penalties_count_the_token_that_the_host_does_not_know_yet) {
   EXPECT_EQ(sampled, (std::vector<std::int32_t>{0, 1, 0, 2, 1, 0}));
 }
 
-TEST_P(SampleTest, a_row_with_nothing_left_is_the_request_s_fault) {
+TEST_P(SampleTest, a_row_without_allowed_tokens_is_the_requests_error) {
   const std::vector<float> logits = {1, 2};
   const std::vector<std::int32_t> banned = {0, 1};
   SampleRow row;
@@ -289,7 +289,7 @@ TEST_P(SampleTest, a_row_with_nothing_left_is_the_request_s_fault) {
   EXPECT_NE(sample(logits, row).error.find("no token is left"), std::string::npos);
 }
 
-TEST_P(SampleTest, a_row_that_cannot_be_sampled_leaves_the_others_alone) {
+TEST_P(SampleTest, a_row_that_cannot_be_sampled_does_not_affect_others) {
   const std::vector<float> logits = {1, 3, 2, 4, std::numeric_limits<float>::quiet_NaN(), 0, 5, 1, 1};
   std::vector<SampleRow> rows(3);
   for (auto& row : rows) row.temperature = 0, row.sequence = ++sequences_;

@@ -65,7 +65,7 @@ TEST(Rotary, LinearDividesByTheFactor) {
   expect_near(inverse_frequencies(config), {0.25, 0.025, 0.0025, 0.00025});
 }
 
-TEST(Rotary, Llama3KeepsShortWavesStretchesLongOnesAndBlendsBetween) {
+TEST(Rotary, Llama3KeepsShortWavesScalesLongOnesAndInterpolatesBetween) {
   auto config = rotary(128, 500000.0F);
   const auto unscaled = inverse_frequencies(config);
   config.rope_scaling_type = "llama3";
@@ -95,7 +95,7 @@ TEST(Rotary, Llama3KeepsShortWavesStretchesLongOnesAndBlendsBetween) {
   EXPECT_GT(blended, 0);
 }
 
-TEST(Rotary, DynamicTakesTheBaseForTheLength) {
+TEST(Rotary, DynamicUsesTheBaseForTheLength) {
   auto config = rotary(16, 10000.0F, "dynamic");
   config.rope_factor = 2;
   for (const int length : {0, 40, 100, 101, 250}) {
@@ -118,7 +118,7 @@ TEST(Rotary, QwensBaseDoublesWithTheLength) {
   }
 }
 
-TEST(Rotary, YarnStretchesWhatTurnsSeldomAndKeepsWhatTurnsOften) {
+TEST(Rotary, YarnScalesLowFrequenciesAndKeepsHighOnes) {
   auto config = rotary(64, 1e6F, "yarn");
   config.rope_factor = 4;
   config.rope_original_max_position_embeddings = 32768;
@@ -165,7 +165,7 @@ TEST(Rotary, AttentionFactorsFollowTheirFormulas) {
   EXPECT_EQ(rotary_attention_factor(rotary(8)), 1.0F);
 }
 
-TEST(Rotary, PromptsShareWhatTheirLengthDoesNotTouch) {
+TEST(Rotary, PromptsOfDifferentLengthsSharePrefixesIfTheRotationIsEqual) {
   auto config = rotary(8);
   EXPECT_EQ(rotary_class(config, 1000), 0U);
   config.rope_scaling_type = "dynamic";
@@ -198,7 +198,7 @@ TEST(RotaryTables, ARowHoldsCosinesThenSines) {
   EXPECT_FLOAT_EQ(table[11], std::sin(0.02F));
 }
 
-TEST(RotaryTables, WithoutARotationThereIsNone) {
+TEST(RotaryTables, WithoutARotationThereIsNoTable) {
   const RotaryTables tables(rotary(0), 3, 8);
   EXPECT_EQ(tables.rows(), 0);
   EXPECT_EQ(tables.bytes(), 0U);
@@ -212,7 +212,7 @@ struct TwoSequences {
   std::vector<std::int32_t> query_start{0, 3, 4}, positions;
 };
 
-TEST(RotaryTables, DynamicTurnsALongPromptByItsLengthAndWhatFollowsByItsPosition) {
+TEST(RotaryTables, DynamicScalesALongPromptByItsLengthAndLaterTokensByPosition) {
   auto config = rotary(8, 10000.0F, "dynamic");
   config.max_position_embeddings = 6;
   config.rope_local_theta = 100.0F;  // layers with another base have the same rows
@@ -285,7 +285,7 @@ TEST(RotaryTables, QwenHasAPartForEachBase) {
   EXPECT_EQ(rows, (std::vector<std::int32_t>{17 + 8, 17 + 9, 17 + 10, 3 * 17 + 2}));
 }
 
-TEST(Logn, BeginsBeyondItsLength) {
+TEST(Logn, ScalesBeginBeyondTheLength) {
   ModelConfig model;
   EXPECT_FALSE(has_q_scales(model));
   model.logn_length = 4;
@@ -296,7 +296,7 @@ TEST(Logn, BeginsBeyondItsLength) {
   for (int p = 4; p < 8; ++p) EXPECT_NEAR(table[static_cast<std::size_t>(p)], std::log(p + 1) / std::log(4), 1e-6);
 }
 
-TEST(QScales, GrowWithTheLogarithmOfTheLengthsThatArePassed) {
+TEST(QScales, ScalesGrowWithTheLogarithmOfThePosition) {
   ModelConfig model;
   model.q_scale_beta = 0.1F;
   model.q_scale_length = 4;
@@ -308,7 +308,8 @@ TEST(QScales, GrowWithTheLogarithmOfTheLengthsThatArePassed) {
     EXPECT_NEAR(table[static_cast<std::size_t>(p)], expected, 1e-7) << p;
   }
   model.logn_length = 8;
-  EXPECT_NEAR(q_scales(model, 13)[12], (1 + 0.1 * std::log(4)) * std::log(13) / std::log(8), 1e-6) << "both factors";
+  EXPECT_NEAR(q_scales(model, 13)[12], (1 + 0.1 * std::log(4)) * std::log(13) / std::log(8), 1e-6)
+      << "both factors must apply";
 }
 
 TEST(Alibi, SlopesAreThoseOfThePaperForAnyNumberOfHeads) {

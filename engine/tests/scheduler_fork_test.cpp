@@ -9,7 +9,7 @@ namespace {
 
 using Copies = std::vector<std::pair<BlockId, BlockId>>;
 
-TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyTheOneThatIsNot) {
+TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyThePartialOne) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(11), 20);
@@ -38,7 +38,7 @@ TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyTheOneThatIsNot) {
   }
   EXPECT_EQ(plan.block_copies, (Copies{{parent[2], scheduler.blocks(2)[2]}, {parent[2], scheduler.blocks(3)[2]}}));
   EXPECT_EQ(pool.num_active(), 3 + 2);
-  EXPECT_EQ(scheduler.prefix_query_tokens(), 11) << "children do not count";
+  EXPECT_EQ(scheduler.prefix_query_tokens(), 11) << "children must not count";
   commit(scheduler, plan, {1, 2, 3});
   scheduler.check_integrity();
   EXPECT_EQ(scheduler.tokens(2).back(), 2);
@@ -70,7 +70,7 @@ TEST(SchedulerFork, ABlockThatTheLastTokenFillsIsCopiedAsWell) {
   EXPECT_EQ(plan.block_copies, (Copies{{from, scheduler.blocks(2)[1]}}));
   commit(scheduler, plan, {1, 1});
   scheduler.check_integrity();
-  EXPECT_EQ(scheduler.blocks(2)[1], from) << "it computed what its parent's block has";
+  EXPECT_EQ(scheduler.blocks(2)[1], from) << "the copy must be replaced by the parent's equal block";
 }
 
 TEST(SchedulerFork, ChildrenWaitOutsideTheQueueAndKeepTheirPosition) {
@@ -82,12 +82,12 @@ TEST(SchedulerFork, ChildrenWaitOutsideTheQueueAndKeepTheirPosition) {
   scheduler.add(4, numbers(5, 300), 30);
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
-  EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{1, 3})) << "who comes after a child does not wait for it";
+  EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{1, 3})) << "a later sequence must not wait for a child";
   EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{1, 3, 2})) << "the child came before 4";
   EXPECT_EQ(scheduler.num_waiting(), 1);
 }
 
-TEST(SchedulerFork, WithoutItsParentAChildIsASequenceLikeAnyOther) {
+TEST(SchedulerFork, WithoutItsParentAChildIsAnOrdinarySequence) {
   BlockManager pool(8, 2, false);
   Scheduler scheduler({8, 3}, pool);
   scheduler.add(1, numbers(5), 10);
@@ -105,7 +105,7 @@ TEST(SchedulerFork, WithoutItsParentAChildIsASequenceLikeAnyOther) {
   EXPECT_EQ(pool.num_free(), 8);
 }
 
-TEST(SchedulerFork, APreemptedParentLetsItsChildrenGo) {
+TEST(SchedulerFork, ChildrenOfAPreemptedParentBecomeOrdinarySequences) {
   BlockManager pool(7, 2, false);
   Scheduler scheduler({2, 100}, pool);
   scheduler.add(1, numbers(3, 10), 12, {.priority = 1});
@@ -125,7 +125,7 @@ TEST(SchedulerFork, APreemptedParentLetsItsChildrenGo) {
   EXPECT_TRUE(plan.block_copies.empty());
 }
 
-TEST(SchedulerFork, AForgottenPlanLeavesNothingThatWasNeverCopied) {
+TEST(SchedulerFork, AfterAForgottenPlanNoBlockLacksItsCopy) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(11), 20);
@@ -134,18 +134,18 @@ TEST(SchedulerFork, AForgottenPlanLeavesNothingThatWasNeverCopied) {
   EXPECT_EQ(scheduler.plan().block_copies.size(), 1U);  // its step is never launched
   auto plan = scheduler.plan();
   scheduler.check_integrity();
-  EXPECT_EQ(plan.block_copies.size(), 1U) << "the copy is asked for again";
+  EXPECT_EQ(plan.block_copies.size(), 1U) << "the plan must copy the block again";
   EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2}));
   scheduler.remove(1);
   plan = scheduler.plan();  // now there is nothing to copy from
   scheduler.check_integrity();
   EXPECT_TRUE(plan.block_copies.empty());
   ASSERT_EQ(ids_of(plan), std::vector<SeqId>{2});
-  EXPECT_EQ(plan.seqs[0].first_position, 8) << "full blocks are found in the index";
+  EXPECT_EQ(plan.seqs[0].first_position, 8) << "full blocks must be found in the index";
   EXPECT_EQ(scheduler.num_cached_tokens(2), 8);
 }
 
-TEST(SchedulerFork, AChildMayComeWhenItsParentIsDecodingAlready) {
+TEST(SchedulerFork, AChildMayArriveWhileItsParentDecodes) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(6), 20);
@@ -157,7 +157,7 @@ TEST(SchedulerFork, AChildMayComeWhenItsParentIsDecodingAlready) {
   EXPECT_EQ(plan.block_copies.size(), 1U);
 }
 
-TEST(SchedulerFork, OnlyOfTheSamePromptAndSalt) {
+TEST(SchedulerFork, AParentMustHaveTheSamePromptAndSalt) {
   BlockManager pool(32, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(6), 20);

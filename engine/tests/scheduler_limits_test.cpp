@@ -21,7 +21,7 @@ void expect_parts(const StepPlan& plan, const std::vector<ScheduledSeq>& expecte
   }
 }
 
-TEST(SchedulerRows, DecodesHaveTheirRowsFirstAndPromptsShareTheOthersInOrder) {
+TEST(SchedulerRows, DecodesGetRowsFirstAndPromptsTheRestInOrder) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({4, 100, 6}, pool);
   scheduler.add(1, numbers(3, 100), 20);
@@ -68,7 +68,7 @@ TEST(SchedulerRows, PlaceholdersCountTheRowsOfTheStep) {
   EXPECT_EQ(scheduler.tokens(3).back(), 9);
 }
 
-TEST(SchedulerRows, APromptWhoseRowsAreAskedForIsComputedWholeAndInsertedForOthers) {
+TEST(SchedulerRows, APromptWithAllRowsIsComputedCompletelyAndIndexed) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({4, 100}, pool);
   scheduler.add(1, numbers(10), 20);
@@ -76,7 +76,7 @@ TEST(SchedulerRows, APromptWhoseRowsAreAskedForIsComputedWholeAndInsertedForOthe
   scheduler.add(2, numbers(10), 20, {.all_rows = true});
   expect_parts(step(scheduler), {part(1, 10, 1, true, false), part(2, 0, 10, true, true)});
   EXPECT_EQ(scheduler.num_cached_tokens(2), 0);
-  EXPECT_EQ(scheduler.prefix_query_tokens(), 10) << "nothing is looked up for it";
+  EXPECT_EQ(scheduler.prefix_query_tokens(), 10) << "there must be no lookup";
   scheduler.add(3, numbers(10, 500), 20, {.all_rows = true});
   step(scheduler);
   EXPECT_EQ(scheduler.inserted(3).size(), 2U);
@@ -85,25 +85,7 @@ TEST(SchedulerRows, APromptWhoseRowsAreAskedForIsComputedWholeAndInsertedForOthe
   EXPECT_EQ(scheduler.num_cached_tokens(4), 8);
 }
 
-TEST(SchedulerRows, RowsThatWereGivenAreNotAskedForAgain) {
-  BlockManager pool(64, 4, false);
-  Scheduler scheduler({4, 5}, pool);
-  scheduler.add(1, numbers(8), 20, {.all_rows = true});
-  expect_parts(step(scheduler), {part(1, 0, 5, false, true)});
-  scheduler.restart();
-  expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
-  scheduler.restart();
-  scheduler.plan();  // is discarded
-  expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
-  expect_parts(scheduler.plan(), {part(1, 5, 3, true, true)});
-  expect_parts(step(scheduler), {part(1, 5, 3, true, true)});
-  step(scheduler);
-  scheduler.restart();
-  expect_parts(step(scheduler), {part(1, 0, 5, false, false)});
-  expect_parts(step(scheduler), {part(1, 5, 5, true, false)});
-}
-
-TEST(SchedulerRows, TheBoundIsNeverLessThanADecodeEach) {
+TEST(SchedulerRows, TheBoundAllowsAtLeastOneRowForEachDecode) {
   BlockManager pool(64, 4, false);
   EXPECT_THROW(Scheduler({4, 5, 3}, pool), Error);
   EXPECT_NO_THROW(Scheduler({4, 5, 4}, pool));
@@ -137,7 +119,7 @@ TEST(SchedulerGrowth, ImpossibleSequencesAreNamedUntilRemovedAndDelayNoOther) {
   EXPECT_EQ(step(scheduler).impossible, std::vector<SeqId>{4});
 }
 
-TEST(SchedulerGrowth, ASequenceGoesOnUntilItNeedsMoreThanThereIs) {
+TEST(SchedulerGrowth, ASequenceRunsUntilItNeedsMoreBlocksThanThereAre) {
   auto pool = growing(16, 2, 2, 4);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3, 100), 20);
@@ -154,11 +136,11 @@ TEST(SchedulerGrowth, ASequenceGoesOnUntilItNeedsMoreThanThereIs) {
   EXPECT_EQ(plan.impossible, std::vector<SeqId>{1});
   EXPECT_EQ(scheduler.tokens(1).size(), 9U);
   EXPECT_EQ(preempted, 1U);
-  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{2}) << "the blocks are for others at once";
+  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{2}) << "others must get the blocks at once";
   EXPECT_EQ(pool.num_blocks(), 4);
 }
 
-TEST(SchedulerGrowth, ATokenThatMayBeTheLastIsWaitedFor) {
+TEST(SchedulerGrowth, ThePlanWaitsForATokenThatMayBeTheLast) {
   auto pool = growing(16, 2, 2, 2);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(4), 20);
@@ -180,7 +162,7 @@ std::uint64_t counted_hash(std::uint64_t parent_id, std::uint64_t salt, std::spa
   return BlockManager::default_hash(parent_id, salt, tokens);
 }
 
-TEST(SchedulerQueue, APromptThatDoesNotFitIsLookedUpAgainOnlyWhenSomethingCameFree) {
+TEST(SchedulerQueue, APromptThatDoesNotFitIsLookedUpAgainOnlyWhenBlocksAreReleased) {
   BlockManager pool(20, 4, true, counted_hash);
   Scheduler scheduler({8, 200}, pool);
   const auto looked_up = [&](auto&& call) {
@@ -208,7 +190,7 @@ TEST(SchedulerQueue, BlocksInsertedByOthersLetAWaitingPromptFit) {
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
   const auto plan = step(scheduler);
-  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "with what the first has inserted it fits";
+  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "it must fit with the blocks that the first has inserted";
   EXPECT_EQ(plan.seqs[1].first_position, 32);
 }
 

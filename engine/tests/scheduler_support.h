@@ -110,12 +110,6 @@ class FakeDevice {
     }
   }
 
-  // The last two steps failed: the contents of their slots are undefined.
-  void spoil() {
-    for (const auto& slots : written_) {
-      for (const auto slot : slots) slots_[slot] = kSpoilt;
-    }
-  }
 
  private:
   static constexpr std::uint64_t kSpoilt = 666;
@@ -161,7 +155,7 @@ inline void check_plan(const Scheduler& scheduler, const StepPlan& plan, const L
   ASSERT_LE(scheduler.num_running(), limits.max_batch_size);
   for (const auto& gone : {plan.preempted, plan.impossible}) {
     for (const auto id : gone) {
-      ASSERT_FALSE(ids.contains(id)) << "planned, and preempted or impossible";
+      ASSERT_FALSE(ids.contains(id)) << "a sequence is planned, but also preempted or impossible";
       ASSERT_TRUE(scheduler.blocks(id).empty());
     }
   }

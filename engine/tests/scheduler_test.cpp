@@ -8,7 +8,7 @@
 namespace charonia::schedule {
 namespace {
 
-TEST(Scheduler, PromptsAreCutIntoChunksUnderTheTokenBudget) {
+TEST(Scheduler, PromptsAreSplitIntoChunksByTheTokenBudget) {
   BlockManager pool(16, 4, true);
   Scheduler scheduler({8, 8}, pool);
   scheduler.add(1, numbers(20), 24);
@@ -119,7 +119,7 @@ TEST(Scheduler, TheYoungestIsPreemptedAndRecomputedLater) {
   scheduler.remove(1);
   plan = step(scheduler);
   EXPECT_EQ(ids_of(plan), std::vector<SeqId>{2});
-  EXPECT_EQ(plan.seqs[0].num_tokens, 7) << "prompt and sampled tokens are computed anew";
+  EXPECT_EQ(plan.seqs[0].num_tokens, 7) << "prompt and sampled tokens must be computed again";
 }
 
 TEST(Scheduler, LowPriorityIsPreemptedBeforeYoung) {
@@ -155,10 +155,10 @@ TEST(Scheduler, APreemptedSequenceFindsItsOwnBlocksAgain) {
   scheduler.remove(1);
   plan = step(scheduler);
   EXPECT_EQ(plan.seqs[0].first_position, 4);
-  EXPECT_EQ(scheduler.num_cached_tokens(2), 0) << "stays what was found first";
+  EXPECT_EQ(scheduler.num_cached_tokens(2), 0) << "the value of the first lookup must stay";
 }
 
-TEST(Scheduler, AnAdmittedSequenceLeavesABlockForEachThatWillNeedOne) {
+TEST(Scheduler, AdmissionLeavesABlockForEachSequenceThatWillNeedOne) {
   BlockManager pool(5, 4, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(5), 16);
@@ -173,7 +173,7 @@ TEST(Scheduler, AnAdmittedSequenceLeavesABlockForEachThatWillNeedOne) {
   EXPECT_EQ(scheduler.num_waiting(), 0);
 }
 
-TEST(Scheduler, EveryDecodeGetsATokenInEveryStepHoweverSmallTheBudget) {
+TEST(Scheduler, EveryDecodeGetsATokenInEveryStepForAnyBudget) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 3}, pool);
   for (SeqId id = 1; id <= 7; ++id) scheduler.add(id, {static_cast<TokenId>(id)}, 60);
@@ -208,10 +208,10 @@ TEST(Scheduler, APlanThatDoesNotAdvanceIsPlannedAgain) {
   StepPlan other = next;
   other.seqs[0].num_tokens = 1;
   EXPECT_THROW(scheduler.advance(other), Error);
-  EXPECT_THROW(scheduler.advance(plan), Error) << "of a step that is over";
+  EXPECT_THROW(scheduler.advance(plan), Error) << "the plan was already advanced";
   scheduler.advance(next);
   EXPECT_THROW(scheduler.resolve(next, {}), Error) << "a sample is missing";
-  EXPECT_THROW(scheduler.resolve(next, std::vector<TokenId>{-4}), Error) << "no token";
+  EXPECT_THROW(scheduler.resolve(next, std::vector<TokenId>{-4}), Error) << "not a token id";
   scheduler.resolve(next, std::vector<TokenId>{4});
   scheduler.check_integrity();
   EXPECT_EQ(scheduler.tokens(1).back(), 4);
@@ -229,7 +229,7 @@ TEST(Scheduler, AForgottenPlanCannotAdvance) {
   scheduler.check_integrity();
 }
 
-TEST(Scheduler, TheNextStepIsPlannedOverPlaceholdersThatSayWhichSampleTheyAre) {
+TEST(Scheduler, PlaceholdersOfTheNextPlanNameTheirSample) {
   BlockManager pool(16, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(5, 10), 20);
@@ -242,14 +242,14 @@ TEST(Scheduler, TheNextStepIsPlannedOverPlaceholdersThatSayWhichSampleTheyAre) {
   ASSERT_EQ(ids_of(second), (std::vector<SeqId>{1, 2}));
   EXPECT_EQ(second.seqs[0].first_position, 5);
   EXPECT_TRUE(second.seqs[0].samples);
-  EXPECT_THROW(scheduler.advance(second), Error) << "over tokens that are not known";
+  EXPECT_THROW(scheduler.advance(second), Error) << "the last token is not sampled yet";
   scheduler.remove(1);
   scheduler.add(1, numbers(3, 30), 20);  // another sequence with the same id
   scheduler.resolve(first, std::vector<TokenId>{7, 8});
   EXPECT_EQ(scheduler.tokens(1).size(), 3U);
   EXPECT_EQ(scheduler.tokens(2).back(), 8);
   scheduler.advance(second);
-  EXPECT_EQ(scheduler.tokens(2).back(), -2) << "sample 1 of its step, whoever left";
+  EXPECT_EQ(scheduler.tokens(2).back(), -2) << "the placeholder must name sample 1 of its step";
   scheduler.resolve(second, std::vector<TokenId>{9, 6});
   EXPECT_EQ(scheduler.tokens(2).back(), 6);
   scheduler.check_integrity();
@@ -284,7 +284,7 @@ TEST(Scheduler, NoPreemptionIfTheNextResultFreesBlocks) {
   EXPECT_EQ(scheduler.num_preemptions(), 0);
 }
 
-TEST(Scheduler, APreemptedSequenceWaitsForItsLastTokenToBeKnown) {
+TEST(Scheduler, APreemptedSequenceWaitsForItsLastToken) {
   BlockManager pool(6, 2, false);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3, 10), 12);
@@ -302,28 +302,6 @@ TEST(Scheduler, APreemptedSequenceWaitsForItsLastTokenToBeKnown) {
   ASSERT_EQ(ids_of(third), std::vector<SeqId>{2});
   EXPECT_EQ(third.seqs[0].num_tokens, 7);
   EXPECT_EQ(scheduler.tokens(2).back(), 4);
-}
-
-TEST(Scheduler, AfterAFailedStepEverythingIsRecomputedWithoutPrefixHits) {
-  BlockManager pool(32, 2, true);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(6), 20);
-  step(scheduler);
-  scheduler.add(2, numbers(6), 20);
-  const auto failed = scheduler.plan();
-  EXPECT_EQ(failed.seqs[1].first_position, 4);
-  scheduler.advance(failed);
-  EXPECT_THROW(scheduler.restart(), Error) << "sequences of the failed step are still there";
-  scheduler.remove(2);
-  scheduler.resolve(failed, std::vector<TokenId>{1, 1});
-  scheduler.restart();
-  scheduler.check_integrity();
-  EXPECT_EQ(pool.num_free(), 32);
-  scheduler.add(3, numbers(6), 20);
-  const auto plan = step(scheduler);
-  EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{1, 3}));
-  EXPECT_EQ(plan.seqs[0].num_tokens, 8);
-  EXPECT_EQ(plan.seqs[1].first_position, 0);
 }
 
 TEST(Scheduler, AppendedTokensRunAfterDecodesAndBeforeLaterPrefill) {
@@ -358,7 +336,7 @@ TEST(Scheduler, AppendedTokensThatDoNotFitTheBudgetTakeSeveralSteps) {
   std::vector<std::int32_t> parts;
   for (int i = 0; i < 3; ++i) {
     const auto plan = step(scheduler);
-    ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "a decode is in every step";
+    ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "every step must have all decodes";
     parts.push_back(plan.seqs[1].num_tokens);
     EXPECT_EQ(plan.seqs[1].samples, i == 2);
   }
@@ -379,7 +357,7 @@ TEST(Scheduler, EverySequenceWithAppendedTokensGetsOneInEveryStep) {
   EXPECT_EQ(plan.seqs[2].num_tokens, 1);
 }
 
-TEST(Scheduler, AppendedTokensLeaveTheBudgetToPrefillOfHigherPriorityButForOneOfEach) {
+TEST(Scheduler, PrefillOfHigherPriorityLeavesOneAppendedTokenOfEach) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 10}, pool);
   for (const SeqId id : {1, 2}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 60);
@@ -395,7 +373,7 @@ TEST(Scheduler, AppendedTokensLeaveTheBudgetToPrefillOfHigherPriorityButForOneOf
   EXPECT_EQ(plan.seqs[2].num_tokens, 8);
   plan = step(scheduler);
   ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2, 3}));
-  EXPECT_EQ(plan.seqs[0].num_tokens, 5) << "what is left, to the one that came first";
+  EXPECT_EQ(plan.seqs[0].num_tokens, 5) << "the first sequence must get the rest of the budget";
   EXPECT_EQ(plan.seqs[0].first_position, 3);
   EXPECT_EQ(plan.seqs[1].num_tokens, 1);
   EXPECT_EQ(plan.seqs[2].num_tokens, 4);
@@ -415,10 +393,10 @@ TEST(Scheduler, AppendedTokensAreRecomputedAfterHold) {
   const auto plan = step(scheduler);
   ASSERT_EQ(plan.seqs.size(), 1U);
   EXPECT_EQ(plan.seqs[0].num_tokens, 6);
-  EXPECT_FALSE(plan.seqs[0].forced) << "it is prefill like any other";
+  EXPECT_FALSE(plan.seqs[0].forced) << "the rest must be ordinary prefill";
 }
 
-TEST(Scheduler, AppendingToWhatHasAllItsTokensOrOneThatIsNotKnownIsAnError) {
+TEST(Scheduler, AppendingToAFullOrPendingSequenceIsAnError) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(2), 5);

@@ -104,7 +104,7 @@ TEST(StepTime, StreamsWaitThreeTimesAsLongForTokensWhilePromptsAreComputed) {
       int prompts = 0, at_most = 0;
       double total = 0, prefill = 0;
       for (; prompts < 10 || streams.waiting_prompts() > 0; ++at_most) {
-        ASSERT_LT(at_most, 5000) << "prefill does not go on";
+        ASSERT_LT(at_most, 5000) << "prefill makes no progress";
         if (prompts < 10 && streams.waiting_prompts() < 2) streams.arrive(static_cast<SeqId>(10 + prompts++));
         const auto ran = streams.step();
         beside.push_back(ran.seconds);
@@ -120,7 +120,7 @@ TEST(StepTime, StreamsWaitThreeTimesAsLongForTokensWhilePromptsAreComputed) {
 }
 
 // The most tokens that fit, by trying all numbers.
-TEST(StepTime, APromptGetsAllTokensThatFitWhereTheDeviceIsKnown) {
+TEST(StepTime, APromptGetsAllTokensThatFitAfterMeasurements) {
   for (const int target_ms : {60, 100, 250}) {
     SCOPED_TRACE(target_ms);
     StepTime time(target_ms, 0, 512);
@@ -148,7 +148,7 @@ TEST(StepTime, APromptGetsAllTokensThatFitWhereTheDeviceIsKnown) {
   }
 }
 
-TEST(StepTime, OneSlowStepMovesNothingAndASlowerDeviceIsNoticed) {
+TEST(StepTime, OneSlowStepIsIgnoredAndASlowerDeviceIsNoticed) {
   StepTime time(-1, 0, 512);
   Streams streams(kCpu, time, 512);
   for (int i = 0; i < 20; ++i) streams.step();
@@ -166,7 +166,8 @@ TEST(StepTime, OneSlowStepMovesNothingAndASlowerDeviceIsNoticed) {
   device.fixed *= 3, device.per_decode *= 3, device.per_token *= 3, device.per_position *= 3;
   int alone = 0;
   for (int i = 0; i < 1500; ++i) alone += streams.step().work.prefill_tokens == 0;
-  EXPECT_NEAR(time.target_s(4), 3 * target, 0.1 * target) << "decodes are measured alone again now and then";
+  EXPECT_NEAR(time.target_s(4), 3 * target, 0.1 * target)
+      << "steps of decodes alone must be measured again from time to time";
   EXPECT_GE(alone, 13);
   EXPECT_LE(alone, 16);
 }
@@ -184,15 +185,16 @@ TEST(StepTime, ASlowFirstMeasurementIsForgottenSoon) {
     } else {
       time.measured({.decodes = 4}, 0.05);
       if (++alone == 2) {
-        EXPECT_EQ(steps, 8) << "steps with prefill before decodes are measured alone again";
+        EXPECT_EQ(steps, 8) << "steps with prefill before the next measurement of decodes alone";
         EXPECT_DOUBLE_EQ(time.target_s(4), 0.15);
       }
     }
   }
-  EXPECT_EQ(steps, 8 + 16 + 24 + 32 + 40 + 48 + 56 + 64 + 72 + 80 + 88 + 96 + 100 + 13) << "and the 13 alone";
+  EXPECT_EQ(steps, 8 + 16 + 24 + 32 + 40 + 48 + 56 + 64 + 72 + 80 + 88 + 96 + 100 + 13)
+      << "and the 13 steps of decodes alone";
 }
 
-TEST(StepTime, BoundsNothingWithoutDecodesOrWhereItIsOff) {
+TEST(StepTime, HasNoLimitWithoutDecodesOrWhenDisabled) {
   for (const int target_ms : {-1, 0, 1}) {
     StepTime time(target_ms, 20, 512);
     for (const int decodes : {0, 5}) {
@@ -206,16 +208,16 @@ TEST(StepTime, BoundsNothingWithoutDecodesOrWhereItIsOff) {
   }
 }
 
-TEST(StepTime, PrefillProgressesAtAnyCostAndWithoutMeasurements) {
+TEST(StepTime, PrefillAlwaysProgressesAlsoWithoutMeasurements) {
   StepTime slow(1, 0, 512), blind(-1, 0, 512);
   slow.measured({.decodes = 1}, 2.0);
   slow.measured({.decodes = 1, .prefill_tokens = 100}, 100.0);
   slow.begin_prefill(1);
   EXPECT_TRUE(slow.any_left());
-  EXPECT_EQ(slow.fit(0, 1000), 15) << "a whole tile with the decode";
+  EXPECT_EQ(slow.fit(0, 1000), 15) << "the prefill and the decode must fill a tile";
   slow.take(0, 10);
   EXPECT_TRUE(slow.any_left());
-  EXPECT_EQ(slow.fit(0, 1000), 5) << "the second sequence fills that tile";
+  EXPECT_EQ(slow.fit(0, 1000), 5) << "the second sequence must fill the tile";
   slow.take(0, 6);
   EXPECT_FALSE(slow.any_left());
 
@@ -239,12 +241,12 @@ TEST(StepTime, PrefillProgressesAtAnyCostAndWithoutMeasurements) {
 }
 
 // The response time of a client that gets at most one response in 20 ms is not affected by steps of 60 ms.
-TEST(StepTime, AFastDeviceIsHeldAgainstTheTimeBetweenResponses) {
+TEST(StepTime, AFastDeviceUsesTheTimeBetweenResponses) {
   StepTime time(-1, 20, 2048);
   time.measured({.decodes = 4}, 0.005);
   EXPECT_DOUBLE_EQ(time.target_s(4), 0.06);
-  EXPECT_DOUBLE_EQ(time.target_s(3), 0.06) << "3 and 4 decodes are one class";
-  EXPECT_EQ(time.target_s(5), 0) << "not known yet";
+  EXPECT_DOUBLE_EQ(time.target_s(3), 0.06) << "3 and 4 decodes must share their measurements";
+  EXPECT_EQ(time.target_s(5), 0) << "there are no measurements of 5 decodes yet";
   time.measured({.decodes = 8}, 0.05);
   EXPECT_DOUBLE_EQ(time.target_s(5), 0.15);
 }

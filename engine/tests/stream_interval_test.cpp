@@ -28,13 +28,13 @@ TEST(StreamInterval, AStreamOfASubscriptionCountsAFifth) {
   EXPECT_EQ(stream_weight(request), 0);
 }
 
-TEST(StreamInterval, AResponsePerTokenStaysOne) {
+TEST(StreamInterval, OneResponsePerTokenStaysSo) {
   EngineConfig config;
   config.stream_interval_ms = 0;
   EXPECT_EQ(stream_interval(config, 1000), milliseconds(0));
 }
 
-TEST(StreamInterval, AMaximumBelowTheLeastIsWithoutEffect) {
+TEST(StreamInterval, AMaximumBelowTheMinimumHasNoEffect) {
   EngineConfig config;
   config.stream_interval_ms = 50;
   config.stream_interval_max_ms = 10;

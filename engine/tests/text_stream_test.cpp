@@ -127,7 +127,7 @@ std::size_t decodable_prefix(std::string_view bytes) {
   return end;
 }
 
-TEST(Utf8, InvalidBytesAreReplacedAsPythonDoesIt) {
+TEST(Utf8, InvalidBytesAreReplacedLikeInPython) {
   for (const auto& [bytes, text, decodable] : kUtf8Cases) {
     EXPECT_EQ(to_valid_utf8(bytes), text) << testing::PrintToString(bytes);
     EXPECT_EQ(decodable_prefix(bytes), decodable) << testing::PrintToString(bytes);
@@ -162,12 +162,12 @@ TEST(Utf8, ChunksCutAtDecodablePrefixesJoinToTheWhole) {
       held += byte;
       if (random.below(3) != 0) continue;
       const auto length = decodable_prefix(held);
-      ASSERT_LT(held.size() - length, 4U) << "only an unfinished character is held back";
+      ASSERT_LT(held.size() - length, 4U) << "only an unfinished character may be held back";
       joined += to_valid_utf8(held.substr(0, length));
       held.erase(0, length);
     }
     ASSERT_EQ(joined + to_valid_utf8(held), text);
-    ASSERT_EQ(to_valid_utf8(text), text) << "is not valid";
+    ASSERT_EQ(to_valid_utf8(text), text) << "the text must be valid UTF-8";
   }
 }
 
@@ -251,7 +251,7 @@ TEST(TextStream, AStopWordSplitOverTokensIsCut) {
   EXPECT_EQ(stream({"one E", "ND"}, {"END"}), "one $");
 }
 
-TEST(TextStream, ABeginningThatDoesNotBecomeAStopWordIsSent) {
+TEST(TextStream, TextThatDoesNotBecomeAStopWordIsSent) {
   EXPECT_EQ(stream({"E", "N", "G", "L"}, {"END"}), "ENG|L|");
   EXPECT_EQ(stream({"E", "N"}, {"END"}), "EN");
 }
@@ -272,15 +272,15 @@ TEST(TextStream, AStopWordMayEndOrBeginInsideOfACharacterSplitOverTokens) {
   EXPECT_EQ(stream({"x\xE4", "\xBD", "\xA0"}, {"\xBD"}), "x\xEF\xBF\xBD$");
 }
 
-TEST(TextStream, StopWordsDoNotCountWhileTheyMustNot) {
+TEST(TextStream, StopWordsDoNotCountWhileDisabled) {
   const auto table = table_of({"ST", "OP", "STOP", "S", "TOP!"});
   TextStream stream(table, stops({"STOP"}), false);
   EXPECT_FALSE(stream.push(2, false));
   EXPECT_EQ(stream.take().text, "STOP");
   EXPECT_FALSE(stream.push(0, false));
-  EXPECT_FALSE(stream.push(1, false)) << "ends while it must not";
+  EXPECT_FALSE(stream.push(1, false)) << "the stop word ends before it may count";
   EXPECT_FALSE(stream.push(3, false));
-  EXPECT_TRUE(stream.push(4, true)) << "began while it must not, ends later";
+  EXPECT_TRUE(stream.push(4, true)) << "a stop word that began too early may end later";
   const auto chunk = stream.finish();
   EXPECT_EQ(chunk.text, "STOP");
   EXPECT_EQ(chunk.num_tokens, 4);
@@ -323,7 +323,7 @@ TEST(TextStream, SpecialTokensAndUnknownIdsAreSentWithoutText) {
 TEST(TextStream, OneLeadingSpaceIsDropped) {
   EXPECT_EQ(stream({" ", " a", " b"}, {}, true), "| a| b|");
   EXPECT_EQ(stream({"a", " b"}, {}, true), "a| b|");
-  EXPECT_EQ(stream({" a"}, {" a"}, true), "a|") << "it is no part of a stop word";
+  EXPECT_EQ(stream({" a"}, {" a"}, true), "a|") << "the space must not count for the stop word";
   EXPECT_EQ(stream({" a"}, {"a"}, true), "$");
   const auto table = table_of({" a"}, true);
   TextStream kept(table, nullptr, false);
@@ -354,7 +354,7 @@ TEST(TextStream, StreamsThatShareStopWordsDoNotDisturbEachOther) {
   const auto shared = stops({"ab"});
   TextStream one(table, shared, false), other(table, shared, false);
   EXPECT_FALSE(one.push(0, true));
-  EXPECT_FALSE(other.push(1, true)) << "the a is the other stream's";
+  EXPECT_FALSE(other.push(1, true)) << "streams must not share their state";
   EXPECT_FALSE(other.push(2, true));
   EXPECT_EQ(other.take().text, "bx");
   EXPECT_EQ(one.take().num_tokens, 0);
@@ -365,7 +365,7 @@ TEST(TextStream, AnEmptyStopWordIsRefused) {
   EXPECT_THROW(StopWords({"a", ""}), Error);
 }
 
-TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
+TEST(TextStream, HeldTokensAreNotExaminedRepeatedly) {
   const auto table = table_of({"a", "b"});
   constexpr int kTokens = 100'000;
   std::string word(kTokens, 'a');
@@ -450,33 +450,33 @@ std::string until(const std::vector<std::string>& tokens, const std::vector<std:
   return out + stream.finish().text;
 }
 
-TEST(TextStream, StopWordsCountUpToAMarkAndNotFromThereOn) {
+TEST(TextStream, StopWordsCountOnlyBeforeAMark) {
   EXPECT_EQ(until({"a", "<c", "all>", "x", "x"}, {"<call>", "{"}), "a<call>xx");
-  EXPECT_EQ(until({"a", "x<call>"}, {"<call>"}), "a$") << "before the mark";
-  EXPECT_EQ(until({"a<cal", "l>x"}, {"<call>"}), "a<call>x") << "in the token of the mark";
+  EXPECT_EQ(until({"a", "x<call>"}, {"<call>"}), "a$") << "the stop word is in the mark's token, before the mark";
+  EXPECT_EQ(until({"a<cal", "l>x"}, {"<call>"}), "a<call>x") << "the stop word is in the mark's token";
   EXPECT_EQ(until({"a<cal", "x"}, {"<call>"}), "a<cal$") << "no mark";
-  EXPECT_EQ(until({"a", "x"}, {"<special>"}, true), "ax") << "a special token";
+  EXPECT_EQ(until({"a", "x"}, {"<special>"}, true), "ax") << "the mark is a special token";
   EXPECT_EQ(until({"a", "x"}, {"<special>", "q"}), "a$");
 }
 
-TEST(TextStream, AStopWordWithinAMarkCountsWhereItIsNoMark) {
+TEST(TextStream, AStopWordWithinAnIncompleteMarkCounts) {
   const auto within = [](const std::vector<std::string>& words, const std::vector<std::string>& tokens) {
     return until(tokens, {"<call>", "<c|"}, false, words);
   };
   EXPECT_EQ(within({"call"}, {"a<", "call", ">", "call"}), "a<call>call");
   EXPECT_EQ(within({"<"}, {"a", "<", "call>", "<"}), "a<call><");
-  EXPECT_EQ(within({">"}, {"a<call>", ">"}), "a<call>>") << "its last byte";
+  EXPECT_EQ(within({">"}, {"a<call>", ">"}), "a<call>>") << "the stop word is the mark's last byte";
   EXPECT_EQ(within({"|"}, {"<", "c", "|", "|"}), "<c||");
   EXPECT_EQ(within({"<call>"}, {"a", "<call>", "<call>"}), "a<call><call>");
   EXPECT_EQ(within({"<"}, {"a<", "b"}), "a$") << "no mark";
   EXPECT_EQ(within({"<"}, {"a<c", "al", "lb"}), "a$");
   EXPECT_EQ(within({"ca"}, {"a<", "cal", "x"}), "a<$");
-  EXPECT_EQ(within({"al", "x"}, {"a<cal", "x"}), "a<c$") << "the one that ends first";
-  EXPECT_EQ(within({"<"}, {"<<call>"}), "$") << "another one begins";
+  EXPECT_EQ(within({"al", "x"}, {"a<cal", "x"}), "a<c$") << "the stop word that ends first counts";
+  EXPECT_EQ(within({"<"}, {"<<call>"}), "$") << "the stop word is before the mark";
   EXPECT_EQ(within({"l"}, {"<cal", "<call>"}), "<ca$");
-  EXPECT_EQ(within({"a<"}, {"a<", "call>"}), "$") << "it begins before the mark";
+  EXPECT_EQ(within({"a<"}, {"a<", "call>"}), "$") << "the stop word begins before the mark";
   EXPECT_EQ(within({"a<call>", "ca"}, {"a<ca", "ll>"}), "$");
-  EXPECT_EQ(within({"<"}, {"a<", "ca"}), "a") << "the answer ends";
+  EXPECT_EQ(within({"<"}, {"a<", "ca"}), "a") << "the answer ends within the mark";
 }
 
 TEST(TextStream, AStopWordWithinAMarkOfSpecialTokens) {
@@ -494,7 +494,7 @@ TEST(TextStream, AStopWordWithinAMarkOfSpecialTokens) {
   TextStream stream(table, stops({" "}), false, stops({" b"}));
   for (const int token : {0, 1}) EXPECT_FALSE(stream.push(token, true));
   stream.push_silent(kSpecial);
-  EXPECT_EQ(stream.finish().text, "a") << "the end of the answer";
+  EXPECT_EQ(stream.finish().text, "a") << "the answer has ended";
 }
 
 // Examines the whole text for each byte.
@@ -546,7 +546,7 @@ TEST(TextStream, StopWordsAndMarksOverRandomTokens) {
   EXPECT_GT(waited, 200);
 }
 
-TEST(TextStream, NothingIsHeldBackForStopWordsThatCountNoMore) {
+TEST(TextStream, NothingIsHeldBackAfterStopWordsAreDisabled) {
   const auto table = table_of({"ab", "<c>", "ab"});
   TextStream stream(table, stops({"abc"}), false, stops({"<c>"}));
   EXPECT_FALSE(stream.push(0, true));

@@ -30,7 +30,7 @@ TEST(ThreadPoolTest, every_index_is_visited_once_for_all_sizes_and_grains) {
   }
 }
 
-TEST(ThreadPoolTest, many_short_loops_in_a_row_lose_nothing) {
+TEST(ThreadPoolTest, many_short_loops_are_all_completed) {
   ThreadPool pool(4);
   std::atomic<std::int64_t> sum = 0;
   constexpr int kLoops = 20000;
@@ -51,7 +51,7 @@ TEST(ThreadPoolTest, workers_take_part) {
   EXPECT_EQ(begun, 2);
 }
 
-TEST(ThreadPoolTest, an_exception_reaches_the_caller_and_the_pool_goes_on) {
+TEST(ThreadPoolTest, an_exception_reaches_the_caller_and_the_pool_still_works) {
   ThreadPool pool(3);
   for (int round = 0; round < 200; ++round) {
     EXPECT_THROW(pool.parallel_for(100, 1,
@@ -78,7 +78,7 @@ TEST(ThreadPoolTest, a_loop_within_a_loop_runs_inline) {
   EXPECT_EQ(visited, 100);
 }
 
-TEST(ThreadPoolTest, two_callers_at_once_both_get_their_loops_done) {
+TEST(ThreadPoolTest, two_concurrent_callers_both_complete) {
   ThreadPool pool(3);
   std::atomic<int> visited = 0;
   const auto call = [&] {

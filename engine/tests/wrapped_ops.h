@@ -26,13 +26,9 @@ namespace charonia::testing {
 // The steps that should fail, counted from the next: 0 is the next one; < 0: none.
 struct Faults {
   std::atomic<int> launch_in{-1}, collect_in{-1};
-  // The error of a failing step. After device_failed every later step fails, as on a GPU.
-  std::atomic<ErrorCode> code{ErrorCode::internal};
-  std::atomic<bool> lost{false};         // the device has failed permanently
-  std::atomic<int> steps_after_loss{0};  // number of steps that were begun afterwards
-  std::atomic<int> most_in_flight{0};    // maximum observed
-  std::atomic<bool> hold{false};         // launched steps wait until it is false (notify_all())
-  std::atomic<int> step_ms{0};           // minimum time of a step
+  std::atomic<int> most_in_flight{0};  // maximum observed
+  std::atomic<bool> hold{false};       // launched steps wait until it is false (notify_all())
+  std::atomic<int> step_ms{0};         // minimum time of a step
 };
 
 // A deep copy of the arrays of a step.
@@ -101,8 +97,7 @@ class WrappedOps : public ForwardingOps {
   bool asynchronous() const override { return asynchronous_; }
 
   void begin_step(const ops::StepInput& input) override {
-    if (faults_->lost) ++faults_->steps_after_loss;
-    if (faults_->launch_in-- == 0) fail("the test fails this launch");
+    if (faults_->launch_in-- == 0) throw Error(ErrorCode::internal, "the test fails this launch");
     const bool fails = faults_->collect_in-- == 0;
     begun_ = std::make_unique<Step>(input, fails);
   }
@@ -149,17 +144,12 @@ class WrappedOps : public ForwardingOps {
     std::exception_ptr error;
   };
 
-  [[noreturn]] void fail(const char* text) {
-    faults_->lost = faults_->code == ErrorCode::device_failed;
-    throw Error(faults_->code, text);
-  }
-
   // A failing step computes nothing: the cache does not change.
   void compute(Step& step) {
     faults_->hold.wait(true);
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_->step_ms));
     try {
-      if (step.fails || faults_->lost) fail("the test fails this step");
+      if (step.fails) throw Error(ErrorCode::internal, "the test fails this step");
       ForwardingOps::begin_step(step.copy.input());
       if (step.cache != nullptr) ForwardingOps::copy_blocks(*step.cache, step.copies);
       ForwardingOps::run_step(step.issue);

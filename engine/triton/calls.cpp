@@ -78,16 +78,8 @@ void CallTable::closed() {
 
 bool CallTable::wait_until_busy(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  busy_.wait(lock, stop, [this] { return roused_ || !calls_.empty() || num_subscriptions_ > 0; });
+  busy_.wait(lock, stop, [this] { return !calls_.empty() || num_subscriptions_ > 0; });
   return !stop.stop_requested();
-}
-
-void CallTable::rouse() {
-  {
-    const std::lock_guard lock(mutex_);
-    roused_ = true;
-  }
-  busy_.notify_all();
 }
 
 void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds time,

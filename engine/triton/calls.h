@@ -76,9 +76,8 @@ class CallTable {
   void opened();
   void closed();
 
-  // Waits until there is a call or a subscription, or rouse() was called. False when stopped.
+  // Waits until there is a call or a subscription. False when stopped.
   bool wait_until_busy(const std::stop_token& stop);
-  void rouse();
   // Waits for `time`, or shorter when stopped; while there are only subscriptions, for `idle_time` or until there is a
   // call.
   void pause(const std::stop_token& stop, std::chrono::milliseconds time, std::chrono::milliseconds idle_time);
@@ -88,7 +87,6 @@ class CallTable {
   std::condition_variable_any busy_;
   std::unordered_map<const Call*, std::weak_ptr<Call>> calls_;
   int num_subscriptions_ = 0;
-  bool roused_ = false;
 };
 
 }  // namespace charonia::triton

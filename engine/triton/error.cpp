@@ -27,7 +27,6 @@ TRITONSERVER_Error_Code code_of(const std::exception& error) {
     case ErrorCode::unavailable:
     case ErrorCode::pending:
     case ErrorCode::deadline_exceeded:
-    case ErrorCode::device_failed:
       return TRITONSERVER_ERROR_UNAVAILABLE;
     case ErrorCode::unsupported:
       return TRITONSERVER_ERROR_UNSUPPORTED;
@@ -49,7 +48,6 @@ const char* prefix_of(const std::exception& error) {
       return "[501] ";
     case ErrorCode::unavailable:
     case ErrorCode::pending:
-    case ErrorCode::device_failed:
       return "[503] ";
     case ErrorCode::deadline_exceeded:
       return "[504] ";

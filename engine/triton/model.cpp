@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "error.h"
@@ -47,20 +48,6 @@ Settings gather_settings(const ModelIdentity& identity, const ModelOptions& opti
   return settings;
 }
 
-// A failed device ends the process here, where the setting says so: the server would go on, or end with a code that
-// does not say that a new try may succeed.
-Engine load(const ModelIdentity& identity, const Settings& settings, std::shared_ptr<MetricsSink> sink) {
-  try {
-    return Engine(identity.weights_dir(), settings, std::move(sink));
-  } catch (const Error& error) {
-    if (is_device_failure(error) && config_of(identity, settings).exit_on_device_failure) {
-      log_error("the device has failed, and " + identity.name + " cannot be loaded: " + error.what());
-      exit_server();
-    }
-    throw;
-  }
-}
-
 std::string megabytes(std::int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
@@ -77,10 +64,11 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generat
     : standing_(server_of(model), identity, options.warmup),
       generation_(generations, identity.name, identity.version),
       sink_(make_metrics_sink(families, identity.name)),
-      engine_(load(identity, gather_settings(identity, options), sink_)),
-      watcher_(server_of(model), identity.name, standing_, generation_, engine_, calls_, subscriptions_, sending_,
-               answering_, withdrawal_, [this](const std::string& why) { end_all(why); }) {
-  engine_.on_failure([this] { calls_.rouse(); });
+      engine_(identity.weights_dir(), gather_settings(identity, options), sink_),
+      watcher_(server_of(model), identity.name, standing_, generation_, engine_, calls_, subscriptions_,
+               [this](const std::string& why) { end_all(why); }) {
+  // No destructors: they would use the device. The clients see that the connection ends.
+  engine_.on_failure([] { std::_Exit(EXIT_FAILURE); });
   engine_.on_delivered([this] { subscriptions_.flush(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
   generation_.begin();
@@ -153,11 +141,11 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
       asked.request.joined_responses = true;
     }
     submit(std::move(asked.request), call);
-    if (call->subscription) answer([&] { call->stream->close(); });
+    if (call->subscription) call->stream->close();
     return true;
   } catch (const std::exception& error) {
     request_log_.rejected(call->id, error);
-    answer([&] { fail(*call, error); });
+    fail(*call, error);
     return false;
   }
 }
@@ -170,11 +158,11 @@ void Model::act(const EngineCall& asked, Call& call) {
       return open(asked.subscription, call);
     case Action::read:
       subscriptions_.read(asked.subscription, asked.read);
-      answer([&] { call.stream->close(); });
+      call.stream->close();
       return;
     case Action::unsubscribe:
       subscriptions_.close(asked.subscription);
-      answer([&] { call.stream->close(); });
+      call.stream->close();
       return;
     case Action::end_session:
       engine_.end_session(asked.request.session_id);
@@ -186,19 +174,7 @@ void Model::act(const EngineCall& asked, Call& call) {
   }
   Result empty;
   empty.finish_reason = asked.action == Action::end_session ? FinishReason::stop : FinishReason::cancelled;
-  answer([&] { call.stream->send(empty, {}, call.outputs, true); });
-}
-
-template <class Send>
-void Model::answer(const Send& send) {
-  answering_.begins();
-  try {
-    send();
-  } catch (...) {
-    answering_.ended();
-    throw;
-  }
-  answering_.ended();
+  call.stream->send(empty, {}, call.outputs, true);
 }
 
 // Unknown ids are no error: the request may have ended by itself.
@@ -218,7 +194,6 @@ void Model::end_requests(Action action, const Request& request) {
 }
 
 void Model::open(const std::string& subscription, Call& call) {
-  if (const auto failure = engine_.failure(); !failure.empty()) throw Error(ErrorCode::device_failed, failure);
   if (const auto why = why_ended(); !why.empty()) throw Error(ErrorCode::unavailable, why);
   subscriptions_.open(subscription, call.stream);
 }
@@ -253,7 +228,6 @@ void Model::deliver(Call& call, const Result& result) noexcept {
   const bool last = result.finish_reason != FinishReason::none && --call.num_open == 0;
   call.totals.see(result);
   if (call.traced) call.traced->took(call.totals.timings);
-  if (!call.subscription) sending_.begins();
   try {
     send(call, result, last);
   } catch (const std::exception& error) {
@@ -261,7 +235,6 @@ void Model::deliver(Call& call, const Result& result) noexcept {
     log_error(std::string("a response could not be made: ") + error.what());
     fail(call, error);
   }
-  if (!call.subscription) sending_.ended();
   if (last) {
     request_log_.ended(call.id, call.totals);
     call.traced.reset();
@@ -317,16 +290,11 @@ std::optional<Error> Model::error_of(const Result& result) {
 }
 
 void Model::fail(Call& call, const std::exception& error) {
-  const bool lost = is_device_failure(error);
-  const bool serving = !lost || standing_.was_served();
-  // The response would have the server destroy the model, and end with a code that says nothing, or not at all.
-  if (!serving && engine_.info().config.exit_on_device_failure) exit_server();
   if (call.subscription) {
     if (!call.failed.exchange(true)) subscriptions_.add_error(call.subscription, call.key, client_text(error));
     return;
   }
-  auto factory = call.stream->fail(error);
-  if (lost && serving) withdrawal_.keep(std::move(factory));
+  call.stream->fail(error);
 }
 
 std::string Model::why_ended() {

@@ -14,8 +14,6 @@
 #include "model_options.h"
 #include "request_log.h"
 #include "request_reader.h"
-#include "send_watch.h"
-#include "server_exit.h"
 #include "standing.h"
 #include "subscriptions.h"
 #include "triton_api.h"
@@ -40,9 +38,6 @@ class Model {
   // True when the request is in the engine, or acted on what is there.
   bool take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced);
   void act(const EngineCall& asked, Call& call);
-  // What sends on the thread of execute().
-  template <class Send>
-  void answer(const Send& send);
   void end_requests(Action action, const Request& request);
   void open(const std::string& subscription, Call& call);
   // By 1 or -1: a model shares the gauge with the one that takes its place.
@@ -57,8 +52,7 @@ class Model {
   void end_all(const std::string& why);
   void log_loaded(const std::string& name) const;
 
-  // Ends a response stream, or what a subscription has of a request, with an error. A device that fails while the model
-  // is warmed up ends the server's process before, with the setting exit_on_device_failure.
+  // Ends a response stream, or what a subscription has of a request, with an error.
   void fail(Call& call, const std::exception& error);
 
   ModelStanding standing_;
@@ -67,9 +61,6 @@ class Model {
   CallTable calls_;
   const std::shared_ptr<MetricsSink> sink_;  // null: the server takes no metrics
   Subscriptions subscriptions_{[this] { count_subscriptions(1); }, [this] { count_subscriptions(-1); }};
-  SendWatch sending_;    // of the engine's results
-  SendWatch answering_;  // of what execute() sends itself
-  Withdrawal withdrawal_;
   std::mutex why_mutex_;
   std::string why_ended_;  // set before end_all() ends the requests
   // Destroyed in this order: the watcher, which uses the engine; the engine, whose last results use the rest.

@@ -36,7 +36,6 @@ const char* kind_of(const std::exception& error) {
     case ErrorCode::unavailable: return "unavailable";
     case ErrorCode::pending: return "pending";
     case ErrorCode::deadline_exceeded: return "deadline_exceeded";
-    case ErrorCode::device_failed: return "device_failed";
     case ErrorCode::internal: break;
   }
   return "internal";

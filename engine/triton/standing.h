@@ -1,7 +1,6 @@
 // What the server makes of a model: whether it is ready, and whether it ever was.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -14,7 +13,6 @@ namespace charonia::triton {
 // is perhaps starting itself.
 enum class Standing { unknown, served, unloading, exiting };
 
-// Any thread.
 class ModelStanding {
  public:
   // warmup: the server sends requests before the model is ready; otherwise the first one shows that it is.
@@ -23,14 +21,12 @@ class ModelStanding {
 
   // Asks the server, which must not have ended.
   Standing now();
-  // False while its warm-up requests run. Asks the server until it is true.
-  bool was_served() { return was_served_ || now() == Standing::served; }
 
  private:
   TRITONSERVER_Server* server_;
   std::string name_;
   std::int64_t version_;
-  std::atomic<bool> was_served_;
+  bool was_served_;
 };
 
 }  // namespace charonia::triton

@@ -129,20 +129,6 @@ void Subscriptions::end_idle(const std::exception& error, Clock::time_point sinc
   }
 }
 
-void Subscriptions::end_all(const std::exception& error, const std::function<void(FactoryPtr)>& take) {
-  std::vector<FactoryPtr> left;
-  {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock) return;
-    for (auto entry = open_.begin(); entry != open_.end();) {
-      entry->second->outbox_.bind(false);
-      send_due(*entry->second);  // the errors of its requests
-      entry = remove(entry, &error, left);
-    }
-  }
-  for (auto& factory : left) take(std::move(factory));
-}
-
 std::shared_ptr<Subscription> Subscriptions::known(const std::string& name) {
   const auto found = open_.find(name);
   return found == open_.end() || found->second->over_ ? nullptr : found->second;
@@ -155,14 +141,12 @@ void Subscriptions::touch(const std::shared_ptr<Subscription>& subscription) {
 }
 
 void Subscriptions::send(Subscription& subscription) {
-  sending_.begins();
   try {
     subscription.stream_->send(subscription.outbox_.take());
   } catch (const std::exception& error) {
     log_error(std::string("a delivery could not be made: ") + error.what());
     subscription.over_ = true;  // look() removes it
   }
-  sending_.ended();
 }
 
 void Subscriptions::send_due(Subscription& subscription) {
@@ -171,10 +155,7 @@ void Subscriptions::send_due(Subscription& subscription) {
 
 FactoryPtr Subscriptions::end(Subscription& subscription, const std::exception* error) {
   subscription.over_ = true;
-  sending_.begins();
-  auto factory = error == nullptr ? subscription.stream_->close() : subscription.stream_->fail(*error);
-  sending_.ended();
-  return factory;
+  return error == nullptr ? subscription.stream_->close() : subscription.stream_->fail(*error);
 }
 
 Subscriptions::Entry Subscriptions::remove(Entry entry, const std::exception* error, std::vector<FactoryPtr>& left) {

@@ -17,7 +17,6 @@
 #include "charonia/types.h"
 #include "outbox.h"
 #include "response_stream.h"
-#include "send_watch.h"
 
 namespace charonia::triton {
 
@@ -43,9 +42,7 @@ class Subscription {
   bool touched_ = false;             // since the last flush()
 };
 
-// Those of a model, by name. Any thread but where it says otherwise. One lock is for all of them, also while one sends:
-// where the server does not take that (send_watch.h), nothing can go on anyway. The watcher sends, too: whether it is
-// stuck in that is for another thread to see.
+// The subscriptions of a model, by name. Any thread may call. One lock is held for all of them, also while one sends.
 class Subscriptions {
  public:
   using Clock = Outbox::Clock;
@@ -82,10 +79,6 @@ class Subscriptions {
   void bind(bool heard);
   // Ends those that have had no request since then, with an error.
   void end_idle(const std::exception& error, Clock::time_point since);
-  // Ends all with an error; `take` gets the response factories.
-  void end_all(const std::exception& error, const std::function<void(FactoryPtr)>& take);
-  // As SendWatch::stuck(). For a thread that never sends.
-  bool stuck(SendWatch::Clock::time_point now) { return sending_.stuck(now); }
 
  private:
   using Entry = std::map<std::string, std::shared_ptr<Subscription>>::iterator;
@@ -99,7 +92,6 @@ class Subscriptions {
   Entry remove(Entry entry, const std::exception* error, std::vector<FactoryPtr>& left);
 
   std::function<void()> opened_, closed_;
-  SendWatch sending_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Subscription>> open_;
   std::vector<std::shared_ptr<Subscription>> touched_;

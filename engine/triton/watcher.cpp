@@ -9,8 +9,7 @@
 namespace charonia::triton {
 
 Watcher::Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, const Generation& generation,
-                 Engine& engine, CallTable& calls, Subscriptions& subscriptions, SendWatch& sending,
-                 SendWatch& answering, Withdrawal& withdrawal, EndAll end_all)
+                 Engine& engine, CallTable& calls, Subscriptions& subscriptions, EndAll end_all)
     : server_(server),
       name_(std::move(model)),
       standing_(standing),
@@ -19,31 +18,17 @@ Watcher::Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& 
       engine_(engine),
       calls_(calls),
       subscriptions_(subscriptions),
-      sending_(sending),
-      answering_(answering),
-      withdrawal_(withdrawal),
       end_all_(std::move(end_all)),
-      thread_([this](const std::stop_token& stop) { run(stop); }),
-      sends_([this](const std::stop_token& stop) { watch_sends(stop); }) {}
+      thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 void Watcher::run(const std::stop_token& stop) {
   while (calls_.wait_until_busy(stop)) {
-    if (!engine_.failure().empty()) return after_failure(stop);
     const auto now = Clock::now();
     subscriptions_.look(now);
     for (const auto handle : calls_.take_abandoned()) engine_.cancel(handle);
     watch_standing();
     end_subscriptions(now);
     calls_.pause(stop, kPollPeriod, kIdlePeriod);
-  }
-}
-
-void Watcher::watch_sends(const std::stop_token& stop) {
-  while (calls_.wait_until_busy(stop)) {
-    const auto now = Clock::now();
-    const bool results = sending_.stuck(now), deliveries = subscriptions_.stuck(now), answers = answering_.stuck(now);
-    if (results || deliveries || answers) exit_stuck_server();
-    calls_.pause(stop, kSendPeriod, kSendPeriod);
   }
 }
 
@@ -91,25 +76,6 @@ void Watcher::end_subscriptions(Clock::time_point now) {
   // While the model that takes this one's place is warmed up, clients still open subscriptions here, and use them.
   const auto since = end_at_ ? Clock::time_point::max() : now - kLinger;
   subscriptions_.end_idle(Error(ErrorCode::unavailable, why_), since);
-}
-
-void Watcher::after_failure(const std::stop_token& stop) {
-  const bool exits = engine_.info().config.exit_on_device_failure;
-  const auto began = Clock::now();
-  while (!calls_.empty() && Clock::now() < began + kMaxResponseTime && !stop.stop_requested()) {
-    calls_.pause(stop, kPollPeriod, kPollPeriod);
-  }
-  const auto responded = Clock::now();
-  bool withdrawn = false;
-  while (!stop.stop_requested()) {
-    subscriptions_.end_all(Error(ErrorCode::device_failed, engine_.failure()),
-                           [this](FactoryPtr factory) { withdrawal_.keep(std::move(factory)); });
-    // Without one of its responses there is nothing that would keep it loaded: then it stays as it is until there is.
-    withdrawn = withdrawn || withdrawal_.begin(server_, name_);
-    if (exits && Clock::now() >= responded + kFarewell) exit_server();
-    if (standing_.now() == Standing::exiting) return withdrawal_.end();
-    calls_.pause(stop, kStandingPeriod, kStandingPeriod);
-  }
 }
 
 }  // namespace charonia::triton

@@ -11,8 +11,6 @@
 #include "calls.h"
 #include "charonia/engine.h"
 #include "generations.h"
-#include "send_watch.h"
-#include "server_exit.h"
 #include "standing.h"
 #include "subscriptions.h"
 #include "triton_api.h"
@@ -23,15 +21,6 @@ namespace charonia::triton {
 // it left), ends subscriptions that nobody reads, and asks the server whether the model is still served: an unload
 // completes only when every request has ended, and the backend's ModelFinalize comes only then. Without requests it
 // sleeps.
-//
-// A thread of its own looks at what is sent. When the server does not take a response any more (send_watch.h), no
-// request of any stream can go on, and nothing in the process can help: the process ends, so that what supervises it
-// starts a new one.
-//
-// When the engine's device has failed, all requests end. Once they have, the model is withdrawn, and with the setting
-// exit_on_device_failure the server's process ends kFarewell later: until then the responses go out on their
-// connections and health checks see why. (While the model is loaded or warmed up there is nobody to tell: Model ends
-// the process.)
 class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};
@@ -39,29 +28,22 @@ class Watcher {
   // That a subscription without requests stays open when the server exits, or has another model of the same name: some
   // may still be on their way to it. Of one that was replaced: since its last request.
   static constexpr std::chrono::seconds kLinger{1};
-  static constexpr std::chrono::milliseconds kSendPeriod{300};  // SendWatch::kLooks of them are SendWatch::kLimit
   static constexpr std::chrono::milliseconds kStandingPeriod{50};
-  static constexpr std::chrono::seconds kFarewell{1};
-  static constexpr std::chrono::seconds kMaxResponseTime{5};  // that a response may take to go out after a failure
 
   // Ends every request in flight; `why` is for their clients. Called at most once.
   using EndAll = std::function<void(const std::string& why)>;
 
   // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
-  // `sending` and `answering` are those of the engine's results, and of what execute() sends itself.
   Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, const Generation& generation,
-          Engine& engine, CallTable& calls, Subscriptions& subscriptions, SendWatch& sending, SendWatch& answering,
-          Withdrawal& withdrawal, EndAll end_all);
+          Engine& engine, CallTable& calls, Subscriptions& subscriptions, EndAll end_all);
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void run(const std::stop_token& stop);
-  void watch_sends(const std::stop_token& stop);
   void watch_standing();
   void watch_generation(Clock::time_point now);
   void end_subscriptions(Clock::time_point now);
-  void after_failure(const std::stop_token& stop);
 
   TRITONSERVER_Server* server_;
   std::string name_;
@@ -71,9 +53,6 @@ class Watcher {
   Engine& engine_;
   CallTable& calls_;
   Subscriptions& subscriptions_;
-  SendWatch& sending_;
-  SendWatch& answering_;
-  Withdrawal& withdrawal_;
   EndAll end_all_;
 
   Clock::time_point next_look_{};
@@ -82,9 +61,7 @@ class Watcher {
   std::optional<Clock::time_point> replaced_at_;
   Clock::time_point idle_until_{};  // with either: subscriptions without requests may stay until then
   std::string why_;
-  // Last: they use all of the above. The second never sends, so that it sees where the first is stuck, too.
-  std::jthread thread_;
-  std::jthread sends_;
+  std::jthread thread_;  // last: it uses all of the above
 };
 
 }  // namespace charonia::triton

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from charonia_gateway.check import SettingsError, check_files, explained
-from charonia_gateway.cores import default_workers
 from charonia_gateway.imports import kept
 from charonia_gateway.logs import configure_logging
 from charonia_gateway.port import PortError, is_loopback
@@ -56,16 +55,15 @@ def main() -> None:
     else:
         why = "CHARONIA_LOG_PROMPTS" if settings.subscribe else "CHARONIA_GATEWAY_SUBSCRIBE=false"
         log.info("each answer comes from Triton by a stream of its own (%s)", why)
-    workers = settings.workers or default_workers()
-    try:
-        if workers == 1:
-            with kept():  # several workers import it, and not this process
-                from charonia_gateway.process import serve
-            serve(settings)
-            return
-        from charonia_gateway.workers import supervise
+    from charonia_gateway.workers import default_workers, supervise
 
-        sys.exit(supervise(settings, workers))
+    workers = settings.workers or (default_workers() if settings.redis_url else 1)
+    try:
+        if workers > 1:
+            sys.exit(supervise(settings, workers))
+        with kept():
+            from charonia_gateway.process import serve
+        serve(settings)
     except ValueError as error:  # of a file
         _refuse(str(error))
     except PortError as error:

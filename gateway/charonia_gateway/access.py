@@ -1,8 +1,9 @@
-"""Who may use the gateway: whoever has a key, where the settings name a file of keys."""
+"""API keys of requests, if the settings name a file of keys."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from datetime import datetime, timezone
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,14 +15,14 @@ from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.metrics import Metrics
 from charonia_gateway.record import Record, record_of
 
-# All that answers without a key, to GET and HEAD alone: probes, and the pages in which a browser asks for a key. An
-# entry that ends with "/" stands for all below it as well.
+# Paths that need no key for GET and HEAD: probes, and the pages in which a browser asks for a key. An entry that ends
+# with "/" includes all paths below it.
 OPEN_PATHS = ("/health/live", "/health/ready", "/", "/docs", "/page/")
 _METRICS_PATH = "/metrics"
 
 
 def _is_metrics(path: str) -> bool:
-    """Whether the routes take it for that of the metrics: their patterns match before a line end, too."""
+    """Whether the path reaches the route of the metrics: the patterns of routes also match before a line end."""
     return path.removesuffix("\n") == _METRICS_PATH
 
 
@@ -32,9 +33,9 @@ def is_open(method: str, path: str) -> bool:
 
 
 def presented(headers: Headers) -> str | None:
-    """The key that a request has: OpenAI's clients send it as a bearer's, Anthropic's as x-api-key. White space around
-    a value is none of it (RFC 9110, 5.5), and the parser leaves what is behind it. Where both are there, the bearer's
-    counts; of several Authorization headers the first."""
+    """The key of a request: OpenAI's clients send it as a bearer token, Anthropic's as x-api-key. White space around a
+    value is not part of it (RFC 9110, 5.5), and the parser keeps trailing white space. The bearer token has precedence,
+    and the first of several Authorization headers."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
@@ -46,8 +47,8 @@ def _denied(message: str) -> ApiError:
 
 
 class KeyMiddleware:
-    """Answers 401 without a key that holds, 403 for what it may not do, and 429 for what is more than its limits.
-    Limits are for requests for work: for POST."""
+    """Rejects a request with 401 if it has no valid key, with 403 if its key has no access, and with 429 if a limit of
+    the key is exceeded. Limits apply to POST requests."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing, limiter: Limiter, metrics: Metrics) -> None:
         self._app = app
@@ -63,7 +64,8 @@ class KeyMiddleware:
         try:
             key = record.key = self._checked(presented(Headers(scope=scope)))
             self._check_access(key, "metrics" if _is_metrics(scope["path"]) else "inference")
-            headers = await self._limiter.begin(key) if scope["method"] == "POST" else None
+            holder = uuid.uuid4().hex
+            headers = await self._limiter.begin(key, holder) if scope["method"] == "POST" else None
         except ApiError as error:
             record.error = error.code
             if isinstance(error, LimitExceeded) and record.key:
@@ -83,15 +85,15 @@ class KeyMiddleware:
         try:
             await self._app(scope, receive, with_limits)
         finally:
-            # Also where this task is cancelled: what was used is used.
-            await asyncio.shield(asyncio.ensure_future(self._charge(key, scope, record)))
+            # Also if this task is cancelled: the tokens were used.
+            await asyncio.shield(asyncio.ensure_future(self._charge(key, holder, scope, record)))
 
     def _checked(self, text: str | None) -> Key:
         if text is None:
             raise _denied("there is no API key: send it as Authorization: Bearer KEY, or as x-api-key: KEY")
         key = self._keys.find(text)
         if key is None:
-            raise _denied("the API key is none of this server's: check it, or ask its operator for one")
+            raise _denied("invalid API key: check it, or ask the server's operator for one")
         if problem := key.why_not_valid(datetime.now(timezone.utc)):
             raise _denied(f"the API key {problem}: ask the server's operator for another")
         return key
@@ -106,17 +108,17 @@ class KeyMiddleware:
                 code="access_denied",
             )
 
-    async def _charge(self, key: Key, scope: Scope, record: Record) -> None:
+    async def _charge(self, key: Key, holder: str, scope: Scope, record: Record) -> None:
         prompt, generated = _tokens(scope, record)
         for kind, tokens in (("prompt", prompt), ("completion", generated)):
             if tokens:
                 self._metrics.key_tokens.labels(key.name, kind).inc(tokens)
-        await self._limiter.end(key, prompt + generated)
+        await self._limiter.end(key, holder, prompt + generated)
 
 
 def _tokens(scope: Scope, record: Record) -> tuple[int, int]:
-    """Of prompts and of answers, as far as the engine has said. Of a request that ended before it said anything, since
-    its client left or its time was over, the prompt is estimated."""
+    """Prompt tokens and generated tokens, as the engine counted them. If the client left, or the time was over, before
+    the engine's first response, the prompt is estimated."""
     if record.usage and (usage := record.usage.to_json())["total_tokens"]:
         return usage["prompt_tokens"], usage["completion_tokens"]
     left = scope["state"].get("disconnected") or 504 in (record.status, record.failed_status)

@@ -1,13 +1,14 @@
-"""The application: routes, error format and metrics around the servers that work."""
+"""The application: routes, error format, metrics and middleware in front of the Triton servers."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 from charonia_client import CharoniaError, Tls
 from fastapi import FastAPI, Request, Response
@@ -21,12 +22,12 @@ from charonia_gateway.context import Gateway
 from charonia_gateway.documentation import complete_schema
 from charonia_gateway.drain import Drain, DrainMiddleware
 from charonia_gateway.endpoints.discovery import Discovery
-from charonia_gateway.endpoints.exposition import EndpointMetrics
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.endpoints.server import Server
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import LIMIT_HEADERS, ApiError, handle_api_error, handle_engine_error, handle_http_error
 from charonia_gateway.keys import KeyRing
+from charonia_gateway.limiter import Limiter
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.pages import add_pages
@@ -43,13 +44,9 @@ from charonia_gateway.routes import (
     tokenizer,
 )
 from charonia_gateway.settings import Settings
-from charonia_gateway.shared import Shared
-from charonia_gateway.stored import ResponseStore, SharedResponseStore
+from charonia_gateway.state import Bounds, MemoryState, RedisState, State
+from charonia_gateway.stored import ResponseStore
 from charonia_gateway.tracing import Tracing, TracingMiddleware
-from charonia_gateway.worker import Worker
-
-if TYPE_CHECKING:
-    from charonia_gateway.limiter import Limiter
 
 _DESCRIPTION = """The API of OpenAI for the models that this server serves; OpenAI's own clients work unchanged, with
 `base_url` set to this server's address and `/v1`, and the `api_key` that its operator gave (any where the server asks
@@ -66,44 +63,30 @@ def _of(server: Server) -> Callable[[str], Server]:
     return lambda _: server
 
 
-def _limiter_of(settings: Settings, shared: Shared | None) -> Limiter:
-    # It counts nothing where no key is asked for, and is not imported then.
-    from charonia_gateway.limiter import Limiter
-
-    return Limiter(settings.limits_storage, workers=shared)
-
-
-def responses_of(settings: Settings, shared: Shared | None) -> ResponseStore:
-    limits = (settings.max_responses, settings.max_response_bytes, settings.response_ttl_s)
-    return SharedResponseStore(*limits, shared=shared) if shared else ResponseStore(*limits)
+def _state_of(settings: Settings) -> State:
+    bounds = Bounds(settings.max_responses, settings.max_response_bytes, settings.response_ttl_s)
+    return RedisState(settings.redis_url, bounds) if settings.redis_url else MemoryState(bounds)
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What an application works with."""
+    """The parts of an application."""
 
     settings: Settings
     drain: Drain
-    servers: Mapping[str, Server] | None  # in place of Triton
-    worker: Worker | None
+    servers: Mapping[str, Server] | None  # instead of Triton
+    state: State
     metrics: Metrics
     keys: KeyRing | None
-    limiter: Limiter | None  # where there are keys
     tls: Tls | None  # to Triton
     tracing: Tracing | None
 
-    @property
-    def shared(self) -> Shared | None:
-        return self.worker.shared if self.worker else None
-
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """The channels to Triton open with it, and files and names are followed until its end."""
-        settings, worker = self.settings, self.worker
+        """The connections to Triton open with it. Files and names are read again until its end."""
+        settings = self.settings
         discovery = Discovery(settings.endpoints)
         pools = self._pools([] if self.servers else await discovery.targets())
-        endpoint_metrics = EndpointMetrics(pools, self.shared)
-        self.metrics.add(endpoint_metrics)
 
         def use(targets: Iterable[str]) -> None:
             found = list(targets)
@@ -115,12 +98,9 @@ class _Parts:
                 await opened.enter_async_context(pool)
             await asyncio.gather(*(pool.first_checks() for pool in pools.values()))
             app.state.gateway = self._gateway(pools)
-            followers = [self.keys.follow()] if self.keys else []
-            if worker:
-                followers.append(worker.shared.follow())
-                followers.append(endpoint_metrics.follow(settings.endpoint_check_interval_s))
-                if self.limiter:
-                    followers.append(self.limiter.follow())
+            followers = [self.state.follow()]
+            if self.keys:
+                followers.append(self.keys.follow())
             if not self.servers:
                 followers.append(discovery.follow(use, settings.endpoint_check_interval_s))
             following = [asyncio.create_task(follower) for follower in followers]
@@ -129,6 +109,7 @@ class _Parts:
             finally:
                 for task in following:
                     task.cancel()
+        await self.state.close()
         if self.tracing:
             await asyncio.to_thread(self.tracing.close)
 
@@ -140,8 +121,8 @@ class _Parts:
                 [servers[model].target] if servers else targets,
                 check_interval_s=settings.endpoint_check_interval_s,
                 check_timeout_s=settings.endpoint_check_timeout_s,
-                on_choice=lambda reason: metrics.choices[reason].inc(),
                 on_retry=metrics.retries.inc,
+                on_change=partial(metrics.set_endpoint, model),
                 on_way=lambda way: metrics.ways[way].inc(),
                 metadata=self.tracing.metadata if self.tracing else None,
                 tls=self.tls,
@@ -149,7 +130,7 @@ class _Parts:
                 model=model if len(settings.models) > 1 and not servers else None,
                 label=label,
                 connect=_of(servers[model]) if servers else None,
-                shared=self.shared,
+                state=self.state,
             )
             for model, label in settings.models.items()
         }
@@ -164,14 +145,13 @@ class _Parts:
             },
             self.metrics,
             self.drain,
-            self.worker.began if self.worker else int(time.time()),
-            responses_of(settings, self.shared),
-            self.worker,
+            int(time.time()),
+            ResponseStore(self.state, settings.max_responses, settings.max_response_bytes),
         )
 
     @property
     def is_open(self) -> Callable[[str, str], bool] | None:
-        """Of method and path: whether they need no key. None where nothing needs one."""
+        """Takes method and path; returns whether they need no key. None if no request needs a key."""
         if not self.keys:
             return None
         from charonia_gateway.access import is_open
@@ -179,13 +159,13 @@ class _Parts:
         return is_open
 
     def add_middleware(self, app: FastAPI) -> None:
-        """From the innermost on. None of them sees what follows a stream's first text (record.server_send)."""
+        """The innermost first. After a stream's first text, its events bypass the middleware (record.server_send)."""
         settings, keys = self.settings, self.keys
         app.add_middleware(DrainMiddleware, drain=self.drain)
-        if keys and self.limiter:
+        if keys:
             from charonia_gateway.access import KeyMiddleware
 
-            app.add_middleware(KeyMiddleware, keys=keys, limiter=self.limiter, metrics=self.metrics)
+            app.add_middleware(KeyMiddleware, keys=keys, limiter=Limiter(self.state), metrics=self.metrics)
         app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None)
         if settings.origins:
             app.add_middleware(
@@ -205,21 +185,20 @@ def create_app(
     settings: Settings,
     drain: Drain | None = None,
     servers: Mapping[str, Server] | None = None,
-    worker: Worker | None = None,
+    *,
+    restarted: bool = False,
 ) -> FastAPI:
-    """The ASGI application. The channels to Triton open with its lifespan; Triton need not be there yet. `drain` is for
-    who ends it. `servers`: in place of Triton, one for the name of each model; they are closed with the lifespan.
-    `worker`: which of several processes this is. Raises ValueError for a file of keys or certificates that cannot be
-    used."""
-    shared = worker.shared if worker else None
+    """The ASGI application. The connections to Triton open with its lifespan; Triton may start later. `drain`: for the
+    caller to end it. `servers`: instead of Triton, one for the name of each model; they are closed with the lifespan.
+    `restarted`: this process replaces one that died. Raises ValueError for a file of keys or certificates that cannot
+    be used."""
     parts = _Parts(
         settings,
         drain or Drain(settings.shutdown_timeout_s),
         servers,
-        worker,
-        Metrics(shared.folder if shared else None, restarted=bool(worker and worker.restarted)),
+        _state_of(settings),
+        Metrics(os.environ.get("PROMETHEUS_MULTIPROC_DIR"), restarted),
         KeyRing(settings.keys_file) if settings.keys_file else None,
-        _limiter_of(settings, shared) if settings.keys_file else None,
         settings.tls_to_triton(),
         Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None,
     )

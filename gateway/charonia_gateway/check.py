@@ -1,7 +1,7 @@
-"""What must hold before the gateway starts: its settings, the files that it reads then, its port.
+"""Checks before the gateway starts: its settings, the files that it reads, and its port.
 
-`python -m charonia_gateway.check` starts nothing: it says on stderr what is wrong, and ends with code 2, or 1 for the
-port. `charonia serve` asks it before it starts Triton.
+`python -m charonia_gateway.check` only checks. It prints errors to stderr and ends with code 2, or 1 for the port.
+`charonia serve` runs it before it starts Triton.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from charonia_gateway.port import PortError, held_port
 from charonia_gateway.settings import FILES, Settings
 from charonia_gateway.tls import Certificates
 
-_SECRET = "limits_storage"  # its address may hold a password
+_SECRET = "redis_url"  # it may contain a password
 
 
 class SettingsError(ValueError):
-    """A setting cannot be used. The text names it and its value, and says what would be right."""
+    """A setting cannot be used. The text names it, its value, and the remedy."""
 
 
 def variable(field: str) -> str:
-    """The environment variable of a field; of several the first."""
+    """The (first) environment variable of a field."""
     alias = Settings.model_fields[field].validation_alias
     assert isinstance(alias, AliasChoices)
     return str(alias.choices[0]).upper()
 
 
 def explained(error: ValidationError) -> list[str]:
-    """A line for each setting that is wrong, with its variable, its value, and what it is for."""
+    """A line for each wrong setting, with its variable, its value and its description."""
     lines = []
     for detail in error.errors(include_url=False):
         reason = str(detail["msg"]).removeprefix("Value error, ")  # pydantic's, before the text of a check
-        if not detail["loc"]:  # of no field: its input has all of them, and perhaps a password
+        if not detail["loc"]:  # not of one field: the input has all fields, and perhaps a password
             lines.append(reason)
             continue
         name, field = _named(str(detail["loc"][0]))
@@ -54,8 +54,8 @@ def explained(error: ValidationError) -> list[str]:
 
 
 def _named(place: str) -> tuple[str, str]:
-    """Variable and field of the name under which a value was given. pydantic gives the first one of a field that has
-    several: then all are named."""
+    """Variable and field of the name under which a value was given. pydantic reports the first name of a field with
+    several names, so all of them are named."""
     for field, info in Settings.model_fields.items():
         assert isinstance(info.validation_alias, AliasChoices)
         choices = list(map(str, info.validation_alias.choices))
@@ -77,8 +77,7 @@ def _why_unreadable(path: Path) -> str | None:
 
 
 def check_files(settings: Settings) -> None:
-    """Those that the gateway reads at its start, and the address of what it opens then. SettingsError for one that
-    cannot be used."""
+    """Check the files that the gateway reads at its start, and the URL of Redis. Raises SettingsError."""
     for field in FILES:
         path: Path | None = getattr(settings, field)
         if path and (reason := _why_unreadable(path)):
@@ -96,18 +95,18 @@ def check_files(settings: Settings) -> None:
         settings.certificates()
     with _said_of("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
         settings.tls_to_triton()
-    if settings.keys_file and settings.limits_storage:
-        from charonia_gateway.limiter import Limiter  # not imported where it counts nothing, as in app.py
+    if settings.redis_url:
+        from charonia_gateway.state import RedisState
 
         try:
-            Limiter(settings.limits_storage)
+            RedisState(settings.redis_url)
         except ValueError as error:  # it names the setting, and not the value
             raise SettingsError(str(error)) from None
 
 
 @contextlib.contextmanager
 def _said_of(*fields: str) -> Iterator[None]:
-    """An error of a file names the settings that the file may be of."""
+    """Let the error of a file name the settings of the file."""
     try:
         yield
     except ValueError as error:
@@ -115,7 +114,7 @@ def _said_of(*fields: str) -> Iterator[None]:
 
 
 def check_port(settings: Settings) -> None:
-    """PortError where the gateway could not listen now."""
+    """Raises PortError if the gateway could not listen now."""
     for one in held_port(settings.host, settings.port):
         one.close()
 

@@ -27,7 +27,6 @@ from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from charonia_gateway.settings import Settings
 from charonia_gateway.stored import ResponseStore
 from charonia_gateway.usage import Usage
-from charonia_gateway.worker import Worker
 
 ForText = Sampling | InteractiveRequest | CountTokensRequest | ResponsesRequest
 Body = TypeVar("Body", bound=ForText | TokenizeBody | DetokenizeBody)
@@ -45,7 +44,6 @@ class Gateway:
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
-    worker: Worker | None = None  # where the gateway has several
 
     async def system_fingerprint(self, model: str | None) -> str:
         """Changes when answers may change. It depends on the name of the model, the version of the gateway and the

@@ -1,4 +1,4 @@
-"""The end in order: once told to, the gateway takes no new request and lets those that run come to their end."""
+"""The orderly end of the gateway: it rejects new requests and finishes the running ones."""
 
 from __future__ import annotations
 
@@ -21,26 +21,19 @@ from charonia_gateway.tls import Certificates
 
 log = logging.getLogger("charonia_gateway")
 
-_LAST_WORDS_S = 2.0  # for requests that are cut off to say so: before that, Triton has a second to hear it
-_ABORTED_S = 1.0  # for them to end once their connections are gone
+_FINAL_MESSAGE_S = 2.0  # for cancelled requests to tell their clients; before that they have a second to tell Triton
+_ABORTED_S = 1.0  # for cancelled requests to end after their connections were closed
 
 
 class Drain:
-    """Counts the requests that run. `limit_s`: how long they may go on after begin(). `idle` is asked, again and again
-    once nothing runs, whether the process may end."""
+    """Counts the running requests. `limit_s`: how long they may continue after begin()."""
 
-    def __init__(
-        self,
-        limit_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        idle: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.running = 0
         self.limit_s = limit_s
         self.has_cut = False
         self._tasks: set[asyncio.Task[object]] = set()
         self._clock = clock
-        self._idle = idle
         self._deadline: float | None = None
 
     def begin(self) -> None:
@@ -49,7 +42,7 @@ class Drain:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Around a request, in its task."""
+        """Counts a request; use it in the request's task."""
         task = asyncio.current_task()
         assert task
         self.running += 1
@@ -61,15 +54,15 @@ class Drain:
             self.running -= 1
 
     def cut(self) -> int:
-        """Cancels what runs, which still tells its clients so. How many requests that were. No new one is taken."""
-        self.begin()  # a worker that is told to end at once ends without it
+        """Cancel the running requests, which still tell their clients. Returns their number."""
+        self.begin()
         self.has_cut = True
         for task in self._tasks:
             task.cancel()
         return len(self._tasks)
 
     async def have_ended(self, seconds: float) -> bool:
-        """Whether all that was cut ends within that time."""
+        """Whether all cancelled requests end within that time."""
         return not self._tasks or not (await asyncio.wait(self._tasks, timeout=seconds))[1]
 
     @property
@@ -78,19 +71,19 @@ class Drain:
 
     @property
     def is_over(self) -> bool:
-        """Nothing runs any more, or what does has had its time."""
+        """Whether no request runs any more, or the time for them is over."""
         if self._deadline is None:
             return False
-        return (self.running == 0 and self._idle()) or self._clock() >= self._deadline
+        return self.running == 0 or self._clock() >= self._deadline
 
     @property
     def left_s(self) -> int:
-        """Whole seconds, at least one, after which another process may listen here."""
+        """Seconds, at least one, after which another process may listen here."""
         return 1 if self._deadline is None else max(1, math.ceil(self._deadline - self._clock()))
 
 
 class DrainMiddleware:
-    """Answers new work with 503 while draining. What only looks (health, metrics, documentation) is still answered."""
+    """Rejects POST requests with 503 while draining. Health, metrics and documentation are still served."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app
@@ -102,7 +95,7 @@ class DrainMiddleware:
             return
         if self._drain.begun:
             error = unavailable("the gateway is shutting down and takes no new request", self._drain.left_s)
-            error.headers["Connection"] = "close"  # so that the next try may reach another one
+            error.headers["Connection"] = "close"  # the next attempt may reach another gateway
             await error.response(scope)(scope, receive, send)
             return
         begun = False
@@ -118,9 +111,9 @@ class DrainMiddleware:
             except asyncio.CancelledError:
                 if not self._drain.has_cut:
                     raise
-                if begun:  # the client had left; the server would log it as an error of the application
+                if begun:  # otherwise uvicorn logs an error of the application
                     return
-                # Nothing of it was done yet: its body was still coming, or it waited for a limit.
+                # The request had not reached Triton: its body was incomplete, or it waited for a limit.
                 error = unavailable("the gateway is shutting down")
                 error.headers["Connection"] = "close"
                 await error.response(scope)(scope, receive, send)
@@ -129,12 +122,12 @@ class DrainMiddleware:
 def _listens(one: socket.socket) -> bool:
     try:
         return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError:  # it was closed
+    except OSError:  # closed
         return False
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains on the first signal, then shuts down as uvicorn does; on the second it shuts down at once."""
+    """Drains on the first signal, then shuts down as uvicorn does. Shuts down immediately on the second signal."""
 
     def __init__(
         self,
@@ -144,15 +137,15 @@ class DrainingServer(uvicorn.Server):
         certificates: Certificates | None = None,
         started: Callable[[], None] | None = None,
     ) -> None:
-        """write_timeout_s: a connection whose client takes nothing for so long is ended; 0: never. certificates: of
-        TLS, where `config` has it. started: called once the port is open."""
+        """write_timeout_s: a connection is closed if its client reads nothing for so long; 0: never. certificates: for
+        TLS. started: called once the port is open."""
         super().__init__(config)
         self._certificates = certificates
         self._on_start = started
         self._following: asyncio.Task[None] | None = None
         self._drain = drain
         self._signalled = False
-        self._looked = False  # a tick has passed since nothing ran any more
+        self._was_over = False  # at the last tick
         self._write_timeout_s = write_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -160,14 +153,14 @@ class DrainingServer(uvicorn.Server):
             self.config.ssl = self._certificates.context()
             self._following = asyncio.create_task(self._certificates.follow())
         await super().startup(sockets)
-        if self.started and not all(map(_listens, sockets or ())):  # uvloop goes on without it, and says nothing
+        if self.started and not all(map(_listens, sockets or ())):  # uvloop ignores the error
             self.started = False
             await super().shutdown(sockets)
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         if self._write_timeout_s and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
             for server in self.servers:
                 for listening in server.sockets:
-                    # Connections inherit it. The kernel ends them, also those whose answer has been written whole.
+                    # Connections inherit it. The kernel closes them, even if the whole response has been written.
                     with socket.socket(fileno=os.dup(listening.fileno())) as own:
                         milliseconds = math.ceil(self._write_timeout_s * 1000)
                         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -181,7 +174,7 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _cut(self) -> None:
-        """Ends what runs. uvicorn would wait first, and then do the same with words and tracebacks of its own."""
+        """Cancel the running requests. uvicorn would wait first, and then log errors and tracebacks."""
         had_its_time = self._drain.is_over
         count = self._drain.cut()
         if not count:
@@ -192,21 +185,20 @@ class DrainingServer(uvicorn.Server):
             log.warning(text, requests, self._drain.limit_s)
         else:
             log.warning("%s cut off: the gateway was asked to shut down at once", requests)
-        if not await self._drain.have_ended(_LAST_WORDS_S):  # their clients do not read
+        if not await self._drain.have_ended(_FINAL_MESSAGE_S):  # their clients do not read it
             for connection in list(self.server_state.connections):
                 if connection.transport:
                     connection.transport.abort()
             await self._drain.have_ended(_ABORTED_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # The second signal, not one after a drain that the supervisor began: systemd sends one to each process.
         if self._signalled:
             super().handle_exit(sig, frame)
         self._signalled = True
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        # What came before it, and waits to be read or accepted on a busy machine, is told so in the tick between.
-        self.should_exit = self.should_exit or (self._looked and self._drain.is_over)
-        self._looked = self._drain.is_over
+        # One tick later: requests that arrived before it on a busy machine are still rejected with 503.
+        self.should_exit = self.should_exit or (self._was_over and self._drain.is_over)
+        self._was_over = self._drain.is_over
         return await super().on_tick(counter)

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from charonia_client import CharoniaError, ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
 
-from charonia_gateway.endpoints.load import prompt_tokens
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.record import current_key, current_record
+from charonia_gateway.usage import estimated_tokens
 
 
 class Engine:
@@ -85,17 +85,16 @@ class Engine:
         """The parts of one request's answers. That somebody cancelled it is an error unless `may_be_cancelled`.
         `first`: the number of its first answer among those of the HTTP request."""
         if record := current_record.get():
-            record.estimated_tokens += prompt_tokens(request)
+            record.estimated_tokens += estimated_tokens(request)
         with _clients_words(request.session_id):
             async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
                 for part in answer.first:
                     yield _checked(part, first, may_be_cancelled)
                 try:
                     async for part in answer.rest:
-                        answer.in_flight.note(part)
                         yield _checked(part, first, may_be_cancelled)
-                except ConnectionLost as error:
-                    answer.in_flight.endpoint.suspect(str(error))
+                except ConnectionLost:
+                    answer.failed()
                     raise
 
     async def end_session(self, session_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What is made of files, and is made anew when they change."""
+"""Values that are read from files, and read again when the files change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 class FollowedFiles:
-    """Files that change for the worse leave what was made before."""
+    """Files that become invalid leave the last valid value in use."""
 
     def __init__(self, *paths: Path) -> None:
         """Raises what _read() does."""
@@ -33,11 +33,11 @@ class FollowedFiles:
         self._read()
 
     def _read(self) -> None:
-        """Makes it. ValueError for files that cannot be used: then nothing has changed."""
+        """Read the files. Raises ValueError for files that cannot be used; then nothing has changed."""
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Makes it anew where a file has changed."""
+        """Read the files again if one has changed."""
         stamps = self._stamps()
         if stamps == self._read_at:
             return
@@ -45,12 +45,12 @@ class FollowedFiles:
         try:
             self._read()
         except ValueError as error:
-            # It is tried again: that a process has too many files open is nothing of the file's, and passes.
+            # It is tried again: the error may be temporary, for example too many open files.
             if self._failed != (failed := (stamps, str(error))):
                 log.error("what was read of %s before stays in use: %s", names, error)
             self._failed = failed
             return
-        # What changed while it was read has another stamp, and is read next time.
+        # A file that changed while it was read has another stamp, and is read again next time.
         self._read_at, self._failed = stamps, None
         log.info("%s changed, and was read again", names)
 

@@ -52,7 +52,7 @@ class Key(BaseModel):
     models: tuple[str, ...] | None = Field(None, min_length=1, description="None: all")
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
-    max_concurrent: Positive | None = Field(None, description="requests that run at once, at each gateway")
+    max_concurrent: Positive | None = Field(None, description="concurrent requests")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
         None, description="of its requests, and the highest that they may ask for"
     )

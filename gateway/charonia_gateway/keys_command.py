@@ -62,7 +62,7 @@ def create(
     model: Annotated[list[str] | None, typer.Option(help="A model that it may use; repeat it. Default: all.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(**_COUNT)] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="Of prompts and answers together.", **_COUNT)] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Requests at once, at each gateway.", **_COUNT)] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Concurrent requests.", **_COUNT)] = None,
     priority: Annotated[
         int | None, typer.Option(help="Of its requests, and the highest that they may ask for; higher goes first.")
     ] = None,

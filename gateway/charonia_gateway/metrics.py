@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.record import begins_text
 
-# Who asks for these looks at the gateway, and is no work of its own.
+# Requests for these paths do not count as running.
 _WATCHING = frozenset(("/metrics", "/health/live", "/health/ready"))
-_MERGE_EVERY_S = 1.0  # merging the files of all workers takes up to a second of CPU time where there are many keys
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
-class _Collected(Collector):
-    """What was collected before."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
 class Metrics:
-    """Has a registry of its own, so that several applications can live in one process. folder: in which the workers of
-    one gateway have the files of what they count, of which each shows the sums. restarted: this process replaces one of
-    them that died."""
+    """Has its own registry, so that several applications can run in one process. folder: the processes of one gateway
+    keep their values in files there, and each of them exposes the sums. restarted: this process replaces one that
+    died."""
 
-    def __init__(
-        self, folder: Path | None = None, restarted: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: str | None = None, restarted: bool = False) -> None:
         self.registry = CollectorRegistry()
         self._folder = folder
-        self._clock = clock
-        self._merging: asyncio.Task[bytes] | None = None  # or merged
-        self._merged_at = 0.0
-        self._collectors: list[Collector] = []
         self.requests = Counter(
             "charonia_gateway_requests",
             "HTTP requests answered; status 499: the client went away before the answer",
@@ -76,18 +56,16 @@ class Metrics:
         )
         self.retries = Counter(
             "charonia_gateway_retries",
-            "requests sent on to another endpoint: one had no room, failed, or went down before the answer began",
+            "requests sent to another endpoint, because one had no room or failed before the response began",
             registry=self.registry,
         )
-        self._choices = Counter(
-            "charonia_gateway_endpoint_choices",
-            "choices among several endpoints, by what decided",
-            ("reason",),
+        self.endpoint_up = Gauge(
+            "charonia_gateway_endpoint_up",
+            "1: Triton there can take requests",
+            ("endpoint", "model"),
             registry=self.registry,
+            multiprocess_mode="livemin",
         )
-        # By reason, made at once: a counter that is missing would look like one that was lost.
-        self.choices = {reason: self._choices.labels(reason) for reason in ("session", "prefix", "load")}
-
         self._ways = Counter(
             "charonia_gateway_triton_requests",
             "requests sent to Triton, by what their answers come by: a call of each, or the subscription",
@@ -96,7 +74,7 @@ class Metrics:
         )
         self.ways = {way: self._ways.labels(way) for way in ("call", "subscription")}
 
-        # Names of keys are those of the file of keys: what clients make up is no label.
+        # Names of keys are from the file of keys. Clients cannot make up labels.
         self.key_requests = Counter(
             "charonia_gateway_key_requests", "HTTP requests by a key", ("key",), registry=self.registry
         )
@@ -109,42 +87,27 @@ class Metrics:
             ("key", "limit"),
             registry=self.registry,
         )
-        # Also of one process, so that graphs and alerts find them.
+        # A gateway of one process has them too, so that graphs and alerts find them.
         text = "processes of this gateway"
         Gauge("charonia_gateway_workers", text, registry=self.registry, multiprocess_mode="livesum").set(1)
         text = "processes of this gateway that died and were replaced"
         Counter("charonia_gateway_worker_restarts", text, registry=self.registry).inc(restarted)
 
-    def add(self, collector: Collector) -> None:
-        """It shows what is so of all workers."""
-        self._collectors.append(collector)
-        self.registry.register(collector)
+    def set_endpoint(self, model: str, target: str, up: bool | None) -> None:
+        """up: whether the server takes requests; None: it is gone."""
+        if up is not None:
+            self.endpoint_up.labels(target, model).set(up)
+        elif self._folder is None:
+            self.endpoint_up.remove(target, model)
+        else:  # a series in a file cannot be removed
+            self.endpoint_up.labels(target, model).set(math.nan)
 
     async def render(self) -> bytes:
-        """Where there are several workers, as of a second ago at most."""
         if self._folder is None:
             return generate_latest(self.registry)
-        merging = self._merging
-        old = self._clock() >= self._merged_at + _MERGE_EVERY_S
-        if merging is None or (merging.done() and (old or merging.cancelled() or merging.exception())):
-            merging = self._merging = asyncio.create_task(self._merge(self._folder))
-        return await asyncio.shield(merging)  # others wait for it, too
-
-    async def _merge(self, folder: Path) -> bytes:
-        try:
-            # What reads the database of the workers does so in the thread that opened it.
-            collected = [_Collected(list(collector.collect())) for collector in self._collectors]
-            return await asyncio.to_thread(_together, folder, collected)
-        finally:
-            self._merged_at = self._clock()
-
-
-def _together(folder: Path, more: Sequence[Collector]) -> bytes:
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
-    for collector in more:
-        registry.register(collector)
-    return generate_latest(registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=self._folder)  # type: ignore[no-untyped-call]
+        return await asyncio.to_thread(generate_latest, registry)
 
 
 class MetricsMiddleware:

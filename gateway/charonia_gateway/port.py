@@ -1,4 +1,4 @@
-"""The gateway's port: who may listen on it, and what is said where that cannot be."""
+"""The gateway's port, and the errors if the gateway cannot listen on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 
 
 class PortError(OSError):
-    """The gateway cannot listen; the text names address, port and the settings that would mend it."""
+    """The gateway cannot listen. The text names address, port and the settings to change."""
 
     def __init__(self, host: str, port: int, cause: OSError) -> None:
         reason = cause.strerror or "it is no name of a host"
@@ -34,8 +34,8 @@ def is_loopback(host: str) -> bool:
 
 
 def bound_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
-    """One for each address of the host that this machine has; they do not listen yet. shared: beside others that say
-    so. PortError where that cannot be, or there is no such address."""
+    """A socket for each address of the host that this machine has; they do not listen yet. shared: other sockets may
+    share the port. Raises PortError."""
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     with contextlib.ExitStack() as on_error:
@@ -67,14 +67,14 @@ def bound_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
 
 
 def held_port(host: str, port: int) -> list[socket.socket]:
-    """Until they are closed, no other gateway of several processes takes the port. PortError where another process has
-    it."""
+    """Sockets that keep other gateways of several processes from the port until they are closed. Raises PortError if
+    another process has it."""
     with contextlib.ExitStack() as on_error:
         held: list[socket.socket] = []
         for one in bound_sockets(host, port, shared=False):  # nobody else listens
             on_error.enter_context(one)
-            # The kernel lets others bind as long as none listens. A name that one process at a time can have is a lock,
-            # and is gone with the process. The address is written as the kernel does: a host has several spellings.
+            # The kernel lets other sockets bind as long as none listens. An abstract name is a lock that ends with its
+            # process. The address is spelled as the kernel does: a host has several spellings.
             name = "\0charonia-gateway {}:{}".format(*one.getsockname()[:2])
             lock = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             try:

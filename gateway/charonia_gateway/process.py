@@ -1,10 +1,10 @@
-"""The gateway as a process: its port, its end in order."""
+"""The gateway as a process: its port, and its orderly end."""
 
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,7 +15,6 @@ from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.endpoints.server import Server
 from charonia_gateway.port import PortError, bound_sockets
 from charonia_gateway.settings import Settings
-from charonia_gateway.worker import Worker
 
 log = logging.getLogger("charonia_gateway")
 
@@ -24,13 +23,17 @@ def serve(
     settings: Settings,
     servers: Mapping[str, Server] | None = None,
     started: Callable[[FastAPI], None] | None = None,
-    worker: Worker | None = None,
+    obey: Callable[[Callable[[], None], Callable[[], None]], None] | None = None,
+    restarted: bool = False,
 ) -> None:
-    """Returns after SIGTERM or SIGINT, when all has ended; call it from the main thread. `servers`: as create_app takes
-    them. `started` is called with the application, in the event loop, once the port is open. `worker`: which of several
-    processes this is. Raises ValueError for a file that cannot be used, PortError where it cannot listen."""
-    drain = Drain(settings.shutdown_timeout_s, idle=worker.is_idle) if worker else Drain(settings.shutdown_timeout_s)
-    app = create_app(settings, drain, servers, worker)
+    """Returns after SIGTERM or SIGINT, when all requests have ended. Call it from the main thread.
+
+    `servers`: as create_app takes them. `started` is called with the application, in the event loop, once the port is
+    open. `obey`: this is one of several processes; it is called likewise, with a function that begins to drain, and one
+    that does what a signal does. `restarted`: this process replaces one that died. Raises ValueError for a file that
+    cannot be used, and PortError."""
+    drain = Drain(settings.shutdown_timeout_s)
+    app = create_app(settings, drain, servers, restarted=restarted)
     certificates = settings.certificates()
     config = uvicorn.Config(
         app,
@@ -42,9 +45,9 @@ def serve(
         log_config=None,
         access_log=False,  # the gateway has its own
         server_header=False,
-        # Longer than what clients and load balancers keep idle connections for, so that they close first.
+        # Longer than clients and load balancers keep idle connections, so that they close them first.
         timeout_keep_alive=75,
-        # What has not ended by then has had its time; this is for connections to close.
+        # Requests have had their time by then; this is for connections to close.
         timeout_graceful_shutdown=1,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
@@ -52,20 +55,14 @@ def serve(
 
     def listens() -> None:
         log.info("the gateway listens on %s, port %d", settings.host, settings.port)
+        if obey:
+            obey(drain.begin, lambda: server.handle_exit(signal.SIGTERM, None))
         if started:
             started(app)
 
-    def end() -> None:
-        server.should_exit = True
-
-    def close() -> None:
-        for one in server.servers:
-            one.close()
-
-    on_start = partial(worker.listens, drain.begin, end, close) if worker else listens
-    server = DrainingServer(config, drain, settings.write_timeout_s, certificates, on_start)
-    # uvicorn, which would open them itself, names no setting where it cannot.
-    sockets = bound_sockets(settings.host, settings.port, shared=worker is not None)
+    server = DrainingServer(config, drain, settings.write_timeout_s, certificates, listens)
+    # If uvicorn opened them itself, its error would not name the setting.
+    sockets = bound_sockets(settings.host, settings.port, shared=obey is not None)
     try:
         server.run(sockets)
     except OSError as error:

@@ -52,15 +52,14 @@ class GatewayFields(BaseSettings):
     triton_endpoints: str = Field(
         "",
         validation_alias=AliasChoices("charonia_triton_endpoints", "triton_endpoints"),
-        description="Triton servers of the same model, separated by commas: HOST:PORT of gRPC, dns:///HOST:PORT for "
-        "every address of a name, file:///PATH for a file of such entries; default: the one of "
-        "CHARONIA_TRITON_HOST and CHARONIA_GRPC_PORT",
+        description="Triton servers of the same model, separated by commas: HOST:PORT of gRPC, or dns:///HOST:PORT "
+        "for every address of a name; default: the one of CHARONIA_TRITON_HOST and CHARONIA_GRPC_PORT",
     )
     endpoint_check_interval_s: float = Field(
         1,
         gt=0,
         validation_alias=AliasChoices("charonia_endpoint_check_interval_s", "endpoint_check_interval_s"),
-        description="seconds between two checks of a Triton server, and between two reads of names and files",
+        description="seconds between two checks of a Triton server, and between two look-ups of a DNS name",
     )
     endpoint_check_timeout_s: float = Field(
         2,
@@ -73,8 +72,9 @@ class GatewayFields(BaseSettings):
         ge=0,
         le=64,
         validation_alias=AliasChoices("charonia_gateway_workers", "workers"),
-        description="processes that the gateway runs in behind its port; 0: one for every four cores of the machine, "
-        "or of the container's quota, at most 8; where `charonia serve` computes on the CPU one",
+        description="number of processes of the gateway; 0: one, or with CHARONIA_GATEWAY_REDIS_URL one for every "
+        "four cores of the machine or of the container's quota, at most 8 (one if `charonia serve` "
+        "computes on the CPU)",
     )
     max_body_bytes: int = Field(
         8388608,
@@ -156,11 +156,12 @@ class GatewayFields(BaseSettings):
         description="answers come from each Triton server by one stream for all of them, which takes a fraction of "
         "the CPU time; false: each answer has a stream of its own (docs/scaling.md)",
     )
-    limits_storage: str = Field(
+    redis_url: str = Field(
         "",
-        validation_alias=AliasChoices("charonia_gateway_limits_storage", "limits_storage"),
-        description="Redis or Valkey in which several gateways count the requests and tokens of keys together: "
-        "redis://HOST:PORT; default: each gateway counts by itself",
+        validation_alias=AliasChoices("charonia_gateway_redis_url", "redis_url"),
+        description="Redis or Valkey in which several processes or gateways share the limits of keys, stored "
+        "responses and the servers of sessions: redis://HOST:PORT; default: one process keeps it in "
+        "memory",
     )
     tls_cert: Path | None = Field(
         None,

@@ -24,18 +24,18 @@ FILES = (  # fields
     "triton_tls_cert",
     "triton_tls_key",
 )
-# Of the shared storage of limits. Valkey speaks Redis' protocol.
-STORAGE_SCHEMES = ("redis", "rediss", "redis+unix", "valkey", "valkeys", "valkey+unix")
+# Valkey speaks the protocol of Redis.
+REDIS_SCHEMES = ("redis", "rediss", "unix", "valkey", "valkeys")
 
 
-# Of every environment variable that is a setting.
+# All environment variables of settings begin with it.
 _PREFIX = "charonia_"
 ANY_ORIGIN = "*"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def parse_models(text: str) -> dict[str, str]:
-    """Label by name of a list of NAME or NAME=LABEL. ValueError for what is none, or there twice."""
+    """Label by name, from a list of NAME or NAME=LABEL. Raises ValueError for a wrong or a duplicate entry."""
     found: dict[str, str] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         # Labels have no "=", and names may.
@@ -52,7 +52,7 @@ def parse_models(text: str) -> dict[str, str]:
 
 
 def parse_origins(text: str) -> frozenset[str]:
-    """Origins separated by commas or spaces. ValueError for what is none."""
+    """Origins separated by commas or spaces. Raises ValueError for a wrong one."""
     origins = {part.rstrip("/").lower() for part in re.split(r"[,\s]+", text) if part}
     for origin in origins:
         if origin != ANY_ORIGIN and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
@@ -109,14 +109,14 @@ class Settings(GatewayFields):
     def _may_be_empty(cls, path: Any) -> Any:
         return path or None  # as compose hands on a variable that is empty
 
-    @field_validator("limits_storage")
+    @field_validator("redis_url")
     @classmethod
-    def _is_storage(cls, uri: str) -> str:
-        scheme, separator, _ = uri.partition("://")
-        if uri and not (separator and scheme in STORAGE_SCHEMES):
-            # Nothing else of it: it may hold a password.
-            raise ValueError(f"{scheme[:20]!r} is none of {', '.join(STORAGE_SCHEMES)}: expected redis://HOST:PORT")
-        return uri
+    def _is_redis(cls, url: str) -> str:
+        scheme, separator, _ = url.partition("://")
+        if url and not (separator and scheme in REDIS_SCHEMES):
+            # Only the scheme is shown: the URL may contain a password.
+            raise ValueError(f"{scheme[:20]!r} is none of {', '.join(REDIS_SCHEMES)}: expected redis://HOST:PORT")
+        return url
 
     @model_validator(mode="after")
     def _go_together(self) -> Settings:
@@ -128,6 +128,14 @@ class Settings(GatewayFields):
             raise ValueError("CHARONIA_GATEWAY_TLS_CERT and CHARONIA_GATEWAY_TLS_KEY go together: set both, or none")
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("CHARONIA_GATEWAY_TLS_CLIENT_CA needs CHARONIA_GATEWAY_TLS_CERT")
+        shared = {"CHARONIA_GATEWAY_KEYS_FILE": self.keys_file, "CHARONIA_GATEWAY_MAX_RESPONSES": self.max_responses}
+        if self.workers > 1 and not self.redis_url and any(shared.values()):
+            names = " and ".join(name for name, value in shared.items() if value)
+            raise ValueError(
+                f"CHARONIA_GATEWAY_WORKERS={self.workers} needs CHARONIA_GATEWAY_REDIS_URL: several processes share "
+                f"the limits of keys and stored responses in Redis ({names}). Set it to redis://HOST:PORT, use one "
+                "process, or set CHARONIA_GATEWAY_MAX_RESPONSES=0 and no file of keys"
+            )
         return self
 
     def tls_to_triton(self) -> Tls | None:
@@ -140,14 +148,14 @@ class Settings(GatewayFields):
         return Tls(*files, self.triton_tls_name)
 
     def certificates(self) -> Certificates | None:
-        """Of the gateway's own port; None where it has no TLS. ValueError for files that cannot be used."""
+        """For the gateway's own port; None without TLS. Raises ValueError for files that cannot be used."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return Certificates(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def models(self) -> dict[str, str]:
-        """The label of each model, by name; that of the first, the default, is empty."""
+        """The label of each model, by name. The label of the default model, which is first, is empty."""
         return {self.model_name: "", **parse_models(self.more_models)}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from charonia_client import GenerateResponse
+    from charonia_client import GenerateRequest, GenerateResponse
 
 
 class Usage:
@@ -96,3 +96,13 @@ def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -
 
 def _per_second(tokens: int, ms: float) -> float | None:
     return round(tokens * 1000 / ms, 3) if tokens and ms > 0 else None
+
+
+def estimated_tokens(request: GenerateRequest) -> int:
+    """Tokens of a request's prompt, without the history of its session: estimated unless it has token ids."""
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    texts = [message.get("content") or "" for message in request.messages or ()]
+    texts = texts if request.text is None else [request.text]
+    # English has about four characters in a token, most other scripts two or fewer.
+    return sum(len(text) // (4 if text.isascii() else 2) + 1 for text in texts)

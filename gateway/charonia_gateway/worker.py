@@ -1,99 +1,66 @@
-"""One of several processes of a gateway: it has a socket of its own on the port, and does what the supervisor says.
+"""One of several processes of a gateway.
 
-The kernel spreads connections over the sockets that listen on a port with SO_REUSEPORT. A process that dies leaves
-none, so that nothing waits for it.
-"""
+It listens on the port with its own socket: the kernel distributes connections over all sockets with SO_REUSEPORT. It
+obeys its supervisor and ignores signals, because a terminal and systemd send them to all processes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import select
+import logging
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Literal
 
+from charonia_gateway.imports import kept
+from charonia_gateway.port import PortError
 from charonia_gateway.settings import Settings
-from charonia_gateway.shared import Shared
+from charonia_gateway.workers import SETTINGS_EXIT_CODE
 
-# From a worker: it listens; its event loop gets on; since it is to end, nothing runs any more. To a worker: all have
-# listened once; take no new request; end now.
-Message = Literal["ready", "alive", "idle", "started", "drain", "end"]
+log = logging.getLogger("charonia_gateway")
 
 
-@dataclass(frozen=True)
-class Post:
-    """What a worker is told first. began: when the gateway did, seconds since the epoch. restarted: it replaces one."""
-
+def main() -> None:
+    """`python -m charonia_gateway.worker DESCRIPTOR`, the descriptor of the connection to the supervisor."""
+    _ignore_signals()
+    supervisor = Connection(int(sys.argv[1]))
     settings: Settings
-    number: int  # from 1
-    folder: Path  # what the workers share
-    began: int
-    restarted: bool
-    alive_s: float  # how often it says that it is alive
+    settings, restarted = supervisor.recv()
+    with kept():
+        from charonia_gateway.logs import configure_logging
+        from charonia_gateway.process import serve
 
+    configure_logging(settings)
 
-class Worker:
-    """What the application and its server know of the other workers."""
-
-    def __init__(self, post: Post, connection: Connection) -> None:
-        self.began = post.began
-        self.restarted = post.restarted
-        self.shared = Shared(post.folder, post.number)
-        self.all_started = False  # every worker has listened once
-        self.is_orphan = False  # the supervisor has died
-        self._connection = connection
-        self._alive_s = post.alive_s
-        self._idle = False
-
-    def is_idle(self) -> bool:
-        """Nothing runs here, and no new request is taken. False: the supervisor says when all may end."""
-        if self.is_orphan:
-            return True
-        if not self._idle:
-            self._idle = True
-            self._send("idle")
-        return False
-
-    def listens(self, drain: Callable[[], None], end: Callable[[], None], close: Callable[[], None]) -> None:
-        """In the event loop, once the port is open. `drain` and `end` are called when the supervisor says so; `close`
-        leaves the port to a gateway that takes this one's place."""
-        actions: dict[Message, Callable[[], None]] = {"started": self._started, "drain": drain, "end": end}
-        loop = asyncio.get_running_loop()
+    def obey(drain: Callable[[], None], stop: Callable[[], None]) -> None:
+        """Call `stop` whenever the supervisor says so, and `drain` when it dies."""
+        _ignore_signals()  # uvicorn has set its own handlers
 
         def read() -> None:
             try:
-                actions[self._connection.recv()]()
+                supervisor.recv()
             except (EOFError, OSError):
-                self.is_orphan = True
-                loop.remove_reader(self._connection.fileno())
-                close()
+                asyncio.get_running_loop().remove_reader(supervisor.fileno())
                 drain()
+            else:
+                stop()
 
-        loop.add_reader(self._connection.fileno(), read)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, drain)
-        self._send("ready")
-        self._live()
+        asyncio.get_running_loop().add_reader(supervisor.fileno(), read)
 
-    def _live(self) -> None:
-        takes = select.poll()
-        takes.register(self._connection.fileno(), select.POLLOUT)
-        if takes.poll(0):  # a supervisor that is stopped reads nothing, and stops nobody
-            self._send("alive")
-        asyncio.get_running_loop().call_later(self._alive_s, self._live)
+    try:
+        serve(settings, obey=obey, restarted=restarted)
+    except ValueError as error:  # a file cannot be used
+        print(f"charonia_gateway: {error}", file=sys.stderr)
+        sys.exit(SETTINGS_EXIT_CODE)
+    except PortError as error:
+        log.error("%s", error)
+        sys.exit(1)
 
-    def _started(self) -> None:
-        self.all_started = True
 
-    def _send(self, message: Message) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.send(message)
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
-    sys.exit("this gateway's package was exchanged while it ran: restart the gateway")
+    main()

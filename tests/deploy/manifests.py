@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from charonia_gateway.settings import Settings
 from missing_tools import missing_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,14 +147,3 @@ def label_selectors(value: Any) -> Iterator[dict[str, str]]:
     elif isinstance(value, list):
         for part in value:
             yield from label_selectors(part)
-
-
-def check_stored_answers_fit(pod: Object, gateway: Object) -> None:
-    """Where the gateway has several workers they are in files, which take twice as much while they are written. Above
-    its volume's limit or its container's the pod is evicted."""
-    (mount,) = [one for one in gateway["volumeMounts"] if one["mountPath"] == "/tmp"]
-    (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
-    size = bytes_of(volume["emptyDir"]["sizeLimit"])
-    metrics = 16 << 20
-    assert size >= 2 * Settings.model_fields["max_response_bytes"].default + metrics
-    assert size <= bytes_of(gateway["resources"]["limits"]["ephemeral-storage"])

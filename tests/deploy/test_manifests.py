@@ -22,7 +22,6 @@ from manifests import (
     Manifests,
     Workload,
     bytes_of,
-    check_stored_answers_fit,
     label_selectors,
     render,
     write_overlay,
@@ -311,12 +310,6 @@ def test_what_is_written_is_on_a_volume(rendered: Manifests) -> None:
             assert any(Path(workload.settings[name]).is_relative_to(folder) for folder in writable)
             persistent = [mount["mountPath"] for mount in mounts if mount["name"] in claims]
             assert any(Path(workload.settings[name]).is_relative_to(folder) for folder in persistent)
-
-
-def test_stored_answers_of_several_workers_fit_in_the_gateways_volume(rendered: Manifests) -> None:
-    gateway = rendered.workload(GATEWAY)
-    assert "CHARONIA_GATEWAY_MAX_RESPONSE_BYTES" not in gateway.settings, "the default holds"
-    check_stored_answers_fit(gateway.pod, gateway.container)
 
 
 def test_a_secret_is_only_where_it_is_used(rendered: Manifests) -> None:

@@ -104,6 +104,7 @@ class Stack:
             "CHARONIA_THREADS": "2",
             "CHARONIA_CACHE_MAX_ENTRY_COUNT": "512",
             "CHARONIA_DRAIN_TIMEOUT_S": "2",
+            "CHARONIA_HANG_TIMEOUT_S": "0",  # its requests would be in the metrics
             "CHARONIA_MAX_RESTARTS": "0",  # a Triton that dies unasked for fails the test
             "CHARONIA_TEXT_INSTANCES": "1",  # each loads the tokenizer anew, which most of a start's time goes to
             **{f"CHARONIA_{name}": str(port) for name, port in zip(names, self.ports, strict=True)},

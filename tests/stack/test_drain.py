@@ -14,7 +14,7 @@ from typing import Any
 import engine_metrics
 import httpx
 import pytest
-from charonia_gateway.endpoints.affinity import rendezvous
+from charonia_gateway.endpoints.choice import weight
 from gateway_process import GatewayProcess, gateway
 from prometheus_client.parser import text_string_to_metric_families
 from stack import ENDLESS, HANG_S, SLOW, Stack, running
@@ -142,10 +142,10 @@ async def retries(http: httpx.AsyncClient) -> float:
 async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_there_have(
     slow: Stack, slow_model: Path, tmp_path: Path
 ) -> None:
-    """Neither its gateway nor its server is ready any more at once, and both refuse what is new so that it can go to
-    another server. What has begun ends, streams and whole answers, and no turn goes on at another server as if it had
-    its history there. Who leaves meanwhile is not computed for."""
-    workers = {"CHARONIA_GATEWAY_WORKERS": "2"}  # of the stack's gateway and of the one before two servers
+    """Its gateway and its server are no longer ready and reject new requests, so that clients can try another server.
+    Streams and whole answers that have begun are completed. A turn is not continued at another server that does not
+    have its history. Requests of clients that leave are cancelled."""
+    workers = {"CHARONIA_GATEWAY_WORKERS": "2", "CHARONIA_GATEWAY_MAX_RESPONSES": "0"}
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), **workers}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
@@ -156,10 +156,9 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             CHARONIA_TRITON_ENDPOINTS=f"{stack.grpc},{slow.grpc}",
             CHARONIA_ENDPOINT_CHECK_INTERVAL_S="0.1",
             CHARONIA_ENDPOINT_CHECK_TIMEOUT_S=str(HANG_S),
-            **workers,
         ) as two,
     ):
-        sessions = (id for at in range(1000) if rendezvous(id := f"s{at}", [stack.grpc, slow.grpc]) == stack.grpc)
+        sessions = (id for at in range(1000) if weight(id := f"s{at}", stack.grpc) > weight(id, slow.grpc))
         async with (
             httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as its_own,
             httpx.AsyncClient(base_url=elsewhere.url, timeout=HANG_S) as http,

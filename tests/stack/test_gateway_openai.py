@@ -193,7 +193,9 @@ def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> 
     name = f"dns:///localhost:{port}"
     with gateway("127.0.0.1:1", tmp_path / "gateway.log", CHARONIA_TRITON_ENDPOINTS=name) as own:
         deadline = time.monotonic() + HANG_S
-        while f'charonia_gateway_endpoint_up{{endpoint="127.0.0.1:{port}"}} 1.0' not in metrics_of(own.url):
+        while f'charonia_gateway_endpoint_up{{endpoint="127.0.0.1:{port}",model="model"}} 1.0' not in metrics_of(
+            own.url
+        ):
             assert time.monotonic() < deadline, metrics_of(own.url)
             time.sleep(0.05)
         body = {"model": "model", "prompt": "One, two,", "max_tokens": 2}

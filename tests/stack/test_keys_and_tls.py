@@ -74,7 +74,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "CHARONIA_TRITON_TLS_KEY": gateway.key,
         "CHARONIA_TRITON_TLS_NAME": "triton.internal",
         "CHARONIA_ACCESS_LOG": "1",
-        "CHARONIA_HANG_TIMEOUT_S": "15",
     }
     with running(Stack(folder / "parrot", folder / "run", {name: str(value) for name, value in env.items()})) as stack:
         yield Secured(stack, authority, keys)

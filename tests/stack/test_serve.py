@@ -246,7 +246,7 @@ def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., 
 async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_is_started_again_once(
     make_stack: Callable[..., Stack],
 ) -> None:
-    stack = make_stack(**SLOW, CHARONIA_MAX_RESTARTS="1", CHARONIA_HANG_TIMEOUT_S="8").start()
+    stack = make_stack(**SLOW, CHARONIA_MAX_RESTARTS="1", CHARONIA_HANG_TIMEOUT_S="20").start()
     flowing = [asyncio.Event() for _ in range(12)]
 
     async def through_the_gateway(begun: asyncio.Event) -> None:
@@ -297,7 +297,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
         await wait_until(lambda: answers(f"{stack.gateway}/health/ready"), "it is ready again")
         assert (await client.post("/v1/completions", json=body)).status_code == 200
     text = stack.log_file.read_text()
-    assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in 10 minutes)" in text
+    assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in a row)" in text
     await wait_until(lambda: "Triton is ready again" in stack.log_file.read_text(), "it says so")
     assert not set(shared_memory_of(stack)) & set(of_the_first)
     await wait_until(lambda: answers(stack.metrics), "the port that Triton opens last answers")
@@ -308,8 +308,8 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
         await asyncio.wait_for(running, HANG_S)
     assert await asyncio.to_thread(stack.wait) == 1
     text = stack.log_file.read_text()
-    assert "Triton died 2 times in 10 minutes" in text
-    assert "Triton hung (its HTTP port does not answer for 8 s) and was ended" in text
+    assert "Triton was started again 1 times in a row and has ended again" in text
+    assert "Triton answered no request for 20 s and was killed" in text
     await wait_until(lambda: stack.processes() == [], "all processes are gone")
     assert shared_memory_of(stack) == []
 
@@ -317,8 +317,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
 async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_not_hold_up_the_end(
     make_stack: Callable[..., Stack],
 ) -> None:
-    """Triton counts most cancelled calls of the ensemble for ever, and waits for them when it exits. Whether it has
-    counted this one is its own race; the log tells."""
+    """Triton counts most cancelled calls of the ensemble for ever, and waits for them when it exits."""
     stack = make_stack(**SLOW, CHARONIA_DRAIN_TIMEOUT_S="600").start()
     fields = {"messages": "talk", "max_tokens": 200, "ignore_eos": True, "stream": True}
     async with triton.InferenceServerClient(stack.grpc) as client:
@@ -328,9 +327,6 @@ async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 0, "it runs no more")
     stack.signal(signal.SIGTERM)
     assert stack.wait() == 0
-    text = stack.log_file.read_text()
-    waited = "the engine has had nothing to do for 10 s" in text
-    assert waited == ("Triton has not ended by itself and is killed" in text)
     await wait_until(lambda: stack.processes() == [], "all processes are gone")
 
 

@@ -60,7 +60,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         "CHARONIA_GATEWAY_KEYS_FILE": str(file),
         "CHARONIA_MAX_RESTARTS": "1",
         "CHARONIA_STREAM_INTERVAL_MS": "0",
-        "CHARONIA_HANG_TIMEOUT_S": "20",
     }
     command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", str(HANG_S))
     with running(Stack("nothing is served by this name", folder / "run", env, command=command)) as stack:

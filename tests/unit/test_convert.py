@@ -111,20 +111,6 @@ def test_a_value_that_the_engine_rejects_is_said_to_come_from_config_json(
         read_config(tmp_path)
 
 
-def test_a_workspace_of_an_older_version_is_served_and_named(tmp_path: Path) -> None:
-    source, root = tmp_path / "m", tmp_path / "w"
-    write_random_model(source, SHAPES["tiny"].config())
-    convert(source, root)
-    said: list[str] = []
-    assert prepare(str(root), tmp_path, {}, said.append) == root and said == []
-    ini = root / "triton_models" / "weights" / "config.ini"
-    lines = [line for line in ini.read_text().splitlines() if not line.startswith("default_")]
-    ini.write_text("\n".join(lines))
-    assert prepare(str(root), tmp_path, {}, said.append) == root
-    assert len(said) == 1 and said[0].startswith(f"{root} was converted by an older version")
-    assert said[0].endswith(f"run charonia convert {source} --dst-path {root} --force")
-
-
 def test_warnings_about_a_model_are_repeated_at_every_start(model: Path, tmp_path: Path) -> None:
     edit_config(model, favourite_colour="red")
     note = "warning: config.json has keys that are not known and have no effect: favourite_colour"

@@ -24,7 +24,7 @@ from charonia.settings import read_settings
 @pytest.fixture(autouse=True)
 def _nothing_else_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("CHARONIA_GATEWAY_KEYS_FILE", "CHARONIA_GATEWAY_LIMITS_STORAGE", "CHARONIA_HOST"):
+    for name in ("CHARONIA_GATEWAY_KEYS_FILE", "CHARONIA_GATEWAY_REDIS_URL", "CHARONIA_HOST"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -35,7 +35,8 @@ def _nothing_else_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("CHARONIA_GATEWAY_KEYS_FILE", "/" + "a" * 300, 2, "cannot be read (file name too long)"),
         ("CHARONIA_DRAIN_TIMEOUT_S", "x", 2, "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S or CHARONIA_DRAIN_TIMEOUT_S='x': "),
         ("CHARONIA_TRACING_ENDPOINT", "HTTPS://me:secret@h", 2, "CHARONIA_TRACING_ENDPOINT: "),
-        ("CHARONIA_GATEWAY_LIMITS_STORAGE", "redis://me:secret@h:no", 2, "is no address of a storage"),
+        ("CHARONIA_GATEWAY_REDIS_URL", "redis://me:secret@h:no", 2, "CHARONIA_GATEWAY_REDIS_URL cannot be used"),
+        ("CHARONIA_GATEWAY_WORKERS", "3", 2, "CHARONIA_GATEWAY_WORKERS=3 needs CHARONIA_GATEWAY_REDIS_URL"),
     ],
 )
 def test_what_is_wrong_is_one_line_without_a_password(

@@ -1,28 +1,18 @@
-"""Limits of API keys: requests, tokens and requests at once; in this process and in a Redis that gateways share."""
+"""Limits of API keys over HTTP: requests, tokens and concurrent requests."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
-import subprocess
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-from charonia_gateway import limiter
-from charonia_gateway.keys import Key
-from charonia_gateway.limiter import Limiter, LimitExceeded
-from charonia_gateway.settings import Settings
-from free_ports import free_ports
 from gateway_in_process import MODEL, gateway, listening
-from key_files import PAST, KeyFile
-from missing_tools import missing_tool
+from key_files import KeyFile
 from triton_double import error, part
 from tritonclient.grpc import service_pb2 as pb
 
@@ -221,90 +211,3 @@ async def test_openais_and_anthropics_clients_know_the_errors(file: KeyFile) -> 
             await ask_anthropic(file.texts["once"])
         assert limited_too.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
         assert (await ask_anthropic(file.texts["alice"])).content[0].text
-
-
-# --- a storage that gateways share
-
-
-@contextlib.contextmanager
-def redis_server(folder: Path, port: int) -> Iterator[str]:
-    """Its URI, until the block is left. It keeps nothing on disk."""
-    found = subprocess.run([ROOT / "scripts" / "get_redis.sh"], capture_output=True, text=True)
-    if found.returncode:
-        missing_tool(found.stderr.removeprefix("skipped: "))
-    program = found.stdout.strip()
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + HANG_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(HANG_S)
-
-
-def limited_key(**limits: int) -> Key:
-    return Key(id="0123456789ab", name="shared", sha256="0" * 64, created=PAST, **limits)
-
-
-def test_gateways_that_share_a_storage_share_the_limits_and_count_alone_while_it_is_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # On a busy machine 300 connections take this process more than the second that a storage has.
-    monkeypatch.setattr(limiter, "_STORAGE_TIMEOUT_S", HANG_S)
-    (port,) = free_ports(1)
-    key = limited_key(requests_per_minute=3, tokens_per_minute=50)
-    other = limited_key(requests_per_minute=3).model_copy(update={"id": "ba9876543210"})
-
-    async def use(uri: str, times: int) -> list[str]:
-        limiter = Limiter(uri)
-        left = []
-        for _ in range(times):
-            headers = await limiter.begin(key)
-            left.append(headers["x-ratelimit-remaining-requests"] + " " + headers["x-ratelimit-remaining-tokens"])
-            await limiter.end(key, 10)
-        return left
-
-    async def burst(uri: str) -> tuple[int, int]:
-        """Requests that were taken, and lines in the log."""
-        limiter = Limiter(uri)
-        caplog.clear()
-        begun = await asyncio.gather(*(limiter.begin(other) for _ in range(300)), return_exceptions=True)
-        return sum(isinstance(one, dict) for one in begun), len(caplog.records)
-
-    with redis_server(tmp_path, port) as uri:
-        assert asyncio.run(burst(uri)) == (3, 0), "more at once than a client has connections"
-        assert asyncio.run(use(uri, 2)) == ["2 50", "1 40"]
-        assert asyncio.run(use(uri.replace("redis", "valkey"), 1)) == ["0 30"]
-        with pytest.raises(LimitExceeded) as exceeded:
-            asyncio.run(use(uri, 1))
-        assert exceeded.value.limit == "requests" and 0 < int(exceeded.value.headers["Retry-After"]) <= 60
-    assert asyncio.run(use(uri, 2)) == ["2 50", "1 40"], "it is gone, and nobody is turned away for that"
-    assert asyncio.run(burst(uri)) == (3, 1), "it is said once"
-
-
-@pytest.mark.parametrize("uri", ["memcached://h:1", "redis", "http://user:secret@h"])
-def test_a_storage_that_is_none_is_refused_and_its_password_is_not_shown(uri: str) -> None:
-    with pytest.raises(ValueError, match="redis://HOST:PORT") as refused:
-        Settings(_env_file=None, limits_storage=uri)
-    assert "secret" not in refused.value.errors()[0]["msg"]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("uri", ["redis://user:sec/ret@h", "redis://h:secret", "valkey://u:secret/@h:x"])
-def test_an_address_that_is_none_is_refused_and_its_password_is_not_shown(uri: str) -> None:
-    with pytest.raises(ValueError, match="CHARONIA_GATEWAY_LIMITS_STORAGE") as refused:
-        Limiter(uri)
-    assert "ret" not in str(refused.value).replace("CHARONIA_GATEWAY_LIMITS_STORAGE", "")
-    assert refused.value.__suppress_context__
-
-
-@pytest.mark.parametrize("scheme", ["redis", "valkey"])
-async def test_a_storage_may_be_on_a_host_that_is_called_valkey(scheme: str) -> None:
-    storage: Any = limiter._open(f"{scheme}://:valkey-password@valkey:6379")
-    options = storage.bridge.storage.connection_pool.connection_kwargs
-    assert (options["host"], options["password"]) == ("valkey", "valkey-password")

@@ -54,8 +54,7 @@ def test_pinned_versions_are_those_that_the_packages_ask_for(name: str, projects
     assert not unfit, f"run scripts/lock_images.sh: {unfit}"
 
 
-def test_the_server_image_can_look_whether_streams_are_taken() -> None:
-    """charonia.serve.hang looks at Triton's gRPC port where grpcio is installed."""
+def test_the_server_image_has_the_client_of_the_liveness_probe() -> None:
     assert "grpcio" in locked("server")
 
 

@@ -237,8 +237,8 @@ def orders() -> Iterator[drain.ModelControl]:
 
 
 @pytest.fixture(autouse=True)
-def metrics_that_say_nothing_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "_SILENT_S", 0.01)
+def _engines_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_are_idle", lambda *_: True)
 
 
 def make_models(orders: drain.ModelControl, alive: bool = True) -> Models:
@@ -264,36 +264,21 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.options() == list(drain.OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("said", "looks"),
-    [
-        ((False, True, False, True, True), 5),
-        ((False, None, True, None, True, True), 6),
-        ((False, True, True, False), 3),
-        ((None, None), 2),
-    ],
-    ids=["busy again", "silent for once", "idle", "silent"],
-)
-def test_an_engine_is_unloaded_when_it_has_said_twice_that_it_is_idle(
-    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, said: tuple[bool | None, ...], looks: int
+def test_drain_returns_when_the_engine_was_idle_twice_in_a_row(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton knows of no call for its answers by subscription."""
-    log, models = Log(orders), make_models(orders)
-    now, asked = [0.0], 0
+    """Triton knows of no call for answers by subscription."""
+    now, idle = [0.0], iter((False, True, False, True, True))
 
-    def are_idle(url: str, engines: list[str]) -> bool | None:
-        nonlocal asked
-        assert engines == ["engine.b"] and set(log.orders) == {"ensemble.b"}
-        answer, asked = said[asked], asked + 1
-        now[0] += 3
-        return answer
+    def are_idle(url: str, engines: list[str]) -> bool:
+        now[0] += 1
+        return next(idle)
 
     monkeypatch.setattr(drain, "_are_idle", are_idle)
-    monkeypatch.setattr(drain, "_SILENT_S", 5)
-    monkeypatch.setattr(drain, "_SECOND_LOOK_S", 0)
+    monkeypatch.setattr(orders, "_are_unloaded", lambda models: True)
     monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
-    assert models.unload("b") == "b is unloaded"
-    assert asked == looks and "engine.b" in log.orders
+    orders.drain("", HANG_S, lambda: False)
+    assert list(idle) == []
 
 
 @pytest.mark.parametrize("hurried", [False, True])
@@ -308,16 +293,35 @@ def test_an_engine_that_stays_busy_ends_what_it_has_when_its_time_is_over(
 
     monkeypatch.setattr(drain, "_are_idle", are_idle)
     monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
-    assert orders.drain("", 3, lambda: hurried) is None
+    orders.drain("", 3, lambda: hurried)
     assert now[0] == (0 if hurried else 3)
     assert log.orders[1:] == ([] if hurried else ["engine"])
 
 
-def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(orders: drain.ModelControl) -> None:
+@pytest.mark.parametrize(
+    ("metrics", "idle"),
+    [
+        (None, False),
+        (b"", False),
+        (b'charonia_num_requests_running{model="engine.b"} 0\n', False),
+        (b'charonia_num_requests_running{model="engine"} 0\ncharonia_num_requests_waiting{model="engine"} 0\n', True),
+        (b'charonia_num_requests_running{model="engine"} 0\ncharonia_num_requests_waiting{model="engine"} 1\n', False),
+    ],
+)
+def test_are_idle_reads_the_metrics(metrics: bytes | None, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the fixture's double
+    monkeypatch.setattr(drain, "fetch", lambda *_: metrics)
+    assert drain._are_idle("", ["engine"]) is idle
+
+
+def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine is gone all the same, and its memory is free."""
+    monkeypatch.setattr(drain, "_IDLE_S", 0.1)
     log = Log(orders, failing="ensemble.b")
     models = Models(orders, served("a", "b"), alive=lambda: True, metrics_url="http://127.0.0.1:9", limits=(0, HANG_S))
-    assert models.unload("b").startswith("b is unloaded. Triton still counts calls of it")
+    assert models.unload("b").startswith("b takes no requests any more. Triton still counts calls")
     assert "engine.b" in log.orders
     assert [one["state"] for one in models.describe()] == ["loaded", "unloaded"]
 

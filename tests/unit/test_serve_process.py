@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -53,31 +52,11 @@ def test_a_terminal_that_is_gone_does_not_stop_what_is_shown_there(tmp_path: Pat
     assert (tmp_path / "log").read_text().count("\n") == LINES
 
 
-def test_what_ends_at_once_when_it_is_asked_again_is_not_killed(tmp_path: Path) -> None:
-    code = """
-import signal, sys, time
-count = 0
-def handle(*_):
-    global count
-    count += 1
-    if count == 2:
-        print("removed", flush=True)
-        sys.exit(0)
-signal.signal(signal.SIGTERM, handle)
-print("ready", flush=True)
-while True:
-    time.sleep(1)
-"""
-    ready = threading.Event()
-    one = Child("it", [sys.executable, "-c", code], os.environ, tmp_path / "log", lambda _: ready.set())
-    try:
-        assert ready.wait(HANG_S)
-        one.terminate()
-        assert not one.wait(HANG_S, lambda: True)
-        assert one.end_at_once(HANG_S) and one.exit_code == 0
-        assert one.tail()[-1] == "removed"
-    finally:
-        one.kill_group()
+def test_a_killed_process_has_the_status_that_was_given(tmp_path: Path) -> None:
+    one = Child("it", ["sleep", "600"], os.environ, tmp_path / "log")
+    assert one.exit_status() is None
+    one.kill_group("was too slow")
+    assert one.exit_status() == "was too slow"
 
 
 def test_lines_are_written_again_when_there_is_room(tmp_path: Path) -> None:
@@ -89,7 +68,7 @@ def test_lines_are_written_again_when_there_is_room(tmp_path: Path) -> None:
     folder.mkdir()
     log.write("kept")
     log.write("kept too")
-    log.end()
+    log.close()
     assert (folder / "log").read_text() == "kept\nkept too\n"
     assert [("cannot be written" in text, "2 lines are missing" in text) for text in complaints] == [
         (True, False),

@@ -7,7 +7,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,6 +42,8 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stack]:
     that are started again are ready at once."""
     one = _Stack(ServeSettings(max_restarts=2, gateway=False), {}, Console(quiet=True), Hurried())
     monkeypatch.setattr(one, "_until_server_ready", lambda: True)
+    monkeypatch.setattr(drain, "_CUT_OFF_S", 0)
+    monkeypatch.setattr(drain, "_LAST_TEXT_S", 0)
 
     def start(code: str) -> Child:
         return Child("Triton", [sys.executable, "-c", code], os.environ, None, one._control.see)
@@ -59,26 +61,14 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stack]:
     assert left_in_shared_memory(one) == []
 
 
-def waits(stack: _Stack) -> bool:
-    """Whether an orderly end waits for the ensemble."""
-    asked: list[bool] = []
+def test_a_new_server_has_not_unloaded_what_the_one_before_had(stack: _Stack) -> None:
+    def is_unloaded() -> bool:
+        return stack._control.wait_unloaded(["ensemble"], 0, lambda: True)
 
-    def hurry() -> bool:
-        asked.append(True)
-        return True
-
-    stack._control.drain("http://127.0.0.1:9", HANG_S, hurry)
-    return bool(asked)
-
-
-def test_a_server_that_took_anothers_place_is_drained_whatever_that_one_had_unloaded(
-    stack: _Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stack._control, "_wait_idle", lambda *given: None)
     stack._children[0].tail()
-    assert not waits(stack)
+    assert is_unloaded()
     assert stack._restart()
-    assert waits(stack)
+    assert not is_unloaded()
 
 
 def test_shared_memory_of_a_server_that_died_is_removed(stack: _Stack) -> None:
@@ -99,18 +89,29 @@ def test_servers_that_hang_are_not_started_again_for_ever(stack: _Stack, monkeyp
     def hang() -> bool:
         raise ServeError("Triton is not ready after 600 s")
 
-    now = 0.0
-    stack._restarts._clock = lambda: now
     monkeypatch.setattr(stack, "_start_server", start_and_count)
     assert stack._restart()  # this one is ready, and dies later
     stack._children[0].kill_group()
     monkeypatch.setattr(stack, "_until_server_ready", hang)
-    for _ in range(10):
-        now += 10_000
-        if not stack._restart():
-            break
-    assert len(started) == 1 + stack._restarts.limit
-    assert [child.exit_status() for child in started] == ["was killed by SIGKILL"] * 3
+    assert stack._restart()
+    assert stack._children[0].exit_status() == "was not ready in time and was killed"
+    assert not stack._restart()
+    assert len(started) == stack._settings.max_restarts == 2
+
+
+def test_restarts_of_a_server_that_was_stable_are_forgotten(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
+    for _ in range(2):
+        assert stack._restart()
+        stack._children[0].kill_group()
+    stack._ready_at -= launcher._STABLE_S
+    assert stack._restart()
+    assert [text.partition("is started again in ")[2] for text in told if "in a row" in text] == [
+        "1 s (restart 1 of at most 2 in a row)",
+        "2 s (restart 2 of at most 2 in a row)",
+        "1 s (restart 1 of at most 2 in a row)",
+    ]
 
 
 def test_what_is_not_ready_in_time_is_told_with_the_setting_of_the_time(
@@ -165,30 +166,20 @@ def test_a_death_by_signal_names_what_often_sends_it(
 def test_of_a_killed_process_only_its_last_words_are_quoted(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     child = stack._children[0] = killed("Triton", signal.SIGKILL, "ERROR: something")
     assert str(stack._death_of(child)).endswith("its log says:\n  something")
-    monkeypatch.setattr(launcher, "_LAST_WORDS_S", -1)
+    monkeypatch.setattr(launcher, "_LAST_OUTPUT_S", -1)
     assert str(stack._death_of(child)).endswith("its log says:\n  nothing of it")
 
 
-def test_the_death_of_the_gateway_is_told_at_once_and_its_calls_are_not_waited_for(
+def test_the_death_of_the_gateway_is_said_before_triton_is_stopped(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    waited: list[float] = []
-
-    def drained(
-        url: str, limit_s: float, hurry: Callable[[], bool], idle_s: float, labels: Sequence[str]
-    ) -> str | None:
-        assert labels == [""]
-        assert told == ["the gateway was killed by SIGKILL; stopping Triton"]
-        waited.append(idle_s)
-        return None
-
     monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
-    monkeypatch.setattr(stack._control, "drain", drained)
+    monkeypatch.setattr(stack._control, "drain", lambda *given: told.append("drain"))
     stack._ready = True
     stack._children = [stack._start_server(), killed("the gateway", signal.SIGKILL)]
     stack._stop()
-    assert waited == [drain.ORPHANED_IDLE_S]
+    assert told[:2] == ["the gateway was killed by SIGKILL; stopping Triton", "drain"]
 
 
 @pytest.fixture
@@ -198,23 +189,21 @@ def control() -> Iterator[drain.ModelControl]:
     one.close()
 
 
-def test_calls_of_an_idle_engine_are_waited_for_no_longer_than_asked(
+def test_drain_ensemble_stays_loaded_returns_when_the_engine_was_idle(
     control: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "_are_idle", lambda url, engines: engines == ["engine"])
-    monkeypatch.setattr(drain, "_LOOK_S", 0.01)
-    monkeypatch.setattr(drain, "_LAST_WORDS_S", 0.1)
-    said = control.drain("http://127.0.0.1:9", HANG_S, lambda: False, 0.1)
-    assert said is not None and "nothing to do for 0.1 s" in said
+    monkeypatch.setattr(drain, "_IDLE_S", 0.1)
+    control.drain("", HANG_S, lambda: False)
 
 
-@pytest.mark.parametrize("ended", ["engine", "ensemble"])
-def test_calls_that_have_had_their_time_are_ended_by_the_engine(
-    control: drain.ModelControl, ended: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unloaded", [("engine",), ("engine", "ensemble")])
+def test_drain_time_is_over_unloads_the_engine(
+    control: drain.ModelControl, unloaded: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the engine has ended and Triton still counts calls, they are left."""
     monkeypatch.setattr(drain, "_CUT_OFF_S", HANG_S)
-    monkeypatch.setattr(drain, "_LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(drain, "_LAST_TEXT_S", 0.1)
+    monkeypatch.setattr(drain, "_are_idle", lambda url, engines: False)
     orders = b""
 
     def look() -> bool:
@@ -223,10 +212,11 @@ def test_calls_that_have_had_their_time_are_ended_by_the_engine(
         with contextlib.suppress(BlockingIOError):
             orders += os.read(control.descriptor, 100)
         if orders == b"ensemble\nengine\n":
-            control.see(UNLOADED.replace("ensemble", ended))
+            for name in unloaded:
+                control.see(UNLOADED.replace("ensemble", name))
         return False
 
-    assert control.drain("http://127.0.0.1:9", 0, look) == ("" if ended == "engine" else None)
+    control.drain("", 0, look)
     assert orders == b"ensemble\nengine\n"
 
 

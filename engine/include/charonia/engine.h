@@ -92,8 +92,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Queues a request. Throws Error: invalid_argument (bad parameter, or prompt and max_tokens do not fit; the text has
-  // the numbers), resource_exhausted (the queue is full), unavailable (the engine shuts down), device_failed (see
-  // failure()). If it throws, the callback is never called.
+  // the numbers), resource_exhausted (the queue is full), unavailable (the engine shuts down or has failed). If it
+  // throws, the callback is never called.
   Handle submit(Request request, Callback callback);
 
   // Cancels a request; its last result has FinishReason::cancelled. Returns false if the request is unknown or
@@ -119,13 +119,9 @@ class Engine {
   // from a callback.
   void close();
 
-  // Why the engine has stopped: its device failed, as a GPU does after an illegal memory access. Empty while it works.
-  // After a failure all requests end with ErrorCode::device_failed, and submit() throws it. A CUDA error makes the
-  // device unusable for the whole process; only a new process can use it again.
-  std::string failure() const;
-  // Sets a function that is called once, on the engine's thread, after failure() is set and the last results of all
-  // requests are queued; immediately if this has already happened. It must not throw. A later call replaces the
-  // function.
+  // Called on the engine's thread when a step has failed, for example because of a CUDA error. The function may end the
+  // process. If it returns, all requests end with ErrorCode::unavailable, and submit() throws it from then on. After
+  // most CUDA errors only a new process can use the device again. Set it before the first submit().
   void on_failure(std::function<void()> function);
 
   // Sets a function that is called on the delivery thread after the callbacks of each group of results (such as the

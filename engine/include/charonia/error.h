@@ -2,7 +2,6 @@
 // pybind11) translates them in exactly one place.
 #pragma once
 
-#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -11,12 +10,11 @@ namespace charonia {
 enum class ErrorCode {
   invalid_argument,    // the caller's request or configuration is wrong; the text says which values are valid
   resource_exhausted,  // the queue is full or there is not enough memory; retry later
-  unavailable,         // the engine is shutting down
+  unavailable,         // the engine is shutting down or has failed
   pending,             // something that the request needs is not ready yet; retry later
   deadline_exceeded,   // the request did not end within its own time limit
   unsupported,         // this build or installation does not have the model or feature
   internal,            // a broken invariant: a bug in the engine
-  device_failed,       // the device failed for this process; a new process is needed
 };
 
 class Error : public std::runtime_error {
@@ -27,11 +25,5 @@ class Error : public std::runtime_error {
  private:
   ErrorCode code_;
 };
-
-// Whether an exception reports a device failure.
-inline bool is_device_failure(const std::exception& error) {
-  const auto* const ours = dynamic_cast<const Error*>(&error);
-  return ours != nullptr && ours->code() == ErrorCode::device_failed;
-}
 
 }  // namespace charonia

@@ -22,7 +22,6 @@ enum class Metric {
   subscriptions,  // set by the server's backend, not by an engine
   weight_bytes,
   kv_cache_bytes,
-  engine_failed,
   prompt_tokens,
   generation_tokens,
   prefix_cache_queries,
@@ -34,7 +33,7 @@ enum class Metric {
   guide_cache_misses,
   jump_forward_tokens,
   request_success,    // label finished_reason, in the order of FinishReason from `stop` on
-  requests_rejected,  // label reason, see runtime/admission.h
+  requests_rejected,  // label reason, see runtime/load_tracker.h
   time_to_first_token_seconds,
   inter_token_latency_seconds,
   e2e_request_latency_seconds,

@@ -49,8 +49,6 @@ std::span<const MetricInfo> metric_catalogue() {
              "Open subscriptions: client streams that carry the responses of many requests"),
       simple(weight_bytes, kGauge, "charonia_weight_bytes", "Memory that the weights take"),
       simple(kv_cache_bytes, kGauge, "charonia_kv_cache_bytes", "Memory that the KV blocks take"),
-      simple(engine_failed, kGauge, "charonia_engine_failed",
-             "1 after the device has failed and until the process is restarted, else 0"),
       simple(prompt_tokens, kCounter, "charonia_prompt_tokens_total", "Prompt tokens of admitted requests"),
       simple(generation_tokens, kCounter, "charonia_generation_tokens_total", "Tokens of completions"),
       simple(prefix_cache_queries, kCounter, "charonia_prefix_cache_queries_total",

@@ -191,13 +191,4 @@ void BlockManager::forget_prefix(const PrefixNode& node) {
   impl_->unindex(node.block);
 }
 
-void BlockManager::forget_prefixes() {
-  impl_->cached.clear();
-  for (BlockId id = impl_->free.committed() - 1; id >= 0; --id) {
-    if (impl_->blocks[id].is_cached()) impl_->free.put(id);
-  }
-  impl_->pins.clear(impl_->free.committed());
-  impl_->index.clear();
-}
-
 }  // namespace charonia::cache

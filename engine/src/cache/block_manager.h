@@ -101,9 +101,6 @@ class BlockManager {
   // Active blocks become Free when they are released. Skips a node that has left the index.
   void forget_prefix(const PrefixNode& node);
 
-  // Empties the index. Cached blocks become Free, Active blocks become Free when they are released.
-  void forget_prefixes();
-
   // For tests. Throws Error(internal) with the fault unless states, counts, lists, index and pins agree.
   // `expected_use`, if not empty, is the use count of every block.
   void check_integrity(std::span<const std::int32_t> expected_use = {}) const;

@@ -50,11 +50,6 @@ class EvictionQueue {
     if (last.block != block) replace(place, last);
   }
 
-  void clear() {
-    for (const auto& entry : heap_) places_[static_cast<std::size_t>(entry.block)] = kNowhere;
-    heap_.clear();
-  }
-
   bool is_in_order() const {
     for (std::size_t i = 0; i < heap_.size(); ++i) {
       if (place_of(heap_[i].block) != i || (i > 0 && heap_[i].key <= heap_[(i - 1) / 2].key)) return false;

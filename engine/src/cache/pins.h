@@ -36,12 +36,6 @@ class Pins {
   // Called before a block leaves the index.
   void remove_all(BlockId id) { remove(id, blocks_[id].pins); }
 
-  // All blocks leave the index together; the eviction queue is already empty.
-  void clear(int num_blocks) {
-    for (BlockId id = 0; id < num_blocks; ++id) blocks_[id].pins = blocks_[id].pinned_children = 0;
-    count_ = 0;
-  }
-
   void check(int num_blocks) const;  // block_manager_check.cpp
 
  private:

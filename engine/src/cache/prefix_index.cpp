@@ -59,11 +59,4 @@ void PrefixIndex::erase(BlockId id) {
   block.unique_id = 0;
 }
 
-void PrefixIndex::clear() {
-  for (auto first : buckets_) {
-    for (auto id = first; id != kNone; id = blocks_[id].next_in_bucket) blocks_[id].unique_id = 0;
-  }
-  std::ranges::fill(buckets_, kNone);
-}
-
 }  // namespace charonia::cache

@@ -38,7 +38,6 @@ class PrefixIndex {
   // Requires that the block is not indexed and that no equal block is. `key` must be for that parent.
   void insert(BlockId id, BlockId parent, const Key& key);
   void erase(BlockId id);  // a block without children
-  void clear();            // erases all blocks
 
   void check(int num_blocks) const;  // block_manager_check.cpp
 

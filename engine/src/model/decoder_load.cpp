@@ -8,7 +8,6 @@
 #include "charonia/error.h"
 #include "model/decoder.h"
 #include "model/layers.h"
-#include "model/memory_needs.h"
 
 namespace charonia::model {
 namespace {

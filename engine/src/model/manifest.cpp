@@ -222,19 +222,12 @@ std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
 
 std::string Manifest::Tensor::shape() const { return vector ? cat("[", rows, "]") : cat("[", rows, ", ", cols, "]"); }
 
-std::string Manifest::read(const std::filesystem::path& weights_dir) {
-  std::ifstream in(weights_dir / "manifest.json");
-  if (!in) refuse_folder(weights_dir, "manifest.json is missing", 1);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : Manifest(weights_dir, ranks, read(weights_dir)) {}
-
-Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::string& text)
-    : dir_(std::move(weights_dir)), ranks_(ranks) {
+Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : dir_(std::move(weights_dir)), ranks_(ranks) {
+  std::ifstream in(dir_ / "manifest.json");
+  if (!in) refuse_folder(dir_, "manifest.json is missing", 1);
   std::string place = "manifest.json";
   try {
-    const auto manifest = json::parse(text);
+    const auto manifest = json::parse(in);
     if (const auto version = number<std::int64_t>(manifest.at("format_version"), "format_version");
         version != kFormatVersion) {
       refuse(cat("its format_version is ", version, ", but this engine reads ", kFormatVersion));

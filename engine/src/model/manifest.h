@@ -61,10 +61,6 @@ class Manifest {
   // Throws Error(invalid_argument), with the command that fixes it, if the manifest is missing, invalid, or for another
   // format version or number of ranks. The files need not exist.
   Manifest(std::filesystem::path weights_dir, int ranks);
-  // Parses the text of a manifest that was already read.
-  Manifest(std::filesystem::path weights_dir, int ranks, const std::string& text);
-  // Returns the text of manifest.json. Throws Error(invalid_argument).
-  static std::string read(const std::filesystem::path& weights_dir);
 
   const std::filesystem::path& dir() const { return dir_; }
   int ranks() const { return ranks_; }

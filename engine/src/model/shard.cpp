@@ -61,4 +61,12 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   logits = rank + 1 < ranks ? logits_share : last;
 }
 
+ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight) {
+  return {.count = config.num_experts,
+          .top_k = config.experts_per_token,
+          .hidden = config.hidden_units,
+          .inter = shard.expert_inter,
+          .weight = weight};
+}
+
 }  // namespace charonia::model

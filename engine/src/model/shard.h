@@ -7,6 +7,7 @@
 
 #include "charonia/config.h"
 #include "model/manifest.h"
+#include "ops/device.h"
 
 namespace charonia::model {
 
@@ -25,5 +26,8 @@ struct Shard {
   // add up to the model.
   Shard(const ModelConfig& config, const Manifest& manifest, int rank);
 };
+
+// The shape of one rank's experts of a layer.
+ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight);
 
 }  // namespace charonia::model

@@ -52,33 +52,21 @@ std::pair<const Manifest::Part*, const Manifest::Part*> overlap(const std::vecto
 
 }  // namespace
 
-WeightFiles::WeightFiles(Manifest manifest, bool all_files) : manifest_(std::move(manifest)) {
-  open_files(all_files);
+WeightFiles::WeightFiles(Manifest manifest) : manifest_(std::move(manifest)) {
+  open_files();
   for (const auto& [name, tensor] : manifest_.tensors()) tensors_.emplace(name, find_parts(name, tensor));
 }
 
-void WeightFiles::open_files(bool all_files) {
-  const auto& files = manifest_.files();
-  std::vector<bool> needed(files.size(), all_files);
-  for (const auto& [name, tensor] : manifest_.tensors()) {
-    for (const auto& part : tensor.parts) {
-      needed[part.file] = true;
-      for (const auto* const side : {&part.scales, &part.zeros, &part.order, &part.input_scale}) {
-        if (*side) needed[(*side)->file] = true;
-      }
-    }
-  }
-  files_.resize(files.size());
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    if (!needed[i]) continue;
-    const std::filesystem::path path = manifest_.dir() / files[i].path;  // an absolute path replaces the folder
+void WeightFiles::open_files() {
+  for (const auto& file : manifest_.files()) {
+    const std::filesystem::path path = manifest_.dir() / file.path;  // an absolute path replaces the folder's
     std::error_code error;
     const auto bytes = std::filesystem::file_size(path, error);
     if (error) manifest_.refuse(cat("its file ", path.string(), " is missing"));
-    if (bytes != files[i].bytes) {
-      manifest_.refuse(cat("its file ", path.string(), " has ", bytes, " bytes, expected ", files[i].bytes));
+    if (bytes != file.bytes) {
+      manifest_.refuse(cat("its file ", path.string(), " has ", bytes, " bytes, expected ", file.bytes));
     }
-    files_[i] = std::make_unique<SafetensorsFile>(SafetensorsFile::open(path));
+    files_.push_back(std::make_unique<SafetensorsFile>(SafetensorsFile::open(path)));
   }
 }
 

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,9 +21,8 @@ class WeightFiles {
   // Throws Error(invalid_argument) like Manifest; if a file is missing or has another size; and, with the tensor's
   // name, if a part does not match the manifest: it is not in its file, has another type, or lies outside of its
   // tensor. The message has the command that fixes it.
-  WeightFiles(const std::filesystem::path& weights_dir, int ranks) : WeightFiles(Manifest(weights_dir, ranks), true) {}
-  // all_files: also requires files without tensors, such as the token table.
-  WeightFiles(Manifest manifest, bool all_files);
+  WeightFiles(const std::filesystem::path& weights_dir, int ranks) : WeightFiles(Manifest(weights_dir, ranks)) {}
+  explicit WeightFiles(Manifest manifest);
 
   const Manifest& manifest() const { return manifest_; }
   // The parts of a canonical tensor, in stacking order, with the manifest's shapes: tensors of the files or ranges of
@@ -41,9 +39,6 @@ class WeightFiles {
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
   // Frees the memory of this process that holds file pages. Returned views stay valid.
   void drop_pages() const;
-  // Reads all weights. Returns the first tensor with values that are not finite, or that overflow when a dense matrix
-  // is rounded to `data`, with the fault and the remedy. Empty if there is none, or after a stop request.
-  std::string find_broken(DType data, const std::stop_token& stop) const;
 
  private:
   struct Part {
@@ -53,18 +48,17 @@ class WeightFiles {
     std::optional<QuantPart> quantised;  // not opened
   };
 
-  void open_files(bool all_files);
+  void open_files();
   std::vector<Part> find_parts(const std::string& name, const Manifest::Tensor& tensor) const;
   TensorView find_tensor(const std::string& name, std::size_t file, const std::string& in_file, DType dtype) const;
   ops::HostMatrix find_matrix(const std::string& name, const Manifest::Part& part) const;
   QuantPart find_quantised(const std::string& name, const Quantization& how, const Manifest::Part& part) const;
   void check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const;
   static std::unique_ptr<QuantPart> opened(const Part& part);  // opens the part and starts to read ahead
-  static std::string find_broken(const Part& part, const std::stop_token& stop);
   static const ops::HostMatrix& view(const Part& part);  // starts to read ahead
 
   Manifest manifest_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // by file index of the manifest; null: not needed
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // by file index of the manifest
   std::map<std::string_view, std::vector<Part>> tensors_;
 };
 

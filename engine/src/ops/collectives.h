@@ -18,12 +18,9 @@ class Collectives {
   virtual void all_reduce(const Tensor& tensor) = 0;
   // out [rows, ranks * cols] = the ranks' `in` [rows, cols], concatenated along the columns.
   virtual void all_gather(const Tensor& out, const Tensor& in) = 0;
-  // Reports that this rank's step has failed, so it will not reach the next collective. Ranks that wait in a
-  // collective, or enter one before resume_collectives(), get Error(internal) with `why`. resume_collectives() is
-  // called on every rank after all ranks have left the step. It throws Error(device_failed) if collectives cannot be
-  // resumed.
+  // This rank's step has failed, so the rank will not join the next collective. All ranks that wait in a collective, or
+  // join one later, get an Error(internal) with `why`. There are no collectives after that.
   virtual void abort_collectives(std::string_view why) noexcept = 0;
-  virtual void resume_collectives() = 0;
 };
 
 }  // namespace charonia::ops

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "ops/kv_quant.h"
 #include "ops/quant_weight.h"
 #include "ops/tensor.h"
 
@@ -77,6 +78,14 @@ struct KvLayout {
   int block_len = 0;         // tokens per block
   DType dtype = DType::f32;  // the type of k and v in computations and, if quant_bits is 0, in the cache
   int quant_bits = 0;        // 8 or 4: the cache stores integers (kv_quant.h); 0: it does not
+
+  // Bytes of one block: of k and v of one head in one layer, of one layer, of all layers.
+  std::size_t head_bytes() const {
+    if (quant_bits != 0) return kv_quant_head_bytes(head_dim, block_len, quant_bits);
+    return std::size_t{2} * static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(block_len) * size_of(dtype);
+  }
+  std::size_t layer_bytes() const { return head_bytes() * static_cast<std::size_t>(kv_heads); }
+  std::size_t block_bytes() const { return layer_bytes() * static_cast<std::size_t>(num_layers); }
 };
 
 // The KV blocks of all layers. All values in memory are finite at all times.
@@ -131,7 +140,6 @@ class Device {
   // Size of the scratch memory of Operations::experts() for up to `rows` rows, in bytes.
   virtual std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const = 0;
 
-  virtual std::size_t kv_block_bytes(const KvLayout& layout) const = 0;  // bytes of one block in all layers
   // The first `committed` blocks have memory; -1: all blocks.
   virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) = 0;
   // Provides memory for the first `num_blocks` blocks of a cache. Blocks that have memory keep their contents. Throws

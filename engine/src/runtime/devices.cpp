@@ -11,7 +11,7 @@
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops/null/make_null_ops.h"
-#include "runtime/step_sizes.h"
+#include "runtime/memory_plan.h"
 #include "text/token_table.h"
 
 namespace charonia::runtime {

@@ -26,7 +26,7 @@ DeviceChoice choose_devices(const EngineConfig& config);
 int sms_of(const std::vector<int>& gpus);
 
 // Operations of the tensor_para_size ranks, in their order. `device`, `device_ids`, `threads` and the sizes of steps
-// (step_sizes.h) of the configuration are resolved: auto means the GPUs where there is one that can be used, else the
+// (memory_plan.h) of the configuration are resolved: auto means the GPUs where there is one that can be used, else the
 // CPU. Throws Error(unsupported or unavailable) with the reason and what to set when the device that is asked for is
 // not there, or there are too few, and Error(invalid_argument) for settings of another device. weights_dir, model: of what will run there.
 std::vector<std::unique_ptr<ops::Ops>> make_devices(const std::filesystem::path& weights_dir, const ModelConfig& model,

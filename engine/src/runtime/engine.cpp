@@ -8,7 +8,6 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "model/layers.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/engine_impl.h"
 #include "runtime/guide_library.h"
@@ -28,7 +27,6 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
   if (sink_) {
     sink_->set(Metric::weight_bytes, static_cast<double>(info.weight_bytes));
     sink_->set(Metric::kv_cache_bytes, static_cast<double>(info.kv_cache_bytes));
-    sink_->set(Metric::engine_failed, 0);
   }
   report_gauges();
   thread_ = std::thread([this] { run(); });
@@ -55,8 +53,6 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
   const bool automatic = config.device == "auto";
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
-  weight_check_ =
-      std::make_unique<runtime::WeightCheck>(weights_dir, config.tensor_para_size, model::data_type(info.model));
   info.device = executor_->device();
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
   if (auto warning = executor_->warning(); !warning.empty()) info.warnings.push_back(std::move(warning));
@@ -93,7 +89,7 @@ void Engine::Impl::make_scheduler() {
                                 " KV blocks hold; raise cache_max_entry_count for more"));
     config.session_len = static_cast<int>(scheduler_->capacity_tokens());
   }
-  admission_ = std::make_unique<runtime::Admission>(config);
+  load_ = std::make_unique<runtime::LoadTracker>(config);
 }
 
 void Engine::Impl::make_sessions() {
@@ -149,12 +145,10 @@ void Engine::Impl::hand_task(std::function<void()> task) {
 }
 
 void Engine::Impl::close() {
-  if (!delivery_.on_this_thread()) weight_check_->stop();  // else shutdown() throws
   shutdown(0);
   const std::lock_guard one(shutdown_mutex_);
   on_engine_thread([] {});  // it may still hold what the last requests owned, their callbacks among it
   guides_->close();
-  weight_check_->join();  // no request is left that would ask it
   delivery_.close();
 }
 
@@ -228,22 +222,6 @@ std::vector<std::string> Engine::Impl::kernel_report() {
   return lines;
 }
 
-std::string Engine::Impl::failure() const {
-  const std::lock_guard lock(mutex_);
-  return failure_;
-}
-
-void Engine::Impl::on_failure(std::function<void()> function) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_told_) {
-      on_failure_ = std::move(function);
-      return;
-    }
-  }
-  function();
-}
-
 // ---- the public face ----
 
 Engine::Engine(const std::filesystem::path& weights_dir, const Settings& overrides, std::shared_ptr<MetricsSink> sink)
@@ -261,7 +239,6 @@ std::vector<SessionInfo> Engine::sessions() const { return impl_->sessions(); }
 std::string_view Engine::token_bytes(TokenId id) const { return impl_->token_bytes(id); }
 void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }
 void Engine::close() { impl_->close(); }
-std::string Engine::failure() const { return impl_->failure(); }
 void Engine::on_failure(std::function<void()> function) { impl_->on_failure(std::move(function)); }
 void Engine::on_delivered(std::function<void()> function) { impl_->on_delivered(std::move(function)); }
 const EngineInfo& Engine::info() const { return impl_->info; }

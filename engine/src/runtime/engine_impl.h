@@ -18,16 +18,15 @@
 #include "cache/block_manager.h"
 #include "charonia/engine.h"
 #include "ops/step.h"
-#include "runtime/admission.h"
+#include "runtime/load_tracker.h"
 #include "runtime/cache_salts.h"
 #include "runtime/delivery.h"
 #include "runtime/executor.h"
-#include "runtime/group.h"
+#include "runtime/request_state.h"
 #include "runtime/guide_thread.h"
 #include "runtime/mask_thread.h"
-#include "runtime/sequence.h"
+#include "runtime/completion.h"
 #include "runtime/session_store.h"
-#include "runtime/weight_check.h"
 #include "schedule/scheduler.h"
 #include "text/token_split.h"
 #include "text/token_table.h"
@@ -47,8 +46,7 @@ class Engine::Impl {
   std::vector<SessionInfo> sessions() const { return sessions_->list(); }
   void shutdown(int timeout_ms);
   void close();
-  std::string failure() const;
-  void on_failure(std::function<void()> function);
+  void on_failure(std::function<void()> function) { on_failure_ = std::move(function); }
   void on_delivered(std::function<void()> function) { delivery_.after_each(std::move(function)); }
   EngineStats stats() const;
   std::string_view token_bytes(TokenId id) const { return tokens_->text_bytes(id); }
@@ -59,8 +57,8 @@ class Engine::Impl {
 
  private:
   using Clock = runtime::Clock;
-  using Group = runtime::Group;
-  using Sequence = runtime::Sequence;
+  using RequestState = runtime::RequestState;
+  using Completion = runtime::Completion;
   using SeqId = schedule::SeqId;
 
   struct End {
@@ -70,7 +68,7 @@ class Engine::Impl {
   };
   // What other threads hand to the engine thread.
   struct Inbox {
-    std::deque<std::unique_ptr<Group>> submitted;
+    std::deque<std::unique_ptr<RequestState>> submitted;
     std::deque<End> ends;
     std::deque<std::function<void()>> tasks;
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
@@ -93,7 +91,6 @@ class Engine::Impl {
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // of sample_rows: they outlive sequences that end
     double streams = 0;  // weights of sequences with a sample whose requests stream
     Clock::time_point begun;
-    std::string error;  // why it could not be launched
   };
 
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
@@ -111,28 +108,28 @@ class Engine::Impl {
   void fit_max_tokens(Request& request) const;
   void check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const;
   std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
-  std::unique_ptr<Group> make_group(Request request, Callback callback, std::vector<TokenId> end_ids) const;
+  std::unique_ptr<RequestState> make_state(Request request, Callback callback, std::vector<TokenId> end_ids) const;
   void reject(runtime::Rejection reason);
 
   // engine_requests.cpp, the engine thread: the life of a request.
   void take(Inbox& inbox);
-  void take(std::unique_ptr<Group> group);
-  void begin(Group& group);
-  void wait_for_grammar(Group& group);
+  void take(std::unique_ptr<RequestState> state);
+  void begin(RequestState& state);
+  void wait_for_grammar(RequestState& state);
   void begin_compiled();
-  void end_waiting_for_grammar(Group& group);
-  void reject_slow_grammar(Group& group);
-  void make_providers(Group& group);
-  void make_sequences(Group& group);
-  void set_prompt(Group& group);
+  void end_waiting_for_grammar(RequestState& state);
+  void reject_slow_grammar(RequestState& state);
+  void make_providers(RequestState& state);
+  void make_completions(RequestState& state);
+  void set_prompt(RequestState& state);
   // Prompts of different classes do not share KV blocks: the model computes them differently.
   std::uint64_t prefix_class(int prompt_tokens) const;
   void end_overdue(Clock::time_point now);
-  void end_request(Group& group, FinishReason reason, const std::string& error = {},
+  void end_request(RequestState& state, FinishReason reason, const std::string& error = {},
                    ErrorCode code = ErrorCode::internal);
   void finish(SeqId id, FinishReason reason, std::string error = {}, ErrorCode code = ErrorCode::internal);
-  void keep_turn(const Sequence& sequence);
-  void close(Group& group, std::vector<Result> last);
+  void keep_turn(const Completion& completion);
+  void close(RequestState& state, std::vector<Result> last);
   void begin_next_turn(const std::string& session_id);
   std::optional<Clock::time_point> next_timer() const;
   void tidy_sessions();
@@ -140,30 +137,25 @@ class Engine::Impl {
   // engine_loop.cpp, the engine thread: steps.
   void run();
   // Nothing to compute: there is no sequence, or all of them wait for their token masks.
-  bool idle() const { return sequences_.size() == held_.size() && in_flight_ == nullptr; }
+  bool idle() const { return completions_.size() == held_.size() && in_flight_ == nullptr; }
   void step();
   bool may_overlap(const Step& running) const;
   Step* launch_next();
   bool wants_mask(const schedule::StepPlan& plan) const;
   void fill(Step& step, schedule::StepPlan plan);
-  void fill_rows(Step& step, const schedule::ScheduledSeq& part, Sequence& sequence);
-  void schedule_first(Sequence& sequence, Clock::time_point now);
-  bool settle(Step& step);
+  void fill_rows(Step& step, const schedule::ScheduledSeq& part, Completion& completion);
+  void schedule_first(Completion& completion, Clock::time_point now);
+  void settle(Step& step);
   void measure(const Step& step);
-  void drop_launched();
-  std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
-  void sit_out(Sequence& sequence);
+  void sit_out(Completion& completion);
   void resume_known();
-  bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence);
-  bool deliver_rows(Result result, const Sequence& sequence);
-  int accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now);
-  void fail(const schedule::StepPlan& plan, const std::string& error);
-  void fail_all(const std::exception& error);
-  void end_all(const std::string& error, ErrorCode code);
-  std::string lose_device(const std::string& cause);
-  void tell_failure();
+  bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion);
+  bool deliver_rows(Result result, const Completion& completion);
+  int accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now);
+  void fail(const std::exception& error);
+  void end_all(const std::string& error);
 
   // engine_metrics.cpp
   void count_requests(EngineStats& stats) const;
@@ -178,7 +170,7 @@ class Engine::Impl {
   std::unique_ptr<schedule::Scheduler> scheduler_;
   std::unique_ptr<text::TokenTable> tokens_;
   std::unique_ptr<const text::TokenSplit> token_split_;  // null: no jump-forward
-  std::unique_ptr<runtime::Admission> admission_;
+  std::unique_ptr<runtime::LoadTracker> load_;
   std::unique_ptr<runtime::SessionStore> sessions_;
 
   // Shared, under mutex_.
@@ -189,37 +181,33 @@ class Engine::Impl {
   std::unordered_map<Handle, std::string> live_;  // requests without a last result, with their ids
   Handle next_handle_ = 1;
   bool closing_ = false, stop_ = false;
-  std::string failure_;                // see Engine::failure()
-  std::function<void()> on_failure_;   // until it is called
-  bool failure_told_ = false;          // it was called, or there was none to call
+  std::string failure_;  // why the engine has failed; written by the engine thread; empty while it works
   EngineStats stats_;
   std::mt19937_64 seeds_{std::random_device{}()};
   std::mutex shutdown_mutex_;  // one shutdown at a time
 
   // Engine thread.
-  std::unordered_map<Handle, std::unique_ptr<Group>> groups_;
-  std::unordered_map<SeqId, Sequence*> sequences_;  // those of the scheduler
-  std::set<SeqId> held_;                           // of them those that the scheduler holds until their mask is known
-  SeqId next_sequence_ = 1;
-  std::set<Group*> several_;                                   // groups of more than one sequence that have begun
+  std::unordered_map<Handle, std::unique_ptr<RequestState>> requests_;
+  std::unordered_map<SeqId, Completion*> completions_;  // the scheduler's
+  std::set<SeqId> held_;                                // the scheduler holds them until their mask is known
+  SeqId next_completion_ = 1;
+  std::set<RequestState*> several_;  // requests with more than one completion that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
   runtime::CacheSalts salts_;
   int num_parked_ = 0;                                         // requests that wait for theirs
   std::set<Handle> compiling_;                                 // requests that wait for nothing but their grammar
-  std::set<Timer> timers_;                                     // queue_deadline, deadline, guide_deadline of all groups
+  std::set<Timer> timers_;                                     // the deadlines of all requests
   std::optional<Clock::time_point> next_expiry_;               // of a session
   Clock::time_point last_settled_{};
   std::chrono::nanoseconds interval_{};  // between two responses of a stream, as of the step that is delivered
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   Step* in_flight_ = nullptr;  // launched and advanced, not settled; only on asynchronous devices
-  int num_uncollected_ = 0;    // steps launched
-  bool device_lost_ = false;   // failure_ is there: nothing is given to the device any more
+  std::function<void()> on_failure_;
   int num_sessions_ = 0;
   EngineStats reported_;        // what the metrics have seen
   bool reported_any_ = false;
   int reported_committed_ = 0;  // KV blocks that have memory
 
-  std::unique_ptr<runtime::WeightCheck> weight_check_;
   runtime::MaskThread masks_;
   std::unique_ptr<runtime::GuideThread> guides_;
 

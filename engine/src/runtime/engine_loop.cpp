@@ -31,7 +31,7 @@ void Engine::Impl::run() {
       } else {
         wake_.wait(lock, ready);
       }
-      if (stop_ && inbox_.empty() && inbox.empty() && sequences_.empty() && idle()) return;
+      if (stop_ && inbox_.empty() && inbox.empty() && completions_.empty() && idle()) return;
       if (inbox.empty()) {  // else an exception came between, and the rest is taken first
         std::swap(inbox, inbox_);
         // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
@@ -42,30 +42,23 @@ void Engine::Impl::run() {
       const bool began_idle = idle();
       take(inbox);
       if (began_idle && !idle()) report_gauges();  // a first step may take seconds, in which it does not look idle
-      if (device_lost_) end_all(failure(), ErrorCode::device_failed);  // they came before submit() knew of it
+      if (!failure_.empty()) end_all(failure_);  // requests that were submitted before the engine failed
       end_overdue(Clock::now());
       delivery_.wake();
       if (!idle()) step();
     } catch (const std::exception& error) {
-      fail_all(error);
+      fail(error);
     }
     delivery_.wake();
     report_gauges();
-    if (device_lost_) tell_failure();
   }
 }
 
 void Engine::Impl::step() {
   auto* const next = in_flight_ == nullptr || may_overlap(*in_flight_) ? launch_next() : nullptr;
-  const bool launched = next != nullptr && next->error.empty();
-  if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr && !settle(*running)) {
-    scheduler_->restart();
-    if (launched) return;
-  }
+  if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr) settle(*running);
   if (next == nullptr) return;
-  if (!launched) {
-    fail(next->plan, next->error);
-  } else if (executor_->asynchronous()) {
+  if (executor_->asynchronous()) {
     scheduler_->advance(next->plan);
     in_flight_ = next;
   } else {
@@ -76,8 +69,8 @@ void Engine::Impl::step() {
 // Whether the next step can be launched before the host knows what this one samples.
 bool Engine::Impl::may_overlap(const Step& running) const {
   return std::ranges::none_of(running.plan.seqs, [this](const auto& part) {
-    const auto found = sequences_.find(part.id);
-    if (found == sequences_.end()) return false;
+    const auto found = completions_.find(part.id);
+    if (found == completions_.end()) return false;
     // A mask is asked for when the token before it is known, and a part that does not sample may be the last before
     // one.
     return found->second->mask != nullptr || (part.samples && found->second->needs_last_token());
@@ -86,13 +79,12 @@ bool Engine::Impl::may_overlap(const Step& running) const {
 
 bool Engine::Impl::wants_mask(const StepPlan& plan) const {
   return std::ranges::any_of(plan.seqs,
-                             [this](const auto& part) { return part.samples && sequences_.at(part.id)->mask; });
+                             [this](const auto& part) { return part.samples && completions_.at(part.id)->mask; });
 }
 
-// The step that was launched, or that failed to be (then it says why); null when there is nothing to compute before the
-// step in flight is settled.
+// The step that was launched; null when there is nothing to compute before the step in flight is settled.
 Engine::Impl::Step* Engine::Impl::launch_next() {
-  if (sequences_.empty()) return nullptr;
+  if (completions_.empty()) return nullptr;
   auto plan = scheduler_->plan();
   // A sequence with a mask that begins: this step is planned anew once the one in flight is settled.
   if (in_flight_ != nullptr && wants_mask(plan)) return nullptr;
@@ -101,7 +93,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
         id, FinishReason::error,
         cat("the KV cache cannot grow, and its ", blocks_->num_blocks(), " blocks do not hold this request: the ",
             "machine has no more memory. Lower cache_max_entry_count or cache_size, or send a shorter request; retry ",
-            "after ", admission_->retry_after_s(), " s"),
+            "after ", load_->retry_after_s(), " s"),
         ErrorCode::resource_exhausted);
   }
   if (plan.empty()) {
@@ -112,18 +104,12 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   fill(step, std::move(plan));
   masks_.hand_over();
   const auto stride = static_cast<std::int64_t>(step.block_tables.size() / step.plan.seqs.size());
-  try {
-    executor_->launch({.ids = step.ids,
-                       .attention = {step.query_start, step.positions, step.block_tables, stride},
-                       .logits_rows = step.logits_rows,
-                       .sample = step.sample_rows,
-                       .prompt_tokens = step.prompt_tokens,
-                       .block_copies = step.plan.block_copies});
-    ++num_uncollected_;
-  } catch (const std::exception& error) {
-    if (is_device_failure(error)) throw;
-    step.error = error.what();
-  }
+  executor_->launch({.ids = step.ids,
+                     .attention = {step.query_start, step.positions, step.block_tables, stride},
+                     .logits_rows = step.logits_rows,
+                     .sample = step.sample_rows,
+                     .prompt_tokens = step.prompt_tokens,
+                     .block_copies = step.plan.block_copies});
   count(Metric::engine_steps, 1);
   return &step;
 }
@@ -131,7 +117,6 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
 void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.begun = Clock::now();
   step.plan = std::move(plan);
-  step.error.clear();
   step.ids.clear();
   step.positions.clear();
   step.query_start.assign(1, 0);
@@ -147,67 +132,56 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
 
   for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
     const auto& part = step.plan.seqs[s];
-    auto& sequence = *sequences_.at(part.id);
-    if (!sequence.first_scheduled) schedule_first(sequence, step.begun);
+    auto& completion = *completions_.at(part.id);
+    if (!completion.first_scheduled) schedule_first(completion, step.begun);
     // The scheduler's placeholders are the numbers by which the device knows the samples of the step before.
     const auto planned = scheduler_->tokens(part.id).subspan(static_cast<std::size_t>(part.first_position),
                                                              static_cast<std::size_t>(part.num_tokens));
     step.ids.insert(step.ids.end(), planned.begin(), planned.end());
     for (std::int32_t i = 0; i < part.num_tokens; ++i) step.positions.push_back(part.first_position + i);
     step.query_start.push_back(static_cast<std::int32_t>(step.ids.size()));
-    step.prompt_tokens.push_back(sequence.num_input());
+    step.prompt_tokens.push_back(completion.num_input());
     const auto blocks = scheduler_->blocks(part.id);
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
-    fill_rows(step, part, sequence);
-    if (part.samples) step.streams += runtime::stream_weight(sequence.group.request);
-    if (part.samples && sequence.mask) sequence.mask->set_deadline(mask_deadline);
+    fill_rows(step, part, completion);
+    if (part.samples) step.streams += runtime::stream_weight(completion.state.request);
+    if (part.samples && completion.mask) completion.mask->set_deadline(mask_deadline);
   }
 }
 
 // The rows of logits of a part, whose tokens are the last of the step so far: those of the prompt that report the token
 // after them, and the one that is sampled from.
-void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Sequence& sequence) {
+void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Completion& completion) {
   const auto tokens = scheduler_->tokens(part.id);
   const auto end = static_cast<std::int32_t>(step.ids.size());
   const auto rows = part.num_logits_rows();
   for (std::int32_t i = part.num_tokens - rows; i < part.num_tokens; ++i) {
     step.logits_rows.push_back(end - part.num_tokens + i);
     const bool samples = part.samples && i == part.num_tokens - 1;
-    step.sample_rows.push_back(samples ? sequence.sample_row(tokens)
+    step.sample_rows.push_back(samples ? completion.sample_row(tokens)
                                        : runtime::PromptLogprobs::row(part.first_position + i, tokens,
-                                                                      sequence.group.request));
+                                                                      completion.state.request));
     step.sample_rows.back().sequence = part.id;
-    if (samples && sequence.mask) step.masks.push_back(sequence.mask);
+    if (samples && completion.mask) step.masks.push_back(completion.mask);
   }
 }
 
-void Engine::Impl::schedule_first(Sequence& sequence, Clock::time_point now) {
-  auto& group = sequence.group;
-  sequence.first_scheduled = now;
-  sequence.num_cached = scheduler_->num_cached_tokens(sequence.id);
-  if (sequence.index == 0) admission_->computed(group.work, sequence.num_cached);
-  if (std::exchange(group.first_scheduled, true)) return;
-  admission_->begun(group.work);
-  if (group.queue_deadline) {
-    timers_.erase({*std::exchange(group.queue_deadline, std::nullopt), group.handle, Timer::Kind::queue_deadline});
+void Engine::Impl::schedule_first(Completion& completion, Clock::time_point now) {
+  auto& state = completion.state;
+  completion.first_scheduled = now;
+  completion.num_cached = scheduler_->num_cached_tokens(completion.id);
+  if (completion.index == 0) load_->computed(state.work, completion.num_cached);
+  if (std::exchange(state.first_scheduled, true)) return;
+  load_->begun(state.work);
+  if (state.queue_deadline) {
+    timers_.erase({*std::exchange(state.queue_deadline, std::nullopt), state.handle, Timer::Kind::queue_deadline});
   }
-  observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - group.submitted).count());
+  observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - state.submitted).count());
 }
 
-// Waits for a launched step and hands out its tokens. False when it failed; then its sequences did, and those alone, and
-// the step behind it is dropped.
-bool Engine::Impl::settle(Step& step) {
-  std::vector<ops::Sampled> sampled;
-  try {
-    sampled = collect();
-  } catch (const std::exception& error) {
-    if (is_device_failure(error)) throw;
-    // What the step should have left in the KV cache is not there, and the one behind it has computed with that. Before
-    // its requests are told: where one rank's device fails, the others may notice a step earlier.
-    drop_launched();
-    fail(step.plan, error.what());
-    return false;
-  }
+// Waits for a launched step and hands out its tokens.
+void Engine::Impl::settle(Step& step) {
+  auto sampled = executor_->collect();
   std::vector<TokenId> tokens;
   std::size_t rows = 0;
   for (const auto& part : step.plan.seqs) {
@@ -221,7 +195,6 @@ bool Engine::Impl::settle(Step& step) {
   measure(step);
   interval_ = runtime::stream_interval(info.config, step.streams);
   deliver(step.plan, std::move(sampled));
-  return true;
 }
 
 // How long the step took, from when it or, where it waited for the one before, that one was done.
@@ -242,27 +215,11 @@ void Engine::Impl::measure(const Step& step) {
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
   step_time_->measured(work, took_s);
-  admission_->step(work.prefill_tokens, output_tokens, took_s);
+  load_->step(work.prefill_tokens, output_tokens, took_s);
   observe(Metric::engine_step_seconds, took_s);
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
   observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + output_tokens));
   last_settled_ = now;
-}
-
-// Waits for all steps in flight. Throws where one of them says that the device has failed.
-void Engine::Impl::drop_launched() {
-  while (num_uncollected_ > 0) {
-    try {
-      collect();
-    } catch (const std::exception& error) {
-      if (is_device_failure(error)) throw;
-    }
-  }
-}
-
-std::vector<ops::Sampled> Engine::Impl::collect() {
-  --num_uncollected_;
-  return executor_->collect();
 }
 
 void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampled) {
@@ -272,59 +229,56 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
   for (const auto& part : plan.seqs) {
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
     rest = rest.subspan(rows.size());
-    const auto found = sequences_.find(part.id);
-    if (found == sequences_.end()) {  // it ended while the step ran; which blocks it left is not known any more
-      if (std::ranges::any_of(rows, ops::has_broken_logit, &ops::Sampled::error)) blocks_->forget_prefixes();
-      continue;
-    }
-    auto& sequence = *found->second;
-    if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
-    if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
+    const auto found = completions_.find(part.id);
+    if (found == completions_.end()) continue;  // it ended while the step ran
+    auto& completion = *found->second;
+    if (completion.index == 0) load_->computed(completion.state.work, part.num_tokens);
+    if (!take_prompt_rows(part, rows, completion) || !part.samples) continue;
     if (runtime::is_late_mask(rows.back().error)) {
-      sit_out(sequence);
+      sit_out(completion);
       continue;
     }
     if (!rows.back().error.empty()) {
       fail_row(part.id, rows.back().error);
       continue;
     }
-    accepted += accept(sequence, rows.back(), now);
+    accepted += accept(completion, rows.back(), now);
   }
   masks_.hand_over();  // at once, so that they are worked out while the next forward pass runs
   count(Metric::generation_tokens, accepted);
 }
 
 // The sequence, which the scheduler holds, goes on once its mask is known.
-void Engine::Impl::sit_out(Sequence& sequence) {
-  if (sequence.mask->sit_out()) {
-    held_.insert(sequence.id);
+void Engine::Impl::sit_out(Completion& completion) {
+  if (completion.mask->sit_out()) {
+    held_.insert(completion.id);
   } else {
-    scheduler_->resume(sequence.id);
+    scheduler_->resume(completion.id);
   }
 }
 
 void Engine::Impl::resume_known() {
   std::erase_if(held_, [this](SeqId id) {
-    if (!sequences_.at(id)->mask->known()) return false;
+    if (!completions_.at(id)->mask->known()) return false;
     scheduler_->resume(id);
     return true;
   });
 }
 
-// Ends a sequence that could not be sampled from. Where its logits are not finite, its KV may not be either: no later
-// request may begin with it. The error names the tensor that is to blame.
+// Ends a sequence that could not be sampled from. If its logits are not finite, its KV may not be finite either, so no
+// later request may reuse it.
 void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   if (!ops::has_broken_logit(error)) {
     // With a grammar it is the request's own: it allows nothing here, or takes too long.
-    const bool guided = sequences_.at(id)->group.grammar != nullptr;
+    const bool guided = completions_.at(id)->state.grammar != nullptr;
     return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
   }
   scheduler_->forget_prefix(id);
-  finish(id, FinishReason::error, weight_check_->explain(error));
+  finish(id, FinishReason::error, error);
 }
 
 // False when one could not be computed: then the sequence has ended.
-bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence) {
+bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion) {
   if (!part.all_rows) return true;
   const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
   Result logits;
@@ -333,132 +287,100 @@ bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sam
       fail_row(part.id, reports[i].error);
       return false;
     }
-    if (!sequence.prompt_logprobs) continue;  // delivered; this is computed again
+    if (!completion.prompt_logprobs) continue;  // delivered; this is computed again
     const auto position = part.first_position + static_cast<std::int32_t>(i);
-    if (!sequence.prompt_logprobs->take(position, reports[i]) || reports[i].logits.empty()) continue;
+    if (!completion.prompt_logprobs->take(position, reports[i]) || reports[i].logits.empty()) continue;
     if (logits.prompt_logits.empty()) logits.first_logits = position;
     logits.prompt_logits.push_back(std::move(reports[i].logits));
   }
-  return logits.prompt_logits.empty() || deliver_rows(std::move(logits), sequence);
+  return logits.prompt_logits.empty() || deliver_rows(std::move(logits), completion);
 }
 
 // False when too many are unread already: then the sequence has ended.
-bool Engine::Impl::deliver_rows(Result result, const Sequence& sequence) {
-  auto& group = sequence.group;
+bool Engine::Impl::deliver_rows(Result result, const Completion& completion) {
+  auto& state = completion.state;
   std::size_t bytes = 0;
   for (const auto& row : result.prompt_logits) bytes += row.size() * sizeof(float);
-  result.unread_logits = group.unread_logits.add(static_cast<std::int64_t>(bytes));
-  const auto unread = group.unread_logits.bytes();
-  if (unread <= group.request.max_unread_logits_bytes) {
-    delivery_.push(group.callback, std::move(result));
+  result.unread_logits = state.unread_logits.add(static_cast<std::int64_t>(bytes));
+  const auto unread = state.unread_logits.bytes();
+  if (unread <= state.request.max_unread_logits_bytes) {
+    delivery_.push(state.callback, std::move(result));
     return true;
   }
-  finish(sequence.id, FinishReason::error,
+  finish(completion.id, FinishReason::error,
          cat("rows of prompt_logits that nobody has let go of take ", unread, " bytes, more than ",
-             group.request.max_unread_logits_bytes,
+             state.request.max_unread_logits_bytes,
              " (max_unread_logits_bytes): read them as they come, or send a shorter prompt"),
          ErrorCode::resource_exhausted);
   return false;
 }
 
 // Takes a sampled token, and those that are certain to follow it. Returns how many: the last may be the sequence's end.
-int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now) {
+int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now) {
   const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
-  auto& group = sequence.group;
+  auto& state = completion.state;
   const auto take = [&](const ops::Sampled& token) {
-    if (sequence.first_token) {
-      observe(Metric::inter_token_latency_seconds, seconds_since(*sequence.last_token));
-    } else if (sequence.index == 0) {
-      observe(Metric::time_to_first_token_seconds, seconds_since(group.submitted));
+    if (completion.first_token) {
+      observe(Metric::inter_token_latency_seconds, seconds_since(*completion.last_token));
+    } else if (completion.index == 0) {
+      observe(Metric::time_to_first_token_seconds, seconds_since(state.submitted));
     }
-    admission_->sampled(group.work);
-    return sequence.accept(token, now);
+    load_->sampled(state.work);
+    return completion.accept(token, now);
   };
   auto reason = take(sampled);
   int taken = 1;
   std::vector<TokenId> tokens;  // where there is a mask: made for no other sequence
-  if (sequence.mask && reason == FinishReason::none) {
+  if (completion.mask && reason == FinishReason::none) {
     tokens.push_back(sampled.token);
-    if (!group.steered() && !sequence.scores()) sequence.mask->add_forced(tokens);
+    if (!state.steered() && !completion.scores()) completion.mask->add_forced(tokens);
     for (; taken < std::ssize(tokens) && reason == FinishReason::none; ++taken) {
       ops::Sampled forced;
       forced.token = tokens[static_cast<std::size_t>(taken)];
-      scheduler_->append(sequence.id, forced.token);
+      scheduler_->append(completion.id, forced.token);
       reason = take(forced);
     }
     if (taken > 1) count(Metric::jump_forward_tokens, taken - 1);
   }
   if (reason != FinishReason::none) {
-    finish(sequence.id, reason);
+    finish(completion.id, reason);
     return taken;
   }
-  if (sequence.mask) {
-    masks_.next(sequence.mask, tokens);
-    if (sequence.mask->slow()) {
-      scheduler_->hold(sequence.id);
-      sit_out(sequence);
+  if (completion.mask) {
+    masks_.next(completion.mask, tokens);
+    if (completion.mask->slow()) {
+      scheduler_->hold(completion.id);
+      sit_out(completion);
     }
   }
-  if (auto result = sequence.due(now, interval_)) {
-    delivery_.push(group.callback, std::move(*result));
+  if (auto result = completion.due(now, interval_)) {
+    delivery_.push(state.callback, std::move(*result));
   }
   return taken;
 }
 
-void Engine::Impl::fail(const StepPlan& plan, const std::string& error) {
-  for (const auto& part : plan.seqs) finish(part.id, FinishReason::error, error);
-}
-
-// After an error that nobody expected: everything ends, and the engine begins anew. After one of the device it does not:
-// what is in flight is left there, since every call of the device fails from now on.
-void Engine::Impl::fail_all(const std::exception& error) {
-  std::string text = error.what();
-  bool lost = is_device_failure(error);
-  try {
-    if (!lost) drop_launched();
-  } catch (const std::exception& next) {
-    lost = true;
-    text = next.what();
+// An error in a step comes from a device that computes no more, or from a bug. Both leave the KV cache in an unknown
+// state, so the engine ends all requests and rejects new ones.
+void Engine::Impl::fail(const std::exception& error) {
+  const auto text = cat("the engine has failed, and its process must be started again: ", error.what());
+  log({LogLevel::error, text, "", {}});
+  if (on_failure_) on_failure_();
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = text;
   }
-  num_uncollected_ = 0;
   in_flight_ = nullptr;
-  if (lost) text = lose_device(text);
-  end_all(text, lost ? ErrorCode::device_failed : ErrorCode::internal);
-  scheduler_->restart();
+  end_all(failure_);
 }
 
-void Engine::Impl::end_all(const std::string& error, ErrorCode code) {
+void Engine::Impl::end_all(const std::string& error) {
   std::vector<Handle> handles;
-  for (const auto& [handle, group] : groups_) handles.push_back(handle);
+  for (const auto& [handle, state] : requests_) handles.push_back(handle);
   for (const auto handle : handles) {
-    if (const auto found = groups_.find(handle); found != groups_.end()) {
-      end_request(*found->second, FinishReason::error, error, code);
+    if (const auto found = requests_.find(handle); found != requests_.end()) {
+      end_request(*found->second, FinishReason::error, error, ErrorCode::unavailable);
     }
   }
-}
-
-// From here on submit() rejects. Returns what requests are told.
-std::string Engine::Impl::lose_device(const std::string& cause) {
-  auto text = cat("the device has failed, and this process cannot use it again: ", cause,
-                  ". Start a new process; where the server is supervised, that happens by itself");
-  device_lost_ = true;
-  {
-    const std::lock_guard lock(mutex_);
-    failure_ = text;
-  }
-  if (sink_) sink_->set(Metric::engine_failed, 1);
-  log({LogLevel::error, text, "", {}});
-  return text;
-}
-
-void Engine::Impl::tell_failure() {
-  std::function<void()> function;
-  {
-    const std::lock_guard lock(mutex_);
-    failure_told_ = true;
-    function = std::exchange(on_failure_, nullptr);
-  }
-  if (function) function();
 }
 
 }  // namespace charonia

@@ -9,17 +9,17 @@ namespace charonia {
 void Engine::Impl::count_requests(EngineStats& stats) const {
   stats.num_running = scheduler_->num_running();
   stats.num_waiting = scheduler_->num_waiting() + num_parked_ + static_cast<int>(compiling_.size());
-  for (const auto* group : several_) {
+  for (const auto* state : several_) {
     // One that has not begun to compute waits with all its sequences: they are not looked at one by one.
-    if (!group->first_scheduled && group->num_live == group->num_sequences() &&
-        scheduler_->blocks(group->sequences.front()->id).empty()) {
-      stats.num_waiting -= group->num_live - 1;
+    if (!state->first_scheduled && state->num_live == state->num_completions() &&
+        scheduler_->blocks(state->completions.front()->id).empty()) {
+      stats.num_waiting -= state->num_live - 1;
       continue;
     }
     int running = 0, waiting = 0;
-    for (const auto& sequence : group->sequences) {
-      if (!sequences_.contains(sequence->id)) continue;
-      ++(scheduler_->blocks(sequence->id).empty() ? waiting : running);
+    for (const auto& completion : state->completions) {
+      if (!completions_.contains(completion->id)) continue;
+      ++(scheduler_->blocks(completion->id).empty() ? waiting : running);
     }
     stats.num_running -= std::max(running - 1, 0);
     stats.num_waiting -= running > 0 ? waiting : std::max(waiting - 1, 0);

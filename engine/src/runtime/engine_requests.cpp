@@ -166,41 +166,41 @@ std::vector<TokenId> Engine::Impl::end_ids_of(const SamplingParams& sampling) co
 
 void Engine::Impl::reject(runtime::Rejection reason) { count(Metric::requests_rejected, 1, static_cast<int>(reason)); }
 
-std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, Callback callback,
+std::unique_ptr<Engine::Impl::RequestState> Engine::Impl::make_state(Request request, Callback callback,
                                                               std::vector<TokenId> end_ids) const {
-  auto group = std::make_unique<Group>();
+  auto state = std::make_unique<RequestState>();
   const int sequences = std::max(request.sampling.n, request.sampling.best_of);
   if (request.mask) {
     try {
-      for (int i = 1; i < sequences; ++i) group->masks.push_back(request.mask->clone());
+      for (int i = 1; i < sequences; ++i) state->masks.push_back(request.mask->clone());
     } catch (const std::exception& error) {
       throw Error(ErrorCode::invalid_argument, cat("the token mask provider cannot be cloned: ", error.what()));
     }
-    group->masks.insert(group->masks.begin(), std::move(request.mask));
+    state->masks.insert(state->masks.begin(), std::move(request.mask));
   }
   if (!sessions_->enabled()) request.session_id.clear();
   const auto& config = info.config;
-  group->submitted = Clock::now();
-  if (config.max_queue_time_s > 0) group->queue_deadline = group->submitted + duration_of(config.max_queue_time_s);
+  state->submitted = Clock::now();
+  if (config.max_queue_time_s > 0) state->queue_deadline = state->submitted + duration_of(config.max_queue_time_s);
   if (request.timeout_ms) {
-    group->deadline = group->submitted + duration_of(*request.timeout_ms / 1000.0);
+    state->deadline = state->submitted + duration_of(*request.timeout_ms / 1000.0);
   } else if (config.request_timeout_s > 0) {
-    group->deadline = group->submitted + duration_of(config.request_timeout_s);
+    state->deadline = state->submitted + duration_of(config.request_timeout_s);
   }
   auto& sampling = request.sampling;
   if (!sampling.stop_words.empty()) {
-    group->stop_words = std::make_shared<const text::StopWords>(std::exchange(sampling.stop_words, {}));
+    state->stop_words = std::make_shared<const text::StopWords>(std::exchange(sampling.stop_words, {}));
     if (!request.stop_until.empty()) {
-      group->stop_until = std::make_shared<const text::StopWords>(std::exchange(request.stop_until, {}));
+      state->stop_until = std::make_shared<const text::StopWords>(std::exchange(request.stop_until, {}));
     }
   }
   sort_bias(sampling.logit_bias);
-  group->banned = take_single(sampling.bad_words);
-  std::ranges::set_union(group->banned, end_ids, std::back_inserter(group->banned_at_first));
-  group->request = std::move(request);
-  group->callback = std::make_shared<Callback>(std::move(callback));
-  group->end_ids = std::move(end_ids);
-  return group;
+  state->banned = take_single(sampling.bad_words);
+  std::ranges::set_union(state->banned, end_ids, std::back_inserter(state->banned_at_first));
+  state->request = std::move(request);
+  state->callback = std::make_shared<Callback>(std::move(callback));
+  state->end_ids = std::move(end_ids);
+  return state;
 }
 
 Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
@@ -219,25 +219,25 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
     reject(runtime::Rejection::never_fits);
     throw;
   }
-  auto group = make_group(std::move(request), std::move(callback), std::move(end_ids));
+  auto state = make_state(std::move(request), std::move(callback), std::move(end_ids));
   // Of a session the history comes on top, but much of it is found in the cache.
-  const auto& asked = group->request;
+  const auto& asked = state->request;
   const auto prompt = static_cast<std::int64_t>(std::max(asked.input_ids.size(), asked.continuation_ids.size()));
   const auto max_tokens = asked.sampling.max_tokens.value_or(info.config.session_len - static_cast<int>(prompt));
 
   std::unique_lock lock(mutex_);
-  if (!failure_.empty()) throw Error(ErrorCode::device_failed, failure_);
+  if (!failure_.empty()) throw Error(ErrorCode::unavailable, failure_);
   if (closing_) throw Error(ErrorCode::unavailable, "the engine is shutting down and takes no new request");
   const auto waiting = static_cast<int>(inbox_.submitted.size()) + stats_.num_waiting;
-  if (auto rejected = admission_->admit(waiting, prompt, group->num_sequences(), max_tokens, group->work)) {
+  if (auto rejected = load_->admit(waiting, prompt, state->num_completions(), max_tokens, state->work)) {
     lock.unlock();
     reject(rejected->reason);
     throw Error(ErrorCode::resource_exhausted, rejected->text);
   }
-  group->seed = asked.sampling.seed.value_or(seeds_());
-  const Handle handle = group->handle = next_handle_++;
+  state->seed = asked.sampling.seed.value_or(seeds_());
+  const Handle handle = state->handle = next_handle_++;
   live_.emplace(handle, asked.id);
-  inbox_.submitted.push_back(std::move(group));
+  inbox_.submitted.push_back(std::move(state));
   lock.unlock();
   wake_.notify_one();
   return handle;
@@ -274,15 +274,15 @@ bool Engine::Impl::end(std::string_view id, bool keep) {
 void Engine::Impl::take(Inbox& inbox) {
   // What has been taken is not there any more: after an exception the next call goes on with the rest.
   while (!inbox.submitted.empty()) {
-    auto group = std::move(inbox.submitted.front());
+    auto state = std::move(inbox.submitted.front());
     inbox.submitted.pop_front();
-    take(std::move(group));
+    take(std::move(state));
   }
   while (!inbox.ends.empty()) {
     const auto end = inbox.ends.front();
     inbox.ends.pop_front();
-    const auto found = groups_.find(end.handle);
-    if (found == groups_.end()) {  // it has ended, or memory did not suffice to take it in
+    const auto found = requests_.find(end.handle);
+    if (found == requests_.end()) {  // it has ended, or memory did not suffice to take it in
       const std::lock_guard lock(mutex_);
       live_.erase(end.handle);
       if (live_.empty()) drained_.notify_all();
@@ -299,130 +299,131 @@ void Engine::Impl::take(Inbox& inbox) {
   }
 }
 
-void Engine::Impl::take(std::unique_ptr<Group> taken) {
-  auto& group = *groups_.emplace(taken->handle, std::move(taken)).first->second;
-  if (group.queue_deadline) timers_.insert({*group.queue_deadline, group.handle, Timer::Kind::queue_deadline});
-  if (group.deadline) timers_.insert({*group.deadline, group.handle, Timer::Kind::deadline});
-  if (auto& guide = group.request.guide) {
+void Engine::Impl::take(std::unique_ptr<RequestState> taken) {
+  auto& state = *requests_.emplace(taken->handle, std::move(taken)).first->second;
+  if (state.queue_deadline) timers_.insert({*state.queue_deadline, state.handle, Timer::Kind::queue_deadline});
+  if (state.deadline) timers_.insert({*state.deadline, state.handle, Timer::Kind::deadline});
+  if (auto& guide = state.request.guide) {
     // Threads are nudged, and nothing is waited for. A gateway's salts begin with the id of the client's key.
-    const auto& salt = group.request.cache_salt;
-    group.grammar = guides_->find(*guide, group.request.strip_leading_space && tokens_->strip_leading_space(),
+    const auto& salt = state.request.cache_salt;
+    state.grammar = guides_->find(*guide, state.request.strip_leading_space && tokens_->strip_leading_space(),
                                   salt.substr(0, salt.find('/')));
     guide.reset();
   }
-  if (!group.in_session()) return begin(group);
-  const auto& session = group.request.session_id;
+  if (!state.in_session()) return begin(state);
+  const auto& session = state.request.session_id;
   auto& turns = turns_[session];
-  turns.push_back(group.handle);
+  turns.push_back(state.handle);
   sessions_->enter(session);
-  group.entered = true;
-  if (turns.size() == 1) return begin(group);
+  state.entered = true;
+  if (turns.size() == 1) return begin(state);
   ++num_parked_;
 }
 
 // A request that cannot begin ends, and no other one does.
-void Engine::Impl::begin(Group& group) {
-  if (group.grammar && !group.grammar->done()) return wait_for_grammar(group);
+void Engine::Impl::begin(RequestState& state) {
+  if (state.grammar && !state.grammar->done()) return wait_for_grammar(state);
   try {
-    if (group.grammar) {
-      const auto* const grammar = group.grammar->compiled();
-      if (grammar == nullptr) throw Error(group.grammar->error_code(), group.grammar->error());
+    if (state.grammar) {
+      const auto* const grammar = state.grammar->compiled();
+      if (grammar == nullptr) throw Error(state.grammar->error_code(), state.grammar->error());
     }
-    make_sequences(group);
+    make_completions(state);
   } catch (const std::exception& error) {
-    for (const auto& sequence : group.sequences) {
-      scheduler_->remove(sequence->id);
-      held_.erase(sequence->id);
-      sequences_.erase(sequence->id);
+    for (const auto& completion : state.completions) {
+      scheduler_->remove(completion->id);
+      held_.erase(completion->id);
+      completions_.erase(completion->id);
     }
-    several_.erase(&group);
-    group.begun = false;
-    end_request(group, FinishReason::error, error.what(), code_of(error));
+    several_.erase(&state);
+    state.begun = false;
+    end_request(state, FinishReason::error, error.what(), code_of(error));
   }
 }
 
-void Engine::Impl::wait_for_grammar(Group& group) {
-  group.guide_deadline = Clock::now() + duration_of(info.config.guide_timeout_s);
-  timers_.insert({*group.guide_deadline, group.handle, Timer::Kind::guide});
-  compiling_.insert(group.handle);
+void Engine::Impl::wait_for_grammar(RequestState& state) {
+  state.guide_deadline = Clock::now() + duration_of(info.config.guide_timeout_s);
+  timers_.insert({*state.guide_deadline, state.handle, Timer::Kind::guide});
+  compiling_.insert(state.handle);
 }
 
-void Engine::Impl::end_waiting_for_grammar(Group& group) {
-  if (group.guide_deadline) {
-    timers_.erase({*std::exchange(group.guide_deadline, std::nullopt), group.handle, Timer::Kind::guide});
+void Engine::Impl::end_waiting_for_grammar(RequestState& state) {
+  if (state.guide_deadline) {
+    timers_.erase({*std::exchange(state.guide_deadline, std::nullopt), state.handle, Timer::Kind::guide});
   }
-  compiling_.erase(group.handle);
+  compiling_.erase(state.handle);
 }
 
 // A grammar is done, or several are.
 void Engine::Impl::begin_compiled() {
   const std::vector<Handle> waiting(compiling_.begin(), compiling_.end());
   for (const auto handle : waiting) {
-    const auto found = groups_.find(handle);
-    if (found == groups_.end() || !compiling_.contains(handle) || !found->second->grammar->done()) continue;
+    const auto found = requests_.find(handle);
+    if (found == requests_.end() || !compiling_.contains(handle) || !found->second->grammar->done()) continue;
     end_waiting_for_grammar(*found->second);
     begin(*found->second);
   }
 }
 
-void Engine::Impl::reject_slow_grammar(Group& group) {
+void Engine::Impl::reject_slow_grammar(RequestState& state) {
   const auto limit = info.config.guide_timeout_s;
-  if (const auto left = guides_->overdue(group.grammar, limit)) {
-    timers_.erase({*std::exchange(group.guide_deadline, std::nullopt), group.handle, Timer::Kind::guide});
+  if (const auto left = guides_->overdue(state.grammar, limit)) {
+    timers_.erase({*std::exchange(state.guide_deadline, std::nullopt), state.handle, Timer::Kind::guide});
     if (*left <= 0) return;  // it ends when the thread has noticed
-    group.guide_deadline = Clock::now() + duration_of(*left);
-    timers_.insert({*group.guide_deadline, group.handle, Timer::Kind::guide});
+    state.guide_deadline = Clock::now() + duration_of(*left);
+    timers_.insert({*state.guide_deadline, state.handle, Timer::Kind::guide});
     return;
   }
   reject(runtime::Rejection::queue_time);
-  end_request(group, FinishReason::error,
+  end_request(state, FinishReason::error,
               cat("the request's grammar waited ", limit, " s (guide_timeout_s) behind others that are compiled; ",
-                  "retry after ", admission_->retry_after_s(), " s"),
+                  "retry after ", load_->retry_after_s(), " s"),
               ErrorCode::resource_exhausted);
 }
 
-void Engine::Impl::make_providers(Group& group) {
+void Engine::Impl::make_providers(RequestState& state) {
   std::optional<std::vector<TokenId>> prompt;  // none: nothing is forced
-  if (token_split_ && !group.steered()) {
-    const auto& input = group.request.input_ids;
-    prompt.emplace(input.end() - std::min(std::ssize(input), std::ptrdiff_t{text::TokenSplit::kContext + 1}), input.end());
+  if (token_split_ && !state.steered()) {
+    const auto& input = state.request.input_ids;
+    prompt.emplace(input.end() - std::min(std::ssize(input), std::ptrdiff_t{text::TokenSplit::kContext + 1}),
+                   input.end());
   }
-  for (int i = 0; i < group.num_sequences(); ++i) {
-    group.masks.push_back(group.grammar->compiled()->provider(group.end_ids, prompt));
+  for (int i = 0; i < state.num_completions(); ++i) {
+    state.masks.push_back(state.grammar->compiled()->provider(state.end_ids, prompt));
   }
 }
 
 // Its prompt is known from here on, and its sequences are the scheduler's.
-void Engine::Impl::make_sequences(Group& group) {
-  if (group.in_session()) set_prompt(group);
-  if (group.grammar) make_providers(group);
-  auto& request = group.request;
+void Engine::Impl::make_completions(RequestState& state) {
+  if (state.in_session()) set_prompt(state);
+  if (state.grammar) make_providers(state);
+  auto& request = state.request;
   const auto& sampling = request.sampling;
   const int prompt = static_cast<int>(request.input_ids.size());
   const int left = info.config.session_len - prompt;
   const int max_tokens = std::min(sampling.max_tokens.value_or(left), left);
   count(Metric::prompt_tokens, prompt);
   observe(Metric::request_prompt_tokens, prompt);
-  group.begun = true;
-  group.num_live = group.num_sequences();
-  if (group.num_live > 1) several_.insert(&group);
+  state.begun = true;
+  state.num_live = state.num_completions();
+  if (state.num_live > 1) several_.insert(&state);
   const auto pace = std::make_shared<runtime::MaskPace>();
   const auto salt = salts_.number(request.cache_salt, prefix_class(prompt));
-  for (int i = 0; i < group.num_live; ++i) {
-    auto& sequence =
-        *group.sequences.emplace_back(std::make_unique<Sequence>(group, i, next_sequence_++, *tokens_, max_tokens));
-    sequences_.emplace(sequence.id, &sequence);
-    if (group.masks.empty()) continue;
-    auto& provider = group.masks[static_cast<std::size_t>(i)];
-    sequence.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size, pace);
-    masks_.begin(sequence.mask);
+  for (int i = 0; i < state.num_live; ++i) {
+    auto& completion = *state.completions.emplace_back(
+        std::make_unique<Completion>(state, i, next_completion_++, *tokens_, max_tokens));
+    completions_.emplace(completion.id, &completion);
+    if (state.masks.empty()) continue;
+    auto& provider = state.masks[static_cast<std::size_t>(i)];
+    completion.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size, pace);
+    masks_.begin(completion.mask);
   }
-  auto& first = *group.sequences.front();
+  auto& first = *state.completions.front();
   const bool wants_rows = sampling.prompt_logprobs >= 0 && prompt > 1;
   if (wants_rows) first.prompt_logprobs.emplace(prompt, sampling.prompt_logprobs);
-  for (const auto& sequence : group.sequences) {
-    const bool is_first = sequence->index == 0;
-    scheduler_->add(sequence->id, request.input_ids, prompt + max_tokens,
+  for (const auto& completion : state.completions) {
+    const bool is_first = completion->index == 0;
+    scheduler_->add(completion->id, request.input_ids, prompt + max_tokens,
                     {.priority = request.priority,
                      .salt = salt,
                      .all_rows = is_first && wants_rows,
@@ -434,43 +435,43 @@ std::uint64_t Engine::Impl::prefix_class(int prompt_tokens) const {
   return model::rotary_class(info.model, prompt_tokens);
 }
 
-void Engine::Impl::set_prompt(Group& group) {
-  auto& request = group.request;
-  auto end_ids = group.end_ids;
+void Engine::Impl::set_prompt(RequestState& state) {
+  auto& request = state.request;
+  auto end_ids = state.end_ids;
   end_ids.insert(end_ids.end(), info.model.end_ids.begin(), info.model.end_ids.end());
-  group.turn = sessions_->begin(request.session_id);
+  state.turn = sessions_->begin(request.session_id);
   // Where the answer may end with the context, no more of the history is left out for it than without max_tokens.
   auto room = request.sampling.max_tokens;
   if (request.fit_max_tokens && room && *room > info.config.session_len / 4) room.reset();
-  auto prompt = runtime::session_prompt(*group.turn->history, request.input_ids, request.continuation_ids,
+  auto prompt = runtime::session_prompt(*state.turn->history, request.input_ids, request.continuation_ids,
                                         {.session_len = info.config.session_len,
                                          .max_tokens = room,
                                          .start_id = info.model.start_id,
                                          .end_ids = end_ids});
   request.input_ids = std::move(prompt.tokens);
   request.continuation_ids.clear();
-  group.turns = std::move(prompt.turns);
-  group.num_session_tokens = prompt.num_history;
+  state.turns = std::move(prompt.turns);
+  state.num_session_tokens = prompt.num_history;
 }
 
 void Engine::Impl::end_overdue(Clock::time_point now) {
   while (!timers_.empty() && timers_.begin()->when <= now) {
-    auto& group = *groups_.at(timers_.begin()->handle);
-    const double waited = std::round(1000 * seconds(now - group.submitted)) / 1000;
-    if (group.deadline && *group.deadline <= now) {
+    auto& state = *requests_.at(timers_.begin()->handle);
+    const double waited = std::round(1000 * seconds(now - state.submitted)) / 1000;
+    if (state.deadline && *state.deadline <= now) {
       reject(runtime::Rejection::deadline);
       end_request(
-          group, FinishReason::error,
+          state, FinishReason::error,
           cat("the request did not end within its time limit: ",
-              std::round(1000 * seconds(*group.deadline - group.submitted)), " ms (timeout_ms or request_timeout_s)"),
+              std::round(1000 * seconds(*state.deadline - state.submitted)), " ms (timeout_ms or request_timeout_s)"),
           ErrorCode::deadline_exceeded);
     } else if (timers_.begin()->kind == Timer::Kind::guide) {
-      reject_slow_grammar(group);
+      reject_slow_grammar(state);
     } else {
       reject(runtime::Rejection::queue_time);
-      end_request(group, FinishReason::error,
+      end_request(state, FinishReason::error,
                   cat("the request waited ", waited, " s and did not begin; max_queue_time_s is ",
-                      info.config.max_queue_time_s, "; retry after ", admission_->retry_after_s(), " s"),
+                      info.config.max_queue_time_s, "; retry after ", load_->retry_after_s(), " s"),
                   ErrorCode::resource_exhausted);
     }
   }
@@ -490,87 +491,87 @@ std::optional<Engine::Impl::Clock::time_point> Engine::Impl::next_timer() const 
   return out;
 }
 
-// Ends all that is left of a request. The group is gone afterwards.
-void Engine::Impl::end_request(Group& group, FinishReason reason, const std::string& error, ErrorCode code) {
-  if (group.begun) {
-    // The last of them closes the group: its list of sequences is not looked at after that.
+// Ends the remaining completions of a request, and destroys it.
+void Engine::Impl::end_request(RequestState& state, FinishReason reason, const std::string& error, ErrorCode code) {
+  if (state.begun) {
+    // The last one destroys the request and its list of completions.
     std::vector<SeqId> live;
-    for (const auto& sequence : group.sequences) {
-      if (sequences_.contains(sequence->id)) live.push_back(sequence->id);
+    for (const auto& completion : state.completions) {
+      if (completions_.contains(completion->id)) live.push_back(completion->id);
     }
     for (const auto id : live) finish(id, reason, error, code);
     return;
   }
-  group.reason = reason;
-  std::vector<Result> last(static_cast<std::size_t>(group.request.sampling.n));
+  state.reason = reason;
+  std::vector<Result> last(static_cast<std::size_t>(state.request.sampling.n));
   for (std::size_t i = 0; i < last.size(); ++i) {
     auto& result = last[i];
     result.index = static_cast<int>(i);
     result.finish_reason = reason;
     result.error = error;
     result.error_code = code;
-    result.num_input_tokens = static_cast<int>(group.request.input_ids.size());
-    result.timings.queue_ms = result.timings.total_ms = 1000 * seconds(Clock::now() - group.submitted);
+    result.num_input_tokens = static_cast<int>(state.request.input_ids.size());
+    result.timings.queue_ms = result.timings.total_ms = 1000 * seconds(Clock::now() - state.submitted);
   }
-  close(group, std::move(last));
+  close(state, std::move(last));
 }
 
-// Ends a sequence; with its last one the group is gone.
+// Ends a completion. After the last one the request is destroyed.
 void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, ErrorCode code) {
-  const auto found = sequences_.find(id);
-  if (found == sequences_.end()) return;
-  auto& sequence = *found->second;
-  auto& group = sequence.group;
+  const auto found = completions_.find(id);
+  if (found == completions_.end()) return;
+  auto& completion = *found->second;
+  auto& state = completion.state;
   const bool answered = reason == FinishReason::stop || reason == FinishReason::length;
-  if (group.turn && (answered || (reason == FinishReason::cancelled && group.keep_turn))) keep_turn(sequence);
+  if (state.turn && (answered || (reason == FinishReason::cancelled && state.keep_turn))) keep_turn(completion);
   scheduler_->remove(id);
   held_.erase(id);
-  sequences_.erase(found);
-  auto last = group.ended(sequence.last(reason, Clock::now(), std::move(error), code));
-  if (--group.num_live == 0) {
-    close(group, std::move(last));
+  completions_.erase(found);
+  auto last = state.ended(completion.last(reason, Clock::now(), std::move(error), code));
+  if (--state.num_live == 0) {
+    close(state, std::move(last));
   } else {
-    for (auto& result : last) delivery_.push(group.callback, std::move(result));
+    for (auto& result : last) delivery_.push(state.callback, std::move(result));
   }
 }
 
-// What the scheduler has of a sequence is its session's history from now on.
-void Engine::Impl::keep_turn(const Sequence& sequence) {
-  const auto& group = sequence.group;
-  auto tokens = scheduler_->tokens(sequence.id);
-  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // nobody has seen that one
-  sessions_->keep(group.request.session_id, *group.turn, {{tokens.begin(), tokens.end()}, group.turns},
-                  scheduler_->inserted(sequence.id));
+// Stores the scheduler's tokens as the history of the session.
+void Engine::Impl::keep_turn(const Completion& completion) {
+  const auto& state = completion.state;
+  auto tokens = scheduler_->tokens(completion.id);
+  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // it is not sampled yet
+  sessions_->keep(state.request.session_id, *state.turn, {{tokens.begin(), tokens.end()}, state.turns},
+                  scheduler_->inserted(completion.id));
 }
 
-void Engine::Impl::close(Group& group, std::vector<Result> last) {
+void Engine::Impl::close(RequestState& state, std::vector<Result> last) {
   const auto now = Clock::now();
-  const auto handle = group.handle;
-  count(Metric::request_success, 1, static_cast<int>(group.reason) - 1);
-  observe(Metric::e2e_request_latency_seconds, seconds(now - group.submitted));
-  observe(Metric::request_generation_tokens, static_cast<double>(group.num_output));
-  admission_->ended(group.work, group.num_output / group.num_sequences());
-  if (group.queue_deadline) timers_.erase({*group.queue_deadline, handle, Timer::Kind::queue_deadline});
-  if (group.deadline) timers_.erase({*group.deadline, handle, Timer::Kind::deadline});
-  end_waiting_for_grammar(group);
-  several_.erase(&group);
-  const auto owned = std::move(groups_.at(handle));
-  groups_.erase(handle);
+  const auto handle = state.handle;
+  count(Metric::request_success, 1, static_cast<int>(state.reason) - 1);
+  observe(Metric::e2e_request_latency_seconds, seconds(now - state.submitted));
+  observe(Metric::request_generation_tokens, static_cast<double>(state.num_output));
+  load_->ended(state.work, state.num_output / state.num_completions());
+  if (state.queue_deadline) timers_.erase({*state.queue_deadline, handle, Timer::Kind::queue_deadline});
+  if (state.deadline) timers_.erase({*state.deadline, handle, Timer::Kind::deadline});
+  end_waiting_for_grammar(state);
+  several_.erase(&state);
+  const auto owned = std::move(requests_.at(handle));
+  requests_.erase(handle);
   std::string session;
-  if (group.in_session()) {
-    session = group.request.session_id;
-    if (const auto turns = turns_.find(session); turns != turns_.end()) {  // else memory did not suffice for the line
-      if (group.entered && !group.begun && turns->second.front() != handle) --num_parked_;
+  if (state.in_session()) {
+    session = state.request.session_id;
+    if (const auto turns = turns_.find(session); turns != turns_.end()) {  // missing if there was not enough memory for it
+      if (state.entered && !state.begun && turns->second.front() != handle) --num_parked_;
       std::erase(turns->second, handle);
     }
-    if (group.request.end_session) sessions_->forget(session);
-    if (group.entered) sessions_->leave(session);
+    if (state.request.end_session) sessions_->forget(session);
+    if (state.entered) sessions_->leave(session);
     tidy_sessions();
   }
   {
     // A request whose last result is on its way is no longer live: cancel() has nothing to do for it.
     const std::lock_guard lock(mutex_);
-    for (auto& result : last) delivery_.push(group.callback, std::move(result));
+    for (auto& result : last) delivery_.push(state.callback, std::move(result));
     live_.erase(handle);
     if (live_.empty()) drained_.notify_all();
   }
@@ -584,7 +585,7 @@ void Engine::Impl::begin_next_turn(const std::string& session_id) {
     turns_.erase(found);
     return;
   }
-  auto& next = *groups_.at(found->second.front());
+  auto& next = *requests_.at(found->second.front());
   if (next.begun) return;
   --num_parked_;
   begin(next);

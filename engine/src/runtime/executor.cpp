@@ -7,97 +7,135 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
-#include "runtime/cache_size.h"
+#include "model/decoder.h"
+#include "model/weights.h"
+#include "ops/ops.h"
 #include "runtime/devices.h"
-#include "runtime/step_sizes.h"
+#include "runtime/memory_plan.h"
 
 namespace charonia::runtime {
-ops::StepLimits step_limits(const EngineConfig& config) {
-  require_step_sizes(config);
-  return {.max_rows = config.token_budget,
-          .max_sequences = config.max_batch_size,
-          .max_positions = config.session_len,
-          .block_len = config.cache_block_seq_len,
-          .kv_quant_bits = config.quant_policy};
-}
+
+// Used by one thread at a time.
+struct Executor::Rank {
+  explicit Rank(std::unique_ptr<ops::Ops> device) : ops(std::move(device)) {}
+  Rank(const Rank&) = delete;
+  // Steps in flight use the members. There are none unless a step has failed.
+  ~Rank() {
+    while (in_flight > 0) {
+      try {
+        collect();
+      } catch (const std::exception&) {  // the engine knows the first error
+      }
+    }
+  }
+
+  // Throws as check_model_fits(). Called on all ranks before the first one loads, because they may share the memory.
+  void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
+                    const ops::StepLimits& limits) {
+    const model::Shard shard(model, manifest, ops->rank());
+    const auto needs = rank_memory(ops->device(), rules_of(*ops), model, manifest, shard, limits);
+    step_bytes = needs.steps;
+    const auto free = ops->free_memory();
+    left = free - std::min(free, needs.all_but_cache());
+    check_model_fits(config, ops->device(), needs, free);
+  }
+
+  void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits) {
+    decoder = std::make_unique<model::Decoder>(model, files, *ops, limits);
+    layout = decoder->kv_layout(limits.block_len);
+  }
+
+  // After load(). Memory that a device provides only when it is first written counts as taken.
+  std::size_t free_for_cache() const {
+    const auto now = ops->free_memory();
+    return std::min(left, now - std::min(now, step_bytes));
+  }
+
+  // Makes the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
+  void make_cache(int num_blocks, int committed) {
+    cache = ops->make_kv_cache(layout, num_blocks, committed);
+    decoder->prepare(*cache);
+  }
+
+  void launch(const ops::StepInput& input) {
+    decoder->launch(input);
+    ++in_flight;
+  }
+  std::vector<ops::Sampled> collect() {
+    --in_flight;
+    return ops->collect();
+  }
+
+  int in_flight = 0;              // steps that are launched and not collected
+  std::size_t left = 0;           // free memory before loading, minus everything that the model and its steps take
+  std::size_t step_bytes = 0;     // memory that steps will take once the model is loaded
+  std::unique_ptr<ops::Ops> ops;  // the following members use it
+  std::unique_ptr<model::Decoder> decoder;
+  ops::KvLayout layout;
+  std::unique_ptr<ops::KvCache> cache;
+};
 
 Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
   for (auto& device : make_devices(weights_dir, model, config)) {
     ranks_.push_back(std::make_unique<Rank>(std::move(device)));
   }
-  asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops().asynchronous(); });
+  asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
   const auto limits = step_limits(config);
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
-  on_ranks([&](int rank) { of(rank).check_memory(model, files.manifest(), config, limits); });
-  on_ranks([&](int rank) { of(rank).load(model, files, limits); });
+  on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
+  on_ranks([&](Rank& rank) { rank.load(model, files, limits); });
   num_blocks_ = blocks_of_all(config);
   chunk_blocks_ = blocks_per_chunk(config.cache_chunk_size, num_blocks_);
-  prepare_ranks();
+  on_ranks([&](Rank& rank) { rank.make_cache(num_blocks_, chunk_blocks_); });
 }
 
-// Where a rank cannot get what steps need, those that wait for it in a collective are told by an abort, after which they
-// call their device failed. Before the first step the cause alone counts: too little memory is no failed device.
-void Executor::prepare_ranks() {
-  try {
-    on_ranks([&](int rank) { of(rank).make_cache(num_blocks_, chunk_blocks_); });
-  } catch (const Error& error) {
-    const Error cause = threads_->first_error();
-    if (is_device_failure(error) && !is_device_failure(cause)) throw cause;
-    throw;
-  }
+Executor::~Executor() = default;
+
+template <class Task>
+void Executor::on_ranks(const Task& task) {
+  threads_->run([&](int rank) { task(*ranks_[static_cast<std::size_t>(rank)]); },
+                [&](int rank, std::string_view why) {
+                  ranks_[static_cast<std::size_t>(rank)]->ops->abort_collectives(why);
+                });
+}
+
+template <class Function>
+std::int64_t Executor::sum(const Function& function) const {
+  std::int64_t out = 0;
+  for (const auto& rank : ranks_) out += static_cast<std::int64_t>(function(*rank));
+  return out;
 }
 
 int Executor::blocks_of_all(const EngineConfig& config) const {
   int out = std::numeric_limits<int>::max();
   for (const auto& rank : ranks_) {
-    const CacheMemory memory{rank->block_bytes(), rank->free_for_cache(), static_cast<int>(ranks_.size())};
+    const CacheMemory memory{rank->layout.block_bytes(), rank->free_for_cache(), static_cast<int>(ranks_.size())};
     try {
       out = std::min(out, blocks_that_fit(config, memory));
     } catch (const Error&) {
-      throw of_rank(std::current_exception(), rank->ops().rank(), memory.ranks);
+      throw of_rank(std::current_exception(), rank->ops->rank(), memory.ranks);
     }
   }
   return out;
 }
 
-// No exchange is part of it: a rank without memory must not end those of the others.
+// Without collectives: a rank without memory must not end the collectives of the others.
 void Executor::commit_blocks(int num_blocks) {
-  threads_->run([&](int rank) { of(rank).commit_blocks(num_blocks); });
-}
-
-void Executor::on_ranks(const RankThreads::Task& task) {
-  threads_->run(task, [this](int rank, std::string_view why) { of(rank).ops().abort_collectives(why); });
-}
-
-void Executor::recover() {
-  for (auto& rank : ranks_) rank->settle();
-  for (auto& rank : ranks_) rank->ops().resume_collectives();
+  threads_->run([&](int rank) {
+    auto& one = *ranks_[static_cast<std::size_t>(rank)];
+    one.ops->commit_blocks(*one.cache, num_blocks);
+  });
 }
 
 void Executor::launch(const ops::StepInput& input) {
-  const auto before = ranks_.front()->in_flight();
-  try {
-    on_ranks([&](int rank) { of(rank).launch(input); });
-  } catch (...) {
-    recover();
-    // A rank may have come to the end of the step before another one failed.
-    for (auto& rank : ranks_) {
-      if (rank->in_flight() > before) rank->withdraw();
-    }
-    throw;
-  }
+  on_ranks([&](Rank& rank) { rank.launch(input); });
 }
 
 std::vector<ops::Sampled> Executor::collect() {
   std::vector<std::vector<ops::Sampled>> samples(ranks_.size());
-  try {
-    // All at once, so that an error of one releases those whose step waits for it.
-    on_ranks([&](int rank) { samples[static_cast<std::size_t>(rank)] = of(rank).collect(); });
-  } catch (...) {
-    recover();
-    throw;
-  }
+  // On all ranks at the same time, so that an error of one rank releases the ranks whose step waits for it.
+  on_ranks([&](Rank& rank) { samples[static_cast<std::size_t>(rank.ops->rank())] = rank.collect(); });
   for (std::size_t rank = 1; rank < samples.size(); ++rank) {
     if (!std::ranges::equal(samples[rank], samples[0], {}, &ops::Sampled::token, &ops::Sampled::token)) {
       throw Error(ErrorCode::internal, cat("rank ", rank, ": it has sampled other tokens than rank 0"));
@@ -106,16 +144,16 @@ std::vector<ops::Sampled> Executor::collect() {
   return std::move(samples[0]);
 }
 
-std::string Executor::device() const { return std::string(ranks_.front()->ops().device()); }
+std::string Executor::device() const { return std::string(ranks_.front()->ops->device()); }
 
-std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops().instruction_set()); }
+std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops->instruction_set()); }
 
-std::string Executor::warning() const { return ranks_.front()->ops().warning(); }
+std::string Executor::warning() const { return ranks_.front()->ops->warning(); }
 
 std::vector<std::string> Executor::kernel_report() const {
   std::vector<std::string> lines;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    for (auto& line : ranks_[rank]->ops().report()) {
+    for (auto& line : ranks_[rank]->ops->report()) {
       lines.push_back(ranks_.size() > 1 ? cat("rank ", rank, ": ", line) : std::move(line));
     }
   }
@@ -123,27 +161,19 @@ std::vector<std::string> Executor::kernel_report() const {
 }
 
 std::int64_t Executor::gemms_rejected() const {
-  std::int64_t sum = 0;
-  for (const auto& rank : ranks_) sum += rank->ops().gemms_rejected();
-  return sum;
+  return sum([](const Rank& rank) { return rank.ops->gemms_rejected(); });
 }
 
 std::int64_t Executor::weight_bytes() const {
-  std::int64_t sum = 0;
-  for (const auto& rank : ranks_) sum += rank->decoder().weight_bytes();
-  return sum;
+  return sum([](const Rank& rank) { return rank.decoder->weight_bytes(); });
 }
 
 std::int64_t Executor::weight_bytes_per_step() const {
-  std::int64_t sum = 0;
-  for (const auto& rank : ranks_) sum += rank->decoder().weight_bytes_per_step();
-  return sum;
+  return sum([](const Rank& rank) { return rank.decoder->weight_bytes_per_step(); });
 }
 
 std::int64_t Executor::kv_cache_bytes() const {
-  std::int64_t sum = 0;
-  for (const auto& rank : ranks_) sum += static_cast<std::int64_t>(rank->block_bytes()) * num_blocks_;
-  return sum;
+  return sum([](const Rank& rank) { return rank.layout.block_bytes(); }) * num_blocks_;
 }
 
 }  // namespace charonia::runtime

@@ -1,4 +1,4 @@
-// What computes steps: between the engine loop, which knows sequences, and the devices, which know tensors. The ranks
+// Computes steps: it is between the engine loop, which knows sequences, and the devices, which know tensors. The ranks
 // of a tensor-parallel model are one executor.
 #pragma once
 
@@ -10,59 +10,56 @@
 
 #include "charonia/config.h"
 #include "ops/step.h"
-#include "runtime/rank.h"
 #include "runtime/rank_threads.h"
 
 namespace charonia::runtime {
 
-// What bounds the steps of an engine. Throws Error(internal) where their sizes are not resolved (step_sizes.h).
-ops::StepLimits step_limits(const EngineConfig& config);
-
 class Executor {
  public:
   // Chooses the devices (config.device, device_ids, threads and the sizes of steps are resolved), loads the weights,
-  // makes the KV cache by cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws Error:
-  // unsupported (no such device), resource_exhausted (weights or cache do not fit), invalid_argument (the files are not
-  // those of the model).
+  // and makes the KV cache by cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws
+  // Error: unsupported (no such device), resource_exhausted (weights or cache do not fit), invalid_argument (the files
+  // do not describe the model).
   Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);
+  ~Executor();
 
   // Whether launch() returns before the step is computed. Then the next step may be launched before collect() of the
-  // one before, at most ops::kMaxStepsInFlight in all.
+  // step before, at most ops::kMaxStepsInFlight in all.
   bool asynchronous() const { return asynchronous_; }
 
-  // Issues a step. The input's arrays must live until launch() returns, and where the executor is not asynchronous
-  // until the step is collected. When it throws, the step is not there, on any rank: nothing of it is to be collected.
+  // Issues a step. The input's arrays must live until launch() returns, and if the executor is not asynchronous, until
+  // the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error comes
+  // from the first rank to fail, and names it.
   void launch(const ops::StepInput& input);
-  // Waits for the oldest step not yet collected; its samples in the order of its sample rows. When it throws, the step
-  // counts as collected, and those after it are still to be. Errors of several ranks are that of the first to fail and
-  // name it.
+  // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
 
   int num_blocks() const { return num_blocks_; }
-  // cache_chunk_size as a number of blocks: so many have memory from the start, and so many more each time
-  // (BlockManager's chunk).
+  // cache_chunk_size as a number of blocks (BlockManager's chunk).
   int chunk_blocks() const { return chunk_blocks_; }
   // Provides memory for the first `num_blocks` blocks on all ranks (BlockManager's Commit). Throws
-  // Error(resource_exhausted): some ranks may have got it then, which does no harm. Between steps.
+  // Error(resource_exhausted): then some ranks may have the memory, which does no harm. Between steps.
   void commit_blocks(int num_blocks);
+
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
   std::string warning() const;          // of ops::Ops: why the device is slower than it could be; empty: it is not
   std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Between steps
-  // Of all ranks together.
+  // Sums over all ranks.
   std::int64_t gemms_rejected() const;
   std::int64_t weight_bytes() const;
   std::int64_t weight_bytes_per_step() const;  // read from memory by a step of one token
   std::int64_t kv_cache_bytes() const;
 
  private:
-  // Runs a task on every rank's thread; an error of one aborts the collectives of all.
-  void prepare_ranks();
-  void on_ranks(const RankThreads::Task& task);
-  // After an error: waits for all that is in flight and resumes the collectives.
-  void recover();
+  struct Rank;  // a device, its share of the model, its KV cache
+
+  // Runs a task on every rank's thread. An error of one rank aborts the collectives of all.
+  template <class Task>
+  void on_ranks(const Task& task);
+  template <class Function>
+  std::int64_t sum(const Function& function) const;
   int blocks_of_all(const EngineConfig& config) const;
-  Rank& of(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;

@@ -58,8 +58,7 @@ void RankThreads::run_one(int rank) {
     const std::string why = error.what();
     {
       const std::lock_guard lock(error_mutex_);
-      if (!error_) first_error_ = error;
-      if (!error_ || (is_device_failure(error) && !is_device_failure(*error_))) error_ = error;
+      if (!error_) error_ = error;  // errors of other ranks are consequences
     }
     if (failed_ != nullptr) (*failed_)(rank, why);
   }

@@ -32,11 +32,8 @@ class RankThreads {
 
   // Runs task(rank) for every rank, each always on the same thread but rank 0, which has the caller's, and returns when
   // all have ended. When some threw: `failed` was called on the thread of each, and what the first one threw is thrown
-  // here, with the rank before its text where there are several. An error that says that the device has failed goes
-  // before others, which may be its consequences on other ranks.
+  // here, with the rank before its text where there are several.
   void run(const Task& task, const Failed& failed = nullptr);
-  // After run() has thrown: what the first one threw, which is the cause.
-  const Error& first_error() const { return *first_error_; }
 
  private:
   void work(int rank);
@@ -47,7 +44,6 @@ class RankThreads {
   const Failed* failed_ = nullptr;      // of the run in progress
   std::mutex error_mutex_;
   std::optional<Error> error_;          // to be thrown, of the run in progress; under error_mutex_
-  std::optional<Error> first_error_;    // of the last run that threw; under error_mutex_
   std::atomic<std::uint32_t> runs_{0};  // sleepers wait on it
   std::atomic<int> busy_{0};            // ranks that have not ended their task; the caller waits on it
   std::atomic<bool> stopping_{false};

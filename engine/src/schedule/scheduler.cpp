@@ -215,18 +215,6 @@ void Scheduler::resume(SeqId id) {
   if (seq.state == State::held) impl_->enqueue(seq);
 }
 
-void Scheduler::restart() {
-  for (const auto& [id, seq] : impl_->seqs) {
-    if (seq->has_placeholder()) broken(cat("cannot restart: the last token of sequence ", id, " is not sampled yet"));
-  }
-  while (!impl_->running.empty()) {
-    auto& seq = *impl_->running.back();
-    impl_->stop_running(seq);
-    impl_->enqueue(seq);
-  }
-  impl_->pool.forget_prefixes();
-}
-
 void Scheduler::forget_prefix(SeqId id) {
   // Matches by tokens, because a preempted sequence has no blocks.
   const auto& seq = impl_->at(id);

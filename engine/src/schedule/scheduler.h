@@ -135,11 +135,6 @@ class Scheduler {
   void hold(SeqId id);
   void resume(SeqId id);
 
-  // For a failed step that had advanced: the contents of the blocks are unknown. Every running sequence releases its
-  // blocks and is recomputed, and the prefix index is emptied. The sequences of the failed step must have been removed,
-  // because they may have placeholders, and their rows of logits count as given.
-  void restart();
-
   // The contents of a sequence's blocks may be wrong (its logits were not finite). Removes them and all descendants of
   // the first block from the prefix index, so that no later sequence begins with them. Shared blocks leave the index
   // too, because they may be the cause; their current users continue, but index no more blocks.

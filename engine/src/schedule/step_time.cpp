@@ -120,9 +120,9 @@ void StepTime::measured(const StepWork& work, double seconds) {
     // Noise must not make prefill free, so it costs at least a tenth of a step.
     cost = std::max(seconds - alone.seconds.median(), 0.1 * seconds);
     // Small chunks cost more per token than chunks of steps without decodes.
-    if (!rate.beside_decodes) rate.per_token.clear();
-    rate.beside_decodes = true;
-  } else if (rate.beside_decodes || work.prefill_tokens < token_budget_ / kFirstShare) {
+    if (!rate.with_decodes) rate.per_token.clear();
+    rate.with_decodes = true;
+  } else if (rate.with_decodes || work.prefill_tokens < token_budget_ / kFirstShare) {
     return;  // with only a few tokens, the time measures the step and not the token
   }
   rate.per_token.add(cost / work.prefill_tokens);

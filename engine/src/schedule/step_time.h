@@ -77,7 +77,7 @@ class StepTime {
   };
   struct Rate {
     Window<7> per_token;          // short, because attention takes longer with each chunk
-    bool beside_decodes = false;  // all values were measured in steps with decodes
+    bool with_decodes = false;    // all values were measured in steps with decodes
   };
   static constexpr std::size_t kClasses = 32;
 

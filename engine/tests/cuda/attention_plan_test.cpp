@@ -58,7 +58,7 @@ Step random_step(Random& random, int max_sequences, int max_rows, int max_positi
   return step;
 }
 
-TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
+TEST(AttentionPlanTest, every_position_that_a_row_attends_to_is_in_exactly_one_item) {
   Random random(1);
   for (int trial = 0; trial < 600; ++trial) {
     const auto shape = random_shape(random);
@@ -127,7 +127,7 @@ TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_are_
     EXPECT_TRUE(std::all_of(uses.begin(), uses.end(), [](int n) { return n == 1; }));
     cut += plan.num_partials > 0;
   }
-  EXPECT_GT(cut, 50) << "the trials should have plans with cut rows";
+  EXPECT_GT(cut, 50) << "too few trials have plans with split rows";
 }
 
 // The work of the busiest thread block, relative to a fair share, if items are distributed like in the kernels.
@@ -165,7 +165,7 @@ TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_sms_about_equally_busy) 
   }
 }
 
-TEST(AttentionPlanTest, one_long_sequence_is_spread_and_short_ones_are_not) {
+TEST(AttentionPlanTest, a_long_sequence_is_split_and_short_ones_are_not) {
   const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132};
   Step one;
   one.add(99'999, 1);
@@ -175,10 +175,10 @@ TEST(AttentionPlanTest, one_long_sequence_is_spread_and_short_ones_are_not) {
   EXPECT_EQ(shorts.plan(shape).num_partials, 0);
   Step tiny;
   tiny.add(300, 1);
-  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "half of it would be too short a split";
+  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "two splits would be too short";
 }
 
-TEST(AttentionPlanTest, one_long_sequence_is_cut_into_one_split_for_each_thread_block) {
+TEST(AttentionPlanTest, one_long_sequence_has_one_split_for_each_thread_block) {
   const auto splits_of = [](int kv_heads, int positions, bool reproducible) {
     Step one;
     one.add(positions - 1, 1);
@@ -194,7 +194,7 @@ TEST(AttentionPlanTest, one_long_sequence_is_cut_into_one_split_for_each_thread_
   EXPECT_EQ(splits_of(32, 32768, false), 8U);
   EXPECT_EQ(splits_of(1, 131'072, false), 256U);
   EXPECT_EQ(splits_of(1, 32768, false), 32768U / 256) << "splits would be too short";
-  EXPECT_EQ(splits_of(8, 32768, true), 32768U / kAttentionChunk) << "chunks say where it is cut";
+  EXPECT_EQ(splits_of(8, 32768, true), 32768U / kAttentionChunk) << "rows are split at chunks";
 }
 
 TEST(AttentionPlanTest, items_are_sorted_longest_first) {
@@ -228,7 +228,7 @@ TEST(AttentionPlanTest, reproducible_splits_are_whole_chunks_from_the_window_on)
   }
 }
 
-TEST(AttentionPlanTest, a_window_bounds_what_a_long_sequence_needs) {
+TEST(AttentionPlanTest, a_window_limits_the_splits_of_a_long_sequence) {
   AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132};
   const auto all = attention_bounds(shape, 1, 1, 100'000);
   shape.window = 1024;

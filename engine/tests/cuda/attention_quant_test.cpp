@@ -5,7 +5,7 @@
 namespace charonia::cuda {
 namespace {
 
-TEST(CudaAttentionQuantTest, a_quantised_cache_is_read_as_its_values_rounded_once) {
+TEST(CudaAttentionQuantTest, a_quantised_cache_equals_its_values_rounded_once) {
   Random random(15);
   for (int trial = 0; trial < 20; ++trial) {
     const auto type = trial % 2 == 0 ? DType::bf16 : DType::f16;
@@ -36,7 +36,7 @@ void make_least_tiny(World& world, int sequence, int position) {
 }
 
 // Compared with the same kernels over the same values in 16 bits: their tiles are equal bit by bit.
-TEST(CudaAttentionQuantTest, over_a_quantised_cache_rows_have_the_bits_of_its_values_in_16_bits) {
+TEST(CudaAttentionQuantTest, with_a_quantised_cache_rows_have_the_bits_of_its_values_in_16_bits) {
   Random random(16);
   for (const int bits : {8, 4}) {
     for (const int dim : kTiledDims) {
@@ -64,7 +64,7 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_rows_have_the_bits_of_its_va
 }
 
 // As without quantisation: prompt chunks, decodes, other sequences in the batch, with and without splits.
-TEST(CudaAttentionQuantTest, over_a_quantised_cache_neither_chunks_nor_batch_nor_cuts_change_a_bit) {
+TEST(CudaAttentionQuantTest, with_a_quantised_cache_bits_do_not_depend_on_chunks_batch_or_splits) {
   Random random(17);
   for (const int bits : {8, 4}) {
     for (const int dim : {64, 128}) {
@@ -98,7 +98,7 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_neither_chunks_nor_batch_nor
 }
 
 // Head sizes and types without tiles, and blocks that are not all aligned to 16 bytes.
-TEST(CudaAttentionQuantTest, any_head_size_of_a_quantised_cache_is_right_in_float) {
+TEST(CudaAttentionQuantTest, any_head_size_of_a_quantised_cache_is_correct_in_float) {
   Random random(18);
   constexpr std::array kDims = {2, 6, 16, 80, 32};
   constexpr std::array kTypes = {DType::f32, DType::bf16, DType::f16};

@@ -15,7 +15,7 @@ void check_layout() {
     for (int unit = 0; unit < kUnits; ++unit)
       ++uses.at(static_cast<std::size_t>(unit_offset<kUnits>(row, unit) / kUnitBytes));
   }
-  EXPECT_EQ(std::count(uses.begin(), uses.end(), 1), 64 * kUnits) << "a place for every unit";
+  EXPECT_EQ(std::count(uses.begin(), uses.end(), 1), 64 * kUnits) << "every unit has its own place";
   const auto bank = [](int offset) { return 1U << offset / kUnitBytes % 8; };
   for (int row = 0; row < 64; row += 8) {
     for (int unit = 0; unit < kUnits; ++unit) {
@@ -70,7 +70,7 @@ TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
 }
 
 // Each thread block takes many short units, and copies run ahead over several of them.
-TEST(CudaAttentionTest, decodes_of_many_sequences_by_few_thread_blocks_are_right) {
+TEST(CudaAttentionTest, decodes_of_many_sequences_by_few_thread_blocks_are_correct) {
   Random random(9);
   for (const int dim : kTiledDims) {
     std::vector<int> lengths;
@@ -89,7 +89,7 @@ TEST(CudaAttentionTest, decodes_of_many_sequences_by_few_thread_blocks_are_right
   }
 }
 
-TEST(CudaAttentionTest, groups_that_no_tile_holds_are_right) {
+TEST(CudaAttentionTest, groups_that_fit_no_tile_are_correct) {
   Random random(2);
   for (const int group : {17, 40, 71, 130}) {
     const World world(random, shape_of(1, group, 32, 16), DType::bf16, {70, 34});
@@ -99,7 +99,7 @@ TEST(CudaAttentionTest, groups_that_no_tile_holds_are_right) {
   }
 }
 
-TEST(CudaAttentionTest, rows_whose_positions_are_cut_into_splits_are_right) {
+TEST(CudaAttentionTest, rows_with_several_splits_are_correct) {
   Random random(3);
   for (const bool reproducible : {false, true}) {
     for (const int dim : {32, 64, 256}) {
@@ -124,7 +124,7 @@ TEST(CudaAttentionTest, rows_whose_positions_are_cut_into_splits_are_right) {
 }
 
 // Divides the sequence into steps of any sizes, next to other sequences, on devices that split its positions or not.
-TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_bit) {
+TEST(CudaAttentionTest, reproducible_bits_do_not_depend_on_chunks_batch_or_splits) {
   Random random(4);
   for (const int trial : {0, 1, 2}) {
     const int dim = trial == 0 ? 64 : trial == 1 ? 32 : 256;
@@ -161,7 +161,7 @@ TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_
   }
 }
 
-TEST(CudaAttentionTest, uncut_decodes_have_the_bits_of_prefills_in_any_mode) {
+TEST(CudaAttentionTest, decodes_with_one_split_have_the_bits_of_prefill_in_any_mode) {
   Random random(5);
   for (const int dim : kTiledDims) {
     const World world(random, shape_of(1, 4, dim, 16), dim == 96 ? DType::f16 : DType::bf16, {150});
@@ -173,7 +173,7 @@ TEST(CudaAttentionTest, uncut_decodes_have_the_bits_of_prefills_in_any_mode) {
   }
 }
 
-TEST(CudaAttentionTest, any_head_size_and_element_types_are_right_in_float) {
+TEST(CudaAttentionTest, any_head_size_and_element_type_is_correct_in_float) {
   Random random(6);
   constexpr std::array kDims = {2, 16, 48, 80, 128};
   constexpr std::array kTypes = {DType::f32, DType::bf16, DType::f16};
@@ -193,7 +193,7 @@ TEST(CudaAttentionTest, any_head_size_and_element_types_are_right_in_float) {
   }
 }
 
-TEST(CudaAttentionTest, the_plain_kernel_does_not_depend_on_chunks_or_batch_or_cuts) {
+TEST(CudaAttentionTest, the_plain_kernel_does_not_depend_on_chunks_batch_or_splits) {
   Random random(7);
   const World world(random, shape_of(1, 2, 40, 20), DType::f32, {1030, 20});
   auto options = world.options();
@@ -222,7 +222,7 @@ TEST(CudaAttentionTest, windows_caps_and_slopes_equal_attention_in_double) {
   }
 }
 
-TEST(CudaAttentionTest, windows_caps_and_slopes_are_right_in_the_plain_kernel) {
+TEST(CudaAttentionTest, windows_caps_and_slopes_are_correct_in_the_plain_kernel) {
   Random random(11);
   constexpr std::array kDims = {2, 16, 80, 128};
   constexpr std::array kTypes = {DType::f32, DType::bf16, DType::f16};
@@ -240,7 +240,7 @@ TEST(CudaAttentionTest, windows_caps_and_slopes_are_right_in_the_plain_kernel) {
 }
 
 // Many short units; some are splits before the window, which must keep copies and products synchronised.
-TEST(CudaAttentionTest, cut_rows_in_a_window_are_right) {
+TEST(CudaAttentionTest, rows_with_splits_in_a_window_are_correct) {
   Random random(12);
   for (const bool reproducible : {false, true}) {
     for (const bool plan_of_all : {false, true}) {
@@ -270,7 +270,7 @@ TEST(CudaAttentionTest, cut_rows_in_a_window_are_right) {
   }
 }
 
-TEST(CudaAttentionTest, reproducible_neither_cuts_nor_the_widest_window_of_a_step_change_a_bit) {
+TEST(CudaAttentionTest, reproducible_bits_do_not_depend_on_splits_or_the_widest_window) {
   Random random(13);
   for (const int trial : {0, 1, 2, 3}) {
     const int n = 1180, begin = n - 50;
@@ -312,7 +312,7 @@ TEST(CudaAttentionTest, reproducible_neither_cuts_nor_the_widest_window_of_a_ste
 }
 
 // More splits than one thread block combines: sets of them in parallel, then the sets.
-TEST(CudaAttentionTest, rows_in_more_splits_than_a_block_combines_are_right) {
+TEST(CudaAttentionTest, rows_with_more_splits_than_a_block_combines_are_correct) {
   Random random(15);
   for (const int dim : {32, 96}) {
     const int n = (kCombinedSplits + 3) * 256;
@@ -351,12 +351,12 @@ TEST(CudaAttentionTest, reproducible_rows_over_several_spans_do_not_depend_on_sp
     if (window == 0) continue;
     options.plan_of_all = true;  // splits before the window that have no positions
     const auto of_all = world.run({{0, n - 1, n}}, options);
-    ASSERT_TRUE(whole.same_bits(1, of_all, 0)) << "a decode, planned for a layer without the window";
+    ASSERT_TRUE(whole.same_bits(1, of_all, 0)) << "a decode, with a plan for a layer without a window";
   }
 }
 
 // A window that contains all positions uses the other version of the kernels.
-TEST(CudaAttentionTest, a_window_of_everything_changes_no_bit) {
+TEST(CudaAttentionTest, a_window_of_all_positions_changes_no_bit) {
   Random random(14);
   for (const int dim : {64, 80}) {
     World world(random, shape_of(1, 4, dim, 16), DType::bf16, {150, 70});
@@ -369,7 +369,7 @@ TEST(CudaAttentionTest, a_window_of_everything_changes_no_bit) {
 }
 
 // Rows of q that 16-byte copies cannot read use the plain kernel.
-TEST(CudaAttentionTest, unaligned_rows_are_right) {
+TEST(CudaAttentionTest, unaligned_rows_are_correct) {
   Random random(8);
   const World world(random, shape_of(1, 2, 64, 16), DType::bf16, {40});
   auto options = world.options();

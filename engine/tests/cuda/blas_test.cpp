@@ -12,13 +12,13 @@ namespace {
 
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
-TEST(BlasTest, a_library_that_cannot_be_loaded_has_a_reason) {
+TEST(BlasTest, a_library_that_cannot_be_loaded_gives_a_reason) {
   std::string why = "as before";
   const auto blas = load_cublas(why);
   EXPECT_EQ(blas == nullptr, !why.empty()) << why;
 }
 
-TEST(BlasTest, every_algorithm_is_the_gemm) {
+TEST(BlasTest, every_algorithm_computes_the_gemm) {
   std::string why;
   const auto blas = load_cublas(why);
   if (!blas) GTEST_SKIP() << why;

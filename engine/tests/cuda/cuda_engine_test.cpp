@@ -11,6 +11,7 @@
 
 #include "charonia/engine.h"
 #include "engine_support.h"
+#include "errors.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/make_cuda_ops.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
@@ -172,7 +173,7 @@ std::vector<TinyModel> variants() {
   return {olmo, granite, hunyuan, cohere, qwen, scored_mixture()};
 }
 
-TEST_F(CudaEngineTest, tokens_of_all_variants_are_those_of_the_cpu) {
+TEST_F(CudaEngineTest, tokens_of_all_variants_equal_the_cpu) {
   for (const auto& model : variants()) {
     SCOPED_TRACE(model.more);
     const auto folder = write(model);
@@ -184,7 +185,7 @@ TEST_F(CudaEngineTest, tokens_of_all_variants_are_those_of_the_cpu) {
   }
 }
 
-TEST_F(CudaEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
+TEST_F(CudaEngineTest, tokens_in_fp32_equal_the_cpu) {
   TinyModel biased, tied, wide;
   biased.biases = true;
   tied.tied = true;
@@ -197,7 +198,7 @@ TEST_F(CudaEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
   }
 }
 
-TEST_F(CudaEngineTest, every_kind_of_sampling_gives_the_tokens_of_the_cpu) {
+TEST_F(CudaEngineTest, every_kind_of_sampling_equals_the_cpu) {
   const auto folder = write();
   const auto all = sampled_requests(12, 12);
   const auto got = completions(folder, kCuda, all), expected = completions(folder, kCpu, all);
@@ -210,7 +211,7 @@ TEST_F(CudaEngineTest, every_kind_of_sampling_gives_the_tokens_of_the_cpu) {
   }
 }
 
-TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_are_those_of_the_cpu) {
+TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_equal_the_cpu) {
   const auto all = masked_requests(12);
   for (const auto& model : {TinyModel{}, mixture()}) {
     const auto folder = write(model);
@@ -230,7 +231,7 @@ TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_are_those_of_the_cpu) 
 
 // The sampler counts again after several tokens were accepted together, and steps with several tokens of a sequence are
 // not replayed.
-TEST_F(CudaEngineTest, tokens_that_are_taken_together_are_those_that_are_sampled_one_by_one) {
+TEST_F(CudaEngineTest, jump_forward_tokens_equal_tokens_sampled_one_by_one) {
   auto all = sampled_requests(9, 30);
   std::vector<Request> together, one_by_one;
   for (auto& one : all) {
@@ -257,7 +258,7 @@ TEST_F(CudaEngineTest, tokens_that_are_taken_together_are_those_that_are_sampled
   }
 }
 
-TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_is_its_request_s_alone) {
+TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_ends_only_its_request) {
   const auto folder = write();
   Engine engine(folder, kCuda);
   auto failing = request(prompt(5, 1), 30), empty = request(prompt(6, 2), 30);
@@ -278,7 +279,7 @@ TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_is_its_request_s_alon
 
 // In 16 bits the device may choose another token if two have nearly equal probabilities. For common tokens, the
 // probabilities are close.
-TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
+TEST_F(CudaEngineTest, probabilities_in_16_bits_are_close_to_the_cpu) {
   for (const auto* type : {"bf16", "fp16"}) {
     const auto folder = write({}, type);
     auto all = greedy_requests(1);
@@ -292,7 +293,7 @@ TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
 
 // An integer that is a tie on one device may be the next integer on the other. So the devices may differ by as much as
 // without quantisation, plus the effect of quantisation on either device.
-TEST_F(CudaEngineTest, probabilities_over_a_quantised_cache_are_near_those_of_the_cpu) {
+TEST_F(CudaEngineTest, probabilities_with_a_quantised_cache_are_close_to_the_cpu) {
   TinyModel model;
   model.head_dim = 32;
   auto all = greedy_requests(1);
@@ -319,14 +320,14 @@ TEST_F(CudaEngineTest, probabilities_over_a_quantised_cache_are_near_those_of_th
       SCOPED_TRACE(std::string(type) + ", quant_policy " + policy);
       const auto expected = first_logprobs(folder, kCpu, policy);
       const float of_quantisation = max_difference(expected, exact);
-      EXPECT_GT(of_quantisation, coarser) << "fewer bits change more";
+      EXPECT_GT(of_quantisation, coarser) << "fewer bits give a larger difference";
       coarser = of_quantisation;
       EXPECT_LE(max_difference(first_logprobs(folder, kCuda, policy), expected), of_devices + 2 * of_quantisation);
     }
   }
 }
 
-TEST_F(CudaEngineTest, captured_and_issued_decodes_give_the_same) {
+TEST_F(CudaEngineTest, captured_and_issued_decodes_give_equal_tokens) {
   const auto expect_same = [&](const std::filesystem::path& folder, const Settings& settings, const auto& all) {
     EXPECT_EQ(completions(folder, settings, all), completions(folder, with(settings, "cuda_graphs", "False"), all));
   };
@@ -356,10 +357,9 @@ void expect_completions_of_the_request_alone(const std::filesystem::path& folder
   }
   {
     Engine engine(folder, settings);
-    EXPECT_EQ(completions(engine, all), alone) << "together";
-    EXPECT_EQ(completions(engine, all), alone) << "with the prompts' blocks found again";
-    Collector again;
-    engine.submit(all[1], again.callback());
+    EXPECT_EQ(completions(engine, all), alone) << "all requests together";
+    EXPECT_EQ(completions(engine, all), alone) << "with cached prompt blocks";
+    Collector again(engine, all[1]);
     EXPECT_GT(again.wait().back().num_cached_tokens, 0);
   }
   {
@@ -369,12 +369,12 @@ void expect_completions_of_the_request_alone(const std::filesystem::path& folder
   }
 }
 
-TEST_P(CudaReproducibleTest, completions_depend_on_the_request_alone) {
+TEST_P(CudaReproducibleTest, completions_depend_only_on_the_request) {
   expect_completions_of_the_request_alone(write({}, GetParam()), kReproducible);
 }
 
 // Heads of 32 use tensor cores in 16 bits, heads of 8 do not.
-TEST_P(CudaReproducibleTest, completions_over_a_quantised_cache_depend_on_the_request_alone) {
+TEST_P(CudaReproducibleTest, completions_with_a_quantised_cache_depend_only_on_the_request) {
   TinyModel tiled;
   tiled.head_dim = 32;
   const auto folder = write(tiled, GetParam());
@@ -385,7 +385,7 @@ TEST_P(CudaReproducibleTest, completions_over_a_quantised_cache_depend_on_the_re
 
 // With any other rows in the batch: alone, in batches that are padded to a captured step, and prefilled in chunks of
 // other sizes.
-TEST_P(CudaReproducibleTest, completions_of_experts_depend_on_the_request_alone) {
+TEST_P(CudaReproducibleTest, completions_of_experts_depend_only_on_the_request) {
   for (const auto& model : {mixture(), scored_mixture()}) {
     SCOPED_TRACE(model.more);
     const auto folder = write(model, GetParam());
@@ -396,7 +396,7 @@ TEST_P(CudaReproducibleTest, completions_of_experts_depend_on_the_request_alone)
       Engine engine(folder, kReproducible);
       for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
     }
-    EXPECT_EQ(completions(folder, kReproducible, all), alone) << "together";
+    EXPECT_EQ(completions(folder, kReproducible, all), alone) << "all requests together";
     EXPECT_EQ(completions(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
   }
 }
@@ -428,7 +428,7 @@ TEST_F(CudaEngineTest, ranks_on_one_gpu_share_its_memory) {
   EXPECT_NEAR(static_cast<double>(first_of_two->free_memory()), free / 2, 0.05 * free);
 }
 
-TEST_F(CudaEngineTest, a_cancelled_request_leaves_the_others_as_they_are) {
+TEST_F(CudaEngineTest, a_cancelled_request_does_not_change_the_others) {
   const auto folder = write();
   const auto expected = completions(folder, kCpu, {request(prompt(9, 1), 30)})[0];
   Engine engine(folder, kCuda);
@@ -443,7 +443,7 @@ TEST_F(CudaEngineTest, a_cancelled_request_leaves_the_others_as_they_are) {
 }
 
 // One block at a time: a block of this model is smaller than the unit of memory, so most of them cost nothing.
-TEST_F(CudaEngineTest, a_cache_that_gets_its_memory_piece_by_piece_gives_the_same_tokens) {
+TEST_F(CudaEngineTest, a_cache_whose_memory_grows_gives_equal_tokens) {
   const auto folder = write();
   const auto all = greedy_requests(24);
   const auto sized = with(kCuda, "cache_max_entry_count", "200");
@@ -451,7 +451,7 @@ TEST_F(CudaEngineTest, a_cache_that_gets_its_memory_piece_by_piece_gives_the_sam
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// Only the emulated device can be made to fail and to work again.
+// Only an emulated device can be made to fail and to work again.
 TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
   for (const int ranks : {1, 2}) {
     for (const auto* graphs : {"True", "False"}) {
@@ -466,15 +466,14 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
         cuda::host_fault::arm(5);
         for (auto& one : collectors) engine.submit(request(prompt(9, 1), 40), one.callback());
         for (auto& one : collectors) {
-          EXPECT_EQ(one.last().error_code, ErrorCode::device_failed);
+          EXPECT_EQ(one.last().error_code, ErrorCode::unavailable);
           EXPECT_NE(one.last().error.find("in step 5 ("), std::string::npos) << one.last().error;
         }
-        const auto refused = error_of([&] { engine.submit(request({1}, 2), {}); }, ErrorCode::device_failed);
-        EXPECT_EQ(refused, engine.failure());
+        error_of([&] { engine.submit(request({1}, 2), {}); }, ErrorCode::unavailable);
         engine.check_integrity();
       }
-      // Another engine cannot use it either.
-      error_of([&] { Engine engine(folder, settings); }, ErrorCode::device_failed);
+      // Not even another engine can use it.
+      error_of([&] { Engine engine(folder, settings); }, ErrorCode::internal);
       cuda::host_fault::arm(0);
       EXPECT_EQ(completions(folder, settings, {request(prompt(9, 1), 8)})[0].tokens.size(), 8U);
     }
@@ -482,15 +481,10 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
 }
 #endif
 
-TEST_F(CudaEngineTest, memory_that_does_not_suffice_is_refused_before_anything_is_served) {
+TEST_F(CudaEngineTest, too_little_memory_is_rejected_before_serving) {
   const auto folder = write();
-  try {
-    Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000"));
-    FAIL() << "it was taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    EXPECT_NE(std::string(error.what()).find("cache_max_entry_count"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorCode::resource_exhausted, {"cache_max_entry_count"},
+               [&] { Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000")); });
 }
 
 }  // namespace

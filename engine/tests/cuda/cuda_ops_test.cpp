@@ -11,6 +11,7 @@
 
 #include "charonia/config.h"
 #include "charonia/error.h"
+#include "errors.h"
 #include "forwarding_ops.h"
 #include "model/decoder.h"
 #include "ops/cpu/make_cpu_ops.h"
@@ -175,7 +176,7 @@ std::vector<std::vector<std::int32_t>> run(Model& model, int count, int decodes)
   return out;
 }
 
-TEST_F(CudaOpsTest, a_replayed_step_equals_the_step_that_is_issued) {
+TEST_F(CudaOpsTest, a_replayed_step_equals_an_issued_step) {
   for (const bool reproducible : {false, true}) {
     for (const auto* type : {"fp32", "bf16"}) {
       auto replaying = make({.reproducible = reproducible}, type);
@@ -200,7 +201,7 @@ TEST_F(CudaOpsTest, padding_changes_no_bit_of_a_reproducible_step) {
   }
 }
 
-TEST_F(CudaOpsTest, tokens_in_fp32_are_those_of_the_cpu) {
+TEST_F(CudaOpsTest, tokens_in_fp32_equal_the_cpu) {
   for (const auto& folder : {folder_, mixture_}) {
     Model cuda(folder, ops::make_cuda_ops({})), cpu(folder, ops::make_cpu_ops(1));
     EXPECT_EQ(run(cuda, 9, 8), run(cpu, 9, 8));
@@ -246,7 +247,7 @@ TEST_F(CudaOpsTest, a_history_of_penalties_counts_the_tokens_in_flight) {
   };
   const auto expected = stepwise(cpu);
   EXPECT_EQ(stepwise(waiting), expected);
-  EXPECT_EQ(waiting.replayed(), 8) << "rows with penalties are sampled behind the replay";
+  EXPECT_EQ(waiting.replayed(), 8) << "rows with penalties are sampled after the replay";
 
   std::vector<std::int32_t> tokens;
   flying.launch({{0, prompt, penal}});
@@ -261,7 +262,7 @@ TEST_F(CudaOpsTest, a_history_of_penalties_counts_the_tokens_in_flight) {
   EXPECT_EQ(tokens, expected);
 }
 
-TEST_F(CudaOpsTest, log_probabilities_are_those_of_the_cpu) {
+TEST_F(CudaOpsTest, log_probabilities_equal_the_cpu) {
   auto cuda = make();
   Model cpu(folder_, ops::make_cpu_ops(1));
   auto row = greedy();
@@ -327,7 +328,7 @@ class NotedMask : public ops::TokenMask {
   std::vector<std::uint32_t> words_;
 };
 
-TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
+TEST_F(CudaOpsTest, a_mask_is_requested_after_the_replay_of_the_forward_pass) {
   auto model = make();
   Model cpu(folder_, ops::make_cpu_ops(1));
   for (auto* one : {&model, &cpu}) one->step({{0, prompt_of(1), greedy()}, {1, prompt_of(2), greedy()}});
@@ -342,7 +343,7 @@ TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
     const NotedMask mask(model, 7 + i);
     masked.mask = &mask;
     const auto got = model.step({{0, {7}, masked}, {1, {i}, free}});
-    EXPECT_EQ(mask.replayed_then, i + 1) << "the step's forward pass was under way";
+    EXPECT_EQ(mask.replayed_then, i + 1) << "the forward pass was issued before the mask was ready";
     const auto expected = cpu.step({{0, {7}, masked}, {1, {i}, free}});
     ASSERT_EQ(got.size(), 2U);
     for (std::size_t r = 0; r < 2; ++r) {
@@ -357,7 +358,7 @@ TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
 }
 
 // A step in flight next to a step with penalties and targets: the next step finds the samples of each.
-TEST_F(CudaOpsTest, a_replay_that_is_sampled_afterwards_gives_its_tokens_to_the_next_step) {
+TEST_F(CudaOpsTest, a_replay_that_is_sampled_later_gives_its_tokens_to_the_next_step) {
   auto model = make();
   Model issuing(folder_, ops::make_cuda_ops({.graphs = false}));
   const auto stepwise = [](Model& one) {
@@ -386,11 +387,11 @@ TEST_F(CudaOpsTest, a_replay_that_is_sampled_afterwards_gives_its_tokens_to_the_
 
 TEST_F(CudaOpsTest, calls_in_the_wrong_order_are_rejected) {
   auto model = make();
-  EXPECT_THROW(model.collect(), Error) << "no step was run";
+  EXPECT_THROW(model.collect(), Error) << "run_step() was not called";
   EXPECT_TRUE(model.step({{0, {1, 2, 3}, {}, false}}).empty());
   model.launch({{0, {4}, greedy()}});
   model.launch({{0, {-1}, greedy()}});
-  EXPECT_THROW(model.launch({{1, {5}, greedy()}}), Error) << "too many in flight";
+  EXPECT_THROW(model.launch({{1, {5}, greedy()}}), Error) << "too many steps are in flight";
   EXPECT_EQ(model.collect().size(), 1U);
   EXPECT_EQ(model.collect().size(), 1U);
   EXPECT_THROW(model.collect(), Error);
@@ -413,7 +414,7 @@ TEST_F(CudaOpsTest, invalid_steps_are_rejected_and_the_next_step_works) {
   EXPECT_EQ(got[0].token, expected[0].token);
 }
 
-TEST_F(CudaOpsTest, a_step_that_fails_leaves_those_in_flight_and_those_that_follow) {
+TEST_F(CudaOpsTest, a_failed_step_does_not_affect_other_steps) {
   auto model = make(), other = make();
   const auto first = other.step({{0, prompt_of(2), greedy()}});
   const auto second = other.step({{0, {first[0].token}, greedy()}});
@@ -426,7 +427,7 @@ TEST_F(CudaOpsTest, a_step_that_fails_leaves_those_in_flight_and_those_that_foll
   EXPECT_EQ(model.step({{0, {first[0].token}, greedy()}})[0].token, second[0].token);
 }
 
-TEST_F(CudaOpsTest, sixteen_bit_weights_give_nearly_the_log_probabilities_of_fp32) {
+TEST_F(CudaOpsTest, log_probabilities_of_16_bit_weights_are_close_to_fp32) {
   for (const auto* type : {"bf16", "fp16"}) {
     auto rounded = make({}, type);
     const double roundings = std::string(type) == "bf16" ? 0x1p-8 : 0x1p-11;
@@ -584,17 +585,18 @@ std::vector<std::int32_t> decode_two(TwoLayers& model) {
 class CudaLayersTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(QuantPolicy, CudaLayersTest, ::testing::Values(0, 8, 4));
 
-TEST_P(CudaLayersTest, layers_of_different_windows_are_replayed_as_they_are_issued) {
+TEST_P(CudaLayersTest, layers_with_different_windows_can_be_replayed) {
   TwoLayers replaying(ops::make_cuda_ops({.reproducible = true}), GetParam());
   TwoLayers issuing(ops::make_cuda_ops({.reproducible = true, .graphs = false}), GetParam());
   const auto tokens = decode_two(replaying);
   EXPECT_EQ(replaying.replayed(), 20);
   EXPECT_EQ(decode_two(issuing), tokens);
   EXPECT_EQ(issuing.replayed(), 0);
-  EXPECT_GT(std::set<std::int32_t>(tokens.begin(), tokens.end()).size(), 4U) << "the test should see something";
+  EXPECT_GT(std::set<std::int32_t>(tokens.begin(), tokens.end()).size(), 4U)
+      << "the tokens must differ for the test to be useful";
 }
 
-TEST_P(CudaLayersTest, a_copied_block_is_another_sequences_own) {
+TEST_P(CudaLayersTest, a_copied_block_belongs_to_the_other_sequence) {
   TwoLayers model(ops::make_cuda_ops({.reproducible = true}), GetParam());
   const std::vector<std::int32_t> prompt = {3, 1, 7, 5, 9, 2};
   const auto first = model.step({{prompt, 0, {0, 1}}})[0].token;
@@ -621,13 +623,7 @@ TEST(CudaDeviceTest, devices_are_listed_and_unknown_ones_rejected_by_number) {
   EXPECT_EQ(why, "");
   EXPECT_GE(devices[0].major, 8);
   EXPECT_GT(devices[0].free_bytes, 0U);
-  try {
-    (void)ops::make_cuda_ops({.device = 99});
-    FAIL() << "device 99 was made";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-    EXPECT_NE(std::string(error.what()).find("99"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorCode::unsupported, {"99"}, [&] { (void)ops::make_cuda_ops({.device = 99}); });
   const auto ops = ops::make_cuda_ops({});
   EXPECT_EQ(ops->device(), "cuda");
   EXPECT_TRUE(ops->asynchronous());

@@ -82,8 +82,7 @@ class CudaQuantEngineTest : public ::testing::Test {
       auto one = request(turn ? std::vector<TokenId>{} : ids, max_tokens);
       if (turn) one.session_id = "s", one.continuation_ids = ids;
       one.sampling.logprobs = 0;
-      Collector more;
-      engine.submit(one, more.callback());
+      Collector more(engine, one);
       EXPECT_GT(more.last().num_cached_tokens, 0);
       all.push_back({more.tokens(), more.logprobs()});
     }
@@ -100,7 +99,7 @@ Settings cuda(bool reproducible) {
 }
 
 // In fp32 arithmetic: integers are the same on both devices.
-TEST_F(CudaQuantEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
+TEST_F(CudaQuantEngineTest, tokens_in_fp32_equal_the_cpu) {
   const std::vector<Case> cases = {
       {{"rows", "I8", 0}, "", 0},
       {{"packed-rows", "U4", 32, true}, "", 0, "8"},
@@ -137,7 +136,7 @@ TEST_F(CudaQuantEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
 
 // In 16 bits, where norms and gates write codes: the first token's probability is close, and in reproducible mode a
 // request has the same bits alone and in a batch.
-TEST_F(CudaQuantEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
+TEST_F(CudaQuantEngineTest, probabilities_in_16_bits_are_close_to_the_cpu) {
   const std::vector<Case> cases = {{{"rows", "I8", 0}, "int8-token", 0},
                                    {{"rows", "I8", 0}, "int8-token", 4},
                                    {{"rows", "F8_E4M3", 0}, "fp8-token", 0}};

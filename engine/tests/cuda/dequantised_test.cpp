@@ -30,11 +30,12 @@ using HostMatrix = ops::Matrix;
 
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
-TEST(DequantisedTest, parts_are_alike_and_fit) {
+TEST(DequantisedTest, parts_have_equal_sizes_and_fit) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
   EXPECT_EQ(dequantised_parts(28672, 4096, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{7168, 3584}));
   EXPECT_EQ(dequantised_parts(4096, 4096, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{4096, 2048}));
-  EXPECT_EQ(dequantised_parts(40, 64, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{48})) << "both are all of it";
+  EXPECT_EQ(dequantised_parts(40, 64, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{48}))
+      << "both parts have all rows";
   EXPECT_EQ(dequantised_parts(200, 100, 96 * 256, 2 * 48 * 256), (std::vector<std::int64_t>{80, 48}));
   EXPECT_EQ(dequantised_parts(200, 100, 15 * 256, 60 * kMiB), std::vector<std::int64_t>{}) << "no unit of rows fits";
   for (std::int64_t n = 1; n < 3000; n += 37) {
@@ -50,7 +51,7 @@ TEST(DequantisedTest, parts_are_alike_and_fit) {
 }
 
 // For every format, from a weight's first row or a later row; the row behind the part does not change.
-TEST(DequantisedTest, numbers_are_the_product_in_double_precision_rounded_once) {
+TEST(DequantisedTest, dequantised_numbers_are_the_double_product_rounded_once) {
   Random random(160);
   Stream stream;
   MatrixUpload upload(stream);
@@ -249,7 +250,7 @@ class DequantisedRunnerTest : public ::testing::Test {
 using Weights = std::vector<std::int64_t>;
 const Weights kLargeParts{80, 80, 40}, kSmallParts{48, 48, 48, 48, 8};
 
-TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_parts_that_are_fastest) {
+TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) {
   Random random(161);
   struct One {
     std::int64_t k;
@@ -278,7 +279,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_parts_that_are_
   }
 }
 
-TEST_F(DequantisedRunnerTest, it_is_used_for_many_rows_if_faster_and_not_reproducible) {
+TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_not_reproducible) {
   Random random(162);
   QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
   QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
@@ -302,7 +303,7 @@ TEST_F(DequantisedRunnerTest, it_is_used_for_many_rows_if_faster_and_not_reprodu
   EXPECT_FALSE(prepared(std::move(with), many));
   std::filesystem::remove_all(folder_);
   own_ = 2.5;
-  EXPECT_FALSE(prepared(options(), many)) << "own kernels were faster";
+  EXPECT_FALSE(prepared(options(), many)) << "built-in kernels were faster";
 
   // Without measurements, by rule.
   QuantProblem more(random, kFormat, kN, kK, 129, DType::bf16, DType::bf16);
@@ -366,7 +367,7 @@ TEST_F(DequantisedRunnerTest, measurements_are_stored) {
   EXPECT_FALSE(measured_with(good, options()));
   auto no_room = options();
   no_room.dequantised_bytes = dequantised_bytes(64, kK);
-  EXPECT_TRUE(measured_with(good, std::move(no_room))) << "of 80 rows";
+  EXPECT_TRUE(measured_with(good, std::move(no_room))) << "with room for fewer than the 80 rows";
   for (const nlohmann::json& rows : {nlohmann::json(81), nlohmann::json(-16), nlohmann::json(std::int64_t{1} << 62),
                                      nlohmann::json("x")}) {
     auto altered = good;
@@ -386,7 +387,7 @@ TEST_F(DequantisedRunnerTest, measurements_are_stored) {
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-TEST_F(DequantisedRunnerTest, it_can_be_captured) {
+TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
   Random random(165);
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
   GemmRunner runner(device(), options());
@@ -399,7 +400,7 @@ TEST_F(DequantisedRunnerTest, it_can_be_captured) {
   for (int i = 0; i < 2; ++i) graph.launch(problem.stream, "test");
   problem.stream.wait("test");
   problem.check(true);
-  EXPECT_EQ(log_.weights, kLargeParts) << "a replay asks nobody";
+  EXPECT_EQ(log_.weights, kLargeParts) << "a replay does not call the library";
 }
 #endif
 

@@ -134,7 +134,7 @@ void check(const Matrix& logits, const RouteParams& params, std::int32_t real_ro
   for (; tile < got.tiles.size(); ++tile) EXPECT_EQ(got.tiles[tile].rows, 0);
 }
 
-TEST(CudaExpertsTest, rows_are_grouped_by_expert_and_padding_brings_none) {
+TEST(CudaExpertsTest, rows_are_grouped_by_expert_and_padding_gets_no_expert) {
   Random random(80);
   in_both_orders([&] {
     for (int trial = 0; trial < 12; ++trial) {
@@ -177,7 +177,7 @@ TEST(CudaExpertsTest, rows_that_choose_by_scores_in_the_best_groups_are_grouped_
   });
 }
 
-TEST(CudaExpertsTest, logits_that_are_no_numbers_choose_experts_that_there_are) {
+TEST(CudaExpertsTest, nan_logits_select_existing_experts) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
   Matrix logits(DType::f32, 4, 5);
   for (int e = 0; e < 5; ++e) {
@@ -198,7 +198,7 @@ TEST(CudaExpertsTest, logits_that_are_no_numbers_choose_experts_that_there_are) 
       for (std::size_t i = 0; i < k; ++i) {
         EXPECT_GE(got.chosen[k * row + i], 0);
         EXPECT_LT(got.chosen[k * row + i], of.cols);
-        EXPECT_TRUE(i == 0 || got.chosen[k * row + i - 1] < got.chosen[k * row + i]) << "each once";
+        EXPECT_TRUE(i == 0 || got.chosen[k * row + i - 1] < got.chosen[k * row + i]) << "an expert was chosen twice";
       }
     }
   };

@@ -162,7 +162,7 @@ struct GemmProblem {
         ASSERT_NEAR(out.at(r, c), sum, bound) << "row " << r << " column " << c;
       }
       for (std::int64_t c = weight.rows; c < out.stride; ++c) {
-        ASSERT_TRUE(std::isnan(out.at(r, c))) << "between the rows something was written";
+        ASSERT_TRUE(std::isnan(out.at(r, c))) << "the kernel wrote between the rows";
       }
     }
   }

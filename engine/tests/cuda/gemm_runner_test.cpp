@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "cuda/gemm_problem.h"
+#include "errors.h"
 #include "ops/cuda/gemm/autotune_cache.h"
 
 namespace charonia::cuda {
@@ -151,7 +152,7 @@ TEST_F(GemmRunnerTest, the_fastest_candidate_is_chosen) {
   }
 }
 
-TEST_F(GemmRunnerTest, rows_between_buckets_take_the_tactic_of_the_bucket_above) {
+TEST_F(GemmRunnerTest, rows_between_buckets_use_the_tactic_of_the_next_bucket) {
   auto with = options();
   const auto timer = with.timer;
   with.timer = [&](Stream& stream, double expected, const std::function<void(int)>& issue) {
@@ -188,7 +189,7 @@ TEST_F(GemmRunnerTest, measurements_are_stored_for_the_same_versions) {
     EXPECT_GT(times_.measured, 0);
     times_.measured = 0;
     runner.prepare(problem.stream, {&gemm, 1}, 4);
-    EXPECT_EQ(times_.measured, 0) << "prepared twice";
+    EXPECT_EQ(times_.measured, 0) << "the second prepare() measures nothing";
   }
   times_.library = 1000;  // must have no effect any more
   for (const auto* version : {"library 1", "library 2", "library 1"}) {
@@ -211,7 +212,7 @@ TEST_F(GemmRunnerTest, measurements_are_stored_for_the_same_versions) {
   EXPECT_EQ(runner.report().front(), report.front());
 }
 
-TEST_F(GemmRunnerTest, a_file_that_is_not_ours_does_no_harm) {
+TEST_F(GemmRunnerTest, an_unknown_file_is_ignored) {
   GemmProblem problem(kCase);
   const auto gemm = problem.gemm();
   {
@@ -273,7 +274,7 @@ TEST_F(GemmRunnerTest, a_folder_that_cannot_be_written_is_a_warning) {
   problem.check(true);
 }
 
-TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
+TEST_F(GemmRunnerTest, concurrent_writers_leave_a_complete_file) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -297,12 +298,12 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
   other.keep({.n = 98, .k = 64}, 1, {.microseconds = 1});
   EXPECT_EQ(other.save(), "");
   EXPECT_GT(fs::file_size(file()), before);
-  EXPECT_TRUE(AutotuneCache(file(), "device 0").find({.n = 99, .k = 64}, 1)) << "what others added is kept";
+  EXPECT_TRUE(AutotuneCache(file(), "device 0").find({.n = 99, .k = 64}, 1)) << "entries of other processes are kept";
   EXPECT_FALSE(AutotuneCache(file(), "device 1").find({.n = 99, .k = 64}, 1));
 }
 
 // Tactics are chosen at random here, so that many are tested.
-TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
+TEST_F(GemmRunnerTest, reproducible_bits_depend_only_on_the_row) {
   auto with = options();
   with.reproducible = true;
   std::mt19937 random(5);
@@ -336,7 +337,7 @@ TEST_F(GemmRunnerTest, reproducible_bits_depend_on_the_row_alone) {
       for (std::int64_t r = 0; r < rows; ++r) ASSERT_EQ(some.row(r), all.row(first + r)) << rows << " rows";
     }
   }
-  EXPECT_TRUE(log_.runs.empty()) << "the library takes no part";
+  EXPECT_TRUE(log_.runs.empty()) << "the library was called";
 }
 
 TEST_F(GemmRunnerTest, without_a_library_built_in_kernels_run_with_a_warning) {
@@ -366,7 +367,7 @@ TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
     log_.refused_rows = rows;
     log_.runs.clear();
     run(runner, some);
-    EXPECT_EQ(log_.runs.size(), 1U) << "the library was asked";
+    EXPECT_EQ(log_.runs.size(), 1U) << "the library was not called";
     some.check();
   }
   log_.refused_rows = -1;
@@ -377,8 +378,8 @@ TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
   EXPECT_EQ(runner.rejected(), 4);
   auto expected = chosen;
   expected.emplace_back("n 24 k 72 bf16 -> bf16: cuBLASLt rejected 4 GEMMs of 2..5 rows, which own kernels took");
-  EXPECT_EQ(runner.report(), expected) << "behind the tactics of its shape";
-  ASSERT_EQ(logged.size(), 1U) << "of the first";
+  EXPECT_EQ(runner.report(), expected) << "the line must follow the tactics of its shape";
+  ASSERT_EQ(logged.size(), 1U) << "only the first rejection is logged";
   EXPECT_EQ(logged[0].first, LogLevel::warning);
   EXPECT_NE(logged[0].second.find("rejected a GEMM of 3 rows, n 24 k 72 bf16 -> bf16, with the algorithm that was "
                                   "chosen for up to 4 rows"),
@@ -386,7 +387,7 @@ TEST_F(GemmRunnerTest, gemms_that_the_library_rejects_run_on_built_in_kernels) {
       << logged[0].second;
 }
 
-TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen) {
+TEST_F(GemmRunnerTest, a_tactic_that_is_rejected_when_measured_is_not_chosen) {
   GemmRunner runner(device_info(0), options());
   GemmProblem problem(kCase);
   auto gemm = problem.gemm();
@@ -396,11 +397,11 @@ TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen
   for (const auto& line : runner.report()) {
     EXPECT_EQ(line.find("cuBLASLt") != std::string::npos, line.find("rows 1..2 ") == 0) << line;
   }
-  EXPECT_EQ(runner.rejected(), 0) << "nothing that was chosen was rejected";
+  EXPECT_EQ(runner.rejected(), 0) << "no chosen tactic was rejected";
 }
 
 // Only if the chosen kernel supports gates.
-TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
+TEST_F(GemmRunnerTest, gated_gemms_run_only_in_kernels_that_support_them) {
   const auto issued = [&](GemmRunner& runner, const Case& c) {
     GemmProblem problem(c);
     problem.clear_out();
@@ -416,7 +417,7 @@ TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   GemmRunner own(device_info(0), options(false));
   EXPECT_TRUE(issued(own, {.rows = 1, .n = 24, .k = 72}));
   EXPECT_TRUE(issued(own, {.rows = 16, .n = 24, .k = 72}));
-  EXPECT_FALSE(issued(own, {.rows = 17, .n = 24, .k = 72})) << "goes by tiles";
+  EXPECT_FALSE(issued(own, {.rows = 17, .n = 24, .k = 72})) << "17 rows use a tile kernel";
   EXPECT_FALSE(issued(own, {.rows = 1, .n = 24, .k = 72, .in_offset = 1}));
   EXPECT_FALSE(issued(own, {.out_type = DType::f32, .rows = 1, .n = 24, .k = 72}));
   EXPECT_FALSE(issued(own, {.type = DType::f32, .out_type = DType::f32, .rows = 1, .n = 24, .k = 72}));
@@ -427,7 +428,7 @@ TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
   EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
 }
 
-TEST_F(GemmRunnerTest, the_library_is_named) {
+TEST_F(GemmRunnerTest, the_report_names_the_library) {
   EXPECT_EQ(GemmRunner(device_info(0), options(true, "library 7")).library(), "library 7");
   auto with = options(true);
   with.reproducible = true;
@@ -463,7 +464,7 @@ TEST_F(GemmRunnerTest, unprepared_or_unaligned_gemms_are_computed_too) {
   EXPECT_TRUE(std::isnan(none.out.at(0, 0)));
 }
 
-TEST_F(GemmRunnerTest, without_time_or_timer_rules_choose) {
+TEST_F(GemmRunnerTest, without_time_or_timer_tactics_are_chosen_by_rule) {
   for (const bool timer : {false, true}) {
     auto with = options();
     with.seconds = 0;
@@ -474,7 +475,7 @@ TEST_F(GemmRunnerTest, without_time_or_timer_rules_choose) {
     runner.prepare(problem.stream, {&gemm, 1}, 64);
     EXPECT_EQ(times_.measured, 0);
     for (const auto& line : runner.report()) EXPECT_NE(line.find("by rule"), std::string::npos) << line;
-    EXPECT_FALSE(fs::exists(file())) << "rules are not worth remembering";
+    EXPECT_FALSE(fs::exists(file())) << "tactics chosen by rule are not stored";
     run(runner, problem);
     problem.check();
   }
@@ -493,7 +494,7 @@ TEST_F(GemmRunnerTest, a_gemm_can_be_captured) {
   runner.run(problem.stream, gemm);
   const auto graph = Graph::end(problem.stream);
   problem.out.download(problem.stream);
-  EXPECT_TRUE(std::isnan(problem.out.at(0, 0))) << "not yet";
+  EXPECT_TRUE(std::isnan(problem.out.at(0, 0))) << "the GEMM ran too early";
   graph.launch(problem.stream, "test");
   problem.out.download(problem.stream);
   problem.check();
@@ -501,22 +502,17 @@ TEST_F(GemmRunnerTest, a_gemm_can_be_captured) {
 }
 #endif
 
-TEST_F(GemmRunnerTest, seconds_to_measure_in_that_are_no_number_are_rejected) {
+TEST_F(GemmRunnerTest, an_invalid_measuring_time_is_rejected) {
   for (const char* const said : {"soon", "-1"}) {
     setenv("CHARONIA_CUDA_MEASURE_S", said, 1);
-    try {
-      GemmRunner(device_info(0), true);
-      ADD_FAILURE() << said;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(cat("CHARONIA_CUDA_MEASURE_S = '", said, "'")), std::string::npos);
-    }
+    expect_error({cat("CHARONIA_CUDA_MEASURE_S = '", said, "'")}, [&] { GemmRunner(device_info(0), true); });
   }
   setenv("CHARONIA_CUDA_MEASURE_S", "0.5", 1);
   EXPECT_NO_THROW(GemmRunner(device_info(0), true));
   unsetenv("CHARONIA_CUDA_MEASURE_S");
 }
 
-TEST(AutotuneCacheTest, the_place_of_the_file_can_be_set) {
+TEST(AutotuneCacheTest, the_path_of_the_file_can_be_set) {
   const auto* const before = std::getenv("CHARONIA_CACHE_DIR");
   const std::string kept = before == nullptr ? "" : before;
   setenv("CHARONIA_CACHE_DIR", "/somewhere", 1);

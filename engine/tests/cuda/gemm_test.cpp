@@ -54,7 +54,7 @@ class BothOrders : public testing::Test {
 
 using GemmTest = BothOrders;
 
-TEST(GemmPlanTest, parts_cover_k_and_depend_on_it_alone) {
+TEST(GemmPlanTest, parts_cover_k_and_depend_only_on_k) {
   for (std::int64_t k = 1; k < 20000; k += k < 3000 ? 1 : 97) {
     const auto split = split_k(k);
     ASSERT_GE(split.parts, 1);
@@ -108,7 +108,7 @@ TEST(GemmPlanTest, tactics_are_distinct_and_fill_the_device_if_possible) {
   }
 }
 
-TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_workspace) {
+TEST(GemmPlanTest, sums_of_blocks_are_combined_in_a_cluster_or_the_workspace) {
   using Sums = GemmTactic::Sums;
   DeviceInfo h200 = device_info(0), a100 = device_info(0);
   h200.sms = 132, a100.sms = 108;
@@ -126,12 +126,12 @@ TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_worksp
     EXPECT_GT(count(h200, SumOrder::any, Sums::blocks, blocks), 0);
     EXPECT_EQ(count(h200, SumOrder::any, Sums::parts, blocks), 0);
     EXPECT_GT(count(a100, SumOrder::any, Sums::blocks, blocks), 0);
-    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::cluster, blocks), 0) << "would add up in another order";
+    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::cluster, blocks), 0) << "clusters would add in another order";
     EXPECT_EQ(count(h200, SumOrder::fixed, Sums::blocks, blocks), 0);
     EXPECT_GT(count(h200, SumOrder::fixed, Sums::parts, blocks), 0);
     for (const auto order : {SumOrder::any, SumOrder::fixed}) EXPECT_EQ(count(a100, order, Sums::cluster, blocks), 0);
   }
-  EXPECT_GT(count(h200, SumOrder::fixed, Sums::cluster, 8), 0) << "a block's sum is a part's";
+  EXPECT_GT(count(h200, SumOrder::fixed, Sums::cluster, 8), 0) << "each block has one part, so its sum is the part's";
 
   GemmTactic tactic{GemmTactic::Kernel::tile, 64, 128, 4, 2};
   const auto bytes = [&](Sums sums) {
@@ -143,7 +143,7 @@ TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_worksp
   EXPECT_EQ(bytes(Sums::cluster), 0U);
 }
 
-TEST_F(GemmTest, every_tactic_is_the_gemm) {
+TEST_F(GemmTest, every_tactic_computes_the_gemm) {
   const Case cases[] = {
       {.rows = 3, .n = 40, .k = 64, .bias = true},
       {.out_type = DType::f32, .rows = 9, .n = 130, .k = 328, .in_gap = 8, .out_gap = 3},
@@ -178,7 +178,7 @@ TEST_F(GemmTest, every_tactic_is_the_gemm) {
   }
 }
 
-TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
+TEST_F(GemmTest, any_shape_stride_and_address_works) {
   std::mt19937 random(7);
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   constexpr DType kTypes[] = {DType::bf16, DType::f16, DType::f32};
@@ -234,14 +234,14 @@ TEST_F(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
           std::vector<std::byte> bytes(found.host.size());
           problem.stream.download(bytes.data(), found.device.data(), bytes.size(), "test");
           problem.stream.wait("test");
-          ASSERT_EQ(bytes, expected.host) << "and between the rows nothing was written";
+          ASSERT_EQ(bytes, expected.host) << "the kernel wrote between the rows";
         });
       }
     }
   }
 }
 
-TEST_F(GemmTest, gates_that_no_kernel_has_are_rejected) {
+TEST_F(GemmTest, unsupported_gated_gemms_are_rejected) {
   GemmProblem problem({.rows = 2, .n = 24, .k = 72});
   DeviceMemory workspace(kGemmCounterBytes);
   const auto stream = gemm_tactics(device_info(0), problem.gemm()).front();
@@ -286,9 +286,9 @@ TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_wor
       });
       tactic.sums = Sums::parts;
       problem.run(tactic);
-      EXPECT_EQ(problem.row(0) == expected[0], blocks == 8) << "only then a block has one part";
+      EXPECT_EQ(problem.row(0) == expected[0], blocks == 8) << "only with 8 blocks does a block have one part";
     }
-    EXPECT_NE(of_sizes[0], of_sizes[2]) << "other sums of other parts";
+    EXPECT_NE(of_sizes[0], of_sizes[2]) << "other part sizes must give other sums";
   }
 }
 
@@ -378,7 +378,7 @@ TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
             std::set<std::int64_t> lines;
             for (const auto& [lane, loads] : lanes) {
               ASSERT_EQ(loads.size(), lanes.at(0).size());
-              ASSERT_TRUE(read.insert(loads[i]).second) << "read twice";
+              ASSERT_TRUE(read.insert(loads[i]).second) << "an element is read twice";
               lines.insert(loads[i] / 128);
               if (packed) {
                 ASSERT_EQ(loads[i], lanes.at(0)[i] + 16 * static_cast<std::int64_t>(lane));
@@ -397,7 +397,7 @@ TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
 }
 #endif
 
-TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
+TEST_F(GemmTest, a_row_that_is_not_finite_does_not_affect_others) {
   const Case c{.rows = 12, .n = 64, .k = 128};
   GemmProblem problem(c);
   for (std::int64_t i = 0; i < c.k; ++i) problem.in.set(3 * c.k + i, std::numeric_limits<float>::quiet_NaN());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/device/tensor_core.h"
 #include "ops/cuda/emulated/host_stream.h"
@@ -27,13 +28,7 @@ void run(const Launch& shape, void (*kernel)(Params), const Params& params) {
 }
 
 std::string error_of(const std::function<void()>& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::internal);
-    return error.what();
-  }
-  return "no error";
+  return charonia::error_of(what, ErrorCode::internal);
 }
 
 testing::AssertionResult says(const std::string& text, std::string_view part) {
@@ -58,7 +53,7 @@ CHARONIA_KERNEL(256, 1) void sum_kernel(const SumParams p) {
   if (threadIdx.x == 0) p.out[blockIdx.x] = x;
 }
 
-TEST(HostGridTest, blocks_and_threads_sum_what_they_should_in_any_order) {
+TEST(HostGridTest, sums_of_blocks_and_threads_are_correct_in_any_order) {
   constexpr int kBlocks = 3, kN = 1000;
   std::vector<float> in(kBlocks * kN), out(kBlocks);
   std::iota(in.begin(), in.end(), 0.0F);
@@ -71,7 +66,7 @@ TEST(HostGridTest, blocks_and_threads_sum_what_they_should_in_any_order) {
       for (int b = 0; b < kBlocks; ++b) {
         EXPECT_EQ(out[static_cast<std::size_t>(b)],
                   std::accumulate(in.begin() + b * kN, in.begin() + (b + 1) * kN, 0.0F))
-            << "all sums are whole numbers below 2^24";
+            << "the sums are whole numbers below 2^24, so they are exact";
       }
     }
   }
@@ -101,7 +96,7 @@ CHARONIA_KERNEL(32, 1) void matrix_kernel(const MatrixParams p) {
   for (int i = 0; i < 4; ++i) p.out[(g + (i >= 2 ? 8 : 0)) * 8 + 2 * t + i % 2] = d[i];
 }
 
-TEST(HostGridTest, a_product_over_tensor_cores_is_the_product) {
+TEST(HostGridTest, a_tensor_core_product_is_correct) {
   std::mt19937 random(1);
   std::uniform_int_distribution<int> small(-8, 8);
   alignas(16) bf16 a[256], b[128];
@@ -153,12 +148,12 @@ std::pair<std::vector<int>, std::vector<int>> order_of(std::uint64_t seed, host_
     std::vector<int> sorted(begin, begin + kThreads), all(kThreads);
     std::ranges::sort(sorted);
     std::iota(all.begin(), all.end(), 0);
-    EXPECT_EQ(sorted, all) << "every thread of a block ran once before the next block began";
+    EXPECT_EQ(sorted, all) << "every thread of a block must run once before the next block starts";
   }
   return {in_turn, threads};
 }
 
-TEST(HostGridTest, blocks_and_threads_run_in_an_order_of_the_seed) {
+TEST(HostGridTest, the_seed_decides_the_order_of_blocks_and_threads) {
   using host_grid::Order;
   std::vector<int> blocks(12);
   std::iota(blocks.begin(), blocks.end(), 0);
@@ -171,14 +166,14 @@ TEST(HostGridTest, blocks_and_threads_run_in_an_order_of_the_seed) {
     EXPECT_FALSE(std::is_sorted(drawn.second.begin(), drawn.second.begin() + 64));
     EXPECT_NE(std::vector<int>(drawn.second.begin(), drawn.second.begin() + 64),
               std::vector<int>(drawn.second.begin() + 64, drawn.second.begin() + 128))
-        << "every block has an order of its own";
+        << "blocks must run in different orders";
     auto sorted = drawn.first;
     std::ranges::sort(sorted);
     EXPECT_EQ(sorted, blocks);
   }
   EXPECT_NE(one, two);
-  EXPECT_EQ(one, order_of(1, Order::ascending)) << "the seed decides";
-  EXPECT_NE(one, order_of(1, Order::ascending, 2)) << "a stream's second kernel has another order";
+  EXPECT_EQ(one, order_of(1, Order::ascending)) << "equal seeds must give equal orders";
+  EXPECT_NE(one, order_of(1, Order::ascending, 2)) << "the second kernel of a stream must have another order";
   auto reversed = order_of(1, Order::descending);
   std::ranges::reverse(reversed.first);
   EXPECT_EQ(reversed.first, one.first);
@@ -249,7 +244,7 @@ CHARONIA_KERNEL(32, 1) void unwritten_kernel(const UnwrittenParams p) {
 TEST(HostGridTest, shared_memory_is_nan_when_a_block_begins) {
   std::vector<float> out(6, 0);
   run({.grid_x = 3, .dynamic_shared_bytes = 16}, unwritten_kernel, UnwrittenParams{out.data()});
-  for (const float x : out) EXPECT_TRUE(std::isnan(x)) << "also what the block before has written is not there";
+  for (const float x : out) EXPECT_TRUE(std::isnan(x)) << "data of the previous block must not be visible";
 }
 
 struct RaceParams {
@@ -346,7 +341,7 @@ TEST(HostGridTest, clusters_that_do_not_wait_for_each_other_are_found) {
   EXPECT_TRUE(says(error_of([] { cluster_sums(5); }), "map_shared_rank(): rank 4 of a cluster of 4"));
 }
 
-TEST(HostGridTest, clusters_that_a_device_does_not_start_are_refused) {
+TEST(HostGridTest, clusters_that_a_device_rejects_are_rejected) {
   for (const unsigned size : {0U, 3U, 5U, 16U}) {
     auto shape = kClusters;
     shape.grid_y = 48;
@@ -359,7 +354,7 @@ TEST(HostGridTest, clusters_that_a_device_does_not_start_are_refused) {
   EXPECT_TRUE(says(error_of([&] { run(shape, cluster_kernel, ClusterParams{}); }), "clusters of 4 of 6 blocks"));
 }
 
-TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
+TEST(HostGridTest, launches_that_a_device_rejects_are_rejected) {
   const auto error = [](const Launch& shape) { return error_of([&] { run(shape, nothing_kernel, NoParams{}); }); };
   EXPECT_EQ(error({.grid_x = 2, .grid_y = 2, .grid_z = 2, .threads = 1024, .dynamic_shared_bytes = 227 << 10}),
             "no error");
@@ -370,14 +365,14 @@ TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
   EXPECT_TRUE(says(error({.grid_y = 65536}), "a grid of (1, 65536, 1) blocks"));
   EXPECT_TRUE(says(error({.grid_z = 65536}), "a grid of (1, 1, 65536) blocks"));
   EXPECT_TRUE(says(error({.dynamic_shared_bytes = (227 << 10) + 1}), "232449 bytes of dynamic shared memory"));
-  EXPECT_EQ(error({.grid_x = 0}), "no error") << "launch() takes it for no work";
+  EXPECT_EQ(error({.grid_x = 0}), "no error") << "launch() must ignore an empty grid";
   EXPECT_TRUE(says(error_of([] {
                      host_grid::check({.grid = {1, 0, 1}, .block = {32, 1, 1}, .what = "empty"});
                    }),
                    "empty: a grid of (1, 0, 1) blocks"));
 }
 
-TEST(HostGridTest, a_refused_launch_is_refused_at_once_whenever_streams_do_their_work) {
+TEST(HostGridTest, an_invalid_launch_is_rejected_at_once_in_any_stream_mode) {
   Stream stream;
   EXPECT_THROW(launch(stream, "wide", {.threads = 2048}, nothing_kernel, NoParams{}), Error);
   stream.wait("wide");
@@ -500,7 +495,7 @@ CHARONIA_KERNEL(64, 1) void counting_kernel(const DependentParams p) {
   if (p.early) dependency_wait();
 }
 
-TEST(HostGridTest, every_thread_has_to_wait_for_the_kernel_before) {
+TEST(HostGridTest, every_thread_must_wait_for_the_previous_kernel) {
   alignas(16) int data[4] = {};
   std::vector<int> out(64);
   const auto error = [&](void (*kernel)(DependentParams), int before, bool early, bool overlap) {
@@ -511,11 +506,11 @@ TEST(HostGridTest, every_thread_has_to_wait_for_the_kernel_before) {
   EXPECT_EQ(error(some_wait_kernel, 0, false, true), "no error");
   EXPECT_TRUE(says(error(some_wait_kernel, 1, false, true),
                    "test: thread 0 of block (0, 0, 0) ends without dependency_wait()"));
-  EXPECT_EQ(error(some_wait_kernel, 1, false, false), "no error") << "it is not started early";
+  EXPECT_EQ(error(some_wait_kernel, 1, false, false), "no error") << "the kernel is not started early";
   EXPECT_EQ(error(cached_kernel, 0, false, true), "no error");
   EXPECT_TRUE(says(error(cached_kernel, 0, true, true), "calls load_cached() before dependency_wait()"));
   EXPECT_EQ(error(cached_kernel, 0, true, false), "no error");
-  EXPECT_EQ(error(counting_kernel, 0, false, true), "no error") << "counters in shared memory are the block's own";
+  EXPECT_EQ(error(counting_kernel, 0, false, true), "no error") << "counters in shared memory belong to the block";
   EXPECT_TRUE(says(error(counting_kernel, 0, true, true), "an atomic function() before dependency_wait()"));
 }
 

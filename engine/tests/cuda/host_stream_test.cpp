@@ -46,7 +46,7 @@ class HostStreamTest : public testing::TestWithParam<Mode> {
 INSTANTIATE_TEST_SUITE_P(Mode, HostStreamTest, testing::Values(Mode::immediate, Mode::deferred),
                          [](const auto& info) { return info.param == Mode::immediate ? "immediate" : "deferred"; });
 
-TEST_P(HostStreamTest, an_upload_reads_page_locked_memory_when_it_is_done) {
+TEST_P(HostStreamTest, an_upload_reads_page_locked_memory_when_it_runs) {
   Stream stream;
   DeviceMemory first(8), second(8), third(8);
   Pinned host({1, 2});
@@ -61,7 +61,7 @@ TEST_P(HostStreamTest, an_upload_reads_page_locked_memory_when_it_is_done) {
   EXPECT_EQ(downloaded(stream, third), (std::vector{5, 6}));
 }
 
-TEST_P(HostStreamTest, a_download_to_page_locked_memory_is_there_after_the_wait) {
+TEST_P(HostStreamTest, a_download_to_page_locked_memory_is_complete_after_the_wait) {
   Stream stream;
   DeviceMemory memory(8);
   const std::vector<int> values{7, 8};
@@ -73,20 +73,20 @@ TEST_P(HostStreamTest, a_download_to_page_locked_memory_is_there_after_the_wait)
   stream.fill_zero(memory.data(), 4, "test");
   stream.download(by_wait.data(), memory.data(), 8, "test");
   if (deferred()) {
-    EXPECT_EQ(by_event.values(), (std::vector{0, 0})) << "too early";
+    EXPECT_EQ(by_event.values(), (std::vector{0, 0})) << "the work ran too early";
     EXPECT_THROW(Event::milliseconds(event, event), Error);
   }
   event.wait("test");
   EXPECT_EQ(by_event.values(), values);
   EXPECT_EQ(Event::milliseconds(event, event), 1);
   if (deferred()) {
-    EXPECT_EQ(by_wait.values(), (std::vector{0, 0})) << "it stands behind the event";
+    EXPECT_EQ(by_wait.values(), (std::vector{0, 0})) << "the work must wait for the event";
   }
   stream.wait("test");
   EXPECT_EQ(by_wait.values(), (std::vector{0, 8}));
 }
 
-TEST_P(HostStreamTest, copies_of_pageable_memory_are_done_with_it_when_they_return) {
+TEST_P(HostStreamTest, copies_of_pageable_memory_have_finished_when_they_return) {
   Stream stream;
   DeviceMemory memory(8);
   std::vector<int> values{1, 2};
@@ -97,7 +97,7 @@ TEST_P(HostStreamTest, copies_of_pageable_memory_are_done_with_it_when_they_retu
   EXPECT_EQ(out, (std::vector{1, 2}));
 }
 
-TEST_P(HostStreamTest, a_stream_sees_what_another_one_did_before_the_event_that_it_waits_for) {
+TEST_P(HostStreamTest, a_stream_that_waits_for_an_event_sees_the_earlier_work) {
   for (const bool waits : {true, false}) {
     Stream first, second;
     DeviceMemory from(8), to(8);
@@ -139,7 +139,7 @@ TEST_P(HostStreamTest, threads_may_wait_for_each_other_s_streams) {
   }
 }
 
-TEST_P(HostStreamTest, memory_is_freed_when_what_uses_it_is_done) {
+TEST_P(HostStreamTest, memory_is_freed_after_the_work_that_uses_it) {
   Stream stream;
   DeviceMemory to(8);
   {
@@ -151,7 +151,7 @@ TEST_P(HostStreamTest, memory_is_freed_when_what_uses_it_is_done) {
   EXPECT_EQ(downloaded(stream, to), (std::vector{1, 2}));
 }
 
-TEST_P(HostStreamTest, a_graph_that_is_gone_is_run_all_the_same) {
+TEST_P(HostStreamTest, a_launched_graph_runs_after_it_is_destroyed) {
   Stream stream;
   DeviceMemory memory(8);
   Pinned host({1, 2});
@@ -198,7 +198,7 @@ TEST_P(HostStreamTest, a_kernel_error_is_thrown_by_the_wait_and_later_work_dropp
     {
       const DeviceMemory freed(8);
     }
-    EXPECT_THROW(stream.wait("test"), Error) << "also when something else has waited for the stream";
+    EXPECT_THROW(stream.wait("test"), Error) << "another wait for the stream must not hide the error";
   } else {
     EXPECT_THROW(launch(stream, "broken", {}, broken_kernel, NoParams{}), Error);
   }

@@ -85,12 +85,12 @@ TEST_F(KernelReportTest, the_engine_says_which_kernels_were_chosen) {
   ASSERT_GT(lines.size(), 2U);
   EXPECT_EQ(lines[0].find("device 0: host, sm_90, 6 SMs; GEMMs: own kernels only: "), 0U) << lines[0];
   EXPECT_EQ(lines[1], "decode steps are captured for 1, 2, 4, 8 rows");
-  EXPECT_TRUE(any_line(lines, "n 64 k 32 fp32 -> fp32: own plain ")) << "q, k and v of the tiny model";
-  EXPECT_EQ(engine.kernel_report(), lines) << "nothing has happened since";
-  EXPECT_EQ(logged(LogLevel::info, "EngineInfo::kernel_report"), 1) << "one line says where to read it";
+  EXPECT_TRUE(any_line(lines, "n 64 k 32 fp32 -> fp32: own plain ")) << "the GEMM of q, k and v of the tiny model";
+  EXPECT_EQ(engine.kernel_report(), lines) << "the report must not change";
+  EXPECT_EQ(logged(LogLevel::info, "EngineInfo::kernel_report"), 1) << "one log line must name the report";
 }
 
-TEST_F(KernelReportTest, several_ranks_have_lines_of_their_own) {
+TEST_F(KernelReportTest, every_rank_has_its_own_lines) {
   auto model = testing::TinyModel{};
   model.ranks = 2;
   testing::write_tiny_workspace(folder_ / "two", model);
@@ -102,7 +102,7 @@ TEST_F(KernelReportTest, several_ranks_have_lines_of_their_own) {
   }
 }
 
-TEST_F(KernelReportTest, the_cpu_has_no_choice_and_says_nothing) {
+TEST_F(KernelReportTest, the_cpu_has_no_kernel_report) {
   Engine engine(folder_ / "weights", {{"device", "cpu"}, {"threads", "1"}});
   EXPECT_TRUE(engine.info().kernel_report.empty());
   EXPECT_TRUE(engine.kernel_report().empty());
@@ -110,7 +110,7 @@ TEST_F(KernelReportTest, the_cpu_has_no_choice_and_says_nothing) {
   EXPECT_EQ(logged(LogLevel::info, "kernel_report"), 0);
 }
 
-TEST_F(KernelReportTest, refusals_are_counted_where_operators_look) {
+TEST_F(KernelReportTest, rejections_are_counted_in_a_metric) {
   std::atomic<int> asked = 0;
   cuda::set_host_blas([&] { return std::make_unique<RejectingLibrary>(asked); });
   const auto sink = std::make_shared<RejectionSink>();
@@ -121,15 +121,16 @@ TEST_F(KernelReportTest, refusals_are_counted_where_operators_look) {
   for (int i = 0; i < 40; ++i) prompt.push_back(i);
   testing::Collector collector;
   engine.submit(testing::request(prompt, 3), collector.callback());
-  EXPECT_EQ(collector.tokens().size(), 3U) << "own kernels took what the library rejected";
+  EXPECT_EQ(collector.tokens().size(), 3U) << "built-in kernels compute what the library rejected";
   engine.check_integrity();
 
   EXPECT_GT(asked, 0);
   EXPECT_EQ(engine.stats().gemms_rejected, asked);
   EXPECT_EQ(sink->rejected(), asked);
   const auto lines = engine.kernel_report();
-  EXPECT_TRUE(any_line(lines, "n 64 k 32 fp32 -> fp32: cuBLASLt rejected 2 GEMMs of 40..40 rows")) << "in two layers";
-  EXPECT_FALSE(any_line(engine.info().kernel_report, "rejected 2 GEMMs")) << "as it was at start";
+  EXPECT_TRUE(any_line(lines, "n 64 k 32 fp32 -> fp32: cuBLASLt rejected 2 GEMMs of 40..40 rows"))
+      << "one GEMM in each of two layers";
+  EXPECT_FALSE(any_line(engine.info().kernel_report, "rejected 2 GEMMs")) << "info() has the report of the start";
   EXPECT_EQ(logged(LogLevel::warning, "cuBLASLt rejected a GEMM of 40 rows"), 1);
 }
 

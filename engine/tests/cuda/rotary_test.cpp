@@ -12,6 +12,7 @@
 
 #include "charonia/error.h"
 #include "device_arrays.h"
+#include "errors.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops_support.h"
 
@@ -210,7 +211,7 @@ TEST(RotaryStoreTest, rotates_q_and_k_and_stores_k_and_v_in_all_types_and_shapes
   }
 }
 
-TEST(RotaryStoreTest, a_part_of_a_head_turns_or_none_and_the_rest_stays) {
+TEST(RotaryStoreTest, a_part_of_a_head_is_rotated_or_none) {
   Random random(3);
   constexpr std::array<std::pair<int, int>, 9> kParts = {
       {{64, 16}, {128, 64}, {80, 32}, {96, 48}, {256, 64}, {6, 2}, {16, 6}, {64, 0}, {20, 0}}};
@@ -223,7 +224,7 @@ TEST(RotaryStoreTest, a_part_of_a_head_turns_or_none_and_the_rest_stays) {
   }
 }
 
-TEST(RotaryStoreTest, heads_are_normalised_before_they_turn_and_q_is_scaled_last) {
+TEST(RotaryStoreTest, heads_are_normalised_before_the_rotation_and_q_is_scaled_last) {
   Random random(4);
   constexpr std::array kDims = {2, 6, 16, 64, 80, 96, 128, 256, 250};
   for (int trial = 0; trial < 36; ++trial) {
@@ -236,7 +237,7 @@ TEST(RotaryStoreTest, heads_are_normalised_before_they_turn_and_q_is_scaled_last
   }
 }
 
-TEST(RotaryStoreTest, pairs_may_be_neighbours) {
+TEST(RotaryStoreTest, pairs_may_be_interleaved) {
   Random random(6);
   constexpr std::array<std::pair<int, int>, 9> kParts = {
       {{64, 16}, {128, 128}, {80, 32}, {96, 48}, {256, 64}, {6, 2}, {16, 6}, {128, 64}, {20, 20}}};
@@ -311,7 +312,8 @@ void check_quantised(Random& random, const Case& c, int bits) {
                  slots_there.data());
 
     const auto rotated = plain.host(), same = quantised.host();
-    for (int row = 0; row < c.rows; ++row) ASSERT_TRUE(rotated.same_bits(row, same, row)) << "q, and k and v that stay";
+    for (int row = 0; row < c.rows; ++row)
+      ASSERT_TRUE(rotated.same_bits(row, same, row)) << "q, and the unquantised k and v, must be equal";
     const auto stored = floats_there.host();
     const auto got = integers_there.host();
     auto expected = got;
@@ -406,22 +408,18 @@ TEST(RotaryStoreQuantTest, a_constant_head_is_exact_and_a_head_that_is_not_finit
   }
 }
 
-TEST(RotaryStoreTest, a_cache_of_another_type_is_refused) {
+TEST(RotaryStoreTest, a_cache_of_another_type_is_rejected) {
   Stream stream;
   const MatrixOnDevice qkv(stream, Matrix(DType::bf16, 1, 3 * 64));
   const DeviceArray<std::int32_t> zero(stream, {0});
   const DeviceMemory cache(2 * 16 * 64 * 4);
-  try {
+  expect_error({"qkv is bf16 and its cache is of fp32"}, [&] {
     rotary_store(stream, qkv.tensor(), {}, {cache.data(), DType::f32, 1, 64, 16}, 1, zero.data(), zero.data(),
                  zero.data());
-    FAIL() << "k and v in bf16 went into a cache of fp32";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("qkv is bf16 and its cache is of fp32"), std::string::npos)
-        << error.what();
-  }
+  });
 }
 
-TEST(RotaryStoreTest, a_row_has_the_same_bits_wherever_it_stands) {
+TEST(RotaryStoreTest, the_bits_of_a_row_do_not_depend_on_its_index) {
   Random random(2);
   const auto qkv = Matrix::random(random, DType::bf16, 9, 4 * 64);
   const auto cos_sin = Matrix::random(random, DType::f32, 10, 64), norm = Matrix::random(random, DType::f32, 1, 64);

@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops/cuda/device/carveout.h"
 #include "ops/cuda/device/growing_memory.h"
 #include "ops/cuda/kernels/collective.h"
@@ -25,25 +26,19 @@ std::vector<int> downloaded(Stream& stream, const DeviceMemory& memory, std::siz
   return out;
 }
 
-TEST(RuntimeTest, the_share_of_shared_memory_is_a_percentage_or_the_drivers_choice) {
+TEST(RuntimeTest, the_carveout_is_a_percentage_or_left_to_the_driver) {
   EXPECT_EQ(shared_carveout(""), kSharedCarveout);
   EXPECT_EQ(shared_carveout("0"), 0);
   EXPECT_EQ(shared_carveout("75"), 75);
   EXPECT_EQ(shared_carveout("100"), 100);
   EXPECT_EQ(shared_carveout("-1"), kDriversCarveout);
   for (const char* wrong : {"-2", "101", "50%", "all", " 50", "1e2"}) {
-    try {
-      shared_carveout(wrong);
-      FAIL() << wrong;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      EXPECT_NE(std::string_view(error.what()).find(cat("CHARONIA_CUDA_CARVEOUT = ", wrong)), std::string_view::npos)
-          << error.what();
-    }
+    expect_error(ErrorCode::invalid_argument, {cat("CHARONIA_CUDA_CARVEOUT = ", wrong)},
+                 [&] { shared_carveout(wrong); });
   }
 }
 
-TEST(RuntimeTest, memory_is_zero_when_it_is_made_and_goes_with_its_owner) {
+TEST(RuntimeTest, memory_is_zero_at_first_and_freed_with_its_owner) {
   Stream stream;
   const auto before = allocations();
   DeviceMemory a(100 * sizeof(int));
@@ -64,24 +59,17 @@ TEST(RuntimeTest, memory_is_zero_when_it_is_made_and_goes_with_its_owner) {
   EXPECT_EQ(pinned.data(), nullptr);
 }
 
-TEST(RuntimeTest, more_memory_than_there_is_is_refused_with_the_numbers_and_nothing_is_lost) {
+TEST(RuntimeTest, too_large_allocations_are_rejected_and_lose_no_memory) {
   const auto free = free_device_bytes();
   const auto wanted = std::size_t{1} << 50;
-  try {
-    const DeviceMemory memory(wanted, "the test's memory");
-    FAIL() << "it was given";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    const std::string text = error.what();
-    EXPECT_NE(text.find("the test's memory"), std::string::npos) << text;
-    EXPECT_NE(text.find(std::to_string(wanted)), std::string::npos) << text;
-  }
+  expect_error(ErrorCode::resource_exhausted, {"the test's memory", std::to_string(wanted)},
+               [&] { const DeviceMemory memory(wanted, "the test's memory"); });
   EXPECT_GE(free_device_bytes(), free / 2);
 }
 
-TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_as_zeros) {
+TEST(GrowingMemoryTest, regions_grow_in_place_and_are_zero_at_first) {
   const auto unit = ReservedMemory::granularity();
-  if (unit == 0) GTEST_SKIP() << "the device cannot give addresses without memory";
+  if (unit == 0) GTEST_SKIP() << "the device cannot reserve addresses without memory";
   Stream stream;
   const std::size_t bytes = 5 * unit - 24;
   GrowingMemory memory(3, bytes, 8, "the test's memory");
@@ -100,7 +88,7 @@ TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_
   for (std::size_t region = 0; region < 3; ++region) fill(region, 4, static_cast<int>(region) + 1);
   const auto before = allocations();
   memory.commit(unit);
-  EXPECT_EQ(allocations(), before) << "they have that much";
+  EXPECT_EQ(allocations(), before) << "the region already has that much memory";
   memory.commit(2 * unit + 1);
   EXPECT_EQ(allocations(), before + 3);
   memory.commit(unit);
@@ -120,20 +108,14 @@ TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_
 
 TEST(GrowingMemoryTest, too_much_memory_is_rejected_with_the_numbers) {
   const auto unit = ReservedMemory::granularity();
-  if (unit == 0) GTEST_SKIP() << "the device cannot give addresses without memory";
+  if (unit == 0) GTEST_SKIP() << "the device cannot reserve addresses without memory";
   Stream stream;
   const auto free = free_device_bytes();
   const auto most = free / unit * unit;
   GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice the available memory
   const auto left = free_device_bytes();
-  try {
-    memory.commit(most / 4 * 3);  // enough for the first region only
-    FAIL() << "it was given";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
-    EXPECT_NE(std::string(error.what()).find("the test's memory"), std::string::npos) << error.what();
-  }
-  EXPECT_GE(free_device_bytes() + unit, left) << "what the first region had been given came back";
+  expect_error(ErrorCode::resource_exhausted, {"the test's memory"}, [&] { memory.commit(most / 4 * 3); });
+  EXPECT_GE(free_device_bytes() + unit, left) << "the memory of the first region was not returned";
   memory.commit(2 * unit);
   const int value = 5;
   int back = 0;
@@ -166,7 +148,7 @@ TEST(RuntimeTest, copies_work_in_all_directions) {
   EXPECT_EQ(downloaded(stream, b, 4), (std::vector<int>{0, 1, 4, 9}));
 }
 
-TEST(RuntimeTest, a_graph_runs_when_it_is_launched_as_often_as_it_is_launched) {
+TEST(RuntimeTest, a_graph_runs_once_for_each_launch) {
   Stream stream;
   constexpr int kRows = 3, kCols = 40;
   std::vector<float> values(2 * kRows * kCols);
@@ -198,7 +180,7 @@ TEST(RuntimeTest, a_graph_runs_when_it_is_launched_as_often_as_it_is_launched) {
   stream.wait("test");
 }
 
-TEST(RuntimeTest, a_capture_that_failed_is_given_up_and_the_stream_goes_on) {
+TEST(RuntimeTest, a_failed_capture_is_abandoned_and_the_stream_still_works) {
   Stream stream;
   DeviceMemory a(4);
   Graph::begin(stream);

@@ -11,6 +11,7 @@
 
 #include "charonia/error.h"
 #include "device_arrays.h"
+#include "errors.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/sample.h"
 #include "ops/cuda/sampling/sampler.h"
@@ -247,7 +248,7 @@ void check_random_rows(Random& random, int vocab, int steps, int num_rows) {
   }
 }
 
-TEST(CudaSampleTest, draws_what_the_cpu_draws_for_all_parameters) {
+TEST(CudaSampleTest, samples_equal_the_cpu_for_all_parameters) {
   in_both_orders([] {
     Random random(20);
     check_random_rows(random, 1, 3, 3);
@@ -257,13 +258,13 @@ TEST(CudaSampleTest, draws_what_the_cpu_draws_for_all_parameters) {
   });
 }
 
-TEST(CudaSampleTest, draws_what_the_cpu_draws_from_large_vocabularies) {
+TEST(CudaSampleTest, samples_equal_the_cpu_for_large_vocabularies) {
   Random random(21);
   check_random_rows(random, 32000, 3, 8);
   check_random_rows(random, 50257, 3, 4);
 }
 
-TEST(CudaSampleTest, few_draws_are_too_near_to_an_edge_to_tell) {
+TEST(CudaSampleTest, few_rows_have_no_defined_token) {
   Random random(22);
   int told = 0;
   for (int i = 0; i < 200; ++i) {
@@ -271,10 +272,10 @@ TEST(CudaSampleTest, few_draws_are_too_near_to_an_edge_to_tell) {
     auto row = random_row(random, 300, true);
     if (defined_token(logits.row(0), row.view())) ++told;
   }
-  EXPECT_GT(told, 185) << "or the tests above would say little";
+  EXPECT_GT(told, 185) << "too few rows have a defined token";
 }
 
-TEST(CudaSampleTest, greedy_takes_the_lowest_of_the_most_likely) {
+TEST(CudaSampleTest, greedy_selects_the_lowest_of_equal_ids) {
   in_both_orders([] {
     auto logits = Logits::of(std::vector<float>(9000, 1.0F));
     logits.values[8700] = logits.values[4300] = logits.values[4301] = 2;
@@ -295,7 +296,7 @@ TEST(CudaSampleTest, greedy_takes_the_lowest_of_the_most_likely) {
 }
 
 // Rows so flat that tokens within a bin must be distinguished, by histograms over their codes and, if equal, by id.
-TEST(CudaSampleTest, flat_rows_are_cut_where_the_cpu_cuts_them) {
+TEST(CudaSampleTest, filters_of_flat_rows_equal_the_cpu) {
   in_both_orders([] {
     constexpr int kVocab = 5003;
     Random random(23);
@@ -341,7 +342,7 @@ TEST(CudaSampleTest, top_k_of_equal_logits_keeps_the_lowest_ids) {
   });
 }
 
-TEST(CudaSampleTest, temperatures_from_nearly_nothing_to_nearly_infinite) {
+TEST(CudaSampleTest, temperatures_may_be_tiny_or_huge) {
   const auto logits = Logits::of({1, 5, 4.999F, -3});
   Device device(4, 1);
   SampleRow row;
@@ -394,7 +395,7 @@ TEST(CudaSampleTest, frequencies_follow_the_probabilities) {
   }
 }
 
-TEST(CudaSampleTest, penalties_count_over_steps_while_slots_change_hands) {
+TEST(CudaSampleTest, penalties_count_over_steps_when_slots_are_reassigned) {
   in_both_orders([] {
     constexpr int kVocab = 60, kSlots = 3, kSequences = 7, kSteps = 60;
     Random random(24);
@@ -460,7 +461,7 @@ TEST(CudaSampleTest, penalties_count_over_steps_while_slots_change_hands) {
   });
 }
 
-TEST(CudaSampleTest, a_history_goes_up_when_a_slot_is_taken_and_not_again) {
+TEST(CudaSampleTest, a_history_is_uploaded_only_when_its_slot_is_assigned) {
   Device device(10, 2);
   const auto logits = Logits::of({5, 4.5F, 4, 0, 0, 0, 0, 0, 0, 0});
   SampleRow row;
@@ -479,7 +480,7 @@ TEST(CudaSampleTest, a_history_goes_up_when_a_slot_is_taken_and_not_again) {
   EXPECT_EQ(sampled, (Ids{0, 1, 0, 2, 1, 0}));
 }
 
-TEST(CudaSampleTest, a_pending_token_is_counted_also_when_its_sequence_takes_a_slot_late) {
+TEST(CudaSampleTest, a_pending_token_is_counted_when_its_sequence_gets_a_slot_later) {
   Device device(6, 4);
   const auto logits = Logits::random(*std::make_unique<Random>(25), 4, 6, 0);
   Rows rows(4);
@@ -513,7 +514,7 @@ TEST(CudaSampleTest, counts_stop_growing_before_they_reach_the_prompt_s_bit) {
   EXPECT_EQ(device.sample(Logits::of({0, 32.5F, -50}), row.view())[0].token, 1) << "32767 / 1024 is less";
 }
 
-TEST(CudaSampleTest, rows_that_cannot_be_sampled_say_so_as_on_the_cpu_and_leave_the_others_alone) {
+TEST(CudaSampleTest, rows_that_cannot_be_sampled_report_it_and_do_not_affect_others) {
   in_both_orders([] {
     constexpr int kVocab = 5000;
     Random random(26);
@@ -621,7 +622,7 @@ bool same(const Sampled& a, const Sampled& b) {
   return a.token == b.token && a.logprob == b.logprob && a.top == b.top && a.error == b.error;
 }
 
-TEST(CudaSampleTest, rows_do_not_depend_on_each_other_nor_on_their_place_nor_on_the_padding) {
+TEST(CudaSampleTest, rows_do_not_depend_on_other_rows_their_index_or_padding) {
   in_both_orders([] {
     constexpr int kVocab = 13000, kRows = 12;
     Random random(28);
@@ -670,7 +671,7 @@ TEST(CudaSampleTest, rows_of_one_request_share_their_list) {
     Device device(kVocab, kRows);
     std::vector<std::byte> bytes;
     const auto packed = device.sampler().pack(rows, kRows, bytes, device.notes());
-    EXPECT_EQ(packed.list_entries, 4 * kVocab) << "one that is shared, that of other bans, and two";
+    EXPECT_EQ(packed.list_entries, 4 * kVocab) << "one shared list, one of other bans, and two more";
     const auto sampled = device.sample(logits, rows);
     for (std::size_t r = 0; r < kRows; ++r) {
       ASSERT_EQ(sampled[r].error, "");
@@ -716,13 +717,7 @@ TEST(CudaSampleTest, invalid_rows_are_rejected) {
   Device device(10, 2);
   std::vector<std::byte> bytes;
   const auto refused = [&](std::span<const SampleRow> rows, std::int64_t padded, std::string_view why) {
-    try {
-      device.sampler().pack(rows, padded, bytes, device.notes());
-      ADD_FAILURE() << why;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::internal);
-      EXPECT_NE(std::string_view(error.what()).find(why), std::string_view::npos) << error.what();
-    }
+    expect_error(ErrorCode::internal, {why}, [&] { device.sampler().pack(rows, padded, bytes, device.notes()); });
   };
   Rows rows(2);
   refused(rows, 1, "padded to 1");

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops/check_step.h"
 #include "ops/cuda/graph/decode_buckets.h"
 
@@ -71,7 +72,7 @@ Written write(const Step& step, const StepCapacity& capacity, const FlatTables& 
   return out;
 }
 
-TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_nowhere) {
+TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
   Random random(1);
   for (int trial = 0; trial < 50; ++trial) {
     Step step;
@@ -146,7 +147,7 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
   }
 }
 
-TEST(StepUploadTest, a_table_goes_up_as_far_as_the_sequence_has_come) {
+TEST(StepUploadTest, a_table_is_uploaded_up_to_the_sequences_last_position) {
   Step step;
   step.add(0, 1, true);
   step.add(kBlockLen - 1, 2, true);
@@ -173,7 +174,7 @@ TEST(StepUploadTest, the_same_capacity_gives_the_same_layout_for_any_step) {
   EXPECT_GT(second.bytes, first.bytes);
 }
 
-TEST(StepUploadTest, a_step_beyond_its_capacity_is_refused) {
+TEST(StepUploadTest, a_step_beyond_its_capacity_is_rejected) {
   Step step;
   step.add(0, 3, true);
   FlatTables tables;
@@ -184,7 +185,7 @@ TEST(StepUploadTest, a_step_beyond_its_capacity_is_refused) {
   EXPECT_THROW(write(step, {.rows = 3, .logits_rows = 1, .sampling_bytes = 7}, tables, {}, sampling), Error);
 }
 
-TEST(StepUploadTest, decodes_are_steps_of_one_row_a_sequence_with_all_rows_sampled) {
+TEST(StepUploadTest, a_decode_step_has_one_sampled_row_for_each_sequence) {
   Step decode;
   for (int s = 0; s < 3; ++s) decode.add(5 * s, 1, true);
   EXPECT_TRUE(is_decode(decode.input()));
@@ -199,13 +200,7 @@ TEST(StepUploadTest, decodes_are_steps_of_one_row_a_sequence_with_all_rows_sampl
 
 TEST(StepUploadTest, values_out_of_range_are_rejected_by_name) {
   const auto refused = [](const Step& step, const char* word, std::int64_t sampled_before = 0) {
-    try {
-      check_step(step.input(), kFacts, sampled_before);
-      ADD_FAILURE() << "taken: " << word;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::internal);
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
-    }
+    expect_error(ErrorCode::internal, {word}, [&] { check_step(step.input(), kFacts, sampled_before); });
   };
   Step good;
   good.add(2, 3, true);

@@ -218,7 +218,7 @@ TEST(W8a8Test, integers_give_the_bits_of_the_cpu) {
   }
 }
 
-TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
+TEST(W8a8Test, fp8_equals_its_product_in_double_precision_with_all_tactics) {
   Random random(153);
   Stream stream;
   MatrixUpload upload(stream);
@@ -263,7 +263,7 @@ TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
 }
 
 // Rows of zeros of both signs give zeros; rows that are not finite give NaN; neither affects its neighbours.
-TEST(W8a8Test, rows_of_zeros_and_rows_that_are_not_finite_stay_by_themselves) {
+TEST(W8a8Test, rows_of_zeros_or_nan_do_not_affect_others) {
   Random random(155);
   Stream stream;
   MatrixUpload upload(stream);
@@ -324,7 +324,7 @@ class NotingLibrary final : public Blas {
 };
 
 // If the library rejects a GEMM, a built-in kernel computes it with the same inputs.
-TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
+TEST(W8a8Test, the_library_gets_only_fp8_in_rows) {
   Random random(154);
   Stream stream;
   MatrixUpload upload(stream);
@@ -356,7 +356,7 @@ TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
 }
 
 // If a library is available: on a machine with a GPU.
-TEST(W8a8Test, fp8_of_the_library_is_that_of_own_kernels_but_for_rounding) {
+TEST(W8a8Test, fp8_of_the_library_equals_built_in_kernels_except_for_rounding) {
   std::string why;
   const auto blas = load_cublas(why);
   if (!blas) GTEST_SKIP() << why;
@@ -401,7 +401,7 @@ TEST(W8a8Test, fp8_of_the_library_is_that_of_own_kernels_but_for_rounding) {
 }
 
 // Codes that a norm or a gate writes give the same bits as its output, quantised separately.
-TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
+TEST(W8a8Test, norms_and_gates_write_codes_with_the_bits_of_their_outputs) {
   Random random(155);
   const auto device = ops::make_cuda_ops({.reproducible = true});
   struct Case {
@@ -468,7 +468,7 @@ TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
 
 // Codes belong to the weight that they were written for. Another weight, or one without codes, takes its input
 // unchanged.
-TEST(W8a8Test, codes_are_for_the_weight_that_was_named) {
+TEST(W8a8Test, codes_are_for_the_announced_weight) {
   Random random(156);
   const auto device = ops::make_cuda_ops({.reproducible = true});
   constexpr std::int64_t kN = 24, kK = 64, kRows = 3;

@@ -37,7 +37,7 @@ TEST(CudaWeightsTest, packed_weights_are_the_rows_in_another_order) {
       ASSERT_TRUE(packed.packed());
       ASSERT_EQ(packed.stride(), round_up(k, kPackedK));
       const auto expected = fetch(stream, by_rows), found = fetch(stream, packed);
-      ASSERT_EQ(found.size(), static_cast<std::size_t>(24 * packed.stride())) << "no second copy";
+      ASSERT_EQ(found.size(), static_cast<std::size_t>(24 * packed.stride())) << "the weight must not be stored twice";
       for (std::int64_t row = 0; row < 24; ++row) {
         for (std::int64_t at = 0; at < packed.stride(); ++at) {
           const auto value = row < 19 && at < k ? expected[static_cast<std::size_t>(row * by_rows.stride() + at)] : 0;
@@ -66,7 +66,7 @@ TEST(CudaWeightsTest, a_large_weight_is_packed_chunk_by_chunk) {
   }
 }
 
-TEST(CudaWeightsTest, every_element_of_a_packed_weight_has_a_place_of_its_own) {
+TEST(CudaWeightsTest, every_element_of_a_packed_weight_has_its_own_address) {
   constexpr std::int64_t kRows = 16, kStride = 96;
   std::vector<int> seen(kRows * kStride);
   for (std::int64_t row = 0; row < kRows; ++row) {

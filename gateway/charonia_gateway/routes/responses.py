@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -61,7 +61,10 @@ async def create_response(request: Request, gateway: GatewayState) -> Response:
     pool = head.engine.pool
     info = await pool.model_info() if body.temperature is None or body.top_p is None else {}
     defaults = info.get("default_sampling_parameters") or {}
-    answer = _Answer(gateway, body, head, defaults, reasons=await pool.reasons())
+    before = None
+    if body.previous_response_id is not None:
+        before = await _found(gateway, body.previous_response_id, "previous_response_id")
+    answer = _Answer(gateway, body, head, defaults, before, reasons=await pool.reasons())
     if body.stream:
         return EventStream(
             answer.stream(), answer.head.headers, answer.format(), heartbeat_s=gateway.settings.heartbeat_s
@@ -77,7 +80,7 @@ async def create_response(request: Request, gateway: GatewayState) -> Response:
     responses=_ABSENT,
 )
 async def get_response(id: str, gateway: GatewayState) -> dict[str, Any]:
-    return _found(gateway, id).response
+    return (await _found(gateway, id)).response
 
 
 @router.delete(
@@ -85,10 +88,10 @@ async def get_response(id: str, gateway: GatewayState) -> dict[str, Any]:
 )
 async def delete_response(id: str, gateway: GatewayState) -> dict[str, Any]:
     """The server forgets the conversation's session when none of its answers is stored any more."""
-    entry = _found(gateway, id)
-    gateway.responses.remove(id)
-    if not gateway.responses.has_session(entry.session_id):
-        with contextlib.suppress(CharoniaError):  # a server that could not be told is told later
+    entry = await _found(gateway, id)
+    await gateway.responses.remove(entry)
+    if not await gateway.responses.has_session(entry.session_id):
+        with contextlib.suppress(CharoniaError):  # the session is forgotten when its time to live ends
             await gateway.engines[entry.response["model"]].end_session(entry.session_id)
     return {"id": id, "object": "response", "deleted": True}
 
@@ -99,8 +102,8 @@ def _owner() -> str | None:
     return key.id if key else None
 
 
-def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
-    entry = gateway.responses.get(id, _owner())
+async def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
+    entry = await gateway.responses.get(id, _owner())
     if entry is None:
         raise ApiError(
             404 if param is None else 400,
@@ -115,12 +118,19 @@ class _Answer:
     """One answer: the request to the engine, and what the client sees of it."""
 
     def __init__(
-        self, gateway: Gateway, body: ResponsesRequest, head: Head, defaults: Mapping[str, float], *, reasons: bool
+        self,
+        gateway: Gateway,
+        body: ResponsesRequest,
+        head: Head,
+        defaults: Mapping[str, float],
+        before: Stored | None,
+        *,
+        reasons: bool,
     ) -> None:
-        """defaults: the model's sampling defaults, which the response names.
+        """defaults: the model's sampling defaults, which the response names. before: the response that it continues.
 
-        Raises ApiError 400 for a previous answer that is not stored or of another model, for the output of a call
-        that is not there, and for `store` where nothing is stored."""
+        Raises ApiError 400 if `before` is of another model, for the output of a call that does not exist, and for
+        `store` if nothing is stored."""
         self.head = head
         self._gateway = gateway
         self._body = body
@@ -135,17 +145,15 @@ class _Answer:
                 param="store",
                 code="invalid_value",
             )
-        before = self._before = None
-        if body.previous_response_id is not None:
-            before = self._before = _found(gateway, body.previous_response_id, "previous_response_id")
-            if before.response["model"] != body.model:
-                raise ApiError(
-                    400,
-                    f"previous_response_id: that answer is of the model {before.response['model']!r}, and model is "
-                    f"{body.model!r}: go on with the same model, or send the conversation as input",
-                    param="previous_response_id",
-                    code="invalid_value",
-                )
+        self._before = before
+        if before and before.response["model"] != body.model:
+            raise ApiError(
+                400,
+                f"previous_response_id: that answer is of the model {before.response['model']!r}, and model is "
+                f"{body.model!r}: go on with the same model, or send the conversation as input",
+                param="previous_response_id",
+                code="invalid_value",
+            )
         try:
             self._conversation = conversation(before.conversation if before else (), body.input)
         except KeyError as error:
@@ -161,25 +169,27 @@ class _Answer:
         self._items = Items(self._event, parsed=bool(self._request.parsed))
 
     async def whole(self) -> dict[str, Any]:
-        with self._in_session() as request:
+        async with self._in_session() as request:
             (answer,) = await self.head.engine.complete([request], self.head.engine_id)
             self._usage.see(0, answer)
             self._items.read(answer)
-            return self._ended(answer, request)[1]
+            return (await self._ended(answer, request))[1]
 
     def format(self) -> Format:
         return Format("text/event-stream", self._error, EVENT_HEARTBEAT)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        with self._in_session() as request:
-            async with aclosing(self.head.engine.stream([request], self.head.engine_id)) as parts:
-                async for part in parts:
-                    self._usage.see(0, part)
-                    if events := self._begun() + self._items.read(part) + self._last(part, request):
-                        yield events
+        async with (
+            self._in_session() as request,
+            aclosing(self.head.engine.stream([request], self.head.engine_id)) as parts,
+        ):
+            async for part in parts:
+                self._usage.see(0, part)
+                if events := self._begun() + self._items.read(part) + await self._last(part, request):
+                    yield events
 
-    @contextlib.contextmanager
-    def _in_session(self) -> Iterator[GenerateRequest]:
+    @contextlib.asynccontextmanager
+    async def _in_session(self) -> AsyncIterator[GenerateRequest]:
         """The request to the engine, with its session where the answer is to be stored. Answers that go on from each
         other share a session, which has what the engine computed of them. The engine answers a session's requests one
         after the other, so of several that go on from the same answer only one has its session: the first, and if that
@@ -188,13 +198,13 @@ class _Answer:
             yield self._request
             return
         before, store = self._before, self._gateway.responses
-        if before is None or not store.go_on(before):
+        if before is None or not await store.go_on(before):
             yield replace(self._request, session_id=f"response-{uuid.uuid4().hex}")
             return
         try:
             yield replace(self._request, session_id=before.session_id)
         finally:
-            store.went_on(before, stored=self._stored)
+            await store.went_on(before, stored=self._stored)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}
@@ -213,14 +223,14 @@ class _Answer:
             "response.in_progress", response=response
         )
 
-    def _last(self, part: GenerateResponse, request: GenerateRequest) -> bytes:
+    async def _last(self, part: GenerateResponse, request: GenerateRequest) -> bytes:
         """A stream's last events; nothing where `part` is not the last one."""
         if not part.finish_reason:
             return b""
-        events, response = self._ended(part, request)
+        events, response = await self._ended(part, request)
         return events + self._event(f"response.{response['status']}", response=response)
 
-    def _ended(self, last: GenerateResponse, request: GenerateRequest) -> tuple[bytes, dict[str, Any]]:
+    async def _ended(self, last: GenerateResponse, request: GenerateRequest) -> tuple[bytes, dict[str, Any]]:
         """The last item's last events, and the answer. Stores it where the request asks for that."""
         status = "incomplete" if last.finish_reason == "length" else "completed"
         events = self._items.end(status)
@@ -231,7 +241,8 @@ class _Answer:
         if self._body.store:
             assert request.session_id is not None
             messages = [*self._conversation, *self._items.messages()]
-            self._stored = self._gateway.responses.add(Stored(response, messages, request.session_id, _owner()))
+            entry = Stored(response, messages, request.session_id, _owner())
+            self._stored = await self._gateway.responses.add(entry)
             response["store"] = self._stored
         return events, response
 

@@ -21,13 +21,10 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", summary="Whether requests can be served", responses={503: {"description": "why not"}})
 async def ready(gateway: GatewayState) -> Response:
-    """200 when Triton (of several, one at least) answers, a model of those that are served is ready there, and the
-    gateway's processes have started and do not end, else 503 with the reason. Where several models are served, `models`
-    says which are ready."""
+    """200 if a Triton server answers, has a model ready, and the gateway does not shut down; else
+    503 with the reason. With several models, `models` says which are ready."""
     if gateway.drain.begun:
         return JSONResponse({"status": "not ready", "reason": "the gateway is shutting down"}, 503)
-    if gateway.worker and not gateway.worker.all_started:
-        return JSONResponse({"status": "not ready", "reason": "the gateway's workers are being started"}, 503)
     reasons = await asyncio.gather(*(engine.pool.why_not_ready() for engine in gateway.engines.values()))
     states = dict(zip(gateway.engines, ("not ready" if reason else "ready" for reason in reasons), strict=True))
     more = {"models": states} if len(states) > 1 else {}

@@ -14,7 +14,7 @@ struct EngineConfig {
   // longest sequence in tokens; 0: what the model was trained for; >= 0
   int session_len = 0;
   // maximum number of sequences decoded together; 0: by the device: 64 on a CPU, 64 to 512 on a GPU by its SMs and
-  // memory; >= 0; runtime/step_sizes.h has the rule
+  // memory; >= 0; runtime/memory_plan.h has the rule
   int max_batch_size = 0;
   // KV block memory: share of the memory that is free once the weights are loaded, or a number of blocks;
   // a share in (0, 1) or a whole number >= 1
@@ -58,7 +58,7 @@ struct EngineConfig {
   // threads of the CPU device; 0: the number of CPUs; >= 0
   int threads = 0;
   // maximum number of tokens computed in one step; 0: by the device: 512 on a CPU, 512 to 8192 on a GPU by its SMs and
-  // memory; >= 0; runtime/step_sizes.h has the rule
+  // memory; >= 0; runtime/memory_plan.h has the rule
   int token_budget = 0;
   // target in milliseconds for a step that computes prompts while other requests decode: it gets as many prompt tokens
   // as fit, up to token_budget; -1: 3 times what such a step takes without prompts, or 3 times stream_interval_ms where
@@ -74,9 +74,6 @@ struct EngineConfig {
   double request_timeout_s = 0.0;
   // seconds that running requests have to end when the service is asked to shut down; >= 0
   double drain_timeout_s = 30.0;
-  // Triton: the server's process ends with exit code 75 once the device has failed, so that its supervisor starts a new
-  // one; False: it stays, with a model that is not ready
-  bool exit_on_device_failure = true;
   // longest schema, expression or grammar of a request with structured output, in bytes; >= 1
   int guide_max_bytes = 65536;
   // a request whose grammar is not compiled after this time, in seconds, is rejected; > 0

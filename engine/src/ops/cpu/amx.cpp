@@ -36,7 +36,7 @@ bool processor_has_amx(unsigned kind) {
 
 // Linux provides the 8 KiB of tile registers only to processes that request them. All threads inherit the permission,
 // including threads that already run.
-bool ask_for_tiles() {
+bool request_tiles() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   return syscall(SYS_arch_prctl, kRequestPermission, kTileDataState) == 0;
 }
@@ -54,7 +54,7 @@ std::uint16_t random_eighths(std::uint32_t& state) {
 bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   // All processors with AMX also have VBMI, which the AMX kernels use. An emulator may not have it.
-  static const bool has = processor_has_amx(kAmxBf16) && __builtin_cpu_supports("avx512vbmi") && ask_for_tiles();
+  static const bool has = processor_has_amx(kAmxBf16) && __builtin_cpu_supports("avx512vbmi") && request_tiles();
   return has;
 #else
   return false;

@@ -124,7 +124,7 @@ void CpuOps::copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t,
     require(from >= 0 && from < cache.num_blocks() && to >= 0 && to < cache.num_blocks(), "copy_blocks",
             cat("cannot copy block ", from, " to ", to, ": the cache has ", cache.num_blocks(), " blocks"));
   }
-  const auto bytes = kv_block_layer_bytes(kv.layout());
+  const auto bytes = kv.layout().layer_bytes();
   pool_.parallel_for(kv.layout().num_layers, 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto layer = begin; layer < end; ++layer) {
       auto* const blocks = kv.head(static_cast<int>(layer), 0);

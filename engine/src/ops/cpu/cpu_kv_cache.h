@@ -11,26 +11,13 @@
 
 #include "base/huge_memory.h"
 #include "ops/device.h"
-#include "ops/kv_quant.h"
 
 namespace charonia::ops::cpu {
-
-// Bytes of k and v of one head of a block.
-inline std::size_t kv_head_bytes(const KvLayout& layout) {
-  if (layout.quant_bits != 0) return kv_quant_head_bytes(layout.head_dim, layout.block_len, layout.quant_bits);
-  return std::size_t{2} * static_cast<std::size_t>(layout.head_dim) * static_cast<std::size_t>(layout.block_len) *
-         size_of(layout.dtype);
-}
-// Bytes of one block in one layer.
-inline std::size_t kv_block_layer_bytes(const KvLayout& layout) {
-  return kv_head_bytes(layout) * static_cast<std::size_t>(layout.kv_heads);
-}
 
 class CpuKvCache : public KvCache {
  public:
   CpuKvCache(const KvLayout& layout, int num_blocks)
-      : memory_(kv_block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers) *
-                static_cast<std::size_t>(num_blocks)) {
+      : memory_(layout.block_bytes() * static_cast<std::size_t>(num_blocks)) {
     layout_ = layout;
     num_blocks_ = num_blocks;
   }
@@ -38,12 +25,12 @@ class CpuKvCache : public KvCache {
   // KV head `head` of block 0 in `layer`; block b is b * block_bytes() further.
   std::byte* head(int layer, int head) const {
     return memory_.data() +
-           kv_block_layer_bytes(layout_) * static_cast<std::size_t>(layer) * static_cast<std::size_t>(num_blocks_) +
-           kv_head_bytes(layout_) * static_cast<std::size_t>(head);
+           layout_.layer_bytes() * static_cast<std::size_t>(layer) * static_cast<std::size_t>(num_blocks_) +
+           layout_.head_bytes() * static_cast<std::size_t>(head);
   }
   std::size_t resident_bytes() const { return memory_.resident_bytes(); }
 
-  std::int64_t block_bytes() const { return static_cast<std::int64_t>(kv_block_layer_bytes(layout_)); }
+  std::int64_t block_bytes() const { return static_cast<std::int64_t>(layout_.layer_bytes()); }
 
  private:
   HugeMemory memory_;

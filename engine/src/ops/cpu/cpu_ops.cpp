@@ -104,10 +104,6 @@ std::unique_ptr<Embedding> CpuOps::make_embedding(const HostMatrix& table, DType
   return std::make_unique<CpuEmbedding>(table, weight, pool_, weights_);
 }
 
-std::size_t CpuOps::kv_block_bytes(const KvLayout& layout) const {
-  return kv_block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers);
-}
-
 std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_blocks, int committed) {
   if (layout.num_layers < 1 || layout.kv_heads < 1 || layout.head_dim < 2 || layout.head_dim % 2 != 0 ||
       layout.block_len < 1 || num_blocks < 1) {
@@ -132,7 +128,7 @@ void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
     throw Error(ErrorCode::internal,
                 cat("ops::commit_blocks: ", num_blocks, " blocks, but the cache has ", cache.num_blocks()));
   }
-  const auto wanted = kv_block_bytes(cache.layout()) * static_cast<std::size_t>(num_blocks);
+  const auto wanted = cache.layout().block_bytes() * static_cast<std::size_t>(num_blocks);
   const auto resident = static_cast<const CpuKvCache&>(cache).resident_bytes();
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
@@ -323,10 +319,6 @@ void CpuOps::all_gather(const Tensor& out, const Tensor& in) {
 
 void CpuOps::abort_collectives(std::string_view why) noexcept {
   if (group_) group_->abort(rank_, why);
-}
-
-void CpuOps::resume_collectives() {
-  if (group_) group_->resume();
 }
 
 }  // namespace cpu

@@ -54,7 +54,6 @@ class CpuOps : public Ops {
   std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                       DType weight) override;
   std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
-  std::size_t kv_block_bytes(const KvLayout& layout) const override;
   std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) override;
   void commit_blocks(KvCache& cache, int num_blocks) override;
   std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) override;
@@ -88,7 +87,6 @@ class CpuOps : public Ops {
   void all_reduce(const Tensor& tensor) override;
   void all_gather(const Tensor& out, const Tensor& in) override;
   void abort_collectives(std::string_view why) noexcept override;
-  void resume_collectives() override;
 
  private:
   // Calls fn(row) for every row; inline if rows * elements is small.

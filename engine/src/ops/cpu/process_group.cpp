@@ -55,12 +55,6 @@ void ProcessGroup::abort(int rank, std::string_view why) noexcept {
   phase_.notify_all();
 }
 
-void ProcessGroup::resume() {
-  const std::lock_guard lock(mutex_);
-  arrived_ = 0;
-  aborted_ = false;
-}
-
 void ProcessGroup::throw_aborted() {
   const std::lock_guard lock(mutex_);
   throw Error(ErrorCode::internal, why_);

@@ -31,11 +31,9 @@ class ProcessGroup {
   // Waits until all ranks have arrived: spins for some microseconds, then sleeps.
   void barrier();
 
-  // Reports that a rank will not arrive any more. Ranks that wait, or arrive before resume(), get Error(internal) with
-  // the rank and `why` of the first call. Any thread may call it.
+  // This rank will not join any more. All ranks that wait, or join later, get Error(internal) with the rank and `why`
+  // of the first call. Any thread may call it.
   void abort(int rank, std::string_view why) noexcept;
-  // Resets the group. No rank may be inside a call.
-  void resume();
 
  private:
   enum class Call : std::uint8_t { all_reduce, all_gather };

@@ -51,9 +51,7 @@ CudaOps::~CudaOps() {
   }
 }
 
-ops::Precision CudaOps::precision(DType weight) const {
-  return {.weight = weight, .residual = DType::f32, .gemm_out = weight, .activation = weight, .kv = weight};
-}
+ops::Precision CudaOps::precision(DType weight) const { return ops::cuda_precision(weight); }
 
 std::size_t CudaOps::free_memory() const {
   const OnDevice on(device_.index);
@@ -102,10 +100,6 @@ std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& t
   const OnDevice on(device_.index);
   if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
   return std::make_unique<CudaEmbedding>(table, weight, *weights_upload_);
-}
-
-std::size_t CudaOps::kv_block_bytes(const ops::KvLayout& layout) const {
-  return CudaKvCache::block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers);
 }
 
 std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed) {
@@ -342,10 +336,6 @@ int CudaOps::ranks() const { return group_ ? group_->ranks() : 1; }
 
 void CudaOps::abort_collectives(std::string_view why) noexcept {
   if (group_) group_->abort(rank_, why);
-}
-
-void CudaOps::resume_collectives() {
-  if (group_) group_->resume();
 }
 
 const DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {

@@ -53,7 +53,6 @@ class CudaOps final : public ops::Ops {
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override;
-  std::size_t kv_block_bytes(const ops::KvLayout& layout) const override;
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed = -1) override;
   void commit_blocks(ops::KvCache& cache, int num_blocks) override;
   std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override;
@@ -96,7 +95,6 @@ class CudaOps final : public ops::Ops {
   void all_reduce(const ops::Tensor& tensor) override;
   void all_gather(const ops::Tensor& out, const ops::Tensor& in) override;
   void abort_collectives(std::string_view why) noexcept override;
-  void resume_collectives() override;
 
   // For tests: number of replayed steps.
   std::int64_t replayed_steps() const { return replayed_steps_; }

@@ -172,37 +172,23 @@ void CudaOps::run_step(const Issue& issue) {
   auto& slot = slots_[slot_];
   set_step(slot.text);
   begun_.open = false;
-  // The number of samples that the next step may refer to, also if this step fails.
-  sampled_before_ = sampler_ ? begun_.logits_rows : 0;
-  try {
-    if (group_) group_->check();
-    if (begun_.captured != nullptr) {
-      begun_.captured->graph.launch(stream_, "replay of a step");
-      ++replayed_steps_;
-      begun_.sampled = begun_.logits_rows > 0;
-      if (begun_.sampled_after) sample_rows(begun_.captured->logits);
-    } else {
-      issue({begun_.capacity.rows, begun_.capacity.logits_rows});
-    }
-    if (begun_.sampled) {
-      slot.samples = begun_.logits_rows;
-      const auto bytes = sampler_->result_bytes(begun_.packed);
-      stream_.download(slot.results.data(), sampler_->results(), bytes, "download of a step");
-      download_logits(slot, begun_.captured != nullptr ? begun_.captured->logits : begun_.logits);
-    }
-    slot.done.record(stream_);
-  } catch (const std::exception& error) {
-    // The slot may be reused immediately, but issued operations may still read it.
-    try {
-      stream_.wait("the end of a step that failed");
-    } catch (const Error& after) {
-      // The first error has more detail, but as an error of a library it may not report that the device has failed.
-      if (is_device_failure(after) && !is_device_failure(error)) {
-        throw Error(after.code(), cat(error.what(), "; ", after.what()));
-      }
-    }
-    throw;
+  sampled_before_ = sampler_ ? begun_.logits_rows : 0;  // what the next step may refer to
+  if (group_) group_->check();
+  if (begun_.captured != nullptr) {
+    begun_.captured->graph.launch(stream_, "replay of a step");
+    ++replayed_steps_;
+    begun_.sampled = begun_.logits_rows > 0;
+    if (begun_.sampled_after) sample_rows(begun_.captured->logits);
+  } else {
+    issue({begun_.capacity.rows, begun_.capacity.logits_rows});
   }
+  if (begun_.sampled) {
+    slot.samples = begun_.logits_rows;
+    const auto bytes = sampler_->result_bytes(begun_.packed);
+    stream_.download(slot.results.data(), sampler_->results(), bytes, "download of a step");
+    download_logits(slot, begun_.captured != nullptr ? begun_.captured->logits : begun_.logits);
+  }
+  slot.done.record(stream_);
   in_flight_.push_back(slot_);
   slot_ = (slot_ + 1) % slots_.size();
 }

@@ -173,15 +173,6 @@ CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixU
   upload.finish();
 }
 
-std::size_t CudaKvCache::block_layer_bytes(const ops::KvLayout& layout) {
-  if (layout.quant_bits != 0 && !ops::is_kv_quant_bits(layout.quant_bits)) {
-    throw Error(ErrorCode::invalid_argument,
-                cat("a KV cache of ", layout.quant_bits, " bits: quant_policy must be 0, 4 or 8"));
-  }
-  const CacheLayer one{nullptr, layout.dtype, layout.kv_heads, layout.head_dim, layout.block_len, layout.quant_bits};
-  return static_cast<std::size_t>(one.block_bytes());
-}
-
 CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int committed) {
   if (layout.num_layers < 1 || layout.kv_heads < 1 || layout.head_dim < 2 || layout.head_dim % 2 != 0 ||
       layout.block_len < 1 || num_blocks < 1) {
@@ -190,7 +181,11 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int commit
         cat("a KV cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
             layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
   }
-  const auto block = block_layer_bytes(layout);
+  if (layout.quant_bits != 0 && !ops::is_kv_quant_bits(layout.quant_bits)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("a KV cache of ", layout.quant_bits, " bits: quant_policy must be 0, 4 or 8"));
+  }
+  const auto block = layout.layer_bytes();
   if (block > std::size_t{std::numeric_limits<int>::max()}) {
     throw Error(ErrorCode::unsupported,
                 cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
@@ -206,7 +201,7 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int commit
 }
 
 void CudaKvCache::commit(int num_blocks) {
-  memory_.commit(block_layer_bytes(layout_) * static_cast<std::size_t>(num_blocks));
+  memory_.commit(layout_.layer_bytes() * static_cast<std::size_t>(num_blocks));
 }
 
 std::size_t CudaKvCache::layer_bytes() const { return memory_.distance(); }

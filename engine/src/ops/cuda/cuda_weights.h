@@ -115,8 +115,7 @@ class CudaKvCache : public ops::KvCache {
   CudaKvCache(const ops::KvLayout& layout, int num_blocks, int committed);
   void commit(int num_blocks);
   CacheLayer layer(int index) const;
-  std::size_t layer_bytes() const;                                    // distance between layers
-  static std::size_t block_layer_bytes(const ops::KvLayout& layout);  // of one block in one layer
+  std::size_t layer_bytes() const;  // distance between layers
 
  private:
   GrowingMemory memory_;

@@ -22,6 +22,10 @@ struct CudaDevice {
 // driver, no device, too old, or a build without CUDA.
 std::vector<CudaDevice> cuda_devices(std::string& why);
 
+inline Precision cuda_precision(DType weight) {
+  return {.weight = weight, .residual = DType::f32, .gemm_out = weight, .activation = weight, .kv = weight};
+}
+
 struct CudaOptions {
   int device = 0;             // index among the devices that the process sees
   bool reproducible = false;  // one instruction path and one order of sums for any batch

@@ -65,7 +65,6 @@ class NullOps : public Ops {
   // The same sizes as on the CPU.
   Precision precision(DType weight) const override { return sizes_->precision(weight); }
   std::size_t free_memory() const override { return sizes_->free_memory() / static_cast<std::size_t>(ranks_); }
-  std::size_t kv_block_bytes(const KvLayout& layout) const override { return sizes_->kv_block_bytes(layout); }
   std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const override {
     return sizes_->experts_scratch_bytes(shape, rows);
   }
@@ -139,7 +138,6 @@ class NullOps : public Ops {
   void all_reduce(const Tensor&) override {}
   void all_gather(const Tensor&, const Tensor&) override {}
   void abort_collectives(std::string_view) noexcept override {}
-  void resume_collectives() override {}
 
  private:
   struct Step {

@@ -42,12 +42,6 @@ void LocalCollectives::abort(int rank, std::string_view why) noexcept {
   all_came_.notify_all();
 }
 
-void LocalCollectives::resume() {
-  const std::lock_guard lock(mutex_);
-  aborted_ = false;
-  came_ = 0;
-}
-
 void LocalCollectives::check() {
   const std::lock_guard lock(mutex_);
   throw_aborted();

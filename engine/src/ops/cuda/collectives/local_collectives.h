@@ -25,7 +25,6 @@ class LocalCollectives final : public ops::NcclGroup {
   void all_reduce(Stream& stream, int rank, void* data, DType type, std::int64_t count) override;
   void all_gather(Stream& stream, int rank, void* out, const void* in, std::size_t bytes) override;
   void abort(int rank, std::string_view why) noexcept override;
-  void resume() override;
   void check() override;
 
  private:

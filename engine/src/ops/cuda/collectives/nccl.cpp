@@ -124,11 +124,10 @@ class LibraryGroup final : public NcclGroup {
     }
     for (const auto comm : comms_) (void)nccl_.comm_abort(comm);
   }
-  void resume() override { check(); }
   void check() override {
     if (!aborted_) return;
     const std::lock_guard lock(mutex_);
-    throw Error(ErrorCode::device_failed, cat("the collectives between GPUs were aborted: ", why_));
+    throw Error(ErrorCode::internal, cat("the collectives between GPUs were aborted: ", why_));
   }
 
  private:

@@ -25,11 +25,9 @@ class NcclGroup {
   // out [ranks][bytes] = all ranks' in [bytes].
   virtual void all_gather(cuda::Stream& stream, int rank, void* out, const void* in, std::size_t bytes) = 0;
 
-  // Like Ops::abort_collectives() and resume_collectives(). NCCL collectives cannot be resumed: resume() throws
-  // Error(device_failed).
+  // As Ops::abort_collectives.
   virtual void abort(int rank, std::string_view why) noexcept = 0;
-  virtual void resume() = 0;
-  // Throws Error if a collective was aborted and not resumed: internal, or device_failed if it cannot be resumed.
+  // Throws Error(internal) after abort().
   virtual void check() = 0;
 };
 

@@ -41,34 +41,6 @@ std::string what_failed(std::string_view operation, cudaError_t result) {
   return text;
 }
 
-// Returns device_failed for errors after which the process must end to use CUDA again: those that driver_types.h
-// documents so, and errors of memory and links that lose contents. CUresult has the same numbers.
-ErrorCode code_of(int result) {
-  constexpr int kContained = 226, kTensorMemoryLeak = 721;  // not named in older CUDA versions
-  switch (result) {
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case kContained:
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case kTensorMemoryLeak:
-    case cudaErrorMpsClientTerminated:
-    case cudaErrorExternalDevice:
-    case cudaErrorContextIsDestroyed:
-    case cudaErrorUnknown:  // the error of a GPU that is lost from the bus
-      return ErrorCode::device_failed;
-    default:
-      return ErrorCode::internal;
-  }
-}
-
 int attribute(int device, cudaDeviceAttr which) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, which, device), "device attribute");
@@ -141,7 +113,7 @@ struct AddressCalls {
     if (result == CUDA_SUCCESS) return;
     const char* text = nullptr;
     if (error_string(result, &text) != CUDA_SUCCESS || text == nullptr) text = "unknown error";
-    throw Error(code_of(result), cat(operation, ": ", text, " (CUresult ", static_cast<int>(result), ")"));
+    throw Error(ErrorCode::internal, cat(operation, ": ", text, " (CUresult ", static_cast<int>(result), ")"));
   }
 
  private:
@@ -176,7 +148,7 @@ CUmemAllocationProp memory_of(int device) {
 void check(cudaError_t result, std::string_view operation) {
   if (result == cudaSuccess) return;
   (void)cudaGetLastError();  // clears a recoverable error, so that the next call does not report it
-  throw Error(code_of(result), what_failed(operation, result));
+  throw Error(ErrorCode::internal, what_failed(operation, result));
 }
 
 int device_count(std::string& why) {

@@ -1,9 +1,9 @@
 // RAII classes for streams, events, memory, graphs and kernel launches of a CUDA device. Two implementations:
 // runtime.cu with the CUDA runtime, and runtime_host.cpp, the emulated device (host_grid.h), for tests without a GPU.
 //
-// Errors are charonia::Error(internal) with the operation, CUDA's text, and the step (set_step). Errors after which
-// CUDA rejects every further call of the process are device_failed. An error of a kernel appears only at a later call.
-// With CHARONIA_CUDA_SYNC=1 every launch is waited for, so the message names the kernel that failed.
+// Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step). An error of
+// a kernel shows only at a later call. With CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names
+// the kernel that failed.
 #pragma once
 
 #include <cstddef>

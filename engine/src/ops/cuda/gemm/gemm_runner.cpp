@@ -353,11 +353,11 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
           cuda::gemm(stream, device, timed, tactic.own, own_workspace.data());
         }
       });
-    } catch (const Error& error) {
+    } catch (const Error&) {
       // A library algorithm that fails here is not chosen. The same applies to a cluster that does not fit on this
       // device.
       const bool optional = tactic.blas || tactic.own.sums == GemmTactic::Sums::cluster;
-      if (!optional || is_device_failure(error)) throw;
+      if (!optional) throw;
       rejected = true;
     }
     seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();

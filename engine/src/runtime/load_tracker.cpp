@@ -1,4 +1,4 @@
-#include "runtime/admission.h"
+#include "runtime/load_tracker.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@ void average(double& mean, double value) {
 
 }  // namespace
 
-std::optional<Admission::Rejected> Admission::admit(int waiting, std::int64_t prompt_tokens, int sequences,
+std::optional<LoadTracker::Rejected> LoadTracker::admit(int waiting, std::int64_t prompt_tokens, int sequences,
                                                     std::int64_t max_tokens, Work& work) {
   const std::lock_guard lock(mutex_);
   if (waiting >= max_queue_size_) {
@@ -39,27 +39,27 @@ std::optional<Admission::Rejected> Admission::admit(int waiting, std::int64_t pr
   return std::nullopt;
 }
 
-void Admission::begun(Work& work) {
+void LoadTracker::begun(Work& work) {
   const std::lock_guard lock(mutex_);
   total_.waiting_tokens -= work.waiting_tokens;
   work.waiting_tokens = 0;
 }
 
-void Admission::computed(Work& work, std::int64_t prompt_tokens) {
+void LoadTracker::computed(Work& work, std::int64_t prompt_tokens) {
   const std::lock_guard lock(mutex_);
   const auto known = std::min(work.prompt_tokens, prompt_tokens);
   total_.prompt_tokens -= known;
   work.prompt_tokens -= known;
 }
 
-void Admission::sampled(Work& work) {
+void LoadTracker::sampled(Work& work) {
   if (work.output_tokens == 0) return;
   const std::lock_guard lock(mutex_);
   --total_.output_tokens;
   --work.output_tokens;
 }
 
-void Admission::ended(Work& work, std::int64_t output_tokens) {
+void LoadTracker::ended(Work& work, std::int64_t output_tokens) {
   const std::lock_guard lock(mutex_);
   total_.waiting_tokens -= work.waiting_tokens;
   total_.prompt_tokens -= work.prompt_tokens;
@@ -68,18 +68,18 @@ void Admission::ended(Work& work, std::int64_t output_tokens) {
   if (output_tokens > 0) average(output_tokens_, static_cast<double>(output_tokens));
 }
 
-void Admission::step(std::int64_t prompt_tokens, std::int64_t decodes, double seconds) {
+void LoadTracker::step(std::int64_t prompt_tokens, std::int64_t decodes, double seconds) {
   if (seconds <= 0) return;
   const std::lock_guard lock(mutex_);
   average(prompt_tokens > 0 ? prefill_per_s_ : decode_per_s_, static_cast<double>(prompt_tokens + decodes) / seconds);
 }
 
-int Admission::retry_after_s() const {
+int LoadTracker::retry_after_s() const {
   const std::lock_guard lock(mutex_);
   return retry_after_locked();
 }
 
-int Admission::retry_after_locked() const {
+int LoadTracker::retry_after_locked() const {
   double seconds = 0;
   if (prefill_per_s_ > 0) seconds += static_cast<double>(total_.prompt_tokens) / prefill_per_s_;
   if (decode_per_s_ > 0) seconds += static_cast<double>(total_.output_tokens) / decode_per_s_;

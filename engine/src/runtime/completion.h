@@ -1,4 +1,4 @@
-// One sequence of a request: what the engine thread knows of it beside its tokens and blocks, which the scheduler owns.
+// One completion of a request, with the state that the engine thread keeps. The scheduler has its tokens and blocks.
 #pragma once
 
 #include <chrono>
@@ -18,41 +18,41 @@
 namespace charonia::runtime {
 
 using Clock = std::chrono::steady_clock;
-struct Group;
+struct RequestState;
 
-class Sequence {
+class Completion {
  public:
-  // Number `index` of a group that has begun. id: the scheduler's. max_tokens: resolved against session_len.
-  Sequence(Group& group, int index, std::uint64_t id, const text::TokenTable& table, int max_tokens);
+  // Number `index` of a request that has begun. id: in the scheduler. max_tokens: resolved against session_len.
+  Completion(RequestState& state, int index, std::uint64_t id, const text::TokenTable& table, int max_tokens);
 
-  // What to sample the next token with. `tokens` are prompt and output so far, the last one perhaps a placeholder (see
-  // schedule/scheduler.h). Spans stay valid until the next call, and as long as those tokens do.
+  // How to sample the next token. `tokens` are prompt and output so far; the last one may be a placeholder (see
+  // schedule/scheduler.h). The spans are valid until the next call, and as long as `tokens` are.
   ops::SampleRow sample_row(std::span<const TokenId> tokens);
 
-  // Whether sample_row() must see the last token itself, so that it cannot be called before that is known.
+  // Whether sample_row() needs the last token, so that it cannot be called with a placeholder.
   bool needs_last_token() const;
 
-  // Takes a sampled token. Returns why the sequence ends with it, or none.
+  // Adds a sampled token. Returns the finish reason if the completion ends with it, else none.
   FinishReason accept(const ops::Sampled& sampled, Clock::time_point now);
 
-  // The response that is due now, if any: the first token at once, then at most one per interval.
+  // The response that is due now, if any: the first token immediately, then at most one per interval.
   std::optional<Result> due(Clock::time_point now, std::chrono::nanoseconds interval);
   // The last response. error, code: with FinishReason::error.
   Result last(FinishReason reason, Clock::time_point now, std::string error = {}, ErrorCode code = ErrorCode::internal);
 
   int num_input() const;
-  // Whether the sampled tokens' log probabilities are needed, though they may not be sent.
+  // Whether log probabilities of the sampled tokens are needed, even if they are not sent.
   bool scores() const;
 
-  Group& group;
+  RequestState& state;
   const int index;
   const std::uint64_t id;
   const int max_tokens;
   std::optional<Clock::time_point> first_scheduled, first_token, last_token;
   int num_output = 0;
   int num_cached = 0;
-  std::optional<PromptLogprobs> prompt_logprobs;  // of sequence 0, where they were asked for
-  std::shared_ptr<SequenceMask> mask;             // null: every token may follow
+  std::optional<PromptLogprobs> prompt_logprobs;  // of completion 0, if they were requested
+  std::shared_ptr<SequenceMask> mask;             // null: all tokens are allowed
 
  private:
   struct TokenInfo {
@@ -64,7 +64,7 @@ class Sequence {
 
   const std::uint64_t seed_;
   text::TextStream text_;
-  std::vector<TokenInfo> unsent_;  // sampled, not in a result yet
+  std::vector<TokenInfo> unsent_;  // sampled tokens that are not in a result yet
   double cumulative_logprob_ = 0;
   std::vector<TokenId> banned_;
   std::optional<Clock::time_point> last_sent_;

@@ -1,9 +1,9 @@
-#include "runtime/sequence.h"
+#include "runtime/completion.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "runtime/group.h"
+#include "runtime/request_state.h"
 
 namespace charonia::runtime {
 namespace {
@@ -12,29 +12,29 @@ double milliseconds(Clock::duration duration) { return std::chrono::duration<dou
 
 }  // namespace
 
-Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const text::TokenTable& table,
+Completion::Completion(RequestState& state_in, int index_in, std::uint64_t id_in, const text::TokenTable& table,
                    int max_tokens_in)
-    : group(group_in),
+    : state(state_in),
       index(index_in),
       id(id_in),
       max_tokens(max_tokens_in),
-      seed_(group.seed + static_cast<std::uint64_t>(index)),
-      text_(table, group.stop_words, group.request.strip_leading_space, group.stop_until) {}
+      seed_(state.seed + static_cast<std::uint64_t>(index)),
+      text_(table, state.stop_words, state.request.strip_leading_space, state.stop_until) {}
 
-bool Sequence::scores() const {
-  const auto& sampling = group.request.sampling;
+bool Completion::scores() const {
+  const auto& sampling = state.request.sampling;
   return sampling.logprobs >= 0 || sampling.best_of > 0;
 }
 
-int Sequence::num_input() const { return static_cast<int>(group.request.input_ids.size()); }
+int Completion::num_input() const { return static_cast<int>(state.request.input_ids.size()); }
 
-ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
-  const auto& sampling = group.request.sampling;
-  const auto prompt_size = group.request.input_ids.size();
+ops::SampleRow Completion::sample_row(std::span<const TokenId> tokens) {
+  const auto& sampling = state.request.sampling;
+  const auto prompt_size = state.request.input_ids.size();
   const TokenId pending = tokens.back() < 0 ? -1 - tokens.back() : -1;
   const auto known = tokens.first(tokens.size() - (pending >= 0 ? 1 : 0));
   const bool at_first = std::ssize(tokens) - num_input() < sampling.min_tokens && !sampling.ignore_eos;
-  const auto& always = at_first ? group.banned_at_first : group.banned;
+  const auto& always = at_first ? state.banned_at_first : state.banned;
   banned_.clear();
   for (const auto& word : sampling.bad_words) {
     const auto head = word.size() - 1;  // a word may begin in the prompt
@@ -62,12 +62,12 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
   return row;
 }
 
-bool Sequence::needs_last_token() const {
-  return !group.request.sampling.bad_words.empty();
+bool Completion::needs_last_token() const {
+  return !state.request.sampling.bad_words.empty();
 }
 
-FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now) {
-  const auto& sampling = group.request.sampling;
+FinishReason Completion::accept(const ops::Sampled& sampled, Clock::time_point now) {
+  const auto& sampling = state.request.sampling;
   ++num_output;
   if (scores()) cumulative_logprob_ += sampled.logprob;
   if (!first_token) first_token = now;
@@ -76,7 +76,7 @@ FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now
   for (const auto& [id, logprob] : sampled.top) info.top.push_back({id, logprob});
   unsent_.push_back(std::move(info));
 
-  const bool ends = !sampling.ignore_eos && std::ranges::binary_search(group.end_ids, sampled.token);
+  const bool ends = !sampling.ignore_eos && std::ranges::binary_search(state.end_ids, sampled.token);
   if (ends) {
     text_.push_silent(sampled.token);
     return FinishReason::stop;
@@ -86,8 +86,8 @@ FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now
   return text_.holds_stop() ? FinishReason::stop : FinishReason::length;
 }
 
-std::optional<Result> Sequence::due(Clock::time_point now, std::chrono::nanoseconds interval) {
-  if (!group.request.stream || (last_sent_ && now - *last_sent_ < interval)) return std::nullopt;
+std::optional<Result> Completion::due(Clock::time_point now, std::chrono::nanoseconds interval) {
+  if (!state.request.stream || (last_sent_ && now - *last_sent_ < interval)) return std::nullopt;
   const auto chunk = text_.take();
   if (chunk.num_tokens == 0) return std::nullopt;
   last_sent_ = now;
@@ -96,7 +96,7 @@ std::optional<Result> Sequence::due(Clock::time_point now, std::chrono::nanoseco
   return result;
 }
 
-Result Sequence::last(FinishReason reason, Clock::time_point now, std::string error, ErrorCode code) {
+Result Completion::last(FinishReason reason, Clock::time_point now, std::string error, ErrorCode code) {
   Result result;
   fill(result, text_.finish(), now);
   result.finish_reason = reason;
@@ -105,8 +105,8 @@ Result Sequence::last(FinishReason reason, Clock::time_point now, std::string er
   return result;
 }
 
-void Sequence::fill(Result& result, const text::TextChunk& chunk, Clock::time_point now) {
-  const int wanted = group.request.sampling.logprobs;
+void Completion::fill(Result& result, const text::TextChunk& chunk, Clock::time_point now) {
+  const int wanted = state.request.sampling.logprobs;
   const auto end = unsent_.begin() + chunk.num_tokens;
   for (auto info = unsent_.begin(); info != end; ++info) {
     result.token_ids.push_back(info->id);
@@ -123,13 +123,13 @@ void Sequence::fill(Result& result, const text::TextChunk& chunk, Clock::time_po
   }
   result.index = index;
   result.cumulative_logprob = cumulative_logprob_;
-  result.num_session_tokens = group.num_session_tokens;
+  result.num_session_tokens = state.num_session_tokens;
   result.num_input_tokens = num_input();
   result.num_output_tokens = num_output;
   result.num_cached_tokens = num_cached;
-  result.timings.queue_ms = milliseconds(first_scheduled.value_or(now) - group.submitted);
-  result.timings.first_token_ms = first_token ? milliseconds(*first_token - group.submitted) : 0;
-  result.timings.total_ms = milliseconds(now - group.submitted);
+  result.timings.queue_ms = milliseconds(first_scheduled.value_or(now) - state.submitted);
+  result.timings.first_token_ms = first_token ? milliseconds(*first_token - state.submitted) : 0;
+  result.timings.total_ms = milliseconds(now - state.submitted);
 }
 
 }  // namespace charonia::runtime

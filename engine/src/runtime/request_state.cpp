@@ -1,4 +1,4 @@
-#include "runtime/group.h"
+#include "runtime/request_state.h"
 
 #include <algorithm>
 #include <utility>
@@ -22,7 +22,7 @@ bool better(const Result& a, const Result& b) {
 
 }  // namespace
 
-std::vector<Result> Group::ended(Result result) {
+std::vector<Result> RequestState::ended(Result result) {
   num_output += result.num_output_tokens;
   if (result.index == 0 && reason == FinishReason::none) reason = result.finish_reason;
   if (result.finish_reason == FinishReason::error) reason = FinishReason::error;
@@ -32,7 +32,7 @@ std::vector<Result> Group::ended(Result result) {
     return out;
   }
   held_.push_back(std::move(result));
-  if (std::ssize(held_) < num_sequences()) return out;
+  if (std::ssize(held_) < num_completions()) return out;
   // The prompt's log probabilities came with the first sequence, and go with the best.
   const auto first = std::ranges::find(held_, 0, &Result::index);
   auto prompt_logprobs = std::move(first->prompt_logprobs);

@@ -1,0 +1,309 @@
+#include "runtime/memory_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/text.h"
+#include "charonia/engine.h"
+#include "charonia/error.h"
+#include "model/activations.h"
+#include "model/layers.h"
+#include "model/rope.h"
+#include "model/weights.h"
+#include "ops/cpu/make_cpu_ops.h"
+#include "ops/cuda/experts_workspace.h"
+#include "ops/cuda/gemm/dequantised_parts.h"
+#include "ops/cuda/make_cuda_ops.h"
+#include "runtime/devices.h"
+#include "runtime/settings.h"
+
+namespace charonia::runtime {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::string text(std::size_t bytes) { return bytes_text(static_cast<std::int64_t>(bytes)); }
+
+// How a step size follows from a GPU.
+struct Rule {
+  std::size_t per_sm;
+  std::size_t bytes_each;  // of the free memory
+  std::size_t multiple;    // rounded down to
+  std::size_t min, max;
+};
+constexpr Rule kTokens = {.per_sm = 16, .bytes_each = 8 * kMiB, .multiple = 256, .min = 512, .max = 8192};
+constexpr Rule kSequences = {.per_sm = 2, .bytes_each = 256 * kMiB, .multiple = 64, .min = 64, .max = 512};
+
+int size_by(const Rule& rule, const StepDevice& device) {
+  if (device.device == "cpu") return static_cast<int>(rule.min);
+  const auto wanted = std::min(static_cast<std::size_t>(device.sms) * rule.per_sm, device.free_bytes / rule.bytes_each);
+  return static_cast<int>(std::clamp(wanted / rule.multiple * rule.multiple, rule.min, rule.max));
+}
+
+void require_step_sizes(const EngineConfig& config) {
+  for (const auto& [name, value] :
+       {std::pair{"token_budget", config.token_budget}, std::pair{"max_batch_size", config.max_batch_size}}) {
+    if (value >= 1) continue;
+    throw Error(ErrorCode::internal,
+                cat(name, " = ", value, " was not resolved: runtime::resolve_step_sizes must come before it is used"));
+  }
+}
+
+// Upper bound of the memory of a GPU's steps, in addition to the model's activations.
+std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
+  // cuBLASLt's work space (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and
+  // the graphs of decode steps.
+  constexpr std::size_t kFixed = 192 * kMiB;
+  // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
+  constexpr std::size_t kHistograms = 16384;
+  const auto vocab = static_cast<std::size_t>(model.vocab_size);
+  const auto sampled = static_cast<std::size_t>(limits.max_sequences);
+  const auto collectives = shard.ranks == 1 ? 0
+                                            : static_cast<std::size_t>(limits.max_rows) *
+                                                  static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
+                                                  static_cast<std::size_t>(shard.ranks);
+  return kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+}
+
+// How many blocks the settings ask for.
+struct CacheBlocks {
+  std::int64_t blocks = 0;
+  std::string setting;  // the setting, with its value
+  std::string remedy;   // how to ask for fewer blocks
+};
+
+CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memory) {
+  const int block_len = config.cache_block_seq_len;
+  const auto blocks_of = [block_len](int tokens) { return (std::int64_t{tokens} + block_len - 1) / block_len; };
+  if (config.cache_users > 0) {
+    const bool own = config.cache_user_tokens > 0;
+    const int tokens = own ? config.cache_user_tokens : config.session_len;
+    return {config.cache_users * blocks_of(tokens),
+            cat("cache_users = ", config.cache_users, " with ", tokens, " tokens each (",
+                own ? "cache_user_tokens" : "session_len", ")"),
+            own ? "Lower cache_users or cache_user_tokens"
+                : "Lower cache_users, or set cache_user_tokens below session_len"};
+  }
+  if (!config.cache_size.empty()) {
+    const auto bytes = parse_bytes(config.cache_size);
+    if (!bytes)
+      throw Error(ErrorCode::invalid_argument, cat("cache_size = '", config.cache_size, "' is no memory size"));
+    const auto of_rank = static_cast<std::size_t>(*bytes) / static_cast<std::size_t>(memory.ranks);
+    const auto blocks = static_cast<std::int64_t>(of_rank / memory.block_bytes);
+    return {blocks, cat("cache_size = ", config.cache_size),
+            blocks < 1 ? cat("Raise cache_size, or lower cache_block_seq_len (now ", block_len, ")")
+                       : cat("Lower cache_size (block: ", block_len, " tokens)")};
+  }
+  const double entry = config.cache_max_entry_count;
+  const auto setting = cat("cache_max_entry_count = ", entry);
+  if (entry >= 1) {
+    return {static_cast<std::int64_t>(entry), setting,
+            cat("Lower cache_max_entry_count or cache_block_seq_len (now ", block_len, ")")};
+  }
+  require_step_sizes(config);
+  // A share of the free memory, but not more than max_batch_size sequences of full length can fill.
+  const auto share =
+      std::floor(entry * static_cast<double>(memory.free_bytes) / static_cast<double>(memory.block_bytes));
+  return {std::min(static_cast<std::int64_t>(share), config.max_batch_size * blocks_of(config.session_len)), setting,
+          cat("Lower cache_block_seq_len (now ", block_len, ")")};
+}
+
+}  // namespace
+
+void resolve_step_sizes(EngineConfig& config, const StepDevice& device) {
+  if (config.token_budget == 0) config.token_budget = size_by(kTokens, device);
+  if (config.max_batch_size == 0) config.max_batch_size = size_by(kSequences, device);
+}
+
+ops::StepLimits step_limits(const EngineConfig& config) {
+  require_step_sizes(config);
+  return {.max_rows = config.token_budget,
+          .max_sequences = config.max_batch_size,
+          .max_positions = config.session_len,
+          .block_len = config.cache_block_seq_len,
+          .kv_quant_bits = config.quant_policy};
+}
+
+DeviceRules rules_of(const ops::Device& device) {
+  return {[&device](DType weight) { return device.precision(weight); },
+          [&device](const ops::ExpertsShape& shape, std::int64_t rows) {
+            return device.experts_scratch_bytes(shape, rows);
+          }};
+}
+
+DeviceRules rules_of(std::string_view device) {
+  if (device == "cuda") {
+    return {ops::cuda_precision, [](const ops::ExpertsShape& shape, std::int64_t rows) {
+              return cuda::ExpertsWorkspace(shape, rows).bytes;
+            }};
+  }
+  const std::shared_ptr<ops::Ops> cpu = ops::make_cpu_ops(1);
+  return {[cpu](DType weight) { return cpu->precision(weight); },
+          [cpu](const ops::ExpertsShape& shape, std::int64_t rows) { return cpu->experts_scratch_bytes(shape, rows); }};
+}
+
+RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const ModelConfig& model,
+                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits) {
+  const auto precision = rules.precision(model::data_type(model));
+  auto elements = manifest.elements(shard.rank);
+  // A router that stays fp32 is held in two halves.
+  for (int i = 0; model.router_fp32 && precision.weight != DType::f32 && i < model.num_layer; ++i) {
+    if (!model::has_experts(model, i)) continue;
+    const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));
+    if (router.dtype == DType::f32) elements.matrices += router.rows * router.cols;
+  }
+  auto floats = static_cast<std::size_t>(elements.vectors);
+  if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
+  if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
+  const auto scratch =
+      shard.expert_inter > 0
+          ? rules.experts_scratch_bytes(model::experts_shape(model, shard, precision.weight), limits.max_rows)
+          : 0;
+  RankMemory out;
+  if (device != "null") {  // which keeps no weights
+    out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +
+                  static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
+                  model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
+  }
+  out.activations = model::Activations(model, shard, precision, limits, scratch).bytes;
+  if (device == "cuda") {  // the threads of a CPU take less than a megabyte each
+    out.loaded_steps = elements.quantised_bytes > 0 ? cuda::kDequantisedBytes : 0;
+    out.steps = cuda_step_bytes(model, shard, limits);
+  }
+  const ops::KvLayout layout{.num_layers = model.num_layer,
+                             .kv_heads = shard.kv_heads,
+                             .head_dim = model.size_per_head,
+                             .block_len = limits.block_len,
+                             .dtype = precision.kv,
+                             .quant_bits = limits.kv_quant_bits};
+  out.kv_block = layout.block_bytes();
+  return out;
+}
+
+void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
+                      std::size_t free_bytes) {
+  require_step_sizes(config);
+  if (memory.all_but_cache() + memory.kv_block <= free_bytes) return;
+  throw Error(ErrorCode::resource_exhausted,
+              cat("the model does not fit: its weights take ", text(memory.weights), ", the activations of ",
+                  config.token_budget, " tokens (token_budget) and ", config.max_batch_size,
+                  " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights), ", one KV block ",
+                  text(memory.kv_block), ", and ", text(free_bytes), " are free on the device (", device,
+                  "). Take a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
+                  "max_batch_size, or free memory"));
+}
+
+int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory) {
+  const auto asked = blocks_asked_for(config, memory);
+  const auto most = static_cast<std::int64_t>(memory.free_bytes / memory.block_bytes);
+  if (asked.blocks >= 1 && asked.blocks <= std::min<std::int64_t>(most, std::numeric_limits<int>::max())) {
+    return static_cast<int>(asked.blocks);
+  }
+  if (asked.blocks < 1) {
+    throw Error(ErrorCode::resource_exhausted,
+                cat("the KV cache holds no block: ", asked.setting, " is less than one of ", text(memory.block_bytes),
+                    memory.ranks > 1 ? cat(" on each of ", memory.ranks, " ranks") : "", " (", text(memory.free_bytes),
+                    " are free beside the model). ", asked.remedy, ", or free memory"));
+  }
+  throw Error(ErrorCode::resource_exhausted,
+              cat("the KV cache does not fit: ", asked.setting, " takes ", asked.blocks, " blocks of ",
+                  text(memory.block_bytes), " each, and the ", text(memory.free_bytes),
+                  " that are free beside the model hold ", most, ". ", asked.remedy, ", or free memory"));
+}
+
+int blocks_per_chunk(int cache_chunk_size, int num_blocks) {
+  if (cache_chunk_size < 0) return num_blocks;
+  if (cache_chunk_size > 0) return std::min(cache_chunk_size, num_blocks);
+  return static_cast<int>(std::ceil(std::sqrt(static_cast<double>(num_blocks))));
+}
+
+}  // namespace charonia::runtime
+
+namespace charonia {
+namespace {
+
+using runtime::DeviceChoice;
+
+DeviceChoice choose(const EngineConfig& config, std::int64_t memory_bytes) {
+  if (memory_bytes > 0 && config.device == "cuda") return {.device = "cuda", .gpus = {}, .note = {}};
+  try {
+    return runtime::choose_devices(config);
+  } catch (const Error& error) {
+    throw Error(error.code(), cat(error.what(),
+                                  ". To plan for GPUs that are elsewhere, name the memory of one "
+                                  "(charonia plan --device cuda --memory 80GiB)"));
+  }
+}
+
+// Bytes that each rank finds.
+std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std::int64_t memory_bytes) {
+  const auto count = static_cast<std::size_t>(ranks);
+  if (choice.device != "cuda") {
+    const auto all = memory_bytes > 0 ? static_cast<std::size_t>(memory_bytes) : ops::make_cpu_ops(1)->free_memory();
+    return std::vector<std::size_t>(count, all / count);
+  }
+  if (memory_bytes > 0) return std::vector<std::size_t>(count, static_cast<std::size_t>(memory_bytes));
+  std::map<int, std::size_t> of_gpu;
+  std::string why;
+  for (const auto& gpu : ops::cuda_devices(why)) of_gpu[gpu.index] = gpu.free_bytes;
+  std::vector<std::size_t> out;
+  for (const int gpu : choice.gpus) {
+    out.push_back(of_gpu[gpu] / static_cast<std::size_t>(std::ranges::count(choice.gpus, gpu)));
+  }
+  return out;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings& overrides, std::int64_t memory_bytes) {
+  auto settings = runtime::read_settings(weights_dir, overrides);
+  MemoryPlan out;
+  out.model = std::move(settings.model);
+  out.config = std::move(settings.config);
+  out.warnings = std::move(settings.warnings);
+  const auto& config = out.config;
+  const model::Manifest manifest(weights_dir, config.tensor_para_size);
+  if (!manifest.files().empty()) {
+    const model::WeightFiles checked(manifest);
+  }
+  const auto choice = choose(config, memory_bytes);
+  out.device = out.config.device = choice.device;
+  out.device_note = choice.note;
+
+  const auto rules = runtime::rules_of(out.device);
+  const int ranks = config.tensor_para_size;
+  const auto free = free_memory(choice, ranks, memory_bytes);
+  const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
+  runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
+  const auto limits = runtime::step_limits(config);
+  int blocks = std::numeric_limits<int>::max();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const model::Shard shard(out.model, manifest, rank);
+    const auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
+    const auto free_bytes = free[static_cast<std::size_t>(rank)];
+    out.weight_bytes += static_cast<std::int64_t>(needs.weights);
+    out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights);
+    out.kv_block_bytes += static_cast<std::int64_t>(needs.kv_block);
+    out.free_bytes += static_cast<std::int64_t>(free_bytes);
+    if (blocks == 0) continue;  // one rank's warning is enough
+    try {
+      runtime::check_model_fits(config, out.device, needs, free_bytes);
+      blocks = std::min(blocks, runtime::blocks_that_fit(config, {needs.kv_block, free_bytes - needs.all_but_cache(),
+                                                                  ranks}));
+    } catch (const Error& error) {
+      out.warnings.push_back(ranks > 1 ? cat("rank ", rank, ": ", error.what()) : error.what());
+      blocks = 0;
+    }
+  }
+  out.num_blocks = blocks;
+  out.kv_token_bytes = out.kv_block_bytes / config.cache_block_seq_len;
+  return out;
+}
+
+}  // namespace charonia

@@ -1,0 +1,150 @@
+#include "runtime/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "charonia/error.h"
+#include "errors.h"
+
+namespace charonia::runtime {
+namespace {
+
+constexpr std::size_t kBlock = 1000;
+
+EngineConfig config(int block_len = 10, int session_len = 100) {
+  EngineConfig out;
+  out.cache_block_seq_len = block_len;
+  out.session_len = session_len;
+  out.token_budget = 512;
+  out.max_batch_size = 64;
+  return out;
+}
+
+int blocks(const EngineConfig& config, std::size_t free, int ranks = 1) {
+  return blocks_that_fit(config, {kBlock, free, ranks});
+}
+
+std::string refusal(const EngineConfig& config, std::size_t free, int ranks = 1) {
+  return charonia::error_of([&] { blocks(config, free, ranks); }, ErrorCode::resource_exhausted);
+}
+
+void expect_named(const std::string& message, std::initializer_list<const char*> parts) {
+  for (const auto* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << ": " << message;
+}
+
+TEST(CacheSize, AFractionOfFreeMemoryIsLimitedToWhatAllSequencesNeed) {
+  auto one = config();
+  one.cache_max_entry_count = 0.5;
+  EXPECT_EQ(blocks(one, 41 * kBlock), 20);
+  one.max_batch_size = 1;
+  EXPECT_EQ(blocks(one, 41 * kBlock), 10);
+  expect_named(refusal(one, 1500),
+               {"cache_max_entry_count = 0.5", "0.98 KiB", "1.46 KiB", "cache_block_seq_len (now 10)"});
+}
+
+TEST(CacheSize, AWholeNumberIsANumberOfBlocks) {
+  auto one = config();
+  one.cache_max_entry_count = 7;
+  EXPECT_EQ(blocks(one, 7 * kBlock), 7);
+  expect_named(refusal(one, 7 * kBlock - 1),
+               {"cache_max_entry_count = 7", "7 blocks", "hold 6", "Lower cache_max_entry_count"});
+}
+
+TEST(CacheSize, BytesOverrideTheFractionAndCountAllRanks) {
+  auto one = config();
+  one.cache_max_entry_count = 3;
+  one.cache_size = "10kB";
+  EXPECT_EQ(blocks(one, 100 * kBlock), 10);
+  EXPECT_EQ(blocks(one, 100 * kBlock, 2), 5);
+  expect_named(refusal(one, 9 * kBlock), {"cache_size = 10kB", "10 blocks", "hold 9", "Lower cache_size"});
+  one.cache_size = "999";
+  expect_named(refusal(one, 9 * kBlock), {"cache_size = 999", "no block", "Raise cache_size"});
+}
+
+TEST(CacheSize, UsersOverrideAllAndTheirTokensAreRoundedUpToBlocks) {
+  auto one = config();
+  one.cache_size = "10kB";
+  one.cache_users = 3;
+  EXPECT_EQ(blocks(one, 100 * kBlock), 30);
+  one.cache_user_tokens = 11;
+  EXPECT_EQ(blocks(one, 100 * kBlock), 6);
+  expect_named(refusal(one, 5 * kBlock),
+               {"cache_users = 3 with 11 tokens each", "6 blocks", "hold 5", "Lower cache_users or cache_user_tokens"});
+}
+
+TEST(CacheSize, AChunkIsANumberOfBlocksAllOrTheSquareRoot) {
+  EXPECT_EQ(blocks_per_chunk(-1, 50), 50);
+  EXPECT_EQ(blocks_per_chunk(8, 50), 8);
+  EXPECT_EQ(blocks_per_chunk(80, 50), 50);
+  EXPECT_EQ(blocks_per_chunk(0, 50), 8);
+  EXPECT_EQ(blocks_per_chunk(0, 49), 7);
+  EXPECT_EQ(blocks_per_chunk(0, 1), 1);
+}
+
+TEST(CacheSize, AModelThatDoesNotFitIsRejectedWithTheNumbers) {
+  const RankMemory memory{.weights = 2048, .activations = 512, .loaded_steps = 256, .steps = 256, .kv_block = 512};
+  EXPECT_NO_THROW(check_model_fits(config(), "cpu", memory, 3584));
+  expect_error(ErrorCode::resource_exhausted, {"2.00 KiB", "1.00 KiB", "512 B", "3.50 KiB", "cpu", "token_budget"},
+               [&] { check_model_fits(config(), "cpu", memory, 3583); });
+}
+
+constexpr std::size_t kGiB = std::size_t{1} << 30;
+
+EngineConfig sizes(const StepDevice& device, int token_budget = 0, int max_batch_size = 0) {
+  EngineConfig out;
+  out.token_budget = token_budget;
+  out.max_batch_size = max_batch_size;
+  resolve_step_sizes(out, device);
+  return out;
+}
+
+void expect_sizes(const StepDevice& device, int token_budget, int max_batch_size) {
+  const auto got = sizes(device);
+  EXPECT_EQ(got.token_budget, token_budget) << device.sms << ", " << device.free_bytes / kGiB << " GiB";
+  EXPECT_EQ(got.max_batch_size, max_batch_size) << device.sms << ", " << device.free_bytes / kGiB << " GiB";
+}
+
+TEST(StepSizes, SizesOnACpuDoNotDependOnMemory) {
+  expect_sizes({"cpu", 0, kGiB}, 512, 64);
+  expect_sizes({"cpu", 0, 2000 * kGiB}, 512, 64);
+}
+
+TEST(StepSizes, SizesOnAGpuDependOnItsSmsAndFreeMemory) {
+  expect_sizes({"cuda", 132, 139 * kGiB}, 2048, 256);  // H200
+  expect_sizes({"cuda", 108, 79 * kGiB}, 1536, 192);   // A100
+  expect_sizes({"cuda", 58, 22 * kGiB}, 768, 64);      // L4
+  expect_sizes({"cuda", 132, 40 * kGiB}, 2048, 128);   // an H100 that is shared
+  expect_sizes({"cuda", 132, 10 * kGiB}, 1280, 64);
+}
+
+TEST(StepSizes, SizesOnAGpuAreBounded) {
+  expect_sizes({"cuda", 6, 2 * kGiB}, 512, 64);
+  expect_sizes({"cuda", 132, 0}, 512, 64);
+  expect_sizes({"cuda", 5000, 4000 * kGiB}, 8192, 512);
+}
+
+TEST(StepSizes, SizesSetByTheUserAreKept) {
+  const StepDevice h200{"cuda", 132, 139 * kGiB};
+  EXPECT_EQ(sizes(h200, 7).token_budget, 7);
+  EXPECT_EQ(sizes(h200, 7).max_batch_size, 256);
+  EXPECT_EQ(sizes(h200, 0, 3).max_batch_size, 3);
+  EXPECT_EQ(sizes(h200, 0, 3).token_budget, 2048);
+}
+
+TEST(StepSizes, UnresolvedSizesAreAnError) {
+  const auto refused = [](const auto& use, const EngineConfig& config, const std::string& name) {
+    expect_error(ErrorCode::internal, {name + " = 0 was not resolved"}, [&] { use(config); });
+  };
+  EngineConfig no_budget, no_batch;
+  no_budget.max_batch_size = no_batch.token_budget = 1;
+  no_budget.session_len = no_batch.session_len = 10;
+  for (const auto& [config, name] : {std::pair{no_budget, "token_budget"}, std::pair{no_batch, "max_batch_size"}}) {
+    refused([](const EngineConfig& c) { step_limits(c); }, config, name);
+    refused([](const EngineConfig& c) { blocks_that_fit(c, {1000, 100'000, 1}); }, config, name);
+    refused([](const EngineConfig& c) { check_model_fits(c, "cpu", {}, 100); }, config, name);
+  }
+}
+
+}  // namespace
+}  // namespace charonia::runtime

@@ -1,0 +1,92 @@
+"""A Triton that does not answer a request is found. Every answer counts, also an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from certificates import Authority
+from triton_double import Double, error, input_text, part
+from tritonclient.grpc import service_pb2 as pb
+
+from charonia.serve import liveness
+from charonia.serve.liveness import Liveness
+from charonia.settings import ServeSettings
+
+HANG_S = 120
+
+
+def probing(double: Double, limit_s: float, *ensembles: str, **settings: Path | str) -> Liveness:
+    port = int(double.target.rpartition(":")[2])
+    return Liveness(ServeSettings(grpc_port=port, hang_timeout_s=limit_s, **settings), lambda: ensembles)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not holds():
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(wait(), HANG_S)
+
+
+async def says_token(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    yield part("b", "length")
+
+
+async def rejects(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    yield error("[429] the queue is full")
+
+
+@pytest.mark.parametrize("behaviour", [says_token, rejects])
+async def test_liveness_server_answers_is_not_hung(behaviour: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_PAUSE_S", 0.01)
+    async with Double() as double:
+        double.behaviour = behaviour  # type: ignore[assignment]
+        probe = probing(double, 2.0 * HANG_S, "ensemble", "ensemble.b")
+        await until(lambda: len(double.requests) >= 4)
+        probe.stop()
+        assert not probe.hung
+        first, second = double.requests[:2]
+        assert (first.model_name, second.model_name) == ("ensemble", "ensemble.b")
+        assert input_text(first, "text_input") == "a"
+        shapes = [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in first.inputs]
+        assert shapes == [("text_input", "BYTES", [1]), ("max_tokens", "INT32", [1]), ("timeout_ms", "INT32", [1])]
+        assert [int.from_bytes(raw, "little") for raw in first.raw_input_contents[1:]] == [1, HANG_S * 500]
+
+
+async def test_liveness_server_with_mutual_tls_is_not_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_PAUSE_S", 0.01)
+    authority = Authority(tmp_path)
+    server, client = authority.issue("server", "triton.internal"), authority.issue("client", "charonia")
+    credentials = grpc.ssl_server_credentials(
+        [(server.key.read_bytes(), server.cert.read_bytes())], authority.ca.read_bytes(), require_client_auth=True
+    )
+    async with Double(credentials) as double:
+        probe = probing(
+            double,
+            2.0 * HANG_S,
+            "ensemble",
+            grpc_tls_cert=server.cert,
+            triton_tls_ca=authority.ca,
+            triton_tls_cert=client.cert,
+            triton_tls_key=client.key,
+            triton_tls_name="triton.internal",
+        )
+        await until(lambda: len(double.requests) >= 1)
+        probe.stop()
+
+
+async def test_liveness_server_is_silent_is_hung() -> None:
+    async with Double() as double:
+        double.streams_hang = True
+        probe = probing(double, 5, "ensemble")
+        await until(lambda: probe.hung)
+
+
+async def test_liveness_server_is_gone_is_hung() -> None:
+    async with Double() as double:
+        probe = probing(double, 5, "ensemble")
+    await until(lambda: probe.hung)
