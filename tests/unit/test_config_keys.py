@@ -173,7 +173,7 @@ def test_keys_beside_text_config_are_checked_too() -> None:
 def test_keys_of_the_text_part_belong_into_text_config(key: str, value: Any) -> None:
     text = {**BASE, "model_type": "qwen3_vl_text", "sliding_window": None}
     config = {"model_type": "qwen3_vl", "text_config": text, key: value}
-    with pytest.raises(UnsupportedError, match=rf"{key} .* has no effect beside text_config: move it into text_config"):
+    with pytest.raises(UnsupportedError, match=rf"{key} .* has no effect outside text_config: move it"):
         describe(config, "m")
 
 
@@ -279,8 +279,8 @@ def test_a_context_shorter_than_the_scaling_allows_is_named() -> None:
     assert describe(config, "m").notes == ()
     far = {**YARN, "original_max_position_embeddings": longest}
     assert describe({**config, "rope_scaling": far}, "m").notes == (
-        f"config.json: the rope scaling is for {4 * longest} tokens, and the context is max_position_embeddings = "
-        f"{longest}. The setting session_len = {4 * longest} makes it longer",
+        f"config.json: the rope scaling supports {4 * longest} tokens, but the context is max_position_embeddings = "
+        f"{longest}. Set session_len = {4 * longest} for a longer context",
     )
 
 

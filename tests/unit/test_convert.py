@@ -413,7 +413,7 @@ def test_a_workspace_is_replaced_only_by_force_and_nothing_else_ever(model: Path
     other = tmp_path / "documents"
     other.mkdir()
     (other / "mine").touch()
-    with pytest.raises(ModelError, match="no workspace"):
+    with pytest.raises(ModelError, match="is not a workspace"):
         convert(model, other, force=True)
     assert (other / "mine").exists()
     (tmp_path / "empty").mkdir()
@@ -440,7 +440,7 @@ def test_what_cannot_be_is_refused_by_name(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="'int8'"):
         convert(model, tmp_path / "w", dtype="int8")
     convert(model, tmp_path / "w")
-    with pytest.raises(ModelError, match="is a workspace already"):
+    with pytest.raises(ModelError, match="is already a workspace"):
         convert(tmp_path / "w", tmp_path / "v")
 
 
@@ -711,7 +711,7 @@ def test_a_workspace_that_is_served_stays_when_its_model_has_changed(
         assert caplog.messages == []
         convert(place, made, force=True)
     (warning,) = caplog.messages
-    assert f"{made} is served now" in warning and f"{made}/triton_models/ensemble/config.pbtxt" in warning
+    assert f"{made} is in use by a server" in warning and f"{made}/triton_models/ensemble/config.pbtxt" in warning
     convert(place, made, force=True)
     assert len(caplog.messages) == 1
 

@@ -57,7 +57,7 @@ def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
         ({"type": "integer"}, "of type 'integer'"),
         ({}, "needs either a default or required"),
         ({"default": 1, "required": True}, "needs either a default or required"),
-        ({"default": 1}, "says nowhere what is allowed"),
+        ({"default": 1}, "does not define the allowed values"),
         ({"default": 1, "check": "even"}, "needs values"),
     ],
 )
@@ -100,7 +100,7 @@ def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> Non
         ({"type": "int"}, "needs one of default, optional and none"),
         ({"type": "int", "default": 1, "optional": True}, "needs one of default, optional and none"),
         ({"type": "strings"}, "needs python and expected"),
-        ({"type": "bool", "default": True, "row": True}, "it is no number"),
+        ({"type": "bool", "default": True, "row": True}, "it is not a number"),
         ({"type": "float", "default": 1.0, "counts": True}, "needs row, the type float and a default"),
         ({"type": "float", "default": 1.0, "model": True}, "cannot have a model's default"),
     ],

@@ -166,7 +166,7 @@ def test_the_command_prints_tables_or_json_and_ends_with_what_was_asked(model: P
     code, out, err = plan(model, "--device", "cpu")
     assert code == 0, err
     steps = "Steps of at most 512 tokens (token_budget) and 64 sequences (max_batch_size)."
-    for part in ("weights", "KV of one token", "Most users at once", "Longest context", steps):
+    for part in ("weights", "KV of one token", "Maximum number of users", "Longest context", steps):
         assert part in out
     asked = ("--device", "cpu", "--cache-max-entry-count", "10", "--cache-block-seq-len", "8")
     code, out, err = plan(model, *asked, "--users", "2", "--context", "40")

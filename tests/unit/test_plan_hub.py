@@ -123,7 +123,7 @@ def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hu
     said = json.loads(out)
     here = make_plan(model, {"device": "cpu"}, dtype="bf16", memory="4GiB")
     assert (said["weight_type"], said["weight_bytes"]) == ("bf16", here.weight_bytes)
-    assert "cannot be checked before their download" in said["warnings"][0]
+    assert "can be checked only after their download" in said["warnings"][0]
     assert "pytorch_model.bin" not in hub.sent
 
     config.pop("torch_dtype", None)
@@ -146,7 +146,7 @@ def test_what_the_hub_does_not_give_is_said_with_the_remedy(model: Path, hub: Hu
             (hub.url, "them/nothing", ("no model of that name", "check the name")),
             (hub.url, "them/empty", ("no weights on the hub", "pytorch_model.bin")),
             (nobody, "them/small", ("cannot be downloaded", "check the network", "HF_ENDPOINT")),
-            (hub.url, "no/hub/id", ("is no hub id (owner/name",)),
+            (hub.url, "no/hub/id", ("is not a hub id (owner/name",)),
         ):
             code, out, err = plan(endpoint, tmp_path / "home", name, *CPU)
             assert code == 1 and out == "" and "Traceback" not in err

@@ -147,14 +147,14 @@ def test_a_text_that_only_looks_like_json_is_the_users_message(tokenizer: Any, t
 def test_a_template_that_goes_too_deep_refuses_the_messages(tmp_path: Path) -> None:
     template = "{% macro walk(value) %}{{ walk([value]) }}{% endmacro %}{{ walk(messages) }}"
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "deep", template))
-    with pytest.raises(PromptError, match="the model's chat template refuses them"):
+    with pytest.raises(PromptError, match="the model's chat template rejects them"):
         build(tokenizer, messages="hi")
 
 
 @pytest.mark.parametrize("fails", ["messages[0].content.nothing.at_all()", "1 / 0", "2.0 ** 99999"])
 def test_what_a_template_fails_at_is_said_of_the_messages(tmp_path: Path, fails: str) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "fails", f"{{{{ {fails} }}}}"))
-    with pytest.raises(PromptError, match="the model's chat template refuses them"):
+    with pytest.raises(PromptError, match="the model's chat template rejects them"):
         build(tokenizer, messages="hi")
 
 
@@ -214,7 +214,7 @@ def test_tools_are_shown_where_the_template_looks_for_them(tmp_path: Path, kind:
             own = json.dumps([{"role": "system", "content": "", "tools": "[mine]"}, {"role": "user", "content": "hi"}])
             assert "<|tool|>[mine]<|/tool|>" in prompt.build_prompt(tokenizer, None, own, tools).text
         if kind == "variable":
-            with pytest.raises(PromptError, match=r"^tools: .*does not show them"):
+            with pytest.raises(PromptError, match=r"^tools: .*ignores tools"):
                 prompt.build_prompt(tokenizer, None, asked, tools)
 
 
@@ -224,14 +224,14 @@ def test_tools_that_a_template_shows_in_another_form_are_taken(tmp_path: Path) -
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", template))
     flat = {"type": "function", "name": "weather", "description": "of a place", "parameters": {}}
     assert build(tokenizer, messages="hi", tools=json.dumps([flat])).text == "weather: of a place<|user|>hi"
-    with pytest.raises(PromptError, match=r"^tools: .*does not show them"):
+    with pytest.raises(PromptError, match=r"^tools: .*ignores tools"):
         build(tokenizer, messages="hi", tools=json.dumps([{"type": "function", "function": flat}]))
 
 
 def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", _EACH))
     tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
-    with pytest.raises(PromptError, match=r"^tools: the model's chat template does not show them.*; serve the model "):
+    with pytest.raises(PromptError, match=r"^tools: the model's chat template ignores tools.*; serve the model "):
         build(tokenizer, messages="hi", tools=tools)
     assert build(tokenizer, messages="hi", tools="[]").text == "<|user|>hi"
     preparation = Preparation(tokenizer, {"CHARONIA_TOOL_CALL_PARSER": "hermes"}, None, GUIDE_MAX_BYTES)
@@ -250,7 +250,7 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"text_input": ""}, "text_input: empty"),
         ({"text_input": "a", "tools": "[]"}, "tools: "),
         ({"messages": ""}, "messages: empty"),
-        ({"messages": "[]"}, "messages: an empty list"),
+        ({"messages": "[]"}, "messages: the list is empty"),
         ({"messages": "{}"}, "messages: {} is no conversation"),
         *(({"messages": text}, f"messages: {text.strip()} is no conversation") for text in JSON_OTHERS),
         ({"messages": "5" * 5000}, "messages: not valid JSON (Exceeds the limit"),
@@ -258,7 +258,7 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"messages": "[" * 300 + "]" * 300}, "messages: nested deeper than 200 levels"),
         ({"messages": "[" * 100 + "]" * 100}, "messages[0]: [[["),
         ({"messages": nested("user", 500)}, "messages: nested deeper than 200 levels"),
-        ({"messages": nested("7", 100)}, "messages[0].content[0]: a part of type 'list'"),
+        ({"messages": nested("7", 100)}, "messages[0].content[0]: parts of type 'list'"),
         ({"messages": "hi", "tools": "[" * 100_000}, "tools: nested deeper than 200 levels"),
         ({"messages": "hi", "tools": '[{"a": ' + "[" * 500 + "]" * 500 + "}]"}, "tools: nested deeper than 200"),
         ({"messages": with_arguments("[" * 100_000)}, "messages[1].tool_calls.function.arguments: nested deeper"),
@@ -281,7 +281,7 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"messages": '[{"role": "user", "content": "\\ud83d"}]'}, "messages: "),
         (
             {"messages": '[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]'},
-            "messages: the model's chat template refuses them (system comes first)",
+            "messages: the model's chat template rejects them (system comes first)",
         ),
         ({"messages": "hi", "tools": "{}"}, "tools: not a list"),
         ({"messages": "hi", "tools": "["}, "tools: not valid JSON"),
@@ -397,7 +397,7 @@ def test_a_template_that_depends_on_what_went_before_cannot_be_continued(tmp_pat
 
 def test_a_session_does_not_go_on_with_system_messages_alone(tokenizer: Any) -> None:
     messages = json.dumps([{"role": "system", "content": "Be brief."}])
-    with pytest.raises(PromptError, match="one of the user's"):
+    with pytest.raises(PromptError, match="send a user message"):
         build(tokenizer, messages=messages, interactive=True)
 
 
@@ -450,15 +450,15 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
     assert begun.token_ids[: len(whole.token_ids)] == whole.token_ids and not begun.strip_leading_space
     call = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     for messages, more, says in (
-        (turns("hi"), {}, "the last message is not the assistant's"),
-        (json.dumps([{"role": "assistant", "content": "x"}]), {}, "after others"),
-        (turns("hi", ""), {}, "has calls, or no text"),
+        (turns("hi"), {}, "the last message is not an assistant's"),
+        (json.dumps([{"role": "assistant", "content": "x"}]), {}, "after other messages"),
+        (turns("hi", ""), {}, "has tool calls, or no text"),
         (
             json.dumps([*json.loads(turns("hi")), {"role": "assistant", "tool_calls": call}]),
             {},
-            "has calls, or no text",
+            "has tool calls, or no text",
         ),
-        (turns("hi", "x"), {"interactive": True}, "a session goes on after whole answers"),
+        (turns("hi", "x"), {"interactive": True}, "a session continues after complete responses"),
     ):
         with pytest.raises(PromptError, match=f"^continue_final_message: .*{says}"):
             prompt.build_prompt(tokenizer, None, messages, None, continues=True, **more)

@@ -153,7 +153,7 @@ def test_a_model_that_is_destroyed_is_not_called_ready(
         return
     with pytest.raises(ModelError, match=rf"is destroyed and was removed: .* is {figure}, .*; less than {limit} is"):
         quantize(model, tmp_path / "out" / "q", scheme="w8a8", say=said.append)
-    assert list((tmp_path / "out").iterdir()) == [] and not any("llm-compressor has made" in line for line in said)
+    assert list((tmp_path / "out").iterdir()) == [] and not any("llm-compressor is in" in line for line in said)
 
 
 def test_a_loss_comes_with_what_the_command_takes_and_was_not_done() -> None:
@@ -161,10 +161,10 @@ def test_a_loss_comes_with_what_the_command_takes_and_was_not_done() -> None:
         "take --method awq or gptq, or a smaller --group-size, or --scheme w8a16, which has 8 bits"
     )
     assert command._remedy("w8a16", "rtn", 0) == "take --method gptq, or a --group-size"
-    assert command._remedy("w8a16", "gptq", 16) == "take --method rtn"
-    w8a16 = "--scheme w8a16, which leaves activations as they are"
-    assert command._remedy("w8a8", "gptq", 0) == f"take --method smoothquant or rtn, or {w8a16}"
-    assert command._remedy("fp8", "rtn", 0) == f"take {w8a16}"
+    assert command._remedy("w8a16", "gptq", 16) == "use --method rtn"
+    w8a16 = "--scheme w8a16, which does not change activations"
+    assert command._remedy("w8a8", "gptq", 0) == f"use --method smoothquant or rtn, or {w8a16}"
+    assert command._remedy("fp8", "rtn", 0) == f"use {w8a16}"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
         said: list[str] = []
         quantize(model, out / "q", scheme="w8a8", say=said.append)
         assert [line for line in said if "removing" in line] == [
-            f"removing {folder}, which a run that was killed has left" for folder in left if not folder.exists()
+            f"removing {folder} of a run that was killed" for folder in left if not folder.exists()
         ]
         assert sum(folder.exists() for folder in left) == 1 and not is_gone(pids[0])
         assert sum(folder.exists() for folder in temporary) == 1
@@ -533,7 +533,7 @@ def test_each_scheme_and_method_is_taken_or_refused_with_the_reason(
         job = json.loads(seen.read_text())[0]
         assert (job["method"], job["calibration"] is None) == (method, method == "rtn")
     else:
-        with pytest.raises(InvalidRequestError, match=f"{scheme} is not made with {method}: .*expected"):
+        with pytest.raises(InvalidRequestError, match=f"{scheme} is not possible with {method}: .*expected"):
             quantize(model, tmp_path / "q", scheme=scheme, method=method, group_size=group)
 
 
@@ -625,7 +625,7 @@ def test_models_that_cannot_be_quantised_are_refused(
     with pytest.raises(UnsupportedError, match=r"for a quantised KV cache .*: name the model that"):
         quantize(tmp_path / "twice", tmp_path / "q", scheme="fp8")
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: os.statvfs_result([0] * 10) and _Full())
-    with pytest.raises(environment.QuantizeError, match=r"GB are free there"):
+    with pytest.raises(environment.QuantizeError, match=r"GB are free: free some space"):
         quantize(model, tmp_path / "q", scheme="fp8")
 
 
@@ -653,7 +653,7 @@ def test_families_that_transformers_does_not_have_are_refused_before_anything_is
     seen = stand_in(tmp_path, monkeypatch)
     config = {**SHAPES["tiny"].config(), "model_type": family, "bias": False, "num_key_value_heads": 4, "head_dim": 16}
     write_random_model(tmp_path / "m", config)
-    match = f"is of family {family.lower()}, which transformers reads only with code .*: take a copy"
+    match = rf"is of family {family.lower()}\. transformers reads it only with code .*: use a copy"
     with pytest.raises(UnsupportedError, match=match):
         quantize(tmp_path / "m", tmp_path / "q", scheme="fp8")
     with pytest.raises(UnsupportedError, match=match):
@@ -731,9 +731,9 @@ def test_a_folder_that_cannot_be_read_is_not_called_ready(
     """As llm-compressor wrote Mixtral's experts, by names of its own."""
     stand_in(tmp_path, monkeypatch, "renames")
     said: list[str] = []
-    with pytest.raises(ModelError, match=r"has written what Charonia cannot read: .*mlp\.up_proj\.weight"):
+    with pytest.raises(ModelError, match=r"Charonia cannot read the output of llm-compressor: .*mlp\.up_proj\.weight"):
         quantize(model, tmp_path / "q", scheme="w8a16", say=said.append)
-    assert not (tmp_path / "q").exists() and "what llm-compressor has made is in " in said[-1]
+    assert not (tmp_path / "q").exists() and "the output of llm-compressor is in " in said[-1]
 
 
 def test_experts_are_written_by_the_names_of_their_family(driver: ModuleType, tmp_path: Path) -> None:
@@ -949,9 +949,7 @@ def test_what_took_hours_is_written_where_it_cannot_be_compared(
     job = {"model": str(model), "output": str(tmp_path / "q"), "compared": str(default_text()), "samples": 9}
     driver.quantize({**job, "calibration": None})
     assert (tmp_path / "q" / "model.safetensors").is_file() and not (tmp_path / "difference.json").exists()
-    assert said[-1] == "writing" and said[-2].endswith(
-        f"could not be compared with the one that it was made from: {problem}"
-    )
+    assert said[-1] == "writing" and said[-2].endswith(f"could not be compared with its source: {problem}")
 
 
 def test_the_driver_runs_no_code_that_comes_with_a_model(
@@ -1051,8 +1049,8 @@ def test_the_worst_layer_decides_the_advice(error8: float, error4: float, policy
     assert ranges.quant_policy == policy
     for name, w8a8 in {
         "layers.1.mlp.up_proj": "w8a8 needs --method smoothquant",
-        "layers.1.mlp.down_proj": "w8a8 may lose much there",
-        "layers.1.mlp.experts.gate_up_proj": "w8a8 may lose much there",
+        "layers.1.mlp.down_proj": "w8a8 may lose much accuracy there",
+        "layers.1.mlp.experts.gate_up_proj": "w8a8 may lose much accuracy there",
     }.items():
         rows = {"a": InputStats(1, 2, 3), name: InputStats(1, 60, 40), "layers.1.mlp.gate": InputStats(1, 60, 50)}
         advice = replace(ranges, inputs=rows).advice()
@@ -1070,7 +1068,7 @@ def test_the_advice_names_the_worst_input_of_each_kind() -> None:
     for q, down in ((60, 61), (61, 60)):
         smoothed, other = advice(q, down)
         assert f"q_proj: {q} times" in smoothed and "needs --method smoothquant" in smoothed
-        assert f"down_proj: {down} times" in other and "may lose much there" in other
+        assert f"down_proj: {down} times" in other and "may lose much accuracy there" in other
     (few,) = advice(3, 4)
     assert few == "activations have few outliers (layers.0.mlp.down_proj: 4 times the median channel)"
 

@@ -50,11 +50,11 @@ def up(
     ("options", "programs", "said"),
     [
         ((), {}, "docker is not installed (Debian and Ubuntu: docker.io)"),
-        ((), {"docker": "exit 1"}, "the Docker daemon does not answer"),
+        ((), {"docker": "exit 1"}, "the Docker daemon does not respond"),
         (
             (),
             {"docker": "echo runc io.containerd.runc.v2", "nvidia-smi": "exit 0"},
-            "Docker has no NVIDIA runtime, and --gpus all needs it",
+            "--gpus all needs the NVIDIA runtime, which Docker does not have",
         ),
         (("--gpu", "all", "--cpus", "2"), {}, "options for docker run come after --"),
     ],
@@ -69,7 +69,8 @@ def test_an_error_names_the_cause(
 def test_a_folder_that_is_no_workspace_is_named(tmp_path: Path) -> None:
     code, stderr, *_ = up(tmp_path / "none", programs={})
     assert code == 1
-    assert f"{tmp_path / 'none'} is no workspace: charonia convert MODEL --dst-path {tmp_path / 'none'}" in stderr
+    missing = tmp_path / "none"
+    assert f"{missing} is not a workspace: create one with charonia convert MODEL --dst-path {missing}" in stderr
 
 
 def test_options_and_linked_folders_reach_docker(workspace: Path) -> None:

@@ -182,8 +182,8 @@ def test_what_is_not_known_says_so(tmp_path: Path) -> None:
     spaced = Tokenizer(models.BPE())
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     for tokenizer, says in (
-        (unigram, "Unigram, and not BPE"),
-        (Tokenizer(models.BPE(byte_fallback=True)), "does not spell a space"),
+        (unigram, "Unigram, not BPE"),
+        (Tokenizer(models.BPE(byte_fallback=True)), "does not replace spaces"),
         (split_at_spaces, "Metaspace"),
         (folded, "Lowercase"),
         (no_bytes, "no token for the byte 0"),
@@ -191,7 +191,7 @@ def test_what_is_not_known_says_so(tmp_path: Path) -> None:
         (trained(r"\p{N}").backend_tokenizer, "no pattern that splits a text into words"),
         (no_steps, "ByteLevel"),
         (Tokenizer(models.BPE()), "ByteLevel"),
-        (spaced, "without a space in front"),
+        (spaced, "without add_prefix_space"),
         (trained(r"\w+").backend_tokenizer, json.dumps(r"\w+")),
     ):
         found = build_token_split(PreTrainedTokenizerFast(tokenizer_object=tokenizer))

@@ -355,7 +355,7 @@ def test_tekkens_split_pattern_is_repaired_as_transformers_does(
     assert [ids(tokenizer, text) for text in texts] == [expected.encode(text).ids for text in texts]
     if repaired:
         (note,) = source_notes(tmp_path, tokenizer)
-        assert "uses Tekken's own" in note
+        assert "uses Tekken's pattern" in note
 
 
 @pytest.fixture(scope="module")

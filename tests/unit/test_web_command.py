@@ -251,7 +251,7 @@ async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_pa
         (["nothing/here/x"], "nothing/here/x does not exist"),
         (["--triton", "nowhere"], "='nowhere': 'nowhere' is not a server"),
         (["--triton", ""], "--triton is empty"),
-        (["MODEL", "--triton", "127.0.0.1:9"], "leave one out"),
+        (["MODEL", "--triton", "127.0.0.1:9"], "remove one"),
         (["--triton", "127.0.0.1:9", "--more-models", "a=?"], "expected NAME or NAME=LABEL"),
         (["--more-models", "a"], "charonia web A B"),
         (["--triton", "127.0.0.1:9", "--max-batch-size", "4"], "--max-batch-size and --triton"),
