@@ -33,7 +33,7 @@ from charonia.bench.records import Record, print_records
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "demo" / "model"
-# Of PyPI name==version, of npm name@version.
+# name==version is a package of PyPI, name@version a package of npm.
 SOURCES = (
     "ansible-lint==26.10.1",
     "check-jsonschema==0.39.0",
@@ -55,7 +55,7 @@ _SEEDS = 4
 
 @dataclass
 class Case:
-    """A schema, and what became of it. refusal: why it was not taken."""
+    """A schema and its results. refusal: why it was rejected."""
 
     source: str
     name: str
@@ -67,7 +67,7 @@ class Case:
 
 
 def download(source: str, folder: Path) -> Path:
-    """The package's file."""
+    """Download a package. Returns its file."""
     name = re.sub(r"[^\w.]+", "-", source).strip("-")
     into = folder / name
     if not into.exists():
@@ -143,7 +143,7 @@ def cases(folder: Path) -> list[Case]:
 
 
 def hasty(engine: Engine) -> SamplingParams:
-    """Random tokens, of which those that end something are likelier."""
+    """Return parameters for random tokens. Tokens that end something are more likely."""
     bias: dict[int, float] = dict.fromkeys(engine.info.end_ids, 14.0)
     for token in range(engine.info.vocab_size):
         text = engine._open().token_bytes(token)
@@ -171,7 +171,7 @@ def run(engine: Engine, sampling: SamplingParams, case: Case) -> None:
 
 
 def reason(refusal: str) -> str:
-    """Of a refusal what does not depend on the schema."""
+    """Return the part of a refusal that does not depend on the schema."""
     text = re.sub(r"^.*?the JSON schema,? ", "", refusal)
     if found := re.match(r"at (.*?): (.*)", text, re.DOTALL):
         path, text = found.groups()

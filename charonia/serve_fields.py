@@ -152,12 +152,6 @@ class ServeFields(BaseSettings):
         description="file of API keys, written by `charonia keys`; it is read again when it changes; default: no key "
         "is required",
     )
-    gateway_subscribe: bool = Field(
-        True,
-        validation_alias="CHARONIA_GATEWAY_SUBSCRIBE",
-        description="answers come from each Triton server by one stream for all of them, which takes a fraction of "
-        "the CPU time; false: each answer has a stream of its own (docs/scaling.md)",
-    )
     gateway_tls_cert: Path | None = Field(
         None,
         validation_alias="CHARONIA_GATEWAY_TLS_CERT",

@@ -11,7 +11,7 @@ from definitions.text import cell, comment, head, literal, with_region
 from definitions.toml_files import entries
 
 _SOURCES = ("tensors.toml", "sampling_parameters.toml")
-STEPS = ("preprocessing", "engine", "postprocessing", "parsing")
+STEPS = ("preprocessing", "engine", "postprocessing")
 MODELS = ("ensemble", *STEPS)
 _PYTHON = {"INT32": "int", "UINT64": "int", "FP32": "float", "BOOL": "bool"}
 
@@ -28,7 +28,6 @@ class Tensor:
     outputs: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     client: str = ""
-    asked_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.type not in ("BYTES", *_PYTHON):
@@ -150,41 +149,21 @@ def cpp_outputs() -> str:
 # --- the client
 
 
-def _decoded(one: Tensor) -> str:
-    if one.type == "BYTES":
-        return "text" if one.dims == (1,) else "texts"
-    return _PYTHON[one.type] + ("" if one.dims == (1,) else "s")
-
-
 def client() -> str:
     sent = [one for one in tensors() if one.client]
     members = "".join(
         comment("#", one.help, 4) + f"    {one.client}: {_PYTHON[one.type]} | None = None\n" for one in sent
     )
     scalars = "".join(f"    {literal(one.client)}: ({literal(one.name)}, {literal(one.type)}),\n" for one in sent)
-    decoders = "".join(f"    {literal(one.name)}: {literal(_decoded(one))},\n" for one in outputs("ensemble"))
-    asked: dict[str, list[str]] = {}
-    for one in outputs("ensemble"):
-        for name in one.asked_with:
-            asked.setdefault(name, []).append(one.name)
-    always = "".join(f"    {literal(name)},\n" for name in asked.pop("always"))
-    more = ""
-    for name, names in asked.items():
-        rows = "".join(f"        {literal(one)},\n" for one in names)
-        more += f"    {literal(name)}: " + (f"(\n{rows}    ),\n" if len(names) > 1 else f"({literal(names[0])},),\n")
     return (
         head("#", *_SOURCES)
-        + '"""The ensemble\'s tensors, and the fields of a request that are one value."""\n\n'
+        + '"""The fields of a request that are one value, and their tensors."""\n\n'
         + "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\n\n"
         + "@dataclass(slots=True, kw_only=True)\nclass ScalarFields:\n"
         + '    """None is not sent: the server\'s default holds."""\n\n'
         + members
         + "\n\n# Field -> its tensor of shape [1] and its Triton type.\n"
-        + f"SCALARS: dict[str, tuple[str, str]] = {{\n{scalars}}}\n\n"
-        + "# Output -> what it holds: one value, or several of them.\n"
-        + f"OUTPUTS: dict[str, str] = {{\n{decoders}}}\n\n"
-        + "# The outputs that every request asks for, and those that one asks for where a field of it is set.\n"
-        + f"ALWAYS: tuple[str, ...] = (\n{always})\nASKED_WITH: dict[str, tuple[str, ...]] = {{\n{more}}}\n"
+        + f"SCALARS: dict[str, tuple[str, str]] = {{\n{scalars}}}\n"
     )
 
 

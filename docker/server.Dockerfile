@@ -40,7 +40,7 @@ RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/ro
 COPY engine engine
 # Only the engine; the rest of the package is added later to the same build folder.
 RUN --mount=type=cache,target=/root/.cache/ccache \
-    mkdir -p charonia preprocessing postprocessing parsing model_repository client/charonia_answers && touch README.md LICENSE charonia/__init__.py && \
+    mkdir -p charonia preprocessing postprocessing model_repository client/charonia_answers && touch README.md LICENSE charonia/__init__.py && \
     export CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA \
       ${CHARONIA_CUDA_ARCHITECTURES:+'-DCHARONIA_CUDA_ARCHITECTURES=$CHARONIA_CUDA_ARCHITECTURES'}" && \
     pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/engine . && rm -r /tmp/engine
@@ -48,7 +48,6 @@ COPY README.md LICENSE ./
 COPY charonia charonia
 COPY preprocessing preprocessing
 COPY postprocessing postprocessing
-COPY parsing parsing
 COPY client/charonia_answers client/charonia_answers
 COPY model_repository model_repository
 RUN CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA \

@@ -6,7 +6,6 @@ leading space), so a response's text depends on nothing before it: this is a gat
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -17,21 +16,17 @@ from safetensors.numpy import load_file
 
 
 class TextTokens(NamedTuple):
-    """What the text of a response is made of: bytes [begin, end) of the joined text of ids [n]. sequence: which of
-    the request's it is of; last: it has no more; cut_off: since it was ended, as by max_tokens."""
+    """The text of a response is bytes [begin, end) of the joined bytes of ids [n]."""
 
     begin: int
     end: int
-    sequence: int
-    last: bool
-    cut_off: bool
     ids: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, values: npt.NDArray[np.int32]) -> TextTokens:
-        """values: the tensor text_tokens, [4 + n]. Raises ValueError where it has less than 4."""
-        begin, end, sequence, last = values[:4].tolist()
-        return cls(begin, end, sequence, last > 0, last > 1, values[4:])
+        """values: the tensor text_tokens, [2 + n]. Raises ValueError if it has fewer than 2 elements."""
+        begin, end = values[:2].tolist()
+        return cls(begin, end, values[2:])
 
 
 class TokenTable:
@@ -65,12 +60,6 @@ class TokenTable:
     def piece(self, token: int) -> bytes:
         """What a token adds to a text."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
-
-    @cached_property
-    def special_tokens(self) -> dict[str, int]:
-        """The ids of special tokens, by how they are written."""
-        named = enumerate(zip(self._bytes, self._special, strict=True))
-        return {text.decode("utf-8", "replace"): token for token, (text, special) in named if special and text}
 
     def text(self, ids: npt.NDArray[np.int32], begin: int, end: int) -> bytes:
         """Bytes [begin, end) of the joined text of ids, as valid UTF-8: what is no character becomes U+FFFD, one for

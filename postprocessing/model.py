@@ -45,7 +45,7 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL))
 
     def _outputs(self, request: Any) -> list[Any]:
-        # One batch entry per request: text_tokens [1, 4 + n], echo [1, 1].
+        # One batch entry per request: text_tokens [1, 2 + n], echo [1, 1].
         tokens = TextTokens.of(pb_utils.get_input_tensor_by_name(request, "text_tokens").as_numpy().reshape(-1))
         ids = tokens.ids
         wanted = request.requested_output_names()

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from answer_formats import CALLS_VARIABLE, AnswerFormats, is_continued
 from charonia_answers.formats import is_closed, is_open
 from charonia_answers.tag_parts import Format, NoTagError, either
 from charonia_answers.tags import Function, ReasoningState, Tags, check_name, guide_format, tag
-from parsing_options import CALLS_VARIABLE, AnswerFormats, is_continued
 from prompt_ids import PromptError, is_too_deep, parse_json, show
 
 _CHOICES = 'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'

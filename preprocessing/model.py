@@ -24,7 +24,6 @@ from model_fingerprint import fingerprint
 from model_log import ModelLog
 from prepare import Fields, Preparation
 from prompt_ids import PromptError, TokenizerError, load_tokenizer
-from special_tokens import read_special_tokens
 
 # Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
 # between what is not.
@@ -46,9 +45,8 @@ class TritonPythonModel:
         limit = context_length(*settings)
         self.info = {**model_info(*settings, limit), "fingerprint": fingerprint(*settings, folder)}
         try:
-            special = read_special_tokens(folder / "token_table.safetensors")
             tokenizer, guide_bytes = load_tokenizer(folder), guide_max_bytes(*settings)
-            self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes, special)
+            self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes)
         except (TokenizerError, ValueError, OSError) as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self.large = False  # one of the requests in work
@@ -99,7 +97,7 @@ class TritonPythonModel:
             pb_utils.Tensor("logit_bias_ids", np.array(made.bias_ids, np.int32)),
             pb_utils.Tensor("logit_bias_values", np.array(made.bias_values, np.float32)),
             pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
-            pb_utils.Tensor("parsing_options", np.array([made.parsing_options.encode()], np.object_)),
+            pb_utils.Tensor("in_reasoning", np.array([made.in_reasoning])),
             pb_utils.Tensor("guided_decoding_guide_type", np.array([guide.type.encode()], np.object_)),
             pb_utils.Tensor("guided_decoding_guide", np.array([guide.text.encode()], np.object_)),
             pb_utils.Tensor("echo", np.array([made.echo.encode()], np.object_)),
@@ -115,7 +113,7 @@ class TritonPythonModel:
         if "context_length" in wanted:
             tensors.append(pb_utils.Tensor("context_length", np.array([self.preparation.limit or 0], np.int32)))
         if "answer_formats" in wanted:
-            formats = self.preparation.formats.to_json().encode()
+            formats = json.dumps(self.preparation.formats.describe()).encode()
             tensors.append(pb_utils.Tensor("answer_formats", np.array([formats], np.object_)))
         if "model_info" in wanted:
             tensors.append(pb_utils.Tensor("model_info", np.array([json.dumps(self.info).encode()], np.object_)))

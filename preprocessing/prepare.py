@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import prompt
+from answer_formats import AnswerFormats, functions_of
 from answer_guide import AnswerGuides, Guide, read_tool_choice
-from parsing_options import AnswerFormats, functions_of
 from prompt_ids import Encoded, PromptError, encode_bad_words
 
 
@@ -37,10 +37,11 @@ class Fields:
 
 @dataclass(frozen=True)
 class Prepared:
-    """bad_words: token ids. echo: the prompt's text, where the answer begins with it."""
+    """in_reasoning: the prompt ends within the reasoning. bad_words: token ids. echo: the prompt's text, if it precedes
+    the response."""
 
     chat: Encoded
-    parsing_options: str
+    in_reasoning: bool
     guide: Guide
     stop_words: Sequence[str]
     stop_until: Sequence[str]
@@ -52,7 +53,7 @@ class Prepared:
 
 class Preparation:
     """For requests to one model. Raises ValueError for a setting in `environment` that names no format. limit: tokens
-    of the longest sequence; None: not known. guide_max_bytes: as of AnswerGuides. special: as of AnswerFormats."""
+    of the longest sequence; None: not known. guide_max_bytes: as of AnswerGuides."""
 
     def __init__(
         self,
@@ -60,12 +61,12 @@ class Preparation:
         environment: Mapping[str, str],
         limit: int | None,
         guide_max_bytes: int,
-        special: Mapping[str, int] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.limit = limit
+        special = special_tokens(tokenizer)
         self.formats = AnswerFormats(tokenizer.chat_template, environment, special)
-        self._guides = AnswerGuides(self.formats, special_tokens(tokenizer), guide_max_bytes)
+        self._guides = AnswerGuides(self.formats, special, guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:
         """Raises PromptError for what is wrong with them."""
@@ -92,7 +93,6 @@ class Preparation:
         prompted = None if fields.messages is None else chat.text
         functions = functions_of(tools)
         offered = None if tools is None else functions
-        options = self.formats.options(prompted, offered, parallel, forced=choice.forced, num_begun=chat.num_begun)
         guide = self._guides.make(prompted, functions, choice, parallel, fields.guide, num_begun=chat.num_begun)
         stop_words, stop_until = self.formats.stops(
             prompted, offered, fields.stop_words, choice.forced, num_begun=chat.num_begun
@@ -100,7 +100,8 @@ class Preparation:
         bad_words = encode_bad_words(self.tokenizer, fields.bad_words)
         ids, values = ([], []) if fields.logit_bias is None else prompt.parse_logit_bias(fields.logit_bias)
         echo = chat.text if shown else ""
-        return Prepared(chat, options, guide, stop_words, stop_until, bad_words, ids, values, echo)
+        in_reasoning = self.formats.in_reasoning(prompted) and not chat.num_begun
+        return Prepared(chat, in_reasoning, guide, stop_words, stop_until, bad_words, ids, values, echo)
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

@@ -69,7 +69,7 @@ def environment(emulated: Path | None) -> dict[str, str]:
         "LD_LIBRARY_PATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
         "CHARONIA_DEVICE": "cuda",
         "CHARONIA_CACHE_DIR": str(WORK / "cache"),
-        "CHARONIA_GPU_CHECK": str(emulated or ""),
+        "GPU_CHECK_EMULATED": str(emulated or ""),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -315,7 +315,7 @@ def measure_gap(clock: Clock) -> Iterator[Record]:
 
     from charonia import Engine, SamplingParams
 
-    emulated, on_gpu = bool(os.environ["CHARONIA_GPU_CHECK"]), clock.device == "cuda"
+    emulated, on_gpu = bool(os.environ["GPU_CHECK_EMULATED"]), clock.device == "cuda"
     rows = 64 if emulated else 2048
     settings: dict[str, Any] = {"token_budget": rows, "session_len": rows + 64, "enable_prefix_caching": False}
     with Engine.from_pretrained(str(model_of("", emulated)), max_batch_size=1, **settings) as engine:
@@ -366,7 +366,7 @@ def measure_decode(clock: Clock) -> Iterator[Record]:
 
     from charonia.bench.static import run_static
 
-    emulated = bool(os.environ["CHARONIA_GPU_CHECK"])
+    emulated = bool(os.environ["GPU_CHECK_EMULATED"])
     batches, tokens = ([1, 2], 4) if emulated else ([1, 8, 64, 256], 64)
     for scheme in ("", "w4a16"):
         for reproducible in (False, True):

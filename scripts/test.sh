@@ -24,8 +24,7 @@ mypy_all() {
   mypy charonia scripts/gpu_check.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
     MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py preprocessing/model_fingerprint.py \
-      preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py preprocessing/special_tokens.py &&
-    MYPYPATH=client:postprocessing mypy parsing/parse.py &&
+      preprocessing/answer_formats.py preprocessing/answer_guide.py preprocessing/prepare.py &&
     mypy -p definitions --python-version 3.11 &&
     mypy monitoring/grafana/dashboards.py --python-version 3.11 &&
     mypy -p benchmarks

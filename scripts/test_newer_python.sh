@@ -18,6 +18,6 @@ mkdir -p build/newer_python
 # repository's modules. (-W cannot filter by several modules.)
 PYTHONPATH=client exec "$folder/bin/python" -m pytest -q -p no:cacheprovider \
   -o 'filterwarnings=
-    error::DeprecationWarning:(prompt|prompt_ids|detokenize|parse|charonia_answers)
-    error::SyntaxWarning' tests/unit/test_preprocessing.py tests/unit/test_postprocessing.py tests/unit/test_parsing.py \
+    error::DeprecationWarning:(prompt|prompt_ids|detokenize|charonia_answers)
+    error::SyntaxWarning' tests/unit/test_preprocessing.py tests/unit/test_postprocessing.py \
   tests/unit/test_model_log.py tests/unit/test_answers.py "$@"

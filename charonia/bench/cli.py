@@ -117,7 +117,7 @@ def serving(
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Measure a stream of requests: prompts or a recorded trace, at a rate, at recorded times or at a concurrency."""
+    """A stream of requests: prompts or a recorded trace, at a rate, at recorded times or with a number of clients."""
     from dataclasses import replace
 
     from charonia.bench import workload

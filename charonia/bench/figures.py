@@ -1,4 +1,4 @@
-"""The events of each request, and the figures computed from them."""
+"""The trace of each request, and the figures of a run."""
 
 from __future__ import annotations
 

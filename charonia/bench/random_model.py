@@ -1,4 +1,4 @@
-"""Writes Hugging Face folders with random weights, for measurements and tests without downloads. Needs no PyTorch."""
+"""Writes Hugging Face folders with random weights, for measurements and tests without a download or PyTorch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SHAPES = {
 }
 # Values of the random block that a quick model repeats: 64 MB in 16 bits.
 _BLOCK = 1 << 25
-# Distance between the starts of two tensors in the block. It is odd, so that all positions are used before one repeats.
+# The distance between the beginnings of two tensors in the block; odd, so that every place is used before one repeats.
 _STRIDE = 7_654_321
 
 
@@ -102,13 +102,12 @@ def write_random_model(
     quick: bool = False,
     show_progress: bool = False,
 ) -> None:
-    """Write config.json, model.safetensors and a byte-level tokenizer.
+    """Write config.json, model.safetensors and a tokenizer that spells texts byte by byte.
 
-    shape: sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at least
-    259 tokens. weight_type: bf16 | fp16 | fp32. scheme: one of random_schemes.SCHEMES, the quantisation of the layers'
-    weights, with random codes and one scale; empty: not quantised. scale: standard deviation of the weights. quick: cut
-    all tensors out of one random block, at different positions, so that a model with billions of parameters is written
-    at the speed of the disk.
+    shape: the sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at
+    least 259 tokens. weight_type: bf16 | fp16 | fp32. scheme: one of random_schemes.SCHEMES, or empty for weights that
+    are not quantised; codes are random, and all scales are equal. scale: standard deviation of the weights. quick: all
+    tensors are parts of one random block, so that a large model is written as fast as the disk allows.
     """
     if weight_type not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {weight_type!r} is not known; expected {', '.join(WEIGHT_TYPES)}")
@@ -140,7 +139,7 @@ def write_random_model(
 
 
 def _norm_value(spec: ModelSpec, canonical: str) -> float | None:
-    """Return the value of all weights of a norm."""
+    """Return the value of a norm's weights; RANDOM for other tensors."""
     if not canonical.endswith("norm.weight"):
         return RANDOM
     return 0 if spec.config.norm_unit_offset else 1
@@ -152,7 +151,7 @@ def _write_tensors(
     generator = np.random.default_rng(seed)
 
     def random(dtype: str, *size: int) -> Array:
-        """Return normally distributed floats, or uniformly distributed integers."""
+        """Draw normally distributed floats, or uniformly distributed integers."""
         kind = NUMPY_TYPES[dtype]
         if dtype in DTYPES or dtype == "F8_E4M3":
             deviation = np.float32(scale if dtype in DTYPES else 1)
@@ -191,7 +190,7 @@ def _write_tensors(
 
 
 def write_byte_tokenizer(folder: Path, vocab: int) -> None:
-    """Write a byte-level BPE tokenizer without merges: three special tokens, 256 bytes, and words for outputs only."""
+    """Write a byte-level BPE without merges: three special tokens, 256 bytes, and words that no text is split into."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*_SPECIAL, *alphabet]
     if vocab < len(names):

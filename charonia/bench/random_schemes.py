@@ -13,13 +13,13 @@ SCHEMES = ("w4a16", "w4a16-zeros", "w8a16", "w8a8", "fp8", "mxfp4")
 RANDOM = None  # a tensor's value: random codes
 _GROUPS = (128, 64, 32)
 _MX_GROUP = 32
-# Standard deviation of uniformly distributed codes; FP8 codes are normally distributed numbers.
+# Standard deviation of uniformly distributed codes. FP8 codes are normally distributed numbers.
 _SPREAD = {"int4": math.sqrt((16**2 - 1) / 12), "int8": math.sqrt((256**2 - 1) / 12), "mxfp4": 2.93, "fp8": 1.0}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write: safetensors' type, shape, and the value of all elements."""
+    """A tensor to write: its type in safetensors, its shape, and the value of all its elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Scheme:
         }
 
     def tensors(self, module: str, rows: int, cols: int) -> dict[str, Tensor]:
-        """Return, by name, the tensors that replace the weight [rows, cols] of a module."""
+        """Return the tensors of a module's weight [rows, cols], by name."""
         if self._name in ("w8a8", "fp8"):
             kind, dtype = ("int8", "I8") if self._name == "w8a8" else ("fp8", "F8_E4M3")
             made = {"weight": Tensor(dtype, (rows, cols)), "weight_scale": self._scales(kind, rows, 1)}

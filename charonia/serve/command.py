@@ -51,9 +51,6 @@ def serve_command(
     metrics_port: Annotated[int | None, setting_option("metrics_port")] = None,
     gateway_port: Annotated[int | None, setting_option("gateway_port")] = None,
     gateway_workers: Annotated[int | None, setting_option("gateway_workers")] = None,
-    gateway_subscribe: Annotated[
-        bool | None, setting_option("gateway_subscribe", "--gateway-subscribe/--no-gateway-subscribe")
-    ] = None,
     run_dir: Annotated[Path | None, setting_option("run_dir")] = None,
     gateway: Annotated[bool | None, setting_option("gateway", "--gateway/--no-gateway")] = None,
     logs: Annotated[str | None, setting_option("logs")] = None,
@@ -86,7 +83,6 @@ def serve_command(
         metrics_port=metrics_port,
         gateway_port=gateway_port,
         gateway_workers=gateway_workers,
-        gateway_subscribe=gateway_subscribe,
         run_dir=run_dir,
         gateway=gateway,
         logs=logs,

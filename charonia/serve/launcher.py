@@ -252,7 +252,6 @@ class _Stack:
             "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
             "CHARONIA_TRITON_HOST": access.loopback(settings.triton_address),
             "CHARONIA_GRPC_PORT": str(settings.grpc_port),
-            "CHARONIA_GATEWAY_SUBSCRIBE": str(settings.gateway_subscribe),
             **({env_name("gateway_keys_file"): str(keys)} if keys else {}),
         }
 

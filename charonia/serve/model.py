@@ -179,7 +179,6 @@ def _fingerprint(model: Path) -> str:
         *package.rglob("*.py"),
         *answers_dir().glob("*.py"),
         *source_dir().glob("*processing/*.py"),
-        *source_dir().glob("parsing/*.py"),
         *source_dir().glob("model_repository/*.py"),
         *source_dir().glob("model_repository/*/*"),
     ]

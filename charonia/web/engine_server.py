@@ -20,12 +20,12 @@ from charonia_client import (
     Timings,
     Tokenized,
     TokenizeRequest,
-    ToolCallDelta,
     Unavailable,
 )
 from charonia_client import CharoniaError as ClientError
 from charonia_client.contract import SCALARS
 from charonia_client.errors import from_triton
+from charonia_client.stream import ResponseParser
 from charonia_client.tensors import encode, encode_tokenize
 from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
@@ -121,6 +121,7 @@ class EngineServer:
             late = DeadlineExceeded(f"the engine did not answer in time ({max(0, round(timeout_s, 2)):g} s)")
             deadline = asyncio.get_running_loop().call_later(timeout_s, running.results.put_nowait, late)
         left = request.n or 1  # responses that have not ended
+        parser = ResponseParser(request, self._text.answer_formats) if request.parsed else None
         echoed: set[int] = set()  # responses whose first part was sent
         try:
             made = await self._in_thread(lambda: self._prepare(request, request_id))
@@ -136,7 +137,10 @@ class EngineServer:
                         self._over = str(error)
                     raise _to_client(error)
                 left -= bool(result.finish_reason)
-                yield await self._response(request, made, result, first=result.index not in echoed)
+                response = await self._response(request, made, result, first=result.index not in echoed)
+                if parser:
+                    parser.parse(response, in_reasoning=made.in_reasoning)
+                yield response
                 echoed.add(result.index)
         finally:
             if deadline:
@@ -188,7 +192,6 @@ class EngineServer:
         self, request: GenerateRequest, made: Any, result: _engine.Result, *, first: bool
     ) -> GenerateResponse:
         """first: whether this is the first part of a response."""
-        span = (result.text_begin, result.text_end)
         response = GenerateResponse(
             (made.echo if first else "") + result.text,
             tuple(result.token_ids),
@@ -197,20 +200,12 @@ class EngineServer:
             result.num_output_tokens,
             result.num_cached_tokens,
             Timings(*result.timings),
-            text_span=span,
+            token_bytes=self._text.token_bytes(result.token_ids),
+            text_span=(result.text_begin, result.text_end),
             index=result.index,
             cum_logprob=result.cumulative_logprob,
             num_session_tokens=result.num_session_tokens,
         )
-        if request.parsed:
-            last = bool(result.finish_reason)
-            cut_off = last and result.finish_reason != "stop"
-            part = self._text.read(
-                made.parsing_options, result.index, result.token_ids, span, last=last, cut_off=cut_off
-            )
-            response.content, response.reasoning = part.content, part.reasoning
-            response.tool_calls = [ToolCallDelta(**call) for call in part.calls]
-            response.num_reasoning_tokens = part.num_reasoning_tokens
         if request.logprobs is not None:
             response.logprobs = tuple(result.logprobs)
             response.top_logprobs = _tops(result.top_logprobs, len(result.logprobs))
@@ -218,10 +213,10 @@ class EngineServer:
             response.prompt_ids = tuple(made.chat.token_ids)
             response.prompt_logprobs = tuple(result.prompt_logprobs)
             response.prompt_top_logprobs = _tops(result.prompt_top_logprobs, len(result.prompt_logprobs))
-        if response.logprobs or response.prompt_ids:
+        if response.top_logprobs or response.prompt_ids:
             await self._vocabulary.name_tokens(response)
         if request.name_stop_word and response.finish_reason == "stop":
-            response.stop_word = await self._vocabulary.stop_word(response, request.stop_words)
+            response.stop_word = response.find_stop_word(request.stop_words)
         return response
 
     async def stop(self, request_id: str = "", *, session_id: str = "") -> None:
@@ -266,7 +261,7 @@ class EngineServer:
     async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
         return self._text.model_info
 
-    async def answer_formats(self, timeout_s: float = 0) -> dict[str, str | None]:
+    async def answer_formats(self, timeout_s: float = 0) -> dict[str, Any]:
         return self._text.answer_formats
 
     async def check(self, timeout_s: float = 0) -> None:

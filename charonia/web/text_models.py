@@ -1,4 +1,4 @@
-"""The Triton models around the engine (preprocessing, parsing and the token table) as modules of this process."""
+"""The Triton models preprocessing and postprocessing as modules of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from charonia.weights import workspace
 
 def _modules(*names: str) -> list[Any]:
     """Import modules of the Triton models. They import each other like files in one folder, as in a workspace."""
-    folders = [source_dir() / name for name in ("preprocessing", "parsing", "postprocessing")]
+    folders = [source_dir() / name for name in ("preprocessing", "postprocessing")]
     before = list(sys.path)
     sys.path[:0] = [str(folder) for folder in (*folders, Path(prompt_ids.__file__).parent)]
     try:
@@ -38,8 +38,8 @@ class TextModels:
 
     def __init__(self, location: workspace.Location, limit: int, environment: Mapping[str, str]) -> None:
         assert location.weights and location.tokenizer
-        self._prepare, self._prompt, ids, lengths, detokenize, parse, identity = _modules(
-            "prepare", "prompt", "prompt_ids", "context_length", "detokenize", "parse", "model_fingerprint"
+        self._prepare, self._prompt, ids, lengths, detokenize, identity = _modules(
+            "prepare", "prompt", "prompt_ids", "context_length", "detokenize", "model_fingerprint"
         )
         ids.tokenizers_alone = prompt_ids.tokenizers_alone
         try:
@@ -52,7 +52,6 @@ class TextModels:
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         self._table = detokenize.TokenTable.load(location.weights / workspace.TOKEN_TABLE)
-        self._answers = parse.Answers(self._table)
         settings = (
             location.weights,
             Path(),
@@ -62,13 +61,7 @@ class TextModels:
             **lengths.model_info(*settings, limit),
             "fingerprint": identity.fingerprint(*settings, location.tokenizer),
         }
-        self.answer_formats: dict[str, str | None] = {
-            name: found and found.name
-            for name, found in (
-                ("tool_calls", self._preparation.formats.calls),
-                ("reasoning", self._preparation.formats.reasoning),
-            )
-        }
+        self.answer_formats: dict[str, Any] = self._preparation.formats.describe()
 
     def prepare(self, request: GenerateRequest) -> Any:
         """Preprocess a request; returns prepare.Prepared. Raises ValueError if the request is wrong."""
@@ -108,11 +101,9 @@ class TextModels:
         info: dict[str, Any] = self._prompt.tokenizer_info(self._preparation.tokenizer)
         return info
 
-    def read(
-        self, options: str, index: int, ids: Sequence[int], span: tuple[int, int], *, last: bool, cut_off: bool
-    ) -> Any:
-        """Return content, reasoning and calls of the next part of a response: parse.Part. cut_off: not ended."""
-        return self._answers.read(options, index, ids, span, last=last, cut_off=cut_off)
+    def token_bytes(self, ids: Sequence[int]) -> tuple[bytes, ...]:
+        """Return the bytes of each token; empty for special tokens."""
+        return tuple(map(self._table.piece, ids))
 
     def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         """Return the bytes of each token, and whether it is special."""

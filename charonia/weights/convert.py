@@ -649,17 +649,15 @@ def _write_models(root: Path) -> None:
         for file in sorted((source_dir() / name).glob("*.py")):
             shutil.copyfile(file, models / name / "1" / file.name)
         (repository / name).symlink_to(Path("..", "triton_models", name))
-    for name in ("preprocessing", "postprocessing", "parsing"):
+    for name in ("preprocessing", "postprocessing"):
         shutil.copyfile(source_dir() / "model_repository" / "model_log.py", models / name / "1" / "model_log.py")
         (models / name / "1" / "tokenizer").symlink_to(Path("..", "..", "tokenizer"))
     shutil.copyfile(Path(prompt_ids.__file__), models / "preprocessing" / "1" / "prompt_ids.py")
-    shutil.copyfile(source_dir() / "postprocessing" / "detokenize.py", models / "parsing" / "1" / "detokenize.py")
     package = answers_dir()
-    for name in ("preprocessing", "parsing"):
-        copied = models / name / "1" / package.name
-        copied.mkdir()
-        for file in sorted(package.glob("*.py")):
-            shutil.copyfile(file, copied / file.name)
+    copied = models / "preprocessing" / "1" / package.name
+    copied.mkdir()
+    for file in sorted(package.glob("*.py")):
+        shutil.copyfile(file, copied / file.name)
     (models / "engine" / "1" / "weights").symlink_to(Path("..", "..", "weights"))
     (models / "tokenizer" / workspace.TOKEN_TABLE).symlink_to(Path("..", "weights", workspace.TOKEN_TABLE))
     script = root / "service_docker_up.sh"

@@ -24,7 +24,7 @@ from charonia.weights import hub
 from charonia.weights.tensor_parallel import rank_of
 
 FORMAT_VERSION = 2
-TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "parsing", "ensemble")
+TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "ensemble")
 WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
 TOKEN_TABLE = "token_table.safetensors"

@@ -1,4 +1,4 @@
-"""From the bytes of an answer's tokens to its text, reasoning and calls of tools, a response at a time."""
+"""Parses the tokens of a response into text, reasoning and tool calls, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -10,53 +10,87 @@ from typing import Any
 from .events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from .formats import CALL_FORMATS, REASONING_FORMATS, CallFormat, ReasoningFormat
 from .parser import AnswerParser, special_marks
+from .xml import text_parameters
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def markup_of(calls: CallFormat | None, reasoning: ReasoningFormat | None) -> tuple[str, ...]:
-    """All that these formats mark calls and reasoning with."""
+    """All markup of these formats."""
     return (*(calls.markup if calls else ()), *(reasoning.markup if reasoning else ()))
+
+
+def functions_of(tools: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """The functions of a request's tools."""
+    functions = [tool.get("function", tool) if isinstance(tool, Mapping) else None for tool in tools]
+    return [function for function in functions if isinstance(function, Mapping)]
+
+
+def named_functions(functions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {one["name"]: one for one in functions if isinstance(one.get("name"), str)}
 
 
 @dataclass
 class Part:
-    """What a response adds to an answer. calls: as the tensor `tool_calls` has them."""
+    """The content that a chunk adds to a response. calls: fields of charonia_client's ToolCallDelta."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    num_reasoning_tokens: int = 0  # of the answer so far
+    num_reasoning_tokens: int = 0  # of the whole response so far
 
 
 class Reader:
-    """Reads one answer of a request. options: as preprocessing gives them, {} for none. special_tokens: the ids of the
-    special tokens that are part of the markup, or of all, by how they are written."""
+    """Parses one response.
 
-    def __init__(self, options: Mapping[str, Any], special_tokens: Mapping[str, int]) -> None:
-        calls = CALL_FORMATS.get(options.get("calls") or "")
-        reasoning = REASONING_FORMATS.get(options.get("reasoning") or "")
+    formats: the model's, as the output `answer_formats` of preprocessing describes them.
+    tools: those that may be called; None: none.
+    forced: the response consists of calls. parallel: False: it has one call at most.
+    begun: the text of the message that the response continues; None: it begins a new message.
+    in_reasoning: the prompt ends within the reasoning.
+    """
+
+    def __init__(
+        self,
+        formats: Mapping[str, Any],
+        tools: Sequence[Any] | None = None,
+        *,
+        forced: bool = False,
+        parallel: bool = True,
+        begun: str | None = None,
+        in_reasoning: bool = False,
+    ) -> None:
+        calls = _format(CALL_FORMATS, formats.get("tool_calls") if tools is not None else None)
+        # A begun message has no reasoning, because its text follows the reasoning.
+        reasoning = _format(REASONING_FORMATS, formats.get("reasoning") if begun is None else None)
+        special_tokens = formats.get("special") or {}
         marks = special_marks(markup_of(calls, reasoning), special_tokens)
         self._marks = {special_tokens[token]: mark for token, mark in marks.items()}
+        functions = functions_of(tools or ())
+        texts = {}
+        if calls and calls.xml:
+            named = named_functions(functions)
+            texts = {name: text_parameters(function.get("parameters")) for name, function in named.items()}
         self._parser = AnswerParser(
             calls,
             reasoning,
-            names=options.get("names", ()),
-            texts=options.get("texts"),
-            in_reasoning=bool(options.get("in_reasoning")),
+            names=named_functions(functions) if calls and calls.bare else (),
+            texts={name: found for name, found in texts.items() if found},
+            in_reasoning=in_reasoning,
             marks=marks,
-            parallel=bool(options.get("parallel", True)),
-            forced=bool(options.get("forced")),
-            certain=bool(options.get("certain")),
-            continued=bool(options.get("continued")),
+            parallel=parallel,
+            forced=forced and calls is not None,
+            certain=any(function.get("strict") for function in functions),
+            continued=calls is not None and calls.bare and bool((begun or "").strip()),
         )
         self._num_reasoning_tokens = 0
 
     def read(
         self, tokens: Sequence[tuple[int, bytes]], span: tuple[int, int], *, last: bool, cut_off: bool = False
     ) -> Part:
-        """What the next response adds to the answer. tokens: each with its bytes, none of special ones. span: which of
-        these bytes, joined, are text. last: nothing more comes; cut_off: the model had not ended."""
+        """Returns what the next chunk adds to the response. tokens: each with its bytes, which are empty for special
+        tokens. span: the text is this range of the joined bytes. last: it is the last chunk; cut_off: the response did
+        not end by itself."""
         events: list[Event] = []
         for text in self._texts(tokens, span):
             before = self._parser.in_reasoning
@@ -72,13 +106,13 @@ class Reader:
         )
 
     def _texts(self, tokens: Sequence[tuple[int, bytes]], span: tuple[int, int]) -> Iterator[str]:
-        """Of each token what the parser gets: what it adds to the text, and the marks of special tokens. Responses are
-        cut where characters end, tokens are not."""
+        """Yields the parser's input for each token: its part of the text, and the mark of a special token. A chunk ends
+        with a whole character, a token may not."""
         decoder = _utf8_decoder("replace")
         begin, end = span
         at = 0
         for number, (token, piece) in enumerate(tokens, start=1):
-            # A special token may stand before the leading space that is no text.
+            # A special token may precede the leading space that is not part of the text.
             mark = self._marks.get(token, "") if at <= end else ""
             text = piece[max(begin - at, 0) : max(end - at, 0)]
             at += len(piece)
@@ -98,3 +132,10 @@ def _call_deltas(events: Sequence[Event]) -> list[dict[str, Any]]:
             else:
                 deltas[-1]["arguments"] = deltas[-1].get("arguments", "") + event.text
     return deltas
+
+
+def _format(formats: Mapping[str, Any], name: str | None) -> Any:
+    if name is not None and name not in formats:
+        known = ", ".join(formats)
+        raise ValueError(f"this version of charonia-client does not know the format {name!r}; it knows {known}")
+    return None if name is None else formats[name]

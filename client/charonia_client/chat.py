@@ -23,7 +23,7 @@ _SHOWN = 200  # characters of a call
 
 class Chat:
     """A terminal chat over `client`; `sampling` are fields of GenerateRequest for every turn. The model may call
-    `tools`, which run at once."""
+    `tools`, which run immediately."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Chat:
                 del self._history[before:]
 
     async def _interruptible_answer(self) -> bool:
-        """Prints the answer while it comes; Ctrl-C ends it and keeps what has come. False after an error, and where
-        nothing has come.
+        """Prints the response while it arrives. Ctrl-C ends it and keeps the text so far. Returns False after an error,
+        and if there is no text.
 
         The first Ctrl-C stops the request, whose answer then ends by itself; the next one does not wait for that.
         """
@@ -98,14 +98,14 @@ class Chat:
             return False
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-            # What a stop says of itself is said by the answer too.
+            # An error of the stop request is also an error of the response.
             await asyncio.gather(*stops, return_exceptions=True)
         if parts:  # of an answer that has not ended
             self._history.append({"role": "assistant", "content": "".join(parts)})
         return len(self._history) > before
 
     async def _answer(self, ids: list[str], parts: list[str]) -> None:
-        """ids: gets those of the requests. parts: gets the texts of the answer that is under way."""
+        """ids: receives the ids of the requests. parts: receives the texts of the current response."""
 
         def new_id() -> str:
             ids.append(str(uuid.uuid4()))
@@ -126,9 +126,10 @@ class Chat:
                     parts.append(part.content)
                     if part.reasoning:
                         self._console.print(plain(part.reasoning), style="dim italic", end="", markup=False)
-                    elif dim and part.content:
+                        dim = True
+                    if dim and part.content:
                         self._console.print("\n")
-                    dim = bool(part.reasoning) or (dim and not part.content)
+                        dim = False
                     self._console.out(plain(part.content), end="", highlight=False)
                     self._console.file.flush()
         except TooManyRounds as error:
@@ -147,7 +148,7 @@ def _shown(result: ToolResult) -> str:
 
 
 def _cost(last: GenerateResponse) -> str:
-    """What an answer took, by the server's clock. The speed is that of decoding: the tokens after the first."""
+    """The cost of a response, by the server's clock. The speed is that of decoding: the tokens after the first."""
     tokens, timings = last.num_output_tokens, last.timings
     text = f"{tokens} tokens"
     if timings and tokens > 1 and timings.total_ms > timings.first_token_ms:

@@ -1,14 +1,14 @@
-"""The asynchronous gRPC client: one channel, one ModelStreamInfer call per request.
+"""The asynchronous gRPC client: one channel, one subscription for all responses (subscription.py).
 
-Disconnecting. Triton does not pass the cancellation of an ensemble call on to the step that runs. So the client sends
-the engine a cancel request with the same id (docs/contracts.md) and reads the call to its end. It does so in a task of
-its own that outlives the caller's. Closing the iterator, cancelling the task, a time limit and closing the client all
-end the work on the server.
+Disconnecting. Triton does not pass the cancellation of an ensemble call on to the step that runs, and counts some such
+calls as running forever, so that it can neither unload the model nor shut down in order. So the client sends the engine
+a cancel request with the same id (docs/contracts.md), in a task that outlives the caller's. Closing the iterator,
+cancelling the task, a time limit and closing the client all end the work on the server.
 
-A server that fails. A killed process closes its connection, and every call ends at once. A server can also become
-unresponsive (its machine or network fails, its process is stopped), or its one thread for streams can, while it answers
-every other call. So two small calls probe the server every few seconds while requests run. That traffic also keeps
-gRPC's keepalive pings away from a server that answers: Triton's default policy takes such pings for abuse.
+Failing servers. A killed process closes its connection, and every call ends immediately. A server can also become
+unresponsive (its machine or network fails, its process is stopped), or only its one thread for streams does. So two
+small calls probe the server every few seconds while a subscription is open. That traffic also prevents gRPC's keepalive
+pings to a server that answers: Triton's default policy takes such pings for abuse.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import contextlib
 import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from charonia_client.aside import aside
 from charonia_client.errors import (
     BadRequest,
     CharoniaError,
@@ -38,11 +36,10 @@ from charonia_client.errors import (
     from_rpc,
     from_triton,
 )
-from charonia_client.stream import Stream, stream_infer
-from charonia_client.subscription import Kind, NotOffered, SubscribedStream, Subscription
+from charonia_client.stream import Stream
+from charonia_client.subscription import Subscription
 from charonia_client.tensors import (
     Action,
-    decode,
     decode_described,
     decode_lookup,
     decode_quality,
@@ -65,8 +62,6 @@ from charonia_client.types import (
 from charonia_client.vocabulary import Lookup, Vocabulary
 from charonia_client.waiting import comes_within
 
-Way = Literal["call", "subscription"]
-
 _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -82,18 +77,16 @@ _CHANNEL_OPTIONS = [
 ]
 _PROBE_INTERVAL_S = 5.0
 _PROBE_TIMEOUT_S = 15.0
-# A server that ends refuses calls while it lets those that run come to their end, which takes it drain_timeout_s and a
-# little more. Some then hold their connections open and never end them.
+# A server that shuts down rejects calls while running calls end, which takes a little longer than drain_timeout_s. Some
+# servers then keep their connections open forever.
 _REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
-# Of a text of megabytes, behind others.
+# A text of megabytes may wait for others.
 _TOKENIZE_TIMEOUT_S = 60.0
-# A cancel can overtake its request, which the engine would then take in after it. So it is repeated until the answer
-# ends, with that many seconds in between. It is idempotent.
-_STOP_PATIENCE_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
-_TOLD_TIMEOUT_S = 1.0
-# That what a server does not take by subscription is not sent so again: it may be replaced by a newer one meanwhile.
-_REFUSED_S = 60.0
+# A cancel request can overtake its request, and then has no effect. So it is repeated after these times until the
+# response ends. It is idempotent.
+_CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
+_CANCEL_TIMEOUT_S = 1.0
 
 
 def _beside(ensemble: str, part: str) -> str:
@@ -103,19 +96,14 @@ def _beside(ensemble: str, part: str) -> str:
 
 
 class Client:
-    """A connection to Triton's gRPC port. Make it inside a running event loop; use it as `async with`, or close it.
+    """A connection to Triton's gRPC port. Create it inside a running event loop; use it with `async with`, or close it.
 
     `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests,
     `vocabulary` the one that knows the bytes of tokens and `tokenizer` the one that makes tokens: by default those that
     belong to the ensemble, `engine.LABEL` and so on where it is `ensemble.LABEL`. Any number of
-    requests may run at once. `metadata` is asked for each request what goes with its call as gRPC metadata, such as a
-    `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
-    its answers without a vocabulary. `tls`: None for a server that has none. `subscribe`: answers come by one stream,
-    which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
-    probabilities of the prompt or gRPC metadata, and none that the server does not take so: any or those with log
-    probabilities, where it is of an older version, and `parsed` ones, where it has another version of the parser.
-    `on_way` is told once of each request how its answer comes, and `on_refusal` why the server takes none by
-    subscription, or none of that kind.
+    requests may run at the same time. `metadata` returns the gRPC metadata of a request's call, such as a
+    `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model, for when this one drains and has
+    no vocabulary any more. `tls`: None for a server without TLS.
     """
 
     def __init__(
@@ -129,17 +117,10 @@ class Client:
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         lookup_elsewhere: Lookup | None = None,
         tls: Tls | None = None,
-        subscribe: bool = False,
-        on_way: Callable[[Way], None] = lambda _: None,
-        on_refusal: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.target = target
-        self._subscribe = subscribe
-        self._on_way = on_way
-        self._on_refusal = on_refusal
-        self._refused_until: dict[Kind, float] = {}  # what the server takes by calls alone, by the loop's clock
         self._subscription: Subscription | None = None
-        self._left: list[Subscription] = []  # which the server does not know any more, with answers that still come
+        self._left: list[Subscription] = []  # unknown to the server by now, but their responses may still arrive
         self.model = model
         self.engine = engine or _beside(model, "engine")
         self.vocabulary = vocabulary or _beside(model, "postprocessing")
@@ -151,8 +132,15 @@ class Client:
         else:
             self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
-        self._stream_infer = stream_infer(self._channel)
-        self._active: dict[str, Stream | SubscribedStream] = {}  # by request id
+        # The call takes a stream of requests and is given one. As a unary request, it is sent together with the head
+        # and the end of the call, which is the same on the wire. A separate write to a connection that has just broken
+        # would fail with a status of gRPC's own, instead of the one that says what happened.
+        self._stream_infer = self._channel.unary_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        self._active: dict[str, Stream] = {}  # by request id
         self._stops: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -186,8 +174,8 @@ class Client:
     async def generate(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """Yields the parts of the answer, the last with a finish_reason; with `stream=False` the whole in one. With `n`
-        answers their parts come as they are made, each with its `index`.
+        """Yields the parts of the response, the last with a finish_reason; with `stream=False` one part. With `n`
+        responses their parts arrive in any order, each with its `index`.
 
         Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
         server: a session forgets the turn. `request_id` must be unique among the requests that run; by default a new
@@ -204,31 +192,17 @@ class Client:
                 f"Triton at {self.target} did not answer in time ({max(0, round(timeout_s, 2)):g} s)"
             )
             deadline = asyncio.get_running_loop().call_later(timeout_s, lambda: stream.fail(late))
-        with_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
-        running = request.n or 1  # answers that have not ended
+        running = request.n or 1  # responses that have not ended
         try:
-            while True:
-                try:
-                    answer = await stream.next()
-                except NotOffered as refusal:
-                    self._note_refusal(refusal)
-                    stream = self._begin(request, request_id)
-                    continue
-                if answer is None:
-                    break
-                if isinstance(answer, GenerateResponse):
-                    response = answer
-                else:
-                    # Of log probabilities, an answer that is sent whole may have hundreds of thousands.
-                    response = await aside(answer.ByteSize() // 8 if with_logprobs else 0, decode, answer)
+            while (response := await stream.next()) is not None:
                 running -= response.finish_reason is not None
-                if response.logprobs or response.prompt_ids:
+                if response.top_logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)
                 if request.name_stop_word and response.finish_reason == "stop":
-                    response.stop_word = await self._tokens.stop_word(response, request.stop_words)
+                    response.stop_word = response.find_stop_word(request.stop_words)
                 yield response
             if running:
-                raise ServerError(f"Triton at {self.target} ended the answer without a finish reason")
+                raise ServerError(f"Triton at {self.target} ended the response without a finish reason")
         except Unavailable:
             self._tokens.forget()
             raise
@@ -237,15 +211,14 @@ class Client:
                 deadline.cancel()
             self._active.pop(request_id, None)
             if running and not stream.over:
-                told = self._disconnect(request_id, stream)
-                # The cancel goes its way whatever becomes of this task. But an event loop that ends does not wait for
-                # tasks that came after its last round of cancelling: it does for this one, which was there before.
-                # Who has lost the connection may try another server, and does not wait for this one.
+                tried = self._disconnect(request_id, stream)
+                # The cancel request is sent whatever happens to this task. But an event loop that ends waits only for
+                # tasks that were there when it cancelled them all, as this one was. A caller that has lost the
+                # connection does not wait, because it may try another server.
                 if not stream.task.done():
-                    await comes_within(told, _TOLD_TIMEOUT_S)
+                    await comes_within(tried, _CANCEL_TIMEOUT_S)
 
-    def _begin(self, request: GenerateRequest, request_id: str) -> Stream | SubscribedStream:
-        """Sends it, by a call of its own or with its answers in the subscription."""
+    def _begin(self, request: GenerateRequest, request_id: str) -> Stream:
         try:
             message = encode(request, request_id, self.model)
         except ValueError as error:
@@ -253,39 +226,12 @@ class Client:
         if self._closing.is_set():
             raise Unavailable("the client was closed")
         metadata = tuple(self._metadata()) if self._metadata else None
-        parsed, logprobs = bool(request.parsed), request.logprobs is not None
-        carried = self._subscribe and request.prompt_logprobs is None and not metadata
-        stream: Stream | SubscribedStream
-        kinds: dict[Kind, bool] = {"any": True, "parsed": parsed, "logprobs": logprobs}
-        if carried and not any(is_one and self._refuses(kind) for kind, is_one in kinds.items()):
-            stream = SubscribedStream(
-                self._open_subscription,
-                message,
-                request.n or 1,
-                parsed=parsed,
-                logprobs=logprobs,
-                on_settled=partial(self._on_way, "subscription"),
-            )
-        else:
-            self._on_way("call")
-            stream = Stream(self._stream_infer(message, metadata=metadata), self.target)
-        self._active[request_id] = stream
+        stream = self._active[request_id] = Stream(self._open_subscription, request, message, metadata)
         return stream
 
-    def _refuses(self, kind: Kind) -> bool:
-        """Whether the server has just not taken such a request by subscription."""
-        return asyncio.get_running_loop().time() < self._refused_until.get(kind, -math.inf)
-
-    def _note_refusal(self, refusal: NotOffered) -> None:
-        """Of all requests that are refused at the same time, the first says it."""
-        known = self._refuses(refusal.kind)
-        self._refused_until[refusal.kind] = asyncio.get_running_loop().time() + _REFUSED_S
-        if not known:
-            self._on_refusal(str(refusal))
-
     def _open_subscription(self) -> Subscription:
-        """The one for new requests."""
-        if self._subscription is None or self._subscription.over or not self._subscription.fit:
+        """Returns the subscription for new requests."""
+        if self._subscription is None or self._subscription.over or not self._subscription.known:
             self._left = self._open_subscriptions()
             self._subscription = Subscription(self._stream_infer, self.engine, self.target, self.answer_formats)
         return self._subscription
@@ -311,23 +257,23 @@ class Client:
         return sorted(answers, key=lambda answer: answer.index)
 
     async def stop(self, request_id: str = "", *, session_id: str = "") -> None:
-        """Ends every request of that id, or of that session. A session keeps the turn with what was said of it.
+        """Ends every request with this id, or of this session. A session keeps the turn with the text so far.
 
-        Unknown and finished ones are no error. Raises Unavailable, ServerError.
+        Unknown and finished requests are ignored. Raises Unavailable, ServerError.
         """
         await self._act("stop", request_id, session_id)
 
     async def cancel(self, request_id: str = "", *, session_id: str = "") -> None:
-        """As stop(), but a session forgets the turn."""
+        """Like stop(), but a session drops the turn."""
         await self._act("cancel", request_id, session_id)
 
     async def end_session(self, session_id: str) -> None:
-        """Forgets a session. One that is not known is no error. Raises Unavailable, ServerError."""
+        """Forgets a session, if it exists. Raises Unavailable, ServerError."""
         await self._act("end_session", "", session_id)
 
     def abort(self, request_id: str, why: str) -> bool:
-        """Ends a running request with Unavailable, if nothing of its answer has come yet: generate() raises it, and the
-        request is cancelled on the server. False when there is no such request."""
+        """Ends a running request that has no chunk yet: generate() raises Unavailable, and the request is cancelled on
+        the server. Returns False if the request does not exist."""
         stream = self._active.get(request_id)
         if stream is None or stream.begun:
             return False
@@ -336,14 +282,14 @@ class Client:
 
     async def _act(self, action: Action, request_id: str, session_id: str) -> None:
         message = encode_action(action, self.engine, request_id=request_id, session_id=session_id)
-        said = ""
+        failure = ""
         try:
             async for answer in self._stream_infer(message, timeout=_UNARY_TIMEOUT_S):
-                said = said or answer.error_message
+                failure = failure or answer.error_message
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
-        if said:
-            raise from_triton(said)
+        if failure:
+            raise from_triton(failure)
 
     async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         """The bytes of each token, and whether it is special (no part of a text). Raises Unavailable, ServerError."""
@@ -373,8 +319,8 @@ class Client:
             raise from_rpc(error, self.target) from None
 
     async def quality(self, timeout_s: float = _UNARY_TIMEOUT_S) -> list[dict[str, Any]]:
-        """What `charonia evaluate` has measured of the model: the records of its manifest, [] where there are none.
-        Raises Unavailable, ServerError."""
+        """Returns the quality records of the model's manifest, which `charonia evaluate` writes. Raises Unavailable,
+        ServerError."""
         message = encode_lookup([0], self.vocabulary, ("model_quality",))
         try:
             return decode_quality(await self._stub.ModelInfer(message, timeout=timeout_s))
@@ -390,55 +336,54 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
-    async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, str | None]:
-        """The formats of the model's `tool_calls` and `reasoning`, None where it has none. Raises Unavailable,
-        ServerError."""
+    async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
+        """The formats of the model's `tool_calls` and `reasoning`, None if it has none, and the ids of the `special`
+        tokens in their markup. Raises Unavailable, ServerError."""
         try:
             message = encode_question("answer_formats", self.tokenizer)
             return decode_described(await self._stub.ModelInfer(message, timeout=timeout_s))
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
-    def _disconnect(self, request_id: str, stream: Stream | SubscribedStream) -> asyncio.Event:
-        """Cancels the request on the server, in a task of its own. The event is set once it was sent or failed."""
+    def _disconnect(self, request_id: str, stream: Stream) -> asyncio.Event:
+        """Starts a task that cancels the request on the server. The event is set when the first try has ended."""
         stream.abandon()
-        told = asyncio.Event()
-        task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, told))
+        tried = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, tried))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
-        return told
+        return tried
 
-    async def _cancel_until_over(self, request_id: str, stream: Stream | SubscribedStream, told: asyncio.Event) -> None:
+    async def _cancel_until_over(self, request_id: str, stream: Stream, tried: asyncio.Event) -> None:
         try:
-            for patience_s in _STOP_PATIENCE_S:
-                # One that fails is said again: the server may only be late, or its connection may come back.
-                heard = False
+            for wait_s in _CANCEL_RETRY_S:
+                # A failed try is repeated: the server may be slow, or the connection may return.
+                received = False
                 with contextlib.suppress(CharoniaError):
                     await self.cancel(request_id)
-                    heard = True
-                told.set()
-                if stream.task.done() and not heard and await comes_within(self._closing, patience_s):
+                    received = True
+                tried.set()
+                if stream.task.done() and not received and await comes_within(self._closing, wait_s):
                     return
-                await asyncio.wait((stream.task,), timeout=patience_s)
-                # Nothing more comes of a call whose connection broke, whatever the server does: it must have heard.
-                if stream.task.done() and (heard or stream.over):
+                await asyncio.wait((stream.task,), timeout=wait_s)
+                # After a broken connection the stream has ended, but the server must still receive the cancel request.
+                if stream.task.done() and (received or stream.over):
                     return
         except asyncio.CancelledError:
-            # The loop is being torn down and cancels all tasks, once: say it a last time, then obey.
+            # The event loop ends and cancels all tasks once: try a last time.
             with contextlib.suppress(Exception):
                 await self.cancel(request_id)
             raise
         except Exception:
-            # Nobody waits for this task; a client that is closed can say nothing more.
+            # No task waits for this one, and a closed client can send nothing.
             return
         finally:
-            told.set()
+            tried.set()
             stream.cancel()
 
     async def _watch_server(self) -> None:
-        """Probes the server while requests run or a subscription is open. Where it does not answer, all requests end
-        with Unresponsive; where it refuses calls, those that have received nothing for a while. So do the
-        subscriptions."""
+        """Probes the server while requests run or a subscription is open. If it does not answer, all requests and
+        subscriptions end with Unresponsive. If it rejects calls, those end that have received nothing for a while."""
         clock = asyncio.get_running_loop().time
         refused_at: float | None = None  # since when it refuses
         try:
@@ -455,7 +400,7 @@ class Client:
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         failed = list(running.items())
                         why = f"did not answer for {_PROBE_TIMEOUT_S:g} s"
-                    else:  # the connection's end is told to each call by gRPC itself, if it ends
+                    else:  # gRPC itself ends all calls of a broken connection
                         refused_at = clock() if refused_at is None else refused_at
                         latest = clock() - _REFUSED_TIMEOUT_S
                         failed = [item for item in running.items() if max(refused_at, item[1].news_at) <= latest]
@@ -471,14 +416,14 @@ class Client:
             self._watch = None
 
     async def _open_stream(self, timeout_s: float) -> None:
-        """Opens a stream and ends it without a request. Triton's thread for streams has to take it and to end it."""
+        """Opens a stream and ends it without a request, which needs Triton's thread for streams."""
         async for _ in self._stub.ModelStreamInfer(iter(()), timeout=timeout_s):
             pass
 
     async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
-        """Returns when the server answers, both of its models can take requests, and it takes streams. Raises
-        Unresponsive when one of the questions has no answer within `timeout_s`, NotReady when it answers that a model
-        takes none, and Unavailable or ServerError with what else is wrong."""
+        """Returns when the server answers, accepts streams, and both of its models are ready. Raises Unresponsive if a
+        call has no answer within `timeout_s`, NotReady if a model is not ready, and Unavailable or ServerError for
+        other errors."""
         try:
             if not (await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=timeout_s)).live:
                 raise Unavailable(f"Triton at {self.target} is not live")

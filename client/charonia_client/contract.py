@@ -1,5 +1,5 @@
 # Generated from definitions/tensors.toml and definitions/sampling_parameters.toml by `make generate`; do not edit.
-"""The ensemble's tensors, and the fields of a request that are one value."""
+"""The fields of a request that are one value, and their tensors."""
 
 from __future__ import annotations
 
@@ -69,69 +69,4 @@ SCALARS: dict[str, tuple[str, str]] = {
     "prompt_logprobs": ("prompt_logprobs", "INT32"),
     "n": ("num_return_sequences", "INT32"),
     "best_of": ("best_of", "INT32"),
-}
-
-# Output -> what it holds: one value, or several of them.
-OUTPUTS: dict[str, str] = {
-    "text_output": "text",
-    "content_output": "text",
-    "reasoning_output": "text",
-    "tool_calls": "text",
-    "num_reasoning_tokens": "int",
-    "output_ids": "ints",
-    "text_span": "ints",
-    "sequence_index": "int",
-    "output_log_probs": "floats",
-    "top_log_prob_ids": "ints",
-    "top_log_probs": "floats",
-    "cum_log_probs": "float",
-    "prompt_ids": "ints",
-    "prompt_log_probs": "floats",
-    "prompt_top_log_prob_ids": "ints",
-    "prompt_top_log_probs": "floats",
-    "finish_reason": "text",
-    "num_input_tokens": "int",
-    "num_output_tokens": "int",
-    "num_cached_tokens": "int",
-    "num_session_tokens": "int",
-    "timings": "floats",
-}
-
-# The outputs that every request asks for, and those that one asks for where a field of it is set.
-ALWAYS: tuple[str, ...] = (
-    "text_output",
-    "output_ids",
-    "finish_reason",
-    "num_input_tokens",
-    "num_output_tokens",
-    "num_cached_tokens",
-    "timings",
-)
-ASKED_WITH: dict[str, tuple[str, ...]] = {
-    "parsed": (
-        "content_output",
-        "reasoning_output",
-        "tool_calls",
-        "num_reasoning_tokens",
-    ),
-    "logprobs": (
-        "text_span",
-        "output_log_probs",
-        "top_log_prob_ids",
-        "top_log_probs",
-        "cum_log_probs",
-    ),
-    "name_stop_word": ("text_span",),
-    "best_of": (
-        "sequence_index",
-        "cum_log_probs",
-    ),
-    "n": ("sequence_index",),
-    "prompt_logprobs": (
-        "prompt_ids",
-        "prompt_log_probs",
-        "prompt_top_log_prob_ids",
-        "prompt_top_log_probs",
-    ),
-    "session_id": ("num_session_tokens",),
 }

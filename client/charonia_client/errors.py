@@ -46,7 +46,7 @@ class Unsupported(CharoniaError):
 
 
 class NotReady(Unavailable):
-    """The server answers, and takes no new request: it drains, or a model of it failed. What it has begun goes on."""
+    """The server answers but accepts no new request: it drains, or a model has failed. Running requests continue."""
 
 
 class Unresponsive(Unavailable):
@@ -73,14 +73,14 @@ class ServerError(CharoniaError):
 _PREFIX = re.compile(r"^(?:in ensemble '[^']*', |\[request id: [^\]]*\] )*")
 _CODE = re.compile(r"\[(\d{3})\] ")
 _RETRY = re.compile(r"retry after (\d+(?:\.\d+)?) s")
-# What Triton's core itself says where it or a model of it ends, of a model that is not there, and about a full queue.
+# Errors of Triton's core: when it or a model ends, for an unknown model, and for a full queue.
 _ENDING = re.compile(r"no available versions|unloading|server is stopping|Server is exiting", re.IGNORECASE)
 _AWAY = re.compile(
     r"unknown model|is not ready|not found"
     r"|Stub process .* is not healthy|stub process has exited|Failed to increase the shared memory pool",
     re.IGNORECASE,
 )
-# What gRPC says of a connection that was open, in place of one that could not be made.
+# gRPC's errors for a connection that was open and broke.
 _BROKEN = re.compile(r"Socket closed|Connection reset|Broken pipe|recvmsg", re.IGNORECASE)
 _FULL = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
 

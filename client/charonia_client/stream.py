@@ -1,109 +1,273 @@
-"""One ModelStreamInfer call, read by a task of its own.
-
-gRPC's asyncio API cancels a call when the task that reads it is cancelled, and a cancelled ensemble is what Triton
-handles worst: the step that runs does not hear of it, and some such requests count as in flight for ever, so that the
-server can neither unload a model nor end in order. So when a reader disconnects, the call's own
-task reads on, drops what comes, and ends when the engine has stopped the request and has sent the last response.
-
-The call takes a stream of requests and is given one. That one goes out with the call's head and end in one operation,
-as in a call that takes a single request, which on the wire is the same. Written by itself, to a connection that has
-just broken, it would fail with a status of gRPC's own in place of the one that says what happened.
-"""
+"""The parts of one request's responses, as they arrive on a subscription."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
+from charonia_answers.reading import Reader
 
-from charonia_client.errors import CharoniaError, ConnectionLost, ServerError, Unresponsive, from_rpc, from_triton
+from charonia_client.delivery import Chunk
+from charonia_client.errors import (
+    CharoniaError,
+    ConnectionLost,
+    ServerError,
+    Unavailable,
+    Unresponsive,
+    from_rpc,
+    from_triton,
+)
+from charonia_client.offload import offload
+from charonia_client.subscription import Subscription
+from charonia_client.tensors import decode, decode_with_logprobs, num_logprobs, set_subscription
+from charonia_client.types import GenerateRequest, GenerateResponse, ToolCallDelta
 
-# Responses read ahead of a slow reader; more wait in gRPC's and Triton's buffers.
+# Chunks that wait for a slow reader. Later chunks are joined with the last waiting chunk of their response.
 _READ_AHEAD = 64
+# Log probabilities in a chunk that was joined: decoded, they take 150 bytes each.
+_MAX_JOINED_LOGPROBS = 4096
+_PARSE_ITEMS = 16  # offload() counts microseconds; the parser takes 6 to 27 for a token
 
-
-def stream_infer(channel: grpc.aio.Channel) -> Any:
-    """ModelStreamInfer with one request: called with it, gives the call, whose responses `async for` reads."""
-    return channel.unary_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelStreamInferResponse.FromString,
-    )
+_NO_SUBSCRIPTION = "there is no subscription"  # the engine's error for an unknown name begins with this
+_RELOADED = "was loaded anew"  # the error of a subscription whose model was reloaded ends with this
 
 
 class Stream:
-    """Raw responses of one call. One task may read."""
+    """The chunks of one request, until each of its responses has ended. One task may read.
 
-    def __init__(self, call: Any, target: str) -> None:
-        self._call = call
-        self._target = target
-        self._responses: deque[Any] = deque()
+    `choose` returns the subscription to use. If the server does not know it, because the model was reloaded, the
+    request is sent again once, with the subscription that `choose` then returns.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[], Subscription],
+        request: GenerateRequest,
+        message: Any,
+        metadata: Sequence[tuple[str, str]] | None = None,
+    ) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self._choose = choose
+        self._request = request
+        self._message = message
+        self._metadata = metadata
+        self._subscription = choose()
+        self._running = request.n or 1  # responses that have not ended
+        self._chunks: deque[Any] = deque()
+        self._parser = ResponseParser(request) if request.parsed else None
+        self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         self._error: CharoniaError | None = None
-        self._ended = False
-        self.begun = False  # a response has come
-        self.over = False  # the server has nothing more to do for this call
         self._abandoned = False
-        self._news = asyncio.Event()  # for the reader
-        self._room = asyncio.Event()  # for the task
-        self._clock = asyncio.get_running_loop().time
-        self.news_at = self._clock()  # when the last response came, by the loop's clock
-        self.task = asyncio.get_running_loop().create_task(self._read())
+        self._calling = False  # the call that submits the request has not ended
+        self._lost: CharoniaError | None = None  # the error of the subscription, if the call says that it was known
+        self._waiter: asyncio.Future[None] | None = None  # of the reader
+        self.begun = False  # a chunk has arrived
+        self.over = False  # the server has nothing left to do for this request
+        self.news_at = loop.time()  # when the last chunk arrived
+        self.task: asyncio.Future[None] = loop.create_future()  # done when no more chunks are taken
+        self._key = self._subscription.add(self)
+        self._sender = loop.create_task(self._send())
+        self._subscription.keep(self._sender)
 
-    async def next(self) -> Any | None:
-        """The next ModelInferResponse, None at the end. Raises the client's errors. Cancelling it loses nothing."""
-        while not self._responses:
+    async def next(self) -> GenerateResponse | None:
+        """Returns the next part, or None at the end. Raises the client's errors. Cancelling it loses no part."""
+        while not self._chunks:
             if self._error:
                 raise self._error
-            if self._ended:
+            if self.task.done():
                 return None
-            self._news.clear()
-            await self._news.wait()
-        self._room.set()
-        return self._responses.popleft()
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        chunk = self._chunks.popleft()
+        if self._has_logprobs:
+            part = await offload(num_logprobs(chunk), decode_with_logprobs, chunk)
+        else:
+            part = decode(chunk)
+        if self._parser:
+            num_items = self._message.ByteSize() if self._parser.is_new(part) else 0
+            num_items += _PARSE_ITEMS * len(part.token_ids)
+            await offload(num_items, self._parser.parse, part, in_reasoning=chunk.in_reasoning)
+        return part
 
     def abandon(self) -> None:
-        """The reader is gone: responses that still come are dropped."""
+        """The reader has left: later chunks are dropped."""
         self._abandoned = True
-        self._responses.clear()
-        self._room.set()
+        self._chunks.clear()
 
     def fail(self, error: CharoniaError) -> None:
-        """Gives the reader `error` after what has come before."""
-        self._error = self._error or error
-        self._news.set()
+        """Raises `error` in the reader, after the chunks that have arrived. Does nothing if all responses have
+        ended."""
+        if self._running:
+            self._error = self._error or error
+            self._wake()
 
     def cancel(self) -> None:
-        """Ends the call, whatever the server makes of it."""
-        self._call.cancel()
+        """Takes no more chunks, whatever the server does with the request."""
+        if not self.over:  # otherwise the call ends by itself
+            self._sender.cancel()
+        self.end()
 
-    async def _read(self) -> None:
-        try:
-            async for answer in self._call:
-                self.news_at = self._clock()
-                if answer.error_message:
-                    # The end of the call, to which this reads on, is near.
-                    self.over = True
-                    self.fail(from_triton(answer.error_message))
-                elif not self._abandoned and not self._error:
-                    self.begun = True
-                    self._responses.append(answer.infer_response)
-                    self._news.set()
-                    while len(self._responses) >= _READ_AHEAD:
-                        self._room.clear()
-                        await self._room.wait()
+    def push(self, chunk: Any) -> None:
+        """Takes a chunk from the subscription."""
+        self.begun = True
+        if chunk.finish_reason:
+            self._running -= 1
+        if not self._abandoned and not self._error:
+            if len(self._chunks) < _READ_AHEAD or not self._join(chunk):
+                # A copy, because a chunk of a delivery keeps the whole delivery in memory.
+                copied = Chunk()
+                copied.CopyFrom(chunk)
+                self._chunks.append(copied)
+            self._wake()
+        if not self._running:
             self.over = True
-        except grpc.RpcError as error:
-            failure = from_rpc(error, self._target)
-            # Of a connection that broke nobody knows whether the server lives on, and works on.
-            self.over = not isinstance(failure, (ConnectionLost, Unresponsive))
-            self.fail(failure)
+            self.end()
+
+    def _join(self, chunk: Any) -> bool:
+        """Joins a chunk with the last waiting chunk of its response, if that has few log probabilities."""
+        for last in reversed(self._chunks):
+            if last.sequence_index == chunk.sequence_index:
+                if num_logprobs(last) >= _MAX_JOINED_LOGPROBS:
+                    return False
+                begin, end = last.text_begin, last.text_end
+                last.MergeFrom(chunk)
+                last.text_begin = begin if begin != end else end + chunk.text_begin
+                last.text_end = end + chunk.text_end
+                return True
+        return False
+
+    def lose(self, error: CharoniaError) -> None:
+        """The subscription or the request has ended with `error`. Does nothing if the stream has ended."""
+        if self.task.done():
+            return
+        if self._calling and not self.begun and isinstance(error, Unavailable) and _RELOADED in str(error):
+            self._lost = error  # the request may reach the model that replaces the other one
+            return
+        # After a broken connection the server may still work on the request.
+        self.over = not isinstance(error, (ConnectionLost, Unresponsive))
+        self.fail(error)
+        self.end()
+
+    def end(self) -> None:
+        """Takes no more chunks."""
+        self._subscription.remove(self._key)
+        if not self.task.done():
+            self.task.set_result(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = None
+
+    async def _send(self) -> None:
+        """Submits the request when the subscription is open. An error of the call ends the request."""
+        try:
+            unknown = await self._call()
+            if unknown and not (self._abandoned or self._error or self.task.done()):
+                self._lost = None
+                self._subscription.remove(self._key)
+                self._subscription = self._choose()
+                self._key = self._subscription.add(self)
+                self._subscription.keep(self._sender)
+                unknown = await self._call()
+            if lost := unknown or self._lost:
+                self.lose(lost)
+        except grpc.RpcError as failure:
+            self.lose(from_rpc(failure, self._subscription.target))
+        except CharoniaError as failure:
+            self.lose(failure)
         except asyncio.CancelledError:
-            # By a loop that ends, or because the call was cancelled here; whoever did the latter has set an error.
-            self.fail(ServerError("the call was cancelled"))
+            # The event loop ends, or cancel() was called.
+            self._break_off(ServerError("the call was cancelled"))
             raise
+        except Exception as failure:  # an invalid response, or the channel is closed
+            self._break_off(ServerError(f"the call to Triton at {self._subscription.target} failed: {failure!r}"))
+
+    async def _call(self) -> Unavailable | None:
+        """Makes the call that submits the request. Returns the error of a server that does not know the subscription,
+        and so has not taken the request."""
+        subscription, unknown = self._subscription, None
+        await subscription.opened()
+        if self._parser:
+            self._parser.formats = await subscription.answer_formats()
+        if self._abandoned or self._error:
+            self.over = True
+            self.end()
+            return None
+        set_subscription(self._message, subscription.name, self._key)
+        self._calling = True
+        try:
+            async for answer in subscription.call(self._message, metadata=self._metadata):
+                if answer.error_message:
+                    error = from_triton(answer.error_message)
+                    if isinstance(error, Unavailable) and _NO_SUBSCRIPTION in str(error):
+                        subscription.known = False
+                        unknown = error
+                    else:
+                        self.lose(error)
         finally:
-            self._ended = True
-            self._news.set()
+            self._calling = False
+        return unknown
+
+    def _break_off(self, error: CharoniaError) -> None:
+        """Ends the stream with the error, unless it has ended. The server may have the request."""
+        if not self.task.done():
+            self.fail(error)
+            self.end()
+
+
+class ResponseParser:
+    """Parses the responses of a request into content, reasoning and tool calls. `formats`: as Client.answer_formats()
+    returns them."""
+
+    def __init__(self, request: GenerateRequest, formats: Mapping[str, Any] | None = None) -> None:
+        self.formats = formats or {}
+        self._request = request
+        self._readers: dict[int, Reader] = {}  # by index of the response
+
+    def is_new(self, part: GenerateResponse) -> bool:
+        """Whether the part is the first part of its response."""
+        return part.index not in self._readers
+
+    def parse(self, part: GenerateResponse, *, in_reasoning: bool) -> None:
+        """Sets content, reasoning and tool_calls of the next part of a response. in_reasoning: the prompt ends within
+        the reasoning; it counts for the first part. Raises ServerError."""
+        reason = part.finish_reason
+        try:
+            if self.is_new(part):
+                self._readers[part.index] = self._reader(in_reasoning)
+            found = self._readers[part.index].read(
+                list(zip(part.token_ids, part.token_bytes, strict=True)),
+                part.text_span,
+                last=reason is not None,
+                cut_off=reason not in (None, "stop"),
+            )
+        except Exception as error:
+            raise ServerError(f"the response could not be parsed for tool calls and reasoning: {error!r}") from error
+        part.content, part.reasoning = found.content, found.reasoning
+        part.tool_calls = [ToolCallDelta(**call) for call in found.calls]
+        part.num_reasoning_tokens = found.num_reasoning_tokens
+
+    def _reader(self, in_reasoning: bool) -> Reader:
+        request = self._request
+        if request.messages is None:
+            return Reader({})
+        return Reader(
+            self.formats,
+            None if request.tool_choice == "none" else request.tools or None,
+            forced=request.tool_choice not in (None, "auto", "none"),
+            parallel=request.parallel_tool_calls is not False,
+            begun=_text_of(request.messages[-1]) if request.continue_final_message else None,
+            in_reasoning=in_reasoning,
+        )
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """The text of a chat message, which has one text or a list of text parts."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content)

@@ -1,29 +1,36 @@
-"""Between typed requests and responses and Triton's raw tensors (little-endian; BYTES: length as u32, then bytes)."""
+"""Converts typed requests to Triton's raw tensors (little-endian; BYTES: length as u32, then bytes), and raw tensors
+and chunks of subscriptions to typed responses."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 
-from charonia_client.contract import ALWAYS, ASKED_WITH, OUTPUTS, SCALARS
+from charonia_client.contract import SCALARS
+from charonia_client.delivery import Chunk
 from charonia_client.types import (
+    FinishReason,
     GenerateRequest,
     GenerateResponse,
     Guide,
     Timings,
     Tokenized,
     TokenizeRequest,
-    ToolCallDelta,
     TopToken,
 )
 
 Action = Literal["stop", "cancel", "end_session"]
 
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+_REASONS: dict[int, FinishReason] = {
+    value.number: value.name.lower()
+    for value in Chunk.DESCRIPTOR.fields_by_name["finish_reason"].enum_type.values
+    if value.number
+}
 
 
 def _numbers(message: Any, name: str, datatype: str, values: Sequence[float]) -> None:
@@ -97,33 +104,23 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     if request.logprobs is not None:
         _numbers(message, "return_log_probs", "BOOL", [True])
         _numbers(message, "top_logprobs", "INT32", [request.logprobs])
-    wanted = dict.fromkeys(ALWAYS)
-    for field, names in ASKED_WITH.items():
-        if getattr(request, field) is not None:
-            wanted.update(dict.fromkeys(names))
-    for name in wanted:
-        message.outputs.add(name=name)
+    # A subscription receives the results. The requested outputs decide which models the ensemble runs.
+    message.outputs.add(name="finish_reason")
     return message
 
 
-def subscribed(message: Any, subscription: str, key: int, parsed: bool) -> None:
-    """Makes a request of encode() one whose answer goes to this subscription, also where it went to another before.
-    parsed: with what it is read by."""
+def set_subscription(message: Any, subscription: str, key: int) -> None:
+    """Names the subscription that receives the results of a request of encode(), instead of the one it named before."""
     names = [tensor.name for tensor in message.inputs]
     if "subscription" in names:
-        kept = names.index("subscription")  # what follows is from here
+        kept = names.index("subscription")  # the inputs after it were added here
         del message.inputs[kept:], message.raw_input_contents[kept:]
     _texts(message, "subscription", [subscription.encode()])
     _numbers(message, "subscription_key", "UINT64", [key])
-    if parsed:
-        _numbers(message, "subscription_parsing", "BOOL", [True])
-    # Nothing comes of the call; the ensemble runs the models that make what is asked for.
-    del message.outputs[:]
-    message.outputs.add(name="finish_reason")
 
 
 def encode_subscription(subscription: str, model: str, *, read: int | None = None, end: bool = False) -> Any:
-    """The request to `engine` that opens a subscription, says up to which delivery it was read, or ends it."""
+    """The request to `engine` that opens a subscription, acknowledges its deliveries up to `read`, or ends it."""
     message = pb.ModelInferRequest(model_name=model)
     _texts(message, "subscription", [subscription.encode()])
     if read is not None:
@@ -154,10 +151,6 @@ def _unpack_texts(raw: bytes) -> list[bytes]:
     return texts
 
 
-def _floats(raw: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(raw) // 4}f", raw)
-
-
 def _ints(raw: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(raw) // 4}i", raw)
 
@@ -166,66 +159,42 @@ def _int(raw: bytes) -> int:
     return int.from_bytes(raw[:4], "little", signed=True)
 
 
-def _float(raw: bytes) -> float:
-    value: float = struct.unpack("<f", raw)[0]
-    return value
-
-
 def _text(raw: bytes) -> str:
     return raw[4:].decode(errors="replace")
 
 
-_KINDS: dict[str, Callable[[bytes], Any]] = {
-    "text": _text,
-    "int": _int,
-    "ints": _ints,
-    "float": _float,
-    "floats": _floats,
-}
-_DECODERS = {name: _KINDS[kind] for name, kind in OUTPUTS.items()}
+def num_logprobs(chunk: Any) -> int:
+    return sum(map(len, (chunk.output_log_probs, chunk.top_log_prob_ids, chunk.prompt_top_log_prob_ids)))
 
 
-def decode(message: Any) -> GenerateResponse:
-    """The typed response of a ModelInferResponse of the ensemble."""
-    values: dict[str, Any] = {}
-    for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True):
-        name = tensor.name
-        decoder = _DECODERS.get(name)
-        if decoder is not None:
-            values[name] = decoder(raw)
-    response = GenerateResponse(
-        values.get("text_output", ""),
-        values.get("output_ids", ()),
-        values.get("finish_reason") or None,
-        values.get("num_input_tokens", 0),
-        values.get("num_output_tokens", 0),
-        values.get("num_cached_tokens", 0),
+def decode(chunk: Any) -> GenerateResponse:
+    """The typed response of a chunk of a subscription, without log probabilities."""
+    return GenerateResponse(
+        b"".join(chunk.text_output).decode(errors="replace"),
+        tuple(chunk.output_ids),
+        _REASONS.get(chunk.finish_reason),
+        chunk.num_input_tokens,
+        chunk.num_output_tokens,
+        chunk.num_cached_tokens,
+        Timings(chunk.queue_ms, chunk.first_token_ms, chunk.total_ms),
+        token_bytes=tuple(chunk.token_bytes),
+        text_span=(chunk.text_begin, chunk.text_end),
+        index=chunk.sequence_index,
+        cum_logprob=chunk.cum_log_probs,
+        num_session_tokens=chunk.num_session_tokens,
     )
-    timings = values.get("timings")
-    if timings:
-        response.timings = Timings(*timings)
-    logprobs = values.get("output_log_probs")
-    if logprobs:
-        response.logprobs = logprobs
-        response.top_logprobs = _rows(
-            len(logprobs), values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
-        )
-    if len(values) > len(ALWAYS):
-        response.text_span = values.get("text_span", ())
-        response.index = values.get("sequence_index", 0)
-        response.cum_logprob = values.get("cum_log_probs", 0.0)
-        if "tool_calls" in values:
-            response.content = values["content_output"]
-            response.reasoning = values["reasoning_output"]
-            response.tool_calls = [ToolCallDelta(**call) for call in json.loads(values["tool_calls"])]
-            response.num_reasoning_tokens = values["num_reasoning_tokens"]
-        response.num_session_tokens = values.get("num_session_tokens", 0)
-        response.prompt_ids = values.get("prompt_ids", ())
-        response.prompt_logprobs = values.get("prompt_log_probs", ())
+
+
+def decode_with_logprobs(chunk: Any) -> GenerateResponse:
+    response = decode(chunk)
+    if chunk.output_log_probs:
+        response.logprobs = tuple(chunk.output_log_probs)
+        response.top_logprobs = _rows(len(response.logprobs), chunk.top_log_prob_ids, chunk.top_log_probs)
+    if chunk.prompt_ids:
+        response.prompt_ids = tuple(chunk.prompt_ids)
+        response.prompt_logprobs = tuple(chunk.prompt_log_probs)
         response.prompt_top_logprobs = _rows(
-            len(response.prompt_logprobs),
-            values.get("prompt_top_log_prob_ids", ()),
-            values.get("prompt_top_log_probs", ()),
+            len(response.prompt_logprobs), chunk.prompt_top_log_prob_ids, chunk.prompt_top_log_probs
         )
     return response
 
@@ -237,19 +206,10 @@ def _rows(count: int, ids: Sequence[int], logprobs: Sequence[float]) -> list[lis
     return [flat[width * at : width * (at + 1)] for at in range(count)]
 
 
-def decode_logprobs(
-    logprobs: bytes, top_ids: bytes, top_logprobs: bytes
-) -> tuple[tuple[float, ...], list[list[TopToken]]]:
-    """Those of some tokens, and of each of them the most likely tokens, from the tensors output_log_probs,
-    top_log_prob_ids and top_log_probs."""
-    found = _floats(logprobs)
-    return found, _rows(len(found), _ints(top_ids), _floats(top_logprobs))
-
-
 def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("token_bytes", "token_special")) -> Any:
     """Asks postprocessing for the bytes of tokens, or for another of its outputs."""
     message = pb.ModelInferRequest(model_name=model)
-    values = (0, 0, 0, 0, *ids)  # no text is asked for
+    values = (0, 0, *ids)  # no text is requested
     message.inputs.add(name="text_tokens", datatype="INT32", shape=[1, len(values)])
     message.raw_input_contents.append(struct.pack(f"<{len(values)}i", *values))
     message.inputs.add(name="echo", datatype="BYTES", shape=[1, 1])

@@ -9,7 +9,7 @@ import grpc  # type: ignore[import-untyped]
 
 
 class Tls:
-    """What a client checks its server with, and shows it. Files are PEM, and are read here, once.
+    """A client's certificates: they check the server and identify the client. The PEM files are read here, once.
 
     `ca`: the certificates that the server's has to come from; None: the public ones that gRPC knows. `cert` and `key`:
     the client's own, for a server that asks for one. `name`: whom the server's certificate is for, where that is not

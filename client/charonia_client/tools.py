@@ -21,7 +21,7 @@ _MAX_ROUNDS = 8
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a function returned for a call, as the model gets it."""
+    """The result of a call, as the model receives it."""
 
     call_id: str
     name: str
@@ -30,8 +30,8 @@ class ToolResult:
 
 
 class Tools:
-    """Functions by their names. What the model is told of each is its docstring and its annotated parameters, which are
-    str, int, float, bool, lists, dicts, Literals of texts, or one of these or None."""
+    """Functions by their names. The model receives the docstring and the annotated parameters of each function. The
+    parameters are str, int, float, bool, lists, dicts, Literals of texts, or one of these or None."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         """TypeError for a parameter of another type."""
@@ -39,8 +39,8 @@ class Tools:
         self.described = [_described(function) for function in functions]
 
     async def call(self, call_id: str, name: str, arguments: str) -> ToolResult:
-        """The result of one call. What goes wrong is the model's to read: nothing is raised. A function that is no
-        coroutine runs in a thread."""
+        """Returns the result of one call. An error becomes the result, so that the model can read it. A function that
+        is no coroutine runs in a thread."""
         function = self._functions.get(name)
         try:
             if function is None:
@@ -97,7 +97,7 @@ async def converse(
         message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
         if thought := "".join(reasoning):
             message["reasoning_content"] = thought
-        # Of an answer that was cut off, nothing is run: its last call may not be what the model meant.
+        # No call of a truncated response is run: its last call may be incomplete.
         if ended != "stop" or not calls:
             if message["content"]:
                 history.append(message)

@@ -1,4 +1,4 @@
-"""What goes to the server and what comes back, without protobuf in sight."""
+"""Requests and responses, independent of protobuf."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ GuideType = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Structured output (docs/structured_output.md): what the text has to be. Made by one of the functions below, which
-    are those of the engine's Guide. text: the schema, expression, grammar or tag, or a JSON list of choices; empty for
-    json."""
+    """Structured output (docs/structured_output.md): the form of the text. Create it with a function below.
+    text: the schema, expression, grammar or tag, or a JSON list of choices; empty for json."""
 
     type: GuideType
     text: str = ""
@@ -51,7 +50,7 @@ class Guide:
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Guide:
-        """One of the texts."""
+        """Exactly one of these texts."""
         return cls("choice", _json("choice", _texts(texts)))
 
 
@@ -109,7 +108,7 @@ class GenerateRequest(ScalarFields, _Chat):
     parallel_tool_calls: bool | None = None  # False: one call at most
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the chat template, such as enable_thinking
     continue_final_message: bool = False  # the last of messages is an answer that has begun
-    # True: the answer's text comes as content, reasoning and tool_calls, too.
+    # True: the text is also parsed into content, reasoning and tool_calls.
     parsed: Literal[True] | None = None
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
@@ -122,7 +121,7 @@ class GenerateRequest(ScalarFields, _Chat):
     echo: bool = False  # begin with the prompt's text
     # A name under which the server keeps the conversation's KV blocks, and its tokens.
     session_id: str | None = None
-    interactive: bool = False  # text or messages are what is new in the session; False: the whole conversation
+    interactive: bool = False  # text or messages are only the new turn of the session; False: the whole conversation
     end_session: bool = False  # forget the session afterwards
     # Only what requests with the same salt computed is found in the prefix cache. At most 256 bytes.
     cache_salt: str | None = None
@@ -143,10 +142,10 @@ def _check_prompt(*forms: object) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class TokenizeRequest(_Chat):
-    """What the server's tokenizer is asked: the tokens of exactly one of `text` and `messages`, or the text of
+    """A request to the server's tokenizer: for the tokens of `text` or `messages`, or for the text of
     `prompt_token_ids`.
 
-    add_special_tokens: whether the tokenizer adds what it puts around a text; None: to a text, and not to messages.
+    add_special_tokens: whether the tokenizer adds its special tokens around a text; None: to a text, not to messages.
     """
 
     text: str | None = None
@@ -185,8 +184,8 @@ class Timings:
 
 @dataclass(slots=True)
 class TopToken:
-    """One of the most likely tokens at a place. `token` are its bytes, a special token's name included; None where they
-    cannot be known, as in `tokens` of GenerateResponse."""
+    """A likely token at one position. `token` has its bytes, also of a special token. None: the server drains and
+    cannot tell them any more."""
 
     id: int
     logprob: float
@@ -195,7 +194,7 @@ class TopToken:
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """What a response adds to a call of a tool.
+    """The part of a tool call that a response adds.
 
     index: of the answer's calls, from 0 on. id, name: with the call's beginning. arguments: the next piece; joined they
     are a JSON object. complete: with the call's end; False where the answer ended within the arguments, or where they
@@ -211,14 +210,10 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class GenerateResponse:
-    """A part of an answer; the texts of all parts, joined, are the answer.
+    """A part of a response. The texts of all parts, joined, are the response.
 
-    `finish_reason` is set on the last one alone; with `n` answers, on the last part of each. When `logprobs` was asked
-    for, there is one entry per token of `token_ids` in `logprobs`, `tokens` and `top_logprobs` (most likely first).
-    `tokens` are the bytes that each one adds to the text: none for special tokens and for what a stop word cut off, so
-    that, joined, they are the text (where it has U+FFFD for bytes that are no character, they are those bytes).
-    None is a token whose bytes cannot be known, as the server ends and has no vocabulary any more. After one, the
-    others are whole, whatever a stop word cut off.
+    `finish_reason` is set only on the last part; with `n` responses, on the last part of each. If `logprobs` was
+    requested, `logprobs` and `top_logprobs` (most likely first) have one entry per token of `token_ids`.
     """
 
     text: str
@@ -229,13 +224,12 @@ class GenerateResponse:
     num_cached_tokens: int = 0
     timings: Timings | None = None
     logprobs: tuple[float, ...] = ()
-    tokens: list[bytes | None] = field(default_factory=list)
     top_logprobs: list[list[TopToken]] = field(default_factory=list)
-    # With logprobs or name_stop_word: [begin, end) of the text in the joined bytes of the tokens.
-    text_span: tuple[int, ...] = ()
+    token_bytes: tuple[bytes, ...] = ()  # the bytes of each of token_ids; empty for special tokens
+    text_span: tuple[int, int] = (0, 0)  # [begin, end) of the text in the joined token_bytes; an echo precedes it
     index: int = 0  # which of the n answers this is a part of
     cum_logprob: float = 0.0  # of the answer's tokens so far, where log probabilities or best_of were asked for
-    # With parsed: of the text, what is neither reasoning nor a call; the reasoning; and the calls.
+    # With parsed: the text without reasoning and calls; the reasoning; the calls.
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
@@ -249,6 +243,22 @@ class GenerateResponse:
     prompt_special: list[bool] = field(default_factory=list)
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_logprobs: list[list[TopToken]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """The bytes that each of token_ids adds to the text: none for special tokens and after the begin of a stop
+        word. Joined they are the text, except that invalid UTF-8 is not replaced by U+FFFD."""
+        begin, end = self.text_span
+        at, found = 0, []
+        for piece in self.token_bytes:
+            found.append(piece[max(begin - at, 0) : max(end - at, 0)])
+            at += len(piece)
+        return found
+
+    def find_stop_word(self, words: Sequence[str]) -> str | None:
+        """Which of the words ended the response: it follows the text of the last part, which this is."""
+        behind = b"".join(self.token_bytes)[self.text_span[1] :]
+        return next((word for word in words if behind.startswith(word.encode())), None)
 
 
 @dataclass(slots=True)

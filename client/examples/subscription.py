@@ -15,7 +15,7 @@ async def answer(client: Client, question: str) -> str:
 
 async def main(target: str) -> None:
     countries = ("France", "Italy", "Spain", "Japan")
-    async with Client(target, subscribe=True) as client:
+    async with Client(target) as client:
         answers = [answer(client, f"What is the capital of {country}?") for country in countries]
         for text in await asyncio.gather(*answers):
             print(text)

@@ -20,7 +20,7 @@ _LONGEST = 200  # characters of an expression
 
 def get_weather(place: str) -> dict[str, Any]:
     """The weather of a place."""
-    # An example asks no service: what it says is made up from the name, and stays the same.
+    # An example asks no service: the weather is computed from the name, so it stays the same.
     number = zlib.crc32(place.lower().encode())
     return {"place": place, "weather": _SKIES[number % len(_SKIES)], "temperature": number // 7 % 30}
 

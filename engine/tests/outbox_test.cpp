@@ -1,10 +1,12 @@
-// What a subscription has to send: packed in order, joined while it waits, and bounded by what its reader has read.
+// The outbox of a subscription: the encoding of deliveries, the joining of waiting chunks, and flow control.
 #include "outbox.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,11 +21,13 @@ using std::chrono::seconds;
 
 struct Chunk {
   std::uint64_t key = 0;
-  std::int32_t index = 0, finish_reason = 0, text_begin = 0, text_end = 0, num_output_tokens = 0;
-  std::vector<TokenId> ids;
-  std::vector<std::uint32_t> sizes{};
+  int index = 0, finish_reason = 0, text_begin = 0, text_end = 0, num_output_tokens = 0;
+  bool in_reasoning = false;
+  std::vector<TokenId> ids{};
+  std::vector<std::string> token_bytes{};
   std::vector<float> logprobs{};
-  std::vector<std::pair<TokenId, float>> tops{};  // of all ids, row by row
+  std::vector<TokenId> top_ids{};
+  std::vector<float> top_logprobs{};
   std::string text;
   bool operator==(const Chunk&) const = default;
 };
@@ -33,44 +37,77 @@ struct Delivery {
   std::vector<Chunk> chunks;
 };
 
-template <class Value>
-Value take(std::string_view& packed) {
-  Value value{};
-  EXPECT_GE(packed.size(), sizeof value);
-  std::memcpy(&value, packed.data(), sizeof value);
-  packed.remove_prefix(sizeof value);
-  return value;
+std::uint64_t take_varint(std::string_view& encoded) {
+  std::uint64_t value = 0;
+  for (int shift = 0;; shift += 7) {
+    const auto byte = static_cast<unsigned char>(encoded.at(0));
+    encoded.remove_prefix(1);
+    value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
+    if (byte < 0x80) return value;
+  }
 }
 
-// As docs/contracts.md says it, not as the outbox does.
-Delivery unpack(std::string_view packed) {
-  Delivery delivery;
-  delivery.number = take<std::uint64_t>(packed);
-  while (!packed.empty()) {
-    Chunk chunk;
-    chunk.key = take<std::uint64_t>(packed);
-    const auto text_bytes = take<std::uint32_t>(packed), num_ids = take<std::uint32_t>(packed);
-    chunk.index = take<std::int32_t>(packed);
-    chunk.finish_reason = take<std::int32_t>(packed);
-    chunk.text_begin = take<std::int32_t>(packed);
-    chunk.text_end = take<std::int32_t>(packed);
-    take<std::int32_t>(packed);
-    chunk.num_output_tokens = take<std::int32_t>(packed);
-    packed.remove_prefix(6 * sizeof(std::int32_t));
-    for (std::uint32_t i = 0; i < num_ids; ++i) chunk.ids.push_back(take<TokenId>(packed));
-    if ((chunk.finish_reason & 16) != 0) {
-      for (std::uint32_t i = 0; i < num_ids; ++i) chunk.sizes.push_back(take<std::uint32_t>(packed));
+std::string_view take_bytes(std::string_view& encoded, std::size_t size) {
+  const auto bytes = encoded.substr(0, size);
+  EXPECT_EQ(bytes.size(), size);
+  encoded.remove_prefix(bytes.size());
+  return bytes;
+}
+
+// Calls `field` with the number of each field, its value, and its bytes.
+template <class Field>
+void decode_fields(std::string_view encoded, const Field& field) {
+  while (!encoded.empty()) {
+    const auto tag = take_varint(encoded);
+    if ((tag & 7) == 0) {
+      field(tag >> 3, take_varint(encoded), std::string_view());
+    } else {
+      const auto size = (tag & 7) == 5 ? sizeof(float) : take_varint(encoded);
+      field(tag >> 3, std::uint64_t{0}, take_bytes(encoded, size));
     }
-    if ((chunk.finish_reason & 32) != 0) {
-      for (std::uint32_t i = 0; i < num_ids; ++i) chunk.logprobs.push_back(take<float>(packed));
-      chunk.tops.resize(std::size_t{num_ids} * take<std::uint32_t>(packed));
-      for (auto& top : chunk.tops) top.first = take<TokenId>(packed);
-      for (auto& top : chunk.tops) top.second = take<float>(packed);
-    }
-    chunk.text = packed.substr(0, text_bytes);
-    packed.remove_prefix(text_bytes);
-    delivery.chunks.push_back(chunk);
   }
+}
+
+void append_ints(std::vector<std::int32_t>& values, std::string_view packed) {
+  while (!packed.empty()) values.push_back(static_cast<std::int32_t>(take_varint(packed)));
+}
+
+void append_floats(std::vector<float>& values, std::string_view packed) {
+  for (; !packed.empty(); packed.remove_prefix(sizeof(float))) {
+    std::memcpy(&values.emplace_back(), packed.data(), sizeof(float));
+  }
+}
+
+Chunk decode_chunk(std::string_view encoded) {
+  Chunk chunk;
+  decode_fields(encoded, [&](std::uint64_t number, std::uint64_t value, std::string_view bytes) {
+    const auto integer = static_cast<int>(value);
+    switch (number) {
+      case 1: chunk.key = value; break;
+      case 2: chunk.index = integer; break;
+      case 3: chunk.finish_reason = integer; break;
+      case 4: chunk.text += bytes; break;
+      case 5: append_ints(chunk.ids, bytes); break;
+      case 6: chunk.token_bytes.emplace_back(bytes); break;
+      case 7: chunk.text_begin = integer; break;
+      case 8: chunk.text_end = integer; break;
+      case 9: chunk.in_reasoning = value != 0; break;
+      case 11: chunk.num_output_tokens = integer; break;
+      case 18: append_floats(chunk.logprobs, bytes); break;
+      case 19: append_ints(chunk.top_ids, bytes); break;
+      case 20: append_floats(chunk.top_logprobs, bytes); break;
+      default: break;
+    }
+  });
+  return chunk;
+}
+
+Delivery decode(std::string_view encoded) {
+  Delivery delivery;
+  decode_fields(encoded, [&](std::uint64_t number, std::uint64_t value, std::string_view bytes) {
+    if (number == 1) delivery.number = value;
+    if (number == 2) delivery.chunks.push_back(decode_chunk(bytes));
+  });
   return delivery;
 }
 
@@ -84,7 +121,7 @@ Result result(std::vector<TokenId> ids, std::string text, int index = 0, FinishR
   return result;
 }
 
-// The same with log probabilities: of token i they are -i, and of its n-th most likely token, 10 * i + n, -10 * i - n.
+// Adds log probabilities: -i for token i, and -10 * i - n for its n-th most likely token, whose id is 10 * i + n.
 Result scored(Result result, int tops) {
   for (const auto id : result.token_ids) {
     result.logprobs.push_back(static_cast<float>(-id));
@@ -95,19 +132,15 @@ Result scored(Result result, int tops) {
   return result;
 }
 
-void add_scored(Outbox& outbox, std::uint64_t key, const Result& result, std::string_view before = {}) {
-  outbox.add(key, result, before, nullptr, true);
-}
-
 TEST(Outbox, DeliveriesAreNumberedAndHaveTheChunksInTheirOrder) {
   Outbox outbox;
   EXPECT_FALSE(outbox.due());
-  EXPECT_EQ(unpack(outbox.take()).number, 1U);
-  outbox.add(7, result({1, 2}, "ab"), "");
-  outbox.add(3, result({4}, "\xc3\xa9", 1, FinishReason::length), "prompt ");
+  EXPECT_EQ(decode(outbox.take()).number, 1U);
+  outbox.add(7, result({1, 2}, "ab"), {});
+  outbox.add(3, result({4}, "\xc3\xa9", 1, FinishReason::length), {.echo = "prompt "});
   outbox.add_error(5, "[504] late");
   EXPECT_TRUE(outbox.due());
-  const auto delivery = unpack(outbox.take());
+  const auto delivery = decode(outbox.take());
   EXPECT_EQ(delivery.number, 2U);
   const std::vector<Chunk> expected = {
       {.key = 7, .text_end = 2, .ids = {1, 2}, .text = "ab"},
@@ -115,7 +148,7 @@ TEST(Outbox, DeliveriesAreNumberedAndHaveTheChunksInTheirOrder) {
       {.key = 5, .finish_reason = 4, .ids = {}, .text = "[504] late"}};
   EXPECT_EQ(delivery.chunks, expected);
   EXPECT_FALSE(outbox.due());
-  EXPECT_FALSE(outbox.waiting());
+  EXPECT_TRUE(outbox.empty());
 }
 
 TEST(Outbox, ChunksOfOneSequenceAreJoinedWhileTheyWait) {
@@ -123,12 +156,12 @@ TEST(Outbox, ChunksOfOneSequenceAreJoinedWhileTheyWait) {
   auto first = result({1, 2}, "b");  // a special token, and " b" without its space
   first.text_begin = 1;
   first.text_end = 2;
-  outbox.add(1, first, "");
-  outbox.add(1, result({9}, "other", 1), "");
-  outbox.add(1, result({3}, "cd"), "");
+  outbox.add(1, first, {});
+  outbox.add(1, result({9}, "other", 1), {});
+  outbox.add(1, result({3}, "cd"), {});
   auto last = result({4, 5}, "e", 0, FinishReason::stop);  // "e" and a stop word
   last.num_output_tokens = 5;
-  outbox.add(1, last, "");
+  outbox.add(1, last, {});
   outbox.add_error(1, "of another sequence");
   const std::vector<Chunk> expected = {{.key = 1,
                                         .finish_reason = 1,
@@ -139,183 +172,146 @@ TEST(Outbox, ChunksOfOneSequenceAreJoinedWhileTheyWait) {
                                         .text = "bcde"},
                                        {.key = 1, .index = 1, .text_end = 5, .ids = {9}, .text = "other"},
                                        {.key = 1, .finish_reason = 4, .ids = {}, .text = "of another sequence"}};
-  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+  EXPECT_EQ(decode(outbox.take()).chunks, expected);
 }
 
-TEST(Outbox, AnAnswerThatIsReadElsewhereHasItsOptionsFirstAndItsTokensBytes) {
+TEST(Outbox, TokenBytesAndTheStateOfThePromptAreJoined) {
   Outbox outbox;
-  outbox.add_options(1, R"({"key": "k"})");
   auto first = result({1, 2}, "b");  // a special token, and " b" without its space
   first.text_begin = 1;
   first.text_end = 2;
-  const TokenBytes first_bytes{{0, 2}, " b"}, second_bytes{{1, 2}, "cde"}, last_bytes{{1, 4}, "fstop"};
-  outbox.add(1, first, "prompt ", &first_bytes);
-  outbox.add(2, result({9}, "other"), "");
-  outbox.add(1, result({3, 4}, "cde"), "", &second_bytes);
-  outbox.add(1, result({5, 6}, "f", 0, FinishReason::stop), "", &last_bytes);
-  outbox.add_options(1, "{}");
-  outbox.add_error(1, "[504] late");
-  const std::vector<Chunk> expected = {
-      {.key = 1, .finish_reason = 5, .ids = {}, .text = R"({"key": "k"})"},
-      {.key = 1,
-       .finish_reason = 16 + 1,
-       .text_begin = 1,
-       .text_end = 6,
-       .ids = {1, 2, 3, 4, 5, 6},
-       .sizes = {0, 2, 1, 2, 1, 4},
-       .text = "prompt  bcdefstop"},
-      {.key = 2, .text_end = 5, .ids = {9}, .text = "other"},
-      {.key = 1, .finish_reason = 5, .ids = {}, .text = "{}"},
-      {.key = 1, .finish_reason = 4, .ids = {}, .text = "[504] late"}};
-  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
-  EXPECT_FALSE(outbox.waiting());
-}
-
-TEST(Outbox, TheBytesOfTokensCountInADeliverysSize) {
-  Outbox outbox({.bytes = 1000});
-  const TokenBytes bytes{std::vector<std::uint32_t>(100, 1), std::string(100, 'x')};
-  const auto one = result(std::vector<TokenId>(100, 1), std::string(100, 'x'));
-  outbox.add(1, one, "", &bytes);  // 964 bytes
-  outbox.add(2, one, "", &bytes);
-  outbox.add(3, one, "", &bytes);
-  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 2U);
-  EXPECT_FALSE(outbox.due());
-  outbox.read(1);
-  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 1U);
-  EXPECT_FALSE(outbox.waiting());
+  outbox.add(1, first, {.echo = "prompt ", .token_bytes = {"", " b"}, .in_reasoning = true});
+  outbox.add(2, result({9}, "other"), {.token_bytes = {"other"}});
+  outbox.add(1, result({3, 4}, "cde"), {.token_bytes = {"c", "de"}});
+  outbox.add(1, result({5, 6}, "f", 0, FinishReason::stop), {.token_bytes = {"f", "stop"}});
+  const std::vector<Chunk> expected = {{.key = 1,
+                                        .finish_reason = 1,
+                                        .text_begin = 1,
+                                        .text_end = 6,
+                                        .in_reasoning = true,
+                                        .ids = {1, 2, 3, 4, 5, 6},
+                                        .token_bytes = {"", " b", "c", "de", "f", "stop"},
+                                        .text = "prompt bcdef"},
+                                       {.key = 2, .text_end = 5, .ids = {9}, .token_bytes = {"other"}, .text = "other"}};
+  EXPECT_EQ(decode(outbox.take()).chunks, expected);
+  EXPECT_TRUE(outbox.empty());
 }
 
 TEST(Outbox, LogProbabilitiesAreJoinedWithTheirTokens) {
   Outbox outbox;
-  add_scored(outbox, 1, scored(result({1, 2}, "ab"), 2), "prompt ");
-  add_scored(outbox, 2, scored(result({7}, "x"), 0));
-  add_scored(outbox, 1, scored(result({3}, "c"), 2));
-  add_scored(outbox, 2, scored(result({8}, "y"), 0));
-  add_scored(outbox, 1, scored(result({}, "", 0, FinishReason::cancelled), 2));  // nothing was held back
-  add_scored(outbox, 3, scored(result({}, "", 0, FinishReason::cancelled), 2));  // before its first token
+  outbox.add(1, scored(result({1, 2}, "ab"), 2), {});
+  outbox.add(2, scored(result({7}, "x"), 0), {});
+  outbox.add(1, scored(result({3}, "c"), 2), {});
+  outbox.add(2, scored(result({8}, "y"), 0), {});
+  outbox.add(1, scored(result({}, "", 0, FinishReason::cancelled), 2), {});  // no text was held back
+  outbox.add(3, scored(result({}, "", 0, FinishReason::cancelled), 2), {});  // before its first token
   const std::vector<Chunk> expected = {
       {.key = 1,
-       .finish_reason = 32 + 3,
+       .finish_reason = 3,
        .text_end = 3,
        .ids = {1, 2, 3},
        .logprobs = {-1, -2, -3},
-       .tops = {{10, -10}, {11, -11}, {20, -20}, {21, -21}, {30, -30}, {31, -31}},
-       .text = "prompt abc"},
-      {.key = 2, .finish_reason = 32, .text_end = 2, .ids = {7, 8}, .logprobs = {-7, -8}, .text = "xy"},
-      {.key = 3, .finish_reason = 32 + 3, .ids = {}, .text = ""}};
-  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+       .top_ids = {10, 11, 20, 21, 30, 31},
+       .top_logprobs = {-10, -11, -20, -21, -30, -31},
+       .text = "abc"},
+      {.key = 2, .text_end = 2, .ids = {7, 8}, .logprobs = {-7, -8}, .text = "xy"},
+      {.key = 3, .finish_reason = 3, .text = ""}};
+  EXPECT_EQ(decode(outbox.take()).chunks, expected);
 }
 
-TEST(Outbox, AnAnswerThatIsReadElsewhereHasItsLogProbabilitiesToo) {
-  Outbox outbox;
-  const TokenBytes first{{1, 0}, "a"}, second{{2}, "bc"};
-  outbox.add(1, scored(result({1, 2}, "a"), 1), "", &first, true);
-  outbox.add(1, scored(result({3}, "bc", 0, FinishReason::stop), 1), "", &second, true);
-  const std::vector<Chunk> expected = {{.key = 1,
-                                        .finish_reason = 32 + 16 + 1,
-                                        .text_end = 3,
-                                        .ids = {1, 2, 3},
-                                        .sizes = {1, 0, 2},
-                                        .logprobs = {-1, -2, -3},
-                                        .tops = {{10, -10}, {20, -20}, {30, -30}},
-                                        .text = "abc"}};
-  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
-}
-
-TEST(Outbox, LogProbabilitiesThatAreNotOfItsTokensAreAnErrorOfTheResult) {
-  Outbox outbox;
-  add_scored(outbox, 1, scored(result({1}, "a"), 2));
-  const auto fails = [&](const Result& result, const std::string& named) {
-    expect_error(ErrorCode::internal, {named}, [&] { add_scored(outbox, 1, result); });
-  };
-  fails(result({2}, "b"), "1 tokens has 0 log probabilities");
-  fails(scored(result({2}, "b", 0, FinishReason::stop), 3), "has 3 most likely tokens for each of its own");
-  auto uneven = scored(result({2, 3}, "bc"), 2);
-  uneven.top_logprobs.back().pop_back();
-  fails(uneven, "must be of one length");
-  auto few = scored(result({2, 3}, "bc"), 2);
-  few.top_logprobs.pop_back();
-  fails(few, "and 1 rows");
-  outbox.add(2, scored(result({2}, "b"), 2), "");  // of a request that has not asked for them
-  add_scored(outbox, 1, scored(result({3}, "c", 0, FinishReason::length), 2));
-  const std::vector<Chunk> expected = {{.key = 1,
-                                        .finish_reason = 32 + 2,
-                                        .text_end = 2,
-                                        .ids = {1, 3},
-                                        .logprobs = {-1, -3},
-                                        .tops = {{10, -10}, {11, -11}, {30, -30}, {31, -31}},
-                                        .text = "ac"},
-                                       {.key = 2, .text_end = 1, .ids = {2}, .text = "b"}};
-  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
-  EXPECT_FALSE(outbox.waiting());
-}
-
-TEST(Outbox, LogProbabilitiesCountInADeliverysSize) {
+TEST(Outbox, ADeliveryEndsWithTheChunkThatReachesTheLimit) {
   const auto one = scored(result(std::vector<TokenId>(10, 1), "a"), 20);
   Outbox alone;
-  add_scored(alone, 1, one);
-  const auto size = alone.take().size() - sizeof(std::uint64_t);
-  EXPECT_EQ(size, 64U + 10 * 4 + 10 * 4 + 4 + 200 * 8 + 1);
-  Outbox outbox({.bytes = 2 * size});
-  for (std::uint64_t key = 1; key <= 3; ++key) add_scored(outbox, key, one);
-  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 2U);
+  alone.add(1, one, {});
+  const auto size = alone.take().size();
+  Outbox outbox({.bytes = 2 * size - 10});
+  for (std::uint64_t key = 1; key <= 3; ++key) outbox.add(key, one, {});
+  EXPECT_EQ(decode(outbox.take()).chunks.size(), 2U);
   EXPECT_FALSE(outbox.due());
-  outbox.read(1);
-  EXPECT_EQ(unpack(outbox.take()).chunks.size(), 1U);
-  EXPECT_FALSE(outbox.waiting());
+  outbox.acknowledge(1);
+  EXPECT_EQ(decode(outbox.take()).chunks.size(), 1U);
+  EXPECT_TRUE(outbox.empty());
 }
 
-TEST(Outbox, LogProbabilitiesCountAsWhatWaits) {
-  Outbox outbox({.deliveries = 1, .held = 100'000, .catching_up = seconds(0)});
+TEST(Outbox, LogProbabilitiesCountAsWaitingBytes) {
+  Outbox outbox({.deliveries = 1, .held = 100'000, .overflow_time = seconds(0)});
   outbox.take();
-  for (int i = 0; i < 500; ++i) add_scored(outbox, 1, scored(result({i}, "a"), 20));
-  EXPECT_EQ(outbox.hopeless({}), nullptr);  // 84,500 bytes
-  for (int i = 0; i < 100; ++i) add_scored(outbox, 1, scored(result({i}, "a"), 20));
-  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
-  outbox.read(1);
+  for (int i = 0; i < 500; ++i) outbox.add(1, scored(result({i}, "a"), 20), {});
+  EXPECT_EQ(outbox.overflow({}), nullptr);
+  for (int i = 0; i < 500; ++i) outbox.add(1, scored(result({i}, "a"), 20), {});
+  EXPECT_STREQ(outbox.overflow({}), "its reader is too far behind");
+  outbox.acknowledge(1);
   outbox.take();
-  EXPECT_EQ(outbox.hopeless({}), nullptr) << "nothing is held";
+  EXPECT_EQ(outbox.overflow({}), nullptr) << "nothing waits";
+}
+
+// The file has the bytes of a delivery in hexadecimal. tests/unit/test_delivery.py reads the same file with Python's
+// protobuf package.
+TEST(Outbox, TheEncodingIsThatOfTheGoldenFile) {
+  Outbox outbox;
+  auto first = scored(result({1, 300, 70000}, "b\xc3\xa9", 2, FinishReason::length), 1);
+  first.top_logprobs[0][0].id = -1;
+  first.text_begin = 1;
+  first.text_end = 4;
+  first.num_input_tokens = 1000;
+  first.num_output_tokens = 3;
+  first.num_cached_tokens = 512;
+  first.num_session_tokens = 20;
+  first.timings = {.queue_ms = 0.5, .first_token_ms = 20.25, .total_ms = 1e6};
+  first.cumulative_logprob = -70301;
+  first.prompt_logprobs = {-1.5F, -2};
+  first.prompt_top_logprobs = {{{4, -0.25F}}, {{5, -0.5F}}};
+  const std::vector<TokenId> prompt = {7, 8, 9};
+  outbox.add(std::uint64_t{1} << 63, first,
+             {.echo = "prompt", .prompt_ids = prompt, .token_bytes = {" b", "", "\xc3\xa9."}, .in_reasoning = true});
+  outbox.add(5, result({}, ""), {});
+  outbox.add_error(6, "[504] late");
+  std::string hex;
+  for (const unsigned char byte : outbox.take()) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  std::ifstream file(CHARONIA_GOLDEN_DELIVERY);
+  const std::string golden((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_EQ(hex + "\n", golden);
 }
 
 TEST(Outbox, WhatComesAfterAnEndIsJoinedToNothing) {
   Outbox outbox;
-  outbox.add(1, result({1}, "a", 0, FinishReason::stop), "");
-  outbox.add(1, result({2}, "b"), "prompt ");
-  outbox.add(1, result({3}, "c"), "");
+  outbox.add(1, result({1}, "a", 0, FinishReason::stop), {});
+  outbox.add(1, result({2}, "b"), {.echo = "prompt "});
+  outbox.add(1, result({3}, "c"), {});
   outbox.add_error(1, "[504] late");
-  outbox.add(1, result({4}, "d"), "");
+  outbox.add(1, result({4}, "d"), {});
   const std::vector<Chunk> expected = {{.key = 1, .finish_reason = 1, .text_end = 1, .ids = {1}, .text = "a"},
                                        {.key = 1, .text_end = 2, .ids = {2, 3}, .text = "prompt bc"},
                                        {.key = 1, .finish_reason = 4, .ids = {}, .text = "[504] late"},
                                        {.key = 1, .text_end = 1, .ids = {4}, .text = "d"}};
-  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+  EXPECT_EQ(decode(outbox.take()).chunks, expected);
 }
 
-TEST(Outbox, AJoinedTokenCountsAsWhatItAddsToTheDelivery) {
-  Outbox outbox({.deliveries = 1, .held = 4000, .catching_up = seconds(0)});
+TEST(Outbox, AJoinedTokenCountsAsTheBytesThatItAdds) {
+  Outbox outbox({.deliveries = 1, .held = 5000, .overflow_time = seconds(0)});
   outbox.take();
-  for (int i = 0; i < 400; ++i) outbox.add(1, result({i}, "abcd"), "");
-  EXPECT_EQ(outbox.hopeless({}), nullptr);
-  for (int i = 0; i < 100; ++i) outbox.add(1, result({i}, "abcd"), "");
-  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+  for (int i = 0; i < 400; ++i) outbox.add(1, result({i}, "abcd"), {});
+  EXPECT_EQ(outbox.overflow({}), nullptr);
+  for (int i = 0; i < 400; ++i) outbox.add(1, result({i}, "abcd"), {});
+  EXPECT_STREQ(outbox.overflow({}), "its reader is too far behind");
 }
 
 TEST(Outbox, ASmallChunkCountsAsTheMemoryThatItTakes) {
-  Outbox outbox({.deliveries = 1, .held = 100'000, .catching_up = seconds(0)});
+  Outbox outbox({.deliveries = 1, .held = 100'000, .overflow_time = seconds(0)});
   outbox.take();
-  for (std::uint64_t key = 0; key < 400; ++key) outbox.add(key, result({1}, "a"), "");
-  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+  for (std::uint64_t key = 0; key < 500; ++key) outbox.add(key, result({1}, "a"), {});
+  EXPECT_STREQ(outbox.overflow({}), "its reader is too far behind");
 }
 
 TEST(Outbox, ASpaceThatIsNoTextIsCountedWhereItStands) {
   Outbox outbox;
-  outbox.add(1, result({1}, ""), "");  // a special token
+  outbox.add(1, result({1}, ""), {});  // a special token
   auto space = result({2}, "a");
   space.text_begin = 1;
   space.text_end = 2;
-  outbox.add(1, space, "");
-  outbox.add(1, result({3}, "b"), "");
-  const auto chunk = unpack(outbox.take()).chunks.at(0);
+  outbox.add(1, space, {});
+  outbox.add(1, result({3}, "b"), {});
+  const auto chunk = decode(outbox.take()).chunks.at(0);
   EXPECT_EQ(chunk.text, "ab");
   EXPECT_EQ(chunk.text_begin, 1);
   EXPECT_EQ(chunk.text_end, 3);
@@ -324,134 +320,134 @@ TEST(Outbox, ASpaceThatIsNoTextIsCountedWhereItStands) {
 TEST(Outbox, WhatIsNotReadHoldsBackTheRest) {
   Outbox outbox({.deliveries = 2});
   for (int i = 0; i < 2; ++i) {
-    outbox.add(1, result({i}, "x"), "");
+    outbox.add(1, result({i}, "x"), {});
     EXPECT_TRUE(outbox.due());
     outbox.take();
   }
-  outbox.add(1, result({2}, "y"), "");
-  outbox.add(1, result({3}, "z"), "");
+  outbox.add(1, result({2}, "y"), {});
+  outbox.add(1, result({3}, "z"), {});
   EXPECT_FALSE(outbox.due());
-  outbox.read(0);
+  outbox.acknowledge(0);
   EXPECT_FALSE(outbox.due());
-  outbox.read(1);
+  outbox.acknowledge(1);
   EXPECT_TRUE(outbox.due());
-  const auto delivery = unpack(outbox.take());
+  const auto delivery = decode(outbox.take());
   EXPECT_EQ(delivery.number, 3U);
   EXPECT_EQ(delivery.chunks.at(0).text, "yz");
-  outbox.read(3);
-  outbox.read(2);  // it came late
+  outbox.acknowledge(3);
+  outbox.acknowledge(2);  // it came late
   expect_error(ErrorCode::invalid_argument, {"subscription_read is 4, and the last delivery has the number 3"},
-               [&] { outbox.read(4); });
+               [&] { outbox.acknowledge(4); });
 }
 
 TEST(Outbox, LargeDeliveriesHoldBackTheRestToo) {
   Outbox outbox({.bytes = 1000});
-  outbox.add(1, result({1}, std::string(2000, 'x')), "");
+  outbox.add(1, result({1}, std::string(2000, 'x')), {});
   EXPECT_TRUE(outbox.due());
   outbox.take();
-  outbox.add(1, result({1}, "y"), "");
+  outbox.add(1, result({1}, "y"), {});
   EXPECT_FALSE(outbox.due());
-  outbox.read(1);
+  outbox.acknowledge(1);
   EXPECT_TRUE(outbox.due());
 }
 
 TEST(Outbox, WhatDoesNotFitInADeliveryWaitsForTheReader) {
   Outbox outbox({.bytes = 1000, .held = 1});
   const std::string text(500, 'x');
-  for (TokenId id = 1; id <= 5; ++id) outbox.add(static_cast<std::uint64_t>(id), result({id}, text), "");
-  const auto first = unpack(outbox.take());
+  for (TokenId id = 1; id <= 5; ++id) outbox.add(static_cast<std::uint64_t>(id), result({id}, text), {});
+  const auto first = decode(outbox.take());
   EXPECT_EQ(first.number, 1U);
   EXPECT_EQ(first.chunks,
             (std::vector<Chunk>{{.key = 1, .text_end = 500, .ids = {1}, .text = text},
                                 {.key = 2, .text_end = 500, .ids = {2}, .text = text}}));
   EXPECT_FALSE(outbox.due());
-  EXPECT_TRUE(outbox.waiting());
-  outbox.add(1, result({6}, "a"), "");
-  outbox.add(3, result({7}, "b"), "");
-  outbox.add(1, result({8}, "c"), "");
+  EXPECT_FALSE(outbox.empty());
+  outbox.add(1, result({6}, "a"), {});
+  outbox.add(3, result({7}, "b"), {});
+  outbox.add(1, result({8}, "c"), {});
   outbox.add_error(5, "[504] late");
-  outbox.read(1);
+  outbox.acknowledge(1);
   EXPECT_TRUE(outbox.due());
-  const auto second = unpack(outbox.take());
+  const auto second = decode(outbox.take());
   EXPECT_EQ(second.number, 2U);
   EXPECT_EQ(second.chunks,
             (std::vector<Chunk>{{.key = 3, .text_end = 501, .ids = {3, 7}, .text = text + "b"},
                                 {.key = 4, .text_end = 500, .ids = {4}, .text = text}}));
   EXPECT_FALSE(outbox.due());
-  outbox.bind(false);
+  outbox.set_flow_control(false);
   EXPECT_TRUE(outbox.due());
-  outbox.bind(true);
-  outbox.read(2);
-  const auto third = unpack(outbox.take());
+  outbox.set_flow_control(true);
+  outbox.acknowledge(2);
+  const auto third = decode(outbox.take());
   EXPECT_EQ(third.number, 3U);
   EXPECT_EQ(third.chunks,
             (std::vector<Chunk>{{.key = 5, .text_end = 500, .ids = {5}, .text = text},
                                 {.key = 1, .text_end = 2, .ids = {6, 8}, .text = "ac"},
                                 {.key = 5, .finish_reason = 4, .ids = {}, .text = "[504] late"}}));
-  EXPECT_FALSE(outbox.waiting());
-  EXPECT_EQ(outbox.hopeless({}), nullptr) << "nothing is held";
+  EXPECT_TRUE(outbox.empty());
+  EXPECT_EQ(outbox.overflow({}), nullptr) << "nothing is held";
 }
 
 TEST(Outbox, AReaderThatIsNotHeardCountsNotUntilItIs) {
-  Outbox outbox({.deliveries = 1, .held = 10, .patience = seconds(0)});
+  Outbox outbox({.deliveries = 1, .held = 10, .stall_time = seconds(0)});
   outbox.take();
-  outbox.add(1, result({1}, std::string(20, 'x')), "");
+  outbox.add(1, result({1}, std::string(20, 'x')), {});
   EXPECT_FALSE(outbox.due());
-  outbox.bind(false);
+  outbox.set_flow_control(false);
   EXPECT_TRUE(outbox.due());
-  EXPECT_EQ(outbox.hopeless({}), nullptr);
-  outbox.bind(true);
+  EXPECT_EQ(outbox.overflow({}), nullptr);
+  outbox.set_flow_control(true);
   EXPECT_FALSE(outbox.due());
-  outbox.read(1);
+  outbox.acknowledge(1);
   EXPECT_TRUE(outbox.due());
 }
 
 TEST(Outbox, AReaderThatStopsIsGivenUpAfterAWhile) {
-  Outbox outbox({.deliveries = 1, .patience = seconds(60)});
+  Outbox outbox({.deliveries = 1, .stall_time = seconds(60)});
   Outbox::Clock::time_point now{};
   outbox.take();
-  EXPECT_EQ(outbox.hopeless(now += seconds(100)), nullptr);  // nothing waits
-  outbox.add(1, result({1}, "x"), "");
-  EXPECT_EQ(outbox.hopeless(now += seconds(100)), nullptr);
-  EXPECT_EQ(outbox.hopeless(now += seconds(59)), nullptr);
-  outbox.read(1);
+  EXPECT_EQ(outbox.overflow(now += seconds(100)), nullptr);  // nothing waits
+  outbox.add(1, result({1}, "x"), {});
+  EXPECT_EQ(outbox.overflow(now += seconds(100)), nullptr);
+  EXPECT_EQ(outbox.overflow(now += seconds(59)), nullptr);
+  outbox.acknowledge(1);
   outbox.take();
-  outbox.add(1, result({1}, "x"), "");
-  EXPECT_EQ(outbox.hopeless(now += seconds(59)), nullptr);  // it has read something since
-  EXPECT_EQ(outbox.hopeless(now += seconds(59)), nullptr);
-  EXPECT_STREQ(outbox.hopeless(now += seconds(2)), "its reader has stopped reading");
+  outbox.add(1, result({1}, "x"), {});
+  EXPECT_EQ(outbox.overflow(now += seconds(59)), nullptr);  // it has read something since
+  EXPECT_EQ(outbox.overflow(now += seconds(59)), nullptr);
+  EXPECT_STREQ(outbox.overflow(now += seconds(2)), "its reader has stopped reading");
 }
 
 TEST(Outbox, AReaderThatLetsTooMuchWaitIsGivenUp) {
-  Outbox outbox({.deliveries = 1, .held = 1000, .catching_up = seconds(0)});
+  Outbox outbox({.deliveries = 1, .held = 1000, .overflow_time = seconds(0)});
   outbox.take();
-  outbox.add(1, result({1}, std::string(100, 'x')), "");
-  EXPECT_EQ(outbox.hopeless({}), nullptr);
-  outbox.add(1, result({1}, std::string(900, 'x')), "");
-  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+  outbox.add(1, result({1}, std::string(100, 'x')), {});
+  EXPECT_EQ(outbox.overflow({}), nullptr);
+  outbox.add(1, result({1}, std::string(900, 'x')), {});
+  EXPECT_STREQ(outbox.overflow({}), "its reader is too far behind");
 }
 
 TEST(Outbox, AReaderForWhichMuchComesAtOnceIsGivenTimeForIt) {
   constexpr std::uint64_t kAnswers = 40;
-  Outbox outbox({.bytes = 1000, .held = 5000, .catching_up = seconds(5)});
+  Outbox outbox({.bytes = 1000, .held = 5000, .overflow_time = seconds(5)});
   Outbox::Clock::time_point now{};
-  for (std::uint64_t key = 0; key < kAnswers; ++key) outbox.add(key, result({1}, std::string(1000, 'x')), "");
+  for (std::uint64_t key = 0; key < kAnswers; ++key) outbox.add(key, result({1}, std::string(1000, 'x')), {});
   std::uint64_t number = 0;
   while (outbox.due()) {  // it reads slowly, but does
     outbox.take();
-    EXPECT_EQ(outbox.hopeless(now += seconds(4)), nullptr) << number;
-    outbox.read(++number);
+    EXPECT_EQ(outbox.overflow(now += seconds(4)), nullptr) << number;
+    outbox.acknowledge(++number);
   }
   EXPECT_EQ(number, kAnswers);
 
-  for (std::uint64_t key = 0; key < kAnswers; ++key) outbox.add(key, result({1}, std::string(1000, 'x')), "");
+  for (std::uint64_t key = 0; key < kAnswers; ++key) outbox.add(key, result({1}, std::string(1000, 'x')), {});
   outbox.take();
-  EXPECT_EQ(outbox.hopeless(now), nullptr);
-  outbox.add(kAnswers, result({1}, std::string(2000, 'x')), "");
-  outbox.read(++number);
+  EXPECT_EQ(outbox.overflow(now), nullptr);
+  outbox.add(kAnswers, result({1}, std::string(2000, 'x')), {});
+  outbox.acknowledge(++number);
   outbox.take();
-  EXPECT_EQ(outbox.hopeless(now += seconds(4)), nullptr);
-  EXPECT_STREQ(outbox.hopeless(now += seconds(1)), "its reader is too far behind") << "there is more than before";
+  EXPECT_EQ(outbox.overflow(now += seconds(4)), nullptr);
+  EXPECT_STREQ(outbox.overflow(now += seconds(1)), "its reader is too far behind") << "there is more than before";
 }
 
 }  // namespace

@@ -190,7 +190,9 @@ TEST(ProcessGroupTest, ranks_that_issue_different_operations_all_get_an_error) {
 TEST(ProcessGroupTest, a_rank_that_waits_long_sleeps) {
   ProcessGroup group(2);
   expect_no_errors(run_ranks(2, [&](int r) {
-    if (r == 1) EXPECT_TRUE(testing::others_sleep());
+    if (r == 1) {
+      EXPECT_TRUE(testing::others_sleep());
+    }
     group.barrier();
   }));
 }

@@ -53,11 +53,5 @@ TEST(Unpack, AnEchoForManySequencesIsBounded) {
   expect_rejected([&] { check_echo(megabyte, 65); }, "num_return_sequences");
 }
 
-TEST(Unpack, ParsingOptionsAreBounded) {
-  const std::string megabyte(std::size_t{1} << 20, 'x');
-  EXPECT_NO_THROW(check_parsing_options(megabyte));
-  expect_rejected([&] { check_parsing_options(megabyte + "x"); }, "fewer tools");
-}
-
 }  // namespace
 }  // namespace charonia::triton

@@ -1,4 +1,4 @@
-// The requests that are in the engine, as the server sees them.
+// The requests that are in the engine.
 #pragma once
 
 #include <atomic>
@@ -16,11 +16,9 @@
 #include <vector>
 
 #include "charonia/engine.h"
-#include "outputs.h"
-#include "response_stream.h"
+#include "responses.h"
 #include "subscriptions.h"
-#include "totals.h"
-#include "traced_request.h"
+#include "request_log.h"
 
 namespace charonia::triton {
 
@@ -28,27 +26,24 @@ namespace charonia::triton {
 struct Call {
   explicit Call(TRITONBACKEND_Request* request) : stream(std::make_shared<ResponseStream>(request)) {}
 
-  // Whether nobody waits for what comes of it: its client has left, or it has had an error.
+  // Whether the client has disconnected or has received an error.
   bool abandoned() { return subscription ? failed || subscription->over() : stream->abandoned(); }
 
-  std::shared_ptr<ResponseStream> stream;      // of one that goes to a subscription, only until it is in the engine
-  std::shared_ptr<Subscription> subscription;  // where its results go; null: to the stream
-  std::uint64_t key = 0;                       // its number in there
-  bool parsed = false;                         // what its answer is read by goes there, too
-  bool logprobs = false;                       // and its log probabilities
-  std::atomic<bool> failed = false;            // the subscription has had its error
+  std::shared_ptr<ResponseStream> stream;      // with a subscription, only until the request is in the engine
+  std::shared_ptr<Subscription> subscription;  // receives the results; null: the stream does
+  std::uint64_t key = 0;                       // subscription_key
+  std::atomic<bool> failed = false;            // the subscription has received its error
   std::string session_id;  // empty: none
   OutputSet outputs;
-  std::shared_ptr<TracedRequest> traced;  // null: it is not
-  std::string id;                         // the request's
+  std::shared_ptr<TracedRequest> traced;  // null: not traced
+  std::string id;                         // request id
 
-  // Of its sequences; for the thread that sends.
-  std::string echo;                 // goes out with each one's first response
-  std::string parsing_options;      // goes out with every response, to a subscription with the first
-  bool options_sent = false;        // that was done
-  std::vector<TokenId> prompt_ids;  // with the first response of all; empty where not asked for
-  std::vector<bool> begun;          // [n]: whether that was sent
-  std::size_t num_open = 1;         // how many have not ended
+  // Used only by the sending thread.
+  std::string echo;                 // sent with the first response of each sequence
+  bool in_reasoning = false;        // the same, to a subscription: the prompt ends within the reasoning
+  std::vector<TokenId> prompt_ids;  // sent with the first response of sequence 0; empty if not requested
+  std::vector<bool> begun;          // [n]: whether the first response was sent
+  std::size_t num_open = 1;         // sequences that have not ended
   Totals totals;
 
  private:
@@ -57,22 +52,22 @@ struct Call {
   bool cancel_given_ = false;
 };
 
-// Knows the calls in flight and which of them nobody waits for any more. Any thread.
+// The calls in flight. Thread-safe.
 class CallTable {
  public:
   void add(const std::shared_ptr<Call>& call);              // before it is submitted
-  void submitted(const Call& call, Engine::Handle handle);  // nothing where it has already ended
+  void submitted(const Call& call, Engine::Handle handle);  // does nothing if the call has ended
   void remove(const Call& call);
 
-  // The handles of the calls of a session that are in the engine.
+  // Returns the handles of a session's calls that are in the engine.
   std::vector<Engine::Handle> of_session(std::string_view session_id);
 
-  // The handles of calls whose client has left or whose stream was ended early; each is handed out once.
+  // Returns the handles of abandoned calls, each once.
   std::vector<Engine::Handle> take_abandoned();
 
   bool empty();
 
-  // A subscription is open, or is not any more.
+  // A subscription was opened or closed.
   void opened();
   void closed();
 

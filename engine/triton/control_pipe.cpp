@@ -19,7 +19,7 @@
 namespace charonia::triton {
 namespace {
 
-// The file descriptor that the environment names; -1: none. A value that is none is said in the log.
+// The file descriptor in the environment; -1: none. Logs an invalid value.
 int control_descriptor() {
   const char* const value = std::getenv("CHARONIA_CONTROL_FD");
   if (value == nullptr || *value == '\0') return -1;
@@ -28,11 +28,11 @@ int control_descriptor() {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), descriptor);
   const bool is_number = error == std::errc() && end == text.data() + text.size();
   const int flags = is_number ? ::fcntl(descriptor, F_GETFL) : -1;
-  // A read that finds nothing after all must not keep the thread from its end.
+  // A read without data must not block the end of the thread.
   if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 ||
       ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) {
     log_error("CHARONIA_CONTROL_FD=" + std::string(text) +
-              " is no open file descriptor: models are not loaded or unloaded by it");
+              " is not an open file descriptor: charonia serve cannot load or unload models");
     return -1;
   }
   return descriptor;
@@ -47,7 +47,7 @@ ControlPipe::ControlPipe(TRITONSERVER_Server* server) : server_(server), pipe_(c
 void ControlPipe::run(const std::stop_token& stop) {
   const int stopped = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (stopped < 0) {
-    return log_error("no event descriptor for the control pipe: models are not loaded or unloaded by it");
+    return log_error("no event descriptor for the control pipe: charonia serve cannot load or unload models");
   }
   {
     const std::stop_callback wake(stop, [stopped] {
@@ -64,7 +64,7 @@ void ControlPipe::run(const std::stop_token& stop) {
       if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) break;  // the launcher is gone
       if (got > 0) pending.append(buffer.data(), static_cast<std::size_t>(got));
       for (auto end = pending.find('\n'); end != std::string::npos; end = pending.find('\n')) {
-        obey(pending.substr(0, end));
+        run_command(pending.substr(0, end));
         pending.erase(0, end + 1);
       }
     }
@@ -72,15 +72,15 @@ void ControlPipe::run(const std::stop_token& stop) {
   ::close(stopped);
 }
 
-void ControlPipe::obey(const std::string& order) {
-  if (!order.starts_with('+')) {
-    log_failure(TRITONSERVER_ServerUnloadModel(server_, order.c_str()), ("unloading '" + order + "'").c_str());
+void ControlPipe::run_command(const std::string& command) {
+  if (!command.starts_with('+')) {
+    log_failure(TRITONSERVER_ServerUnloadModel(server_, command.c_str()), ("unloading '" + command + "'").c_str());
     return;
   }
   loads_.remove_if(
       [](const auto& load) { return load.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
-  // It takes as long as the model's weights do to be read.
-  loads_.push_back(std::async(std::launch::async, [server = server_, model = order.substr(1)] {
+  // Loading takes as long as reading the model's weights.
+  loads_.push_back(std::async(std::launch::async, [server = server_, model = command.substr(1)] {
     log_failure(TRITONSERVER_ServerLoadModel(server, model.c_str()), ("loading '" + model + "'").c_str());
   }));
 }

@@ -1,6 +1,5 @@
-// The pipe through which `charonia serve` has models loaded and unloaded. The server's own API for that asks for a key
-// that would stand in the server's command line, for everyone on the machine to read; a pipe has no key and no other
-// writer.
+// The pipe through which `charonia serve` loads and unloads models. The server's own API for this needs a key on the
+// server's command line, which every user of the machine can read. The pipe needs no key and has no other writer.
 #pragma once
 
 #include <future>
@@ -13,22 +12,21 @@
 
 namespace charonia::triton {
 
-// One thread, which reads orders, a line each, from the file descriptor in the environment variable
-// CHARONIA_CONTROL_FD: NAME has the server unload that model, +NAME load it. Without the variable there is no thread.
-// The server's log says when a model is unloaded or loaded; that one cannot be, this says, as "unloading 'NAME': why"
-// or "loading 'NAME': why".
+// A thread that reads commands, one per line, from the file descriptor in the environment variable CHARONIA_CONTROL_FD:
+// NAME unloads that model, +NAME loads it. Without the variable there is no thread. The server logs that it has loaded
+// or unloaded a model. The thread logs errors as "unloading 'NAME': why" or "loading 'NAME': why".
 class ControlPipe {
  public:
   explicit ControlPipe(TRITONSERVER_Server* server);
 
  private:
   void run(const std::stop_token& stop);
-  void obey(const std::string& order);
+  void run_command(const std::string& command);
 
   TRITONSERVER_Server* server_;
   int pipe_ = -1;
-  std::list<std::future<void>> loads_;  // the thread's: each loads a model, beside which others may be unloaded
-  std::jthread thread_;                 // last: it uses the above
+  std::list<std::future<void>> loads_;  // used by the thread: each loads a model while others may be unloaded
+  std::jthread thread_;                 // last: uses the members above
 };
 
 }  // namespace charonia::triton

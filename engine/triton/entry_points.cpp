@@ -26,7 +26,7 @@ void check_api_version() {
   }
 }
 
-// What the models of the backend share. The server keeps the backend until it ends, whatever is loaded.
+// State that the models of the backend share. The server keeps the backend until it ends, whatever is loaded.
 struct Shared {
   MetricFamilies families;
   Generations generations;

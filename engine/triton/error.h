@@ -1,39 +1,70 @@
-// Errors across the C API, in both directions, and the server's log. This is the one place that translates.
+// Errors across Triton's C API in both directions, owners of its handles, and the server's log.
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "charonia/error.h"
-#include "raii.h"
 #include "triton_api.h"
 
 namespace charonia::triton {
 
-// Throws Error(internal) with Triton's text; null is success.
+namespace detail {
+inline void drop(TRITONSERVER_Error* error) {
+  if (error != nullptr) TRITONSERVER_ErrorDelete(error);
+}
+}  // namespace detail
+
+// Deletes a handle of Triton. An error of the deletion is dropped.
+template <auto Delete>
+struct Deleter {
+  template <class Handle>
+  void operator()(Handle* handle) const {
+    detail::drop(Delete(handle));
+  }
+};
+
+struct ErrorDeleter {
+  void operator()(TRITONSERVER_Error* error) const { TRITONSERVER_ErrorDelete(error); }
+};
+struct ParameterDeleter {
+  void operator()(TRITONSERVER_Parameter* parameter) const { TRITONSERVER_ParameterDelete(parameter); }
+};
+
+using ErrorPtr = std::unique_ptr<TRITONSERVER_Error, ErrorDeleter>;
+using ParameterPtr = std::unique_ptr<TRITONSERVER_Parameter, ParameterDeleter>;
+using MessagePtr = std::unique_ptr<TRITONSERVER_Message, Deleter<&TRITONSERVER_MessageDelete>>;
+using MetricFamilyPtr = std::unique_ptr<TRITONSERVER_MetricFamily, Deleter<&TRITONSERVER_MetricFamilyDelete>>;
+using MetricArgsPtr = std::unique_ptr<TRITONSERVER_MetricArgs, Deleter<&TRITONSERVER_MetricArgsDelete>>;
+using MetricPtr = std::unique_ptr<TRITONSERVER_Metric, Deleter<&TRITONSERVER_MetricDelete>>;
+using FactoryPtr = std::unique_ptr<TRITONBACKEND_ResponseFactory, Deleter<&TRITONBACKEND_ResponseFactoryDelete>>;
+using ResponsePtr = std::unique_ptr<TRITONBACKEND_Response, Deleter<&TRITONBACKEND_ResponseDelete>>;
+
+// Throws Error(internal) with Triton's text if `error` is not null.
 void check(TRITONSERVER_Error* error);
 
-// For calls whose failure changes nothing for anybody but must not go unseen: writes it to the log.
+// Logs the error of a call whose failure has no other consequence.
 void log_failure(TRITONSERVER_Error* error, const char* doing);
 
-// From now on what the engine logs goes to the server's log.
+// Sends the engine's log to the server's log from now on.
 void log_to_server();
 
 void log_info(const std::string& text);
 void log_warning(const std::string& text);
 void log_error(const std::string& text);
 
-// An error for the server, with the code that belongs to it; the text is what() alone (loading and unloading).
+// An error for the server, when it loads or unloads a model. The text is what().
 ErrorPtr to_triton(const std::exception& error);
 
-// An error for a client: the text begins with `[400] ` where the request was wrong, `[429] ` where there is too much to
-// do, `[501] ` where this server lacks what the request needs, `[503] ` where the engine is going away or has something not
-// yet, and `[504] ` where the request's own time ran out; anything else has no prefix.
+// An error for a client. The text begins with `[400] ` for an invalid request, `[429] ` for overload, `[501] ` if the
+// server lacks a part that the request needs, `[503] ` if the engine ends or a part is not ready yet, and `[504] ` if
+// the request's time limit was reached. Other errors have no prefix.
 ErrorPtr to_client(const std::exception& error);
-// That text.
+// The text of to_client().
 std::string client_text(const std::exception& error);
 
-// Runs an entry point's body; what it throws becomes the returned error.
+// Runs the body of an entry point. Returns its exception as an error.
 template <class Body>
 TRITONSERVER_Error* guarded(Body&& body) {
   try {

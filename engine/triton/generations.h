@@ -10,14 +10,14 @@
 
 namespace charonia::triton {
 
-// Of all models of the backend. Any thread.
+// The generations of all models of the backend. Thread-safe.
 //
-// A model that the server loads anew is loaded beside the one that it has, takes its place, and the old one then is
-// destroyed once none of its requests is left. Nothing tells the old one: the server says of the name that it is ready.
+// When the server reloads a model, it loads the new model, replaces the old one, and destroys the old one when its
+// requests have ended. It does not notify the old model, and reports that the name is ready.
 class Generations {
  private:
   friend class Generation;
-  using Key = std::pair<std::string, std::uint64_t>;  // name and version: the server may have several versions at once
+  using Key = std::pair<std::string, std::uint64_t>;  // name and version: the server may have several versions
 
   std::mutex mutex_;
   std::map<Key, std::set<std::uint64_t>> loaded_;  // numbers; a later one is greater
@@ -32,10 +32,9 @@ class Generation {
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // It is loaded: those of the same name and version that were before are replaced, as long as it is there. At most
-  // once.
+  // The model is loaded: it replaces older models of the same name and version. Call it at most once.
   void begin();
-  // A later one has begun, and is there.
+  // Whether a newer model of this name and version is loaded.
   bool replaced() const;
 
  private:

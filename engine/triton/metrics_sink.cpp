@@ -58,7 +58,7 @@ class TritonMetricsSink : public MetricsSink {
     }
   }
 
-  // A refused sample concerns nobody who could act, and there would be thousands.
+  // A rejected sample is not logged, because there may be thousands.
   void add(Metric metric, double value, int label_value) override {
     detail::drop(TRITONSERVER_MetricIncrement(series(metric, label_value), value));
   }

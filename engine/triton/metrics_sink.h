@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "charonia/metrics.h"
-#include "raii.h"
+#include "error.h"
 
 namespace charonia::triton {
 
-// The families of the catalogue. The server counts the users of a time series within one family object, so all models
-// of the backend share these: a second family of the same name would delete the series under the first one's feet when
-// a model is loaded anew while its predecessor still runs.
+// The families of the catalogue, shared by all models of the backend. The server counts the users of a time series per
+// family object. With a second family of the same name, reloading a model would delete series that the old model still
+// uses.
 class MetricFamilies {
  public:
-  // Where the server has no metrics, a warning goes to the log and there are no families.
+  // Logs a warning and creates no families if the server has no metrics.
   MetricFamilies();
 
   bool available() const { return !families_.empty(); }
@@ -26,8 +26,8 @@ class MetricFamilies {
   std::vector<MetricFamilyPtr> families_;  // in the order of enum Metric
 };
 
-// The series of one model: label `model`, and the metric's own label where it has one. To be destroyed before the
-// families. Throws Error where the server refuses a series.
+// The series of one model: label `model`, and the metric's own label if it has one. Must be destroyed before the
+// families. Throws Error if the server rejects a series.
 std::shared_ptr<MetricsSink> make_metrics_sink(const MetricFamilies& families, const std::string& model);
 
 }  // namespace charonia::triton

@@ -27,7 +27,7 @@ void check_settings(const Settings& settings, const std::string& place) {
   }
 }
 
-// What the workspace and these settings come to.
+// The configuration of the workspace with these settings.
 EngineConfig config_of(const ModelIdentity& identity, const Settings& settings) {
   EngineConfig config;
   ModelConfig model;
@@ -129,15 +129,13 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     }
     call->session_id = asked.request.session_id;
     call->echo = std::move(asked.echo);
-    call->parsing_options = std::move(asked.parsing_options);
+    call->in_reasoning = asked.in_reasoning;
     if (asked.request.sampling.prompt_logprobs >= 0) call->prompt_ids = asked.request.input_ids;
     // A number that is out of range is the engine's to reject.
     call->num_open = static_cast<std::size_t>(std::max(asked.request.sampling.n, 1));
     if (!asked.subscription.empty()) {
       call->subscription = subscriptions_.begin(asked.subscription, asked.key);
       call->key = asked.key;
-      call->parsed = asked.parsed;
-      call->logprobs = asked.request.sampling.logprobs >= 0;
       asked.request.joined_responses = true;
     }
     submit(std::move(asked.request), call);
@@ -156,8 +154,8 @@ void Model::act(const EngineCall& asked, Call& call) {
       return;
     case Action::subscribe:
       return open(asked.subscription, call);
-    case Action::read:
-      subscriptions_.read(asked.subscription, asked.read);
+    case Action::acknowledge:
+      subscriptions_.acknowledge(asked.subscription, asked.read);
       call.stream->close();
       return;
     case Action::unsubscribe:
@@ -243,7 +241,7 @@ void Model::deliver(Call& call, const Result& result) noexcept {
   }
 }
 
-// An error of one sequence is the request's: the stream ends, and the watcher cancels what is left of it.
+// An error of one sequence ends the request: the stream ends, and the watcher cancels the other sequences.
 void Model::send(Call& call, const Result& result, bool last) {
   if (const auto error = error_of(result)) {
     fail(call, *error);
@@ -255,29 +253,12 @@ void Model::send(Call& call, const Result& result, bool last) {
   call.begun[index] = true;
   Extras extras;
   if (first) extras.echo = call.echo;
-  if (call.subscription) {
-    if (!call.failed) add(call, result, extras.echo);
-    return;
-  }
-  extras.parsing_options = call.parsing_options;
   if (first && index == 0) extras.prompt_ids = call.prompt_ids;
-  call.stream->send(result, extras, call.outputs, last);
-}
-
-void Model::add(Call& call, const Result& result, std::string_view before) {
-  if (!call.parsed) {
-    return subscriptions_.add(call.subscription, call.key, result, before, nullptr, call.logprobs);
-  }
-  if (!std::exchange(call.options_sent, true)) {
-    subscriptions_.add_options(call.subscription, call.key, call.parsing_options);
-  }
-  TokenBytes tokens;
-  for (const auto id : result.token_ids) {
-    const auto bytes = engine_.token_bytes(id);
-    tokens.sizes.push_back(static_cast<std::uint32_t>(bytes.size()));
-    tokens.joined += bytes;
-  }
-  subscriptions_.add(call.subscription, call.key, result, before, &tokens, call.logprobs);
+  if (!call.subscription) return call.stream->send(result, extras, call.outputs, last);
+  if (call.failed) return;
+  extras.in_reasoning = first && call.in_reasoning;
+  for (const auto id : result.token_ids) extras.token_bytes.push_back(engine_.token_bytes(id));
+  subscriptions_.add(call.subscription, call.key, result, extras);
 }
 
 std::optional<Error> Model::error_of(const Result& result) {

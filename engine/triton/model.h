@@ -35,7 +35,7 @@ class Model {
   Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations,
         const ModelIdentity& identity, const ModelOptions& options);
 
-  // True when the request is in the engine, or acted on what is there.
+  // Returns true if the request is in the engine or its action was done.
   bool take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced);
   void act(const EngineCall& asked, Call& call);
   void end_requests(Action action, const Request& request);
@@ -45,8 +45,6 @@ class Model {
   void submit(Request request, const std::shared_ptr<Call>& call);
   void deliver(Call& call, const Result& result) noexcept;
   void send(Call& call, const Result& result, bool last);
-  // To the call's subscription. before: goes before its text.
-  void add(Call& call, const Result& result, std::string_view before);
   std::optional<Error> error_of(const Result& result);
   std::string why_ended();  // empty while the model is served
   void end_all(const std::string& why);

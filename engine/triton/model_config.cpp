@@ -3,7 +3,6 @@
 #include <cstddef>
 
 #include "error.h"
-#include "raii.h"
 
 namespace charonia::triton {
 
@@ -16,7 +15,7 @@ ModelIdentity identify(TRITONBACKEND_Model* model) {
   TRITONBACKEND_ArtifactType type{};
   check(TRITONBACKEND_ModelRepository(model, &type, &text));
   if (type != TRITONBACKEND_ARTIFACT_FILESYSTEM) {
-    throw Error(ErrorCode::unsupported, "the model repository is no folder of this machine; copy the model to one");
+    throw Error(ErrorCode::unsupported, "the model repository must be a folder on this machine");
   }
   identity.repository = text;
   return identity;

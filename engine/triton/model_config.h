@@ -1,4 +1,4 @@
-// A model as the server knows it: its name, where it lies, its configuration.
+// The name, folder and configuration of a model.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 
 namespace charonia::triton {
 
-// A model as the server names it.
 struct ModelIdentity {
   std::string name;
   std::uint64_t version = 0;
@@ -20,10 +19,10 @@ struct ModelIdentity {
 };
 ModelIdentity identify(TRITONBACKEND_Model* model);
 
-// The server that the model is loaded into.
+// The server that loads the model.
 TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model);
 
-// The model's configuration in JSON, as the server completed it.
+// Returns the model's configuration in JSON, as completed by the server.
 std::string config_json(TRITONBACKEND_Model* model);
 
 }  // namespace charonia::triton

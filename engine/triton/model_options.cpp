@@ -16,7 +16,7 @@ constexpr std::string_view kRightGroup = "instance_group [ { count: 1 kind: KIND
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
 
-// The server makes an instance for each GPU of a group: they are doors to one engine, whose ranks these GPUs are.
+// The server makes an instance for each GPU of a group. All instances use one engine, whose ranks are these GPUs.
 json single_group(const json& config) {
   const auto groups = config.value("instance_group", json::array());
   std::int64_t instances = 0;
@@ -59,7 +59,7 @@ ModelOptions read_model_options(std::string_view text) {
         "; the engine batches by itself, so it must be 0 (the engine's own limit is the parameter max_batch_size)"));
   }
   if (config.contains("sequence_batching")) {
-    refuse("sequence_batching cancels what it thinks belongs together; remove it");
+    refuse("sequence_batching is not supported; remove it");
   }
   const auto group = single_group(config);
 

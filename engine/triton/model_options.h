@@ -1,4 +1,4 @@
-// What a model's config.pbtxt asks of the backend. Knows nothing of the server.
+// Reads a model's config.pbtxt. Does not use Triton's API.
 #pragma once
 
 #include <string>
@@ -10,21 +10,20 @@
 namespace charonia::triton {
 
 struct ModelOptions {
-  // `parameters` whose keys are the engine's, those without a value left out; and `device` by the kind of the instance
-  // group: KIND_CPU is cpu, KIND_GPU is cuda, KIND_MODEL leaves it to the settings.
+  // The `parameters` that have a value, and `device` by the kind of the instance group: cpu with KIND_CPU, cuda with
+  // KIND_GPU. With KIND_MODEL the setting `device` decides.
   Settings settings;
-  std::vector<int> gpus;  // of KIND_GPU: those that the group names, or all that the server has where it names none
+  std::vector<int> gpus;  // with KIND_GPU: the GPUs of the group; all GPUs of the server if the group names none
   bool warmup = false;    // the server sends requests before the model is ready
 };
 
-// Reads a model configuration as Triton writes it in JSON, where KIND_AUTO has become KIND_GPU or KIND_CPU. Throws
-// Error(invalid_argument) where it asks for what this backend does not do (a model that is not decoupled,
-// max_batch_size other than 0, more than one instance, a sequence batcher) or contradicts itself (an instance group of
-// one device and a parameter `device` or `device_ids` of another).
+// Reads a model configuration in Triton's JSON, in which KIND_AUTO is already KIND_GPU or KIND_CPU. Throws
+// Error(invalid_argument) if the backend does not support it (a model that is not decoupled, max_batch_size other than
+// 0, more than one instance, a sequence batcher), or if the instance group and a parameter `device` or `device_ids`
+// contradict each other.
 ModelOptions read_model_options(std::string_view json);
 
-// The setting device_ids for an instance group of these GPUs: one for each rank. A group may name more, as one does
-// that the server has completed.
+// The setting device_ids for an instance group of these GPUs: one for each rank. The group may have more GPUs.
 std::string device_ids_of(const std::vector<int>& gpus, int ranks);
 
 }  // namespace charonia::triton

@@ -1,11 +1,8 @@
 #include "outbox.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cstring>
 #include <limits>
-#include <span>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -13,217 +10,195 @@
 namespace charonia::triton {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "deliveries are little-endian");
-
-// Before a chunk's ids and its text. The client unpacks it (client/charonia_client/subscription.py).
-struct Head {
-  std::uint64_t key;
-  std::uint32_t text_bytes, num_ids;
-  std::int32_t index, finish_reason, text_begin, text_end;
-  std::int32_t num_input_tokens, num_output_tokens, num_cached_tokens, num_session_tokens;
-  float cum_log_prob;
-  std::array<float, 3> timings;  // queue, first token, total; milliseconds
+// Field numbers of delivery.proto.
+namespace field {
+enum Delivery { number = 1, chunks };
+enum Chunk {
+  subscription_key = 1, sequence_index, finish_reason, text_output, output_ids, token_bytes, text_begin, text_end,
+  in_reasoning, num_input_tokens, num_output_tokens, num_cached_tokens, num_session_tokens, queue_ms, first_token_ms,
+  total_ms, cum_log_probs, output_log_probs, top_log_prob_ids, top_log_probs, prompt_ids, prompt_log_probs,
+  prompt_top_log_prob_ids, prompt_top_log_probs
 };
-static_assert(sizeof(Head) == 64);
+}  // namespace field
 
-// In place of a reason, and beside it.
-constexpr std::int32_t kOptions = 5, kTokens = 16, kLogprobs = 32;
+static_assert(static_cast<int>(FinishReason::error) == 4, "FinishReason has the numbers of delivery.proto");
 
-// What of a sequence is as its last chunk has it.
-void update(Result& result, const Result& more) {
-  result.finish_reason = more.finish_reason;
-  result.cumulative_logprob = more.cumulative_logprob;
-  result.num_input_tokens = more.num_input_tokens;
-  result.num_output_tokens = more.num_output_tokens;
-  result.num_cached_tokens = more.num_cached_tokens;
-  result.num_session_tokens = more.num_session_tokens;
-  result.timings = more.timings;
+// An encoder of protobuf's wire format (https://protobuf.dev/programming-guides/encoding). A message is a list of
+// fields, and a parser joins fields of the same number: the last scalar counts, repeated fields are concatenated. So the
+// repeated fields of two chunks are joined by appending their encodings.
+constexpr std::uint64_t kVarint = 0, kBytes = 2, kFixed32 = 5;
+
+void put_varint(std::string& out, std::uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
 }
 
-// The chunk `more` behind `result`, of which it is the continuation, but for the text.
-void join(Result& result, const Result& more) {
-  // All bytes of a chunk's tokens that are before its end are text, but for a leading space and what precedes it.
-  if (result.text_begin == result.text_end) result.text_begin = result.text_end + more.text_begin;
-  result.text_end += more.text_end;
-  result.token_ids.insert(result.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
-  update(result, more);
+void put_tag(std::string& out, int number, std::uint64_t type) {
+  put_varint(out, static_cast<std::uint64_t>(number) << 3 | type);
 }
 
-// How many of the most likely tokens there are for each token. Throws Error(internal) for a result that nobody could
-// unpack: one with other log probabilities than one for each token, or rows of several lengths.
-std::size_t count_tops(const Result& result) {
-  const auto& rows = result.top_logprobs;
-  const auto tops = rows.empty() ? 0 : rows.front().size();
-  const bool even = std::ranges::all_of(rows, [tops](const auto& row) { return row.size() == tops; });
-  const auto tokens = result.token_ids.size();
-  if (result.logprobs.size() != tokens || (!rows.empty() && rows.size() != tokens) || !even) {
-    throw Error(ErrorCode::internal,
-                cat("a response of ", tokens, " tokens has ", result.logprobs.size(), " log probabilities, and ",
-                    rows.size(), " rows of most likely tokens, which must be of one length"));
+// 0 is the default of scalars and need not be sent.
+void put(std::string& out, int number, std::uint64_t value) {
+  if (value == 0) return;
+  put_tag(out, number, kVarint);
+  put_varint(out, value);
+}
+
+// Protobuf extends the sign of an int32 to 64 bits.
+std::uint64_t widen(std::int32_t value) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(value)); }
+
+void put(std::string& out, int number, int value) { put(out, number, widen(value)); }
+
+void put_float(std::string& out, float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  for (int shift = 0; shift < 32; shift += 8) out.push_back(static_cast<char>(bits >> shift));
+}
+
+void put(std::string& out, int number, double value) {
+  if (value == 0) return;
+  put_tag(out, number, kFixed32);
+  put_float(out, static_cast<float>(value));
+}
+
+void put(std::string& out, int number, std::string_view bytes) {
+  put_tag(out, number, kBytes);
+  put_varint(out, bytes.size());
+  out += bytes;
+}
+
+void put(std::string& out, int number, std::span<const std::int32_t> values) {
+  if (values.empty()) return;
+  std::string packed;
+  for (const auto value : values) put_varint(packed, widen(value));
+  put(out, number, packed);
+}
+
+void put(std::string& out, int number, std::span<const float> values) {
+  if (values.empty()) return;
+  put_tag(out, number, kBytes);
+  put_varint(out, values.size() * sizeof(float));
+  for (const auto value : values) put_float(out, value);
+}
+
+void put(std::string& out, int ids, int logprobs, const std::vector<std::vector<TokenLogprob>>& rows) {
+  std::vector<std::int32_t> flat_ids;
+  std::vector<float> flat_logprobs;
+  for (const auto& row : rows) {
+    for (const auto& [id, logprob] : row) {
+      flat_ids.push_back(id);
+      flat_logprobs.push_back(logprob);
+    }
   }
-  return tops;
+  put(out, ids, flat_ids);
+  put(out, logprobs, flat_logprobs);
 }
 
-template <class Value>
-void append_values(std::string& packed, std::span<const Value> values) {
-  packed.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+std::string encode_scalars(std::uint64_t key, const Result& result, int text_begin, int text_end, bool in_reasoning) {
+  std::string out;
+  put(out, field::subscription_key, key);
+  put(out, field::sequence_index, result.index);
+  put(out, field::finish_reason, static_cast<int>(result.finish_reason));
+  put(out, field::text_begin, text_begin);
+  put(out, field::text_end, text_end);
+  put(out, field::num_input_tokens, result.num_input_tokens);
+  put(out, field::num_output_tokens, result.num_output_tokens);
+  put(out, field::num_cached_tokens, result.num_cached_tokens);
+  put(out, field::num_session_tokens, result.num_session_tokens);
+  put(out, field::queue_ms, result.timings.queue_ms);
+  put(out, field::first_token_ms, result.timings.first_token_ms);
+  put(out, field::total_ms, result.timings.total_ms);
+  put(out, field::cum_log_probs, result.cumulative_logprob);
+  put(out, field::in_reasoning, static_cast<int>(in_reasoning));
+  return out;
+}
+
+void append_repeated(std::string& out, const Result& result, const Extras& extras) {
+  if (!extras.echo.empty()) put(out, field::text_output, extras.echo);
+  if (!result.text.empty()) put(out, field::text_output, result.text);
+  put(out, field::output_ids, result.token_ids);
+  for (const auto bytes : extras.token_bytes) put(out, field::token_bytes, bytes);
+  put(out, field::output_log_probs, result.logprobs);
+  put(out, field::top_log_prob_ids, field::top_log_probs, result.top_logprobs);
+  put(out, field::prompt_ids, extras.prompt_ids);
+  put(out, field::prompt_log_probs, result.prompt_logprobs);
+  put(out, field::prompt_top_log_prob_ids, field::prompt_top_log_probs, result.prompt_top_logprobs);
 }
 
 }  // namespace
 
-std::size_t Outbox::packed_size(const Chunk& chunk) {
-  const auto& result = chunk.result;
-  auto size = sizeof(Head) + result.token_ids.size() * sizeof(TokenId) + chunk.sizes.size() * sizeof(std::uint32_t) +
-              result.text.size();
-  if (chunk.logprobs) {
-    size += result.logprobs.size() * sizeof(float) + sizeof(std::uint32_t) +
-            chunk.top_ids.size() * (sizeof(TokenId) + sizeof(float));
-  }
-  return size;
-}
-
-void Outbox::add_logprobs(Chunk& chunk, const Result& more) {
-  auto& logprobs = chunk.result.logprobs;
-  logprobs.insert(logprobs.end(), more.logprobs.begin(), more.logprobs.end());
-  for (const auto& row : more.top_logprobs) {
-    for (const auto& [id, logprob] : row) {
-      chunk.top_ids.push_back(id);
-      chunk.top_logprobs.push_back(logprob);
-    }
-  }
-}
-
-void Outbox::add(std::uint64_t key, const Result& result, std::string_view before, const TokenBytes* tokens,
-                 bool logprobs) {
-  const auto tops = logprobs ? count_tops(result) : 0;
-  const auto [place, fresh] = places_.try_emplace({key, result.index}, waiting_.size());
-  const auto at = place->second;
-  if (!fresh && logprobs && !result.token_ids.empty() && !waiting_[at].result.token_ids.empty() &&
-      waiting_[at].tops != tops) {
-    throw Error(ErrorCode::internal,
-                cat("a response has ", tops, " most likely tokens for each of its own, and the one before ",
-                    waiting_[at].tops));
-  }
-  // What comes with this key later is another request's.
-  if (result.finish_reason != FinishReason::none) places_.erase(place);
-  auto& chunk = fresh ? waiting_.emplace_back() : waiting_[at];
-  auto& own = chunk.result;
-  if (fresh) {
-    chunk.key = key;
-    chunk.form = tokens == nullptr ? Form::text : Form::tokens;
-    chunk.logprobs = logprobs;
-    own.index = result.index;
-    own.text_begin = result.text_begin;
-    own.text_end = result.text_end;
-    own.text = before;
-    own.token_ids = result.token_ids;
-    update(own, result);
-  } else {
-    packed_ -= packed_size(chunk);
-    join(own, result);
-  }
-  if (logprobs) add_logprobs(chunk, result);
-  if (!result.token_ids.empty()) chunk.tops = static_cast<std::uint32_t>(tops);
-  own.text += tokens == nullptr ? result.text : tokens->joined;
-  if (tokens != nullptr) chunk.sizes.insert(chunk.sizes.end(), tokens->sizes.begin(), tokens->sizes.end());
-  packed_ += packed_size(chunk);
-}
-
-void Outbox::add_options(std::uint64_t key, std::string_view options) {
-  auto& chunk = waiting_.emplace_back();
-  chunk.key = key;
-  chunk.form = Form::options;
-  chunk.result.text = options;
-  packed_ += packed_size(chunk);
+void Outbox::add(std::uint64_t key, const Result& result, const Extras& extras) {
+  const auto [place, is_new] = places_.try_emplace({key, result.index}, waiting_.size());
+  if (is_new) waiting_.emplace_back();
+  auto& chunk = waiting_[place->second];
+  if (result.finish_reason != FinishReason::none) places_.erase(place);  // the key may belong to another request now
+  waiting_bytes_ -= chunk.size();
+  // All bytes of a chunk's tokens before text_end are text, except a leading space and special tokens before it.
+  if (chunk.text_begin == chunk.text_end) chunk.text_begin = chunk.text_end + result.text_begin;
+  chunk.text_end += result.text_end;
+  chunk.in_reasoning = chunk.in_reasoning || extras.in_reasoning;
+  chunk.scalars = encode_scalars(key, result, chunk.text_begin, chunk.text_end, chunk.in_reasoning);
+  append_repeated(chunk.repeated, result, extras);
+  waiting_bytes_ += chunk.size();
 }
 
 void Outbox::add_error(std::uint64_t key, std::string_view text) {
   auto& chunk = waiting_.emplace_back();
-  chunk.key = key;
-  chunk.result.finish_reason = FinishReason::error;
-  chunk.result.text = text;
-  packed_ += packed_size(chunk);
+  Result result;
+  result.finish_reason = FinishReason::error;
+  chunk.scalars = encode_scalars(key, result, 0, 0, false);
+  put(chunk.repeated, field::text_output, text);
+  waiting_bytes_ += chunk.size();
   places_.erase(places_.lower_bound({key, std::numeric_limits<int>::min()}),
                 places_.upper_bound({key, std::numeric_limits<int>::max()}));
 }
 
 std::string Outbox::take() {
-  std::size_t count = 0, bytes = 0;
-  while (count < waiting_.size() && bytes < limits_.bytes) bytes += packed_size(waiting_[count++]);
-  std::string packed;
-  packed.reserve(sizeof(number_) + bytes);
-  ++number_;
-  append_values(packed, std::span<const std::uint64_t>(&number_, 1));
-  for (std::size_t i = 0; i < count; ++i) append(packed, waiting_[i]);
-  packed_ -= bytes;
+  std::string delivery;
+  put(delivery, field::number, ++number_);
+  std::size_t count = 0;
+  for (; count < waiting_.size() && delivery.size() < limits_.bytes; ++count) {
+    const auto& chunk = waiting_[count];
+    put_tag(delivery, field::chunks, kBytes);
+    put_varint(delivery, chunk.size());
+    delivery += chunk.scalars;
+    delivery += chunk.repeated;
+    waiting_bytes_ -= chunk.size();
+  }
   waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
   std::erase_if(places_, [count](const auto& entry) { return entry.second < count; });
   for (auto& [_, place] : places_) place -= count;
-  sent_.push_back(packed.size());
-  sent_bytes_ += packed.size();
-  return packed;
+  unread_.push_back(delivery.size());
+  unread_bytes_ += delivery.size();
+  return delivery;
 }
 
-void Outbox::append(std::string& packed, const Chunk& chunk) {
-  const auto& result = chunk.result;
-  const auto& timings = result.timings;
-  const auto reason = static_cast<std::int32_t>(result.finish_reason) + (chunk.logprobs ? kLogprobs : 0);
-  const Head head{.key = chunk.key,
-                  .text_bytes = static_cast<std::uint32_t>(result.text.size()),
-                  .num_ids = static_cast<std::uint32_t>(result.token_ids.size()),
-                  .index = result.index,
-                  .finish_reason = chunk.form == Form::options  ? kOptions
-                                   : chunk.form == Form::tokens ? reason + kTokens
-                                                                : reason,
-                  .text_begin = result.text_begin,
-                  .text_end = result.text_end,
-                  .num_input_tokens = result.num_input_tokens,
-                  .num_output_tokens = result.num_output_tokens,
-                  .num_cached_tokens = result.num_cached_tokens,
-                  .num_session_tokens = result.num_session_tokens,
-                  .cum_log_prob = static_cast<float>(result.cumulative_logprob),
-                  .timings = {static_cast<float>(timings.queue_ms), static_cast<float>(timings.first_token_ms),
-                              static_cast<float>(timings.total_ms)}};
-  append_values(packed, std::span<const Head>(&head, 1));
-  append_values(packed, std::span<const TokenId>(result.token_ids));
-  append_values(packed, std::span<const std::uint32_t>(chunk.sizes));
-  if (chunk.logprobs) {
-    append_values(packed, std::span<const float>(result.logprobs));
-    append_values(packed, std::span<const std::uint32_t>(&chunk.tops, 1));
-    append_values(packed, std::span<const TokenId>(chunk.top_ids));
-    append_values(packed, std::span<const float>(chunk.top_logprobs));
-  }
-  packed += result.text;
-}
-
-void Outbox::read(std::uint64_t number) {
+void Outbox::acknowledge(std::uint64_t number) {
   if (number > number_) {
     throw Error(ErrorCode::invalid_argument,
                 cat("subscription_read is ", number, ", and the last delivery has the number ", number_,
-                    "; send the number of a delivery that has come"));
+                    "; send the number of a delivery that was received"));
   }
-  const auto unread = number_ - number;
-  while (sent_.size() > unread) {
-    sent_bytes_ -= sent_.front();
-    sent_.pop_front();
-    behind_since_.reset();
+  while (unread_.size() > number_ - number) {
+    unread_bytes_ -= unread_.front();
+    unread_.pop_front();
+    stalled_since_.reset();
   }
 }
 
-const char* Outbox::hopeless(Clock::time_point now) {
-  if (held() <= limits_.held || unbound_) {
+const char* Outbox::overflow(Clock::time_point now) {
+  if (held() <= limits_.held || unlimited_) {
     over_since_.reset();
   } else if (!over_since_ || held() < least_held_) {
     over_since_ = now;
     least_held_ = held();
   }
-  if (over_since_ && now - *over_since_ >= limits_.catching_up) return "its reader is too far behind";
-  if (waiting_.empty() || !behind()) {
-    behind_since_.reset();
+  if (over_since_ && now - *over_since_ >= limits_.overflow_time) return "its reader is too far behind";
+  if (!behind() || waiting_.empty()) {
+    stalled_since_.reset();
     return nullptr;
   }
-  if (!behind_since_) behind_since_ = now;
-  return now - *behind_since_ > limits_.patience ? "its reader has stopped reading" : nullptr;
+  if (!stalled_since_) stalled_since_ = now;
+  return now - *stalled_since_ > limits_.stall_time ? "its reader has stopped reading" : nullptr;
 }
 
 }  // namespace charonia::triton

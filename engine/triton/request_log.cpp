@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "charonia/error.h"
+#include "error.h"
 
 namespace charonia::triton {
 namespace {
@@ -24,7 +25,7 @@ bool asked_for() {
   return std::ranges::find(log_settings::kTrueWords, lower) != log_settings::kTrueWords.end();
 }
 
-// Microseconds are all that is known.
+// Times are measured in microseconds.
 double rounded(double ms) { return std::round(ms * 1e3) / 1e3; }
 
 const char* kind_of(const std::exception& error) {
@@ -40,6 +41,35 @@ const char* kind_of(const std::exception& error) {
   }
   return "internal";
 }
+
+// Reports consecutive spans. Each begins when the previous one ends.
+class Reporter {
+ public:
+  Reporter(TRITONSERVER_InferenceTrace* trace, std::chrono::steady_clock::time_point begin)
+      : trace_(trace), begin_(begin), last_ns_(since_epoch(begin) - 1) {}
+
+  // end_ms: since the beginning of the first span.
+  void span(const std::string& name, double end_ms) {
+    report(name + "_START", last_ns_ + 1);
+    report(name + "_END", since_epoch(begin_) + static_cast<std::int64_t>(end_ms * 1e6));
+  }
+
+ private:
+  static std::int64_t since_epoch(std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+  }
+
+  // The server needs a different time for each activity.
+  void report(const std::string& name, std::int64_t time_ns) {
+    last_ns_ = std::max(time_ns, last_ns_ + 1);
+    log_failure(TRITONSERVER_InferenceTraceReportActivity(trace_, static_cast<std::uint64_t>(last_ns_), name.c_str()),
+                "tracing a request");
+  }
+
+  TRITONSERVER_InferenceTrace* trace_;
+  std::chrono::steady_clock::time_point begin_;
+  std::int64_t last_ns_;
+};
 
 }  // namespace
 
@@ -64,6 +94,35 @@ void RequestLog::ended(const std::string& request_id, const Totals& totals) cons
 void RequestLog::rejected(const std::string& request_id, const std::exception& error) const {
   if (!on_) return;
   log({LogLevel::info, cat("rejected: ", kind_of(error)), request_id, {{"error", std::string(kind_of(error))}}});
+}
+
+std::shared_ptr<TracedRequest> TracedRequest::of(TRITONBACKEND_Request* request) {
+  TRITONSERVER_InferenceTrace* trace = nullptr;
+  // A server that was built without tracing returns an error here.
+  if (const ErrorPtr error(TRITONBACKEND_RequestTrace(request, &trace)); error || trace == nullptr) return nullptr;
+  return std::make_shared<TracedRequest>(request, trace);
+}
+
+TracedRequest::TracedRequest(TRITONBACKEND_Request* request, TRITONSERVER_InferenceTrace* trace)
+    : request_(request), trace_(trace) {}
+
+TracedRequest::~TracedRequest() {
+  if (timings_.total_ms > 0) report_spans();
+  log_failure(TRITONBACKEND_RequestRelease(request_, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a traced request");
+}
+
+void TracedRequest::submitted() { submitted_ = Clock::now(); }
+
+// A request that ended before its first token has no decode span. One that was never scheduled has only a queue span.
+void TracedRequest::report_spans() const {
+  Reporter reporter(trace_, submitted_);
+  reporter.span("queue", timings_.queue_ms);
+  if (timings_.first_token_ms > 0) {
+    reporter.span("prefill", timings_.first_token_ms);
+    reporter.span("decode", timings_.total_ms);
+  } else if (timings_.total_ms > timings_.queue_ms) {
+    reporter.span("prefill", timings_.total_ms);
+  }
 }
 
 }  // namespace charonia::triton

@@ -1,19 +1,246 @@
 #include "request_reader.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "error.h"
-#include "inputs.h"
 #include "text/utf8.h"
 #include "unpack.h"
 
 namespace charonia::triton {
 namespace {
+
+template <class T>
+struct Tensor {
+  std::vector<T> values;  // row-major
+  std::vector<std::int64_t> shape;
+};
+
+// The inputs and parameters of a request as typed values. A parameter counts as the input of its name if that input is
+// absent: JSON fields of HTTP generate arrive as parameters. Must not be used after the request is released. Every
+// reader returns nullopt for a missing input, and throws Error(invalid_argument) for an invalid one.
+class Inputs {
+ public:
+  explicit Inputs(TRITONBACKEND_Request* request);
+
+  // T: std::int32_t or float. Reads only inputs, because a parameter cannot hold a tensor.
+  template <class T>
+  std::optional<Tensor<T>> tensor(std::string_view name) const;
+
+  // An input with one element, of any shape. T: bool, std::int32_t, std::uint64_t or float.
+  template <class T>
+  std::optional<T> scalar(std::string_view name) const;
+
+  // [n] or one INT parameter.
+  std::optional<std::vector<std::int32_t>> ids(std::string_view name) const;
+
+  // BYTES of any shape with at most `most` elements, or one STRING parameter.
+  std::optional<std::vector<std::string>> strings(std::string_view name, std::size_t most) const;
+
+ private:
+  using Parameter = std::variant<std::int64_t, double, bool, std::string>;
+
+  struct Raw {
+    TRITONSERVER_DataType type;
+    std::vector<std::int64_t> shape;
+    std::string bytes;  // all buffers joined
+  };
+
+  std::optional<Raw> read(std::string_view name) const;
+  const Parameter* parameter(std::string_view name) const;
+
+  std::map<std::string, TRITONBACKEND_Input*, std::less<>> inputs_;
+  std::map<std::string, Parameter, std::less<>> parameters_;
+};
+
+[[noreturn]] void reject_input(std::string_view name, const std::string& text) {
+  throw Error(ErrorCode::invalid_argument, std::string(name) + ": " + text);
+}
+
+const char* name_of(TRITONSERVER_DataType type) {
+  static constexpr const char* kNames[] = {"INVALID", "BOOL",  "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16",
+                                           "INT32",   "INT64", "FP16",  "FP32",   "FP64",   "BYTES",  "BF16"};
+  const auto index = static_cast<std::size_t>(type);
+  return index < std::size(kNames) ? kNames[index] : "an unknown type";
+}
+
+template <class T>
+constexpr TRITONSERVER_DataType kTypeOf = TRITONSERVER_TYPE_INVALID;
+template <>
+constexpr TRITONSERVER_DataType kTypeOf<bool> = TRITONSERVER_TYPE_BOOL;
+template <>
+constexpr TRITONSERVER_DataType kTypeOf<std::int32_t> = TRITONSERVER_TYPE_INT32;
+template <>
+constexpr TRITONSERVER_DataType kTypeOf<std::uint64_t> = TRITONSERVER_TYPE_UINT64;
+template <>
+constexpr TRITONSERVER_DataType kTypeOf<float> = TRITONSERVER_TYPE_FP32;
+
+void check_type(std::string_view name, TRITONSERVER_DataType is, TRITONSERVER_DataType wanted) {
+  if (is != wanted) reject_input(name, std::string("is ") + name_of(is) + " and must be " + name_of(wanted));
+}
+
+template <class T>
+std::vector<T> unpack(std::string_view name, const std::string& bytes) {
+  if (bytes.size() % sizeof(T) != 0) {
+    reject_input(name,
+                 std::to_string(bytes.size()) + " bytes are not a whole number of " + name_of(kTypeOf<T>) + " values");
+  }
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// Converts a JSON number to any type whose range it is in, and true and false only to BOOL.
+template <class T, class From>
+T convert(std::string_view name, From value) {
+  constexpr bool kToBool = std::is_same_v<T, bool>, kFromBool = std::is_same_v<From, bool>;
+  if constexpr (kToBool && kFromBool) {
+    return value;
+  } else if constexpr (kToBool || kFromBool || std::is_same_v<From, std::string>) {
+    reject_input(name, std::string("the parameter has another type than ") + name_of(kTypeOf<T>));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(value);
+  } else if constexpr (std::is_floating_point_v<From>) {
+    // Above 2^53 a double is not exact. (NaN is not equal to its floor.)
+    constexpr double kExact = 9007199254740992.0;
+    if (value != std::floor(value) || std::abs(value) > kExact) {
+      reject_input(name, std::to_string(value) + " is not a whole number");
+    }
+    return convert<T>(name, static_cast<std::int64_t>(value));
+  } else {
+    if (!std::in_range<T>(value)) {
+      reject_input(name, std::to_string(value) + " is out of the range of " + name_of(kTypeOf<T>) + ", " +
+                             std::to_string(std::numeric_limits<T>::min()) + " to " +
+                             std::to_string(std::numeric_limits<T>::max()));
+    }
+    return static_cast<T>(value);
+  }
+}
+
+std::string gather(std::string_view name, TRITONBACKEND_Input* input, std::uint32_t buffers, std::uint64_t total) {
+  std::string bytes;
+  bytes.reserve(total);
+  for (std::uint32_t i = 0; i < buffers; ++i) {
+    const void* buffer = nullptr;
+    std::uint64_t size = 0;
+    auto memory = TRITONSERVER_MEMORY_CPU;
+    std::int64_t memory_id = 0;
+    check(TRITONBACKEND_InputBuffer(input, i, &buffer, &size, &memory, &memory_id));
+    if (memory == TRITONSERVER_MEMORY_GPU) reject_input(name, "is in GPU memory; send it in system memory");
+    bytes.append(static_cast<const char*>(buffer), size);
+  }
+  return bytes;
+}
+
+Inputs::Inputs(TRITONBACKEND_Request* request) {
+  std::uint32_t count = 0;
+  check(TRITONBACKEND_RequestInputCount(request, &count));
+  for (std::uint32_t i = 0; i < count; ++i) {
+    TRITONBACKEND_Input* input = nullptr;
+    check(TRITONBACKEND_RequestInputByIndex(request, i, &input));
+    const char* name = nullptr;
+    check(TRITONBACKEND_InputProperties(input, &name, nullptr, nullptr, nullptr, nullptr, nullptr));
+    inputs_.emplace(name, input);
+  }
+  check(TRITONBACKEND_RequestParameterCount(request, &count));
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const char* name = nullptr;
+    TRITONSERVER_ParameterType type{};
+    const void* value = nullptr;
+    check(TRITONBACKEND_RequestParameter(request, i, &name, &type, &value));
+    switch (type) {
+      case TRITONSERVER_PARAMETER_INT:
+        parameters_.emplace(name, *static_cast<const std::int64_t*>(value));
+        break;
+      case TRITONSERVER_PARAMETER_DOUBLE:
+        parameters_.emplace(name, *static_cast<const double*>(value));
+        break;
+      case TRITONSERVER_PARAMETER_BOOL:
+        parameters_.emplace(name, *static_cast<const bool*>(value));
+        break;
+      case TRITONSERVER_PARAMETER_STRING:
+        parameters_.emplace(name, std::string(static_cast<const char*>(value)));
+        break;
+      case TRITONSERVER_PARAMETER_BYTES:
+        break;
+    }
+  }
+}
+
+std::optional<Inputs::Raw> Inputs::read(std::string_view name) const {
+  const auto found = inputs_.find(name);
+  if (found == inputs_.end()) return std::nullopt;
+  Raw raw{};
+  const std::int64_t* shape = nullptr;
+  std::uint32_t dims = 0, buffers = 0;
+  std::uint64_t total = 0;
+  check(TRITONBACKEND_InputProperties(found->second, nullptr, &raw.type, &shape, &dims, &total, &buffers));
+  raw.shape.assign(shape, shape + dims);
+  raw.bytes = gather(name, found->second, buffers, total);
+  return raw;
+}
+
+const Inputs::Parameter* Inputs::parameter(std::string_view name) const {
+  const auto found = parameters_.find(name);
+  return found == parameters_.end() ? nullptr : &found->second;
+}
+
+template <class T>
+std::optional<Tensor<T>> Inputs::tensor(std::string_view name) const {
+  auto raw = read(name);
+  if (!raw) return std::nullopt;
+  check_type(name, raw->type, kTypeOf<T>);
+  return Tensor<T>{unpack<T>(name, raw->bytes), std::move(raw->shape)};
+}
+
+template <class T>
+std::optional<T> Inputs::scalar(std::string_view name) const {
+  if (const auto raw = read(name)) {
+    check_type(name, raw->type, kTypeOf<T>);
+    if (raw->bytes.size() != sizeof(T)) {
+      reject_input(name,
+                   "holds " + std::to_string(raw->bytes.size() / sizeof(T)) + " values and must hold one: shape [1]");
+    }
+    if constexpr (std::is_same_v<T, bool>) return raw->bytes.front() != 0;
+    T value{};
+    std::memcpy(&value, raw->bytes.data(), sizeof(T));
+    return value;
+  }
+  const auto* found = parameter(name);
+  if (found == nullptr) return std::nullopt;
+  return std::visit([name](const auto& value) { return convert<T>(name, value); }, *found);
+}
+
+std::optional<std::vector<std::int32_t>> Inputs::ids(std::string_view name) const {
+  if (auto sent = tensor<std::int32_t>(name)) return std::move(sent->values);
+  if (const auto one = scalar<std::int32_t>(name)) return std::vector{*one};
+  return std::nullopt;
+}
+
+std::optional<std::vector<std::string>> Inputs::strings(std::string_view name, std::size_t most) const {
+  const auto raw = read(name);
+  if (!raw) {
+    const auto* found = parameter(name);
+    if (found == nullptr) return std::nullopt;
+    const auto* text = std::get_if<std::string>(found);
+    if (text == nullptr) reject_input(name, "the parameter has another type than STRING");
+    return std::vector{*text};
+  }
+  check_type(name, raw->type, TRITONSERVER_TYPE_BYTES);
+  return unpack_strings(name, raw->bytes, most);
+}
 
 constexpr int kMostTopLogprobs = SamplingMaximum::logprobs;
 constexpr std::size_t kLongestName = 256;  // bytes
@@ -26,7 +253,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-// One value into a field that is one; other fields have readers of their own.
+// Reads a field that is one value. Other fields have their own readers.
 template <class T>
 void read_value(T& field, const Inputs& inputs, std::string_view tensor) {
   if constexpr (std::is_arithmetic_v<T>) {
@@ -74,7 +301,7 @@ int read_prompt_logprobs(const Inputs& inputs) {
   return top;
 }
 
-// -1: none. Asking for the most likely tokens asks for log probabilities.
+// -1: none. top_logprobs implies return_log_probs.
 int read_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("top_logprobs").value_or(0);
   if (top < 0 || top > kMostTopLogprobs) {
@@ -96,7 +323,7 @@ SamplingParams read_sampling(const Inputs& inputs, SamplingParams sampling) {
   return sampling;
 }
 
-// A session's or a subscription's.
+// The name of a session or a subscription.
 std::string read_name(const Inputs& inputs, const std::string& tensor) {
   auto sent = inputs.strings(tensor, 1);
   if (!sent || sent->empty()) return {};
@@ -118,7 +345,7 @@ std::string read_cache_salt(const Inputs& inputs) {
   return sent && !sent->empty() ? std::move(sent->front()) : std::string();
 }
 
-// In an ensemble preprocessing gives both with every request: empty texts where there is no guide.
+// In an ensemble, preprocessing sends both with every request: empty texts if there is no guide.
 std::optional<Guide> read_guide(const Inputs& inputs) {
   auto type = inputs.strings("guided_decoding_guide_type", 1);
   auto guide = inputs.strings("guided_decoding_guide", 1);
@@ -131,19 +358,17 @@ std::optional<Guide> read_guide(const Inputs& inputs) {
   return Guide{guide_type(type->front()), guide && !guide->empty() ? std::move(guide->front()) : std::string()};
 }
 
-// What a request that names a subscription asks of it; generate: to take its results.
+// The action of a request that names a subscription; generate: the subscription receives the results.
 Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input) {
   call.subscription = read_name(inputs, "subscription");
   const auto key = inputs.scalar<std::uint64_t>("subscription_key");
   const auto read = inputs.scalar<std::uint64_t>("subscription_read");
   const bool end = inputs.scalar<bool>("subscription_end").value_or(false);
-  call.parsed = inputs.scalar<bool>("subscription_parsing").value_or(false);
   if (call.subscription.empty()) {
-    const char* alone = key           ? "subscription_key"
-                        : read        ? "subscription_read"
-                        : end         ? "subscription_end"
-                        : call.parsed ? "subscription_parsing"
-                                      : nullptr;
+    const char* alone = key    ? "subscription_key"
+                        : read ? "subscription_read"
+                        : end  ? "subscription_end"
+                               : nullptr;
     if (alone != nullptr) reject(std::string(alone) + " is sent without subscription: name the subscription");
     return Action::generate;
   }
@@ -153,14 +378,7 @@ Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input)
   call.key = key.value_or(0);
   call.read = read.value_or(0);
   if (has_input) return Action::generate;
-  return end ? Action::unsubscribe : read ? Action::read : Action::subscribe;
-}
-
-// Log probabilities of the prompt are none of what a subscription carries.
-void check_carried(const EngineCall& call) {
-  if (call.subscription.empty() || call.request.sampling.prompt_logprobs < 0) return;
-  reject("prompt_logprobs is set and subscription is '" + call.subscription +
-         "': log probabilities of the prompt do not go through one, so send the request without subscription");
+  return end ? Action::unsubscribe : read ? Action::acknowledge : Action::subscribe;
 }
 
 Action read_action(const Inputs& inputs, const Request& request, bool has_input) {
@@ -205,7 +423,6 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   }
   call.request.input_ids = std::move(ids->values);
   call.request.sampling = read_sampling(inputs, defaults);
-  check_carried(call);
   call.request.guide = read_guide(inputs);
   if (auto more = inputs.tensor<std::int32_t>("continuation_ids")) {
     if (!more->values.empty() && call.request.session_id.empty()) {
@@ -226,10 +443,7 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.fit_max_tokens = inputs.scalar<bool>("fit_max_tokens").value_or(false);
   if (auto echo = inputs.strings("echo", 1); echo && !echo->empty()) call.echo = std::move(echo->front());
   check_echo(call.echo, call.request.sampling.n);
-  if (auto options = inputs.strings("parsing_options", 1); options && !options->empty()) {
-    call.parsing_options = std::move(options->front());
-    check_parsing_options(call.parsing_options);
-  }
+  call.in_reasoning = inputs.scalar<bool>("in_reasoning").value_or(false);
   return call;
 }
 

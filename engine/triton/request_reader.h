@@ -1,44 +1,43 @@
-// A Triton request becomes a request for the engine (docs/contracts.md, model `engine`).
+// Converts a Triton request to a request for the engine (docs/contracts.md, model `engine`).
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "charonia/types.h"
-#include "outputs.h"
+#include "responses.h"
 #include "triton_api.h"
 
 namespace charonia::triton {
 
-// What a call wants. All but `generate` act on what is there already and need no input_ids.
+// The action of a call. All actions except `generate` need no input_ids.
 enum class Action {
   generate,
-  stop,         // ends requests; of a session, the turn stays
-  cancel,       // ends requests; of a session, the turn is dropped
+  stop,         // ends requests; a session keeps the turn
+  cancel,       // ends requests; a session drops the turn
   end_session,  // forgets a session
   subscribe,    // opens a subscription
-  read,         // a subscription's reader has got further
-  unsubscribe,  // ends one
+  acknowledge,  // the client has read deliveries of a subscription
+  unsubscribe,  // ends a subscription
 };
 
 struct EngineCall {
   Action action = Action::generate;
-  std::string subscription;     // of the last three; with generate, where its results go: empty for its own stream
-  std::uint64_t key = 0;        // in there
-  std::uint64_t read = 0;       // the delivery up to which was read
-  bool parsed = false;          // with a subscription: what its answer is read by goes there, too
-  // With stop and cancel: session_id, or where there is none id, says which requests. Everything else is then unset.
+  std::string subscription;  // for the last three actions; with generate: receives the results, empty for a stream
+  std::uint64_t key = 0;     // subscription_key
+  std::uint64_t read = 0;    // subscription_read
+  // With stop and cancel, only session_id or id is set: they name the requests.
   Request request;
-  std::string echo;             // goes out with each sequence's first response
-  std::string parsing_options;  // goes out with every response
-  OutputSet outputs;            // what the client asked for
+  std::string echo;           // sent with the first response of each sequence
+  bool in_reasoning = false;  // the prompt ends within the reasoning
+  OutputSet outputs;          // requested by the client
 };
 
-// The caller's id of a request, or empty.
+// Returns the id that the client gave the request, or an empty string.
 std::string request_id(TRITONBACKEND_Request* request);
 
-// Copies everything out of `request`. Throws Error(invalid_argument) naming the field, its value and what would be
-// right. Ranges of sampling parameters are the engine's to check. defaults: sampling parameters that are not set.
+// Copies all inputs of `request`. Throws Error(invalid_argument), which names the field, its value and valid values.
+// The engine checks the ranges of sampling parameters. defaults: values of sampling parameters that are not set.
 EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defaults);
 
 }  // namespace charonia::triton

@@ -1,6 +1,6 @@
 #include "standing.h"
 
-#include "raii.h"
+#include "error.h"
 
 namespace charonia::triton {
 

@@ -9,12 +9,12 @@ void Subscriptions::open(const std::string& name, std::shared_ptr<ResponseStream
   const std::lock_guard lock(mutex_);
   if (open_.size() >= kMost && !open_.contains(name)) {
     throw Error(ErrorCode::resource_exhausted,
-                cat("there are ", kMost, " subscriptions, and there may be no more; retry after 1 s"));
+                cat("there are ", kMost, " subscriptions, which is the limit; retry after 1 s"));
   }
   const auto subscription = std::make_shared<Subscription>(name, std::move(stream));
   if (!open_.emplace(name, subscription).second) {
     throw Error(ErrorCode::invalid_argument,
-                cat("subscription '", name, "' is open already: open one under a name of your own, such as a UUID"));
+                cat("subscription '", name, "' is open already: choose a unique name, such as a UUID"));
   }
   opened_();
   send(*subscription);
@@ -26,11 +26,11 @@ void Subscriptions::close(const std::string& name) {
   if (const auto found = open_.find(name); found != open_.end()) remove(found, nullptr, left);
 }
 
-void Subscriptions::read(const std::string& name, std::uint64_t number) {
+void Subscriptions::acknowledge(const std::string& name, std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   const auto subscription = known(name);
   if (!subscription) return;
-  subscription->outbox_.read(number);
+  subscription->outbox_.acknowledge(number);
   send_due(*subscription);
 }
 
@@ -56,18 +56,10 @@ void Subscriptions::ended(Subscription& subscription, std::uint64_t key) {
 }
 
 void Subscriptions::add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
-                        std::string_view before, const TokenBytes* tokens, bool logprobs) {
+                        const Extras& extras) {
   const std::lock_guard lock(mutex_);
   if (subscription->over_) return;
-  subscription->outbox_.add(key, result, before, tokens, logprobs);
-  touch(subscription);
-}
-
-void Subscriptions::add_options(const std::shared_ptr<Subscription>& subscription, std::uint64_t key,
-                                std::string_view options) {
-  const std::lock_guard lock(mutex_);
-  if (subscription->over_) return;
-  subscription->outbox_.add_options(key, options);
+  subscription->outbox_.add(key, result, extras);
   touch(subscription);
 }
 
@@ -80,7 +72,7 @@ void Subscriptions::add_error(const std::shared_ptr<Subscription>& subscription,
 }
 
 void Subscriptions::flush() {
-  std::vector<std::shared_ptr<Subscription>> sent;  // the last owner of one may be this
+  std::vector<std::shared_ptr<Subscription>> sent;  // declared before the lock: it may destroy a subscription
   const std::lock_guard lock(mutex_);
   sent.swap(touched_);
   for (const auto& subscription : sent) {
@@ -97,7 +89,7 @@ void Subscriptions::look(Clock::time_point now) {
     auto& subscription = *entry->second;
     if (subscription.over_ || subscription.stream_->abandoned()) {
       entry = remove(entry, nullptr, left);
-    } else if (const auto* why = subscription.outbox_.hopeless(now); why != nullptr) {
+    } else if (const auto* why = subscription.outbox_.overflow(now); why != nullptr) {
       log_warning(cat("subscription '", subscription.name_, "' ends, and its requests with it: ", why));
       const Error error(ErrorCode::unavailable, cat("the subscription was ended: ", why));
       entry = remove(entry, &error, left);
@@ -107,13 +99,12 @@ void Subscriptions::look(Clock::time_point now) {
   }
 }
 
-void Subscriptions::bind(bool heard) {
+void Subscriptions::set_flow_control(bool on) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return;
   for (const auto& [name, subscription] : open_) {
-    subscription->outbox_.bind(heard);
-    // For a reader that is heard what waits is sent when its step ends, all of it together, or when it has read on.
-    if (!heard) send_due(*subscription);
+    subscription->outbox_.set_flow_control(on);
+    if (!on) send_due(*subscription);
   }
 }
 
@@ -123,7 +114,7 @@ void Subscriptions::end_idle(const std::exception& error, Clock::time_point sinc
   if (!lock) return;
   for (auto entry = open_.begin(); entry != open_.end();) {
     const auto& subscription = *entry->second;
-    const bool waits = !subscription.running_.empty() || subscription.outbox_.waiting();
+    const bool waits = !subscription.running_.empty() || !subscription.outbox_.empty();
     const bool idle = !waits && subscription.idle_since_ <= since;
     entry = idle ? remove(entry, &error, left) : std::next(entry);
   }
@@ -144,7 +135,7 @@ void Subscriptions::send(Subscription& subscription) {
   try {
     subscription.stream_->send(subscription.outbox_.take());
   } catch (const std::exception& error) {
-    log_error(std::string("a delivery could not be made: ") + error.what());
+    log_error(std::string("cannot send a delivery: ") + error.what());
     subscription.over_ = true;  // look() removes it
   }
 }

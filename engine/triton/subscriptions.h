@@ -1,4 +1,4 @@
-// Subscriptions: one stream of a client for the results of many of its requests (docs/contracts.md, "Subscriptions").
+// Subscriptions: one stream of a client for the results of many requests (docs/contracts.md, "Subscriptions").
 #pragma once
 
 #include <atomic>
@@ -16,17 +16,17 @@
 
 #include "charonia/types.h"
 #include "outbox.h"
-#include "response_stream.h"
+#include "responses.h"
 
 namespace charonia::triton {
 
-// One subscription, for its requests: they keep it, and see when it is over.
+// One subscription. Its requests share its ownership.
 class Subscription {
  public:
   Subscription(std::string name, std::shared_ptr<ResponseStream> stream)
       : name_(std::move(name)), stream_(std::move(stream)) {}
 
-  // Nothing goes out any more: its requests are to be cancelled. Any thread.
+  // Nothing is sent any more, and its requests must be cancelled. Thread-safe.
   bool over() const { return over_; }
 
  private:
@@ -35,10 +35,10 @@ class Subscription {
   const std::string name_;
   const std::shared_ptr<ResponseStream> stream_;
   std::atomic<bool> over_ = false;
-  // Under the lock of Subscriptions.
+  // Protected by the mutex of Subscriptions.
   Outbox outbox_;
   std::set<std::uint64_t> running_;  // keys of the requests in the engine
-  Outbox::Clock::time_point idle_since_ = Outbox::Clock::now();  // where there is none
+  Outbox::Clock::time_point idle_since_ = Outbox::Clock::now();  // if none is in the engine
   bool touched_ = false;             // since the last flush()
 };
 
@@ -47,43 +47,44 @@ class Subscriptions {
  public:
   using Clock = Outbox::Clock;
 
-  // `opened` and `closed` are told of each.
+  // `opened` and `closed` are called for each subscription.
   Subscriptions(std::function<void()> opened, std::function<void()> closed)
       : opened_(std::move(opened)), closed_(std::move(closed)) {}
 
-  static constexpr std::size_t kMost = 1024;  // that may be open
+  static constexpr std::size_t kMost = 1024;  // open subscriptions
 
-  // Sends an empty delivery, which says that it is there. Throws Error(invalid_argument) for a name that is open, and
-  // Error(overloaded) where there are kMost.
+  // Opens a subscription and sends an empty delivery. Throws Error(invalid_argument) if the name is open, and
+  // Error(resource_exhausted) if there are kMost.
   void open(const std::string& name, std::shared_ptr<ResponseStream> stream);
-  // Ends it in order. No error where there is none.
+  // Ends the subscription without an error. Does nothing if it does not exist.
   void close(const std::string& name);
-  // As Outbox::read(), and sends what waits. No error where there is none.
-  void read(const std::string& name, std::uint64_t number);
+  // As Outbox::acknowledge(), and sends the deliveries that are due. Does nothing if the subscription does not exist.
+  void acknowledge(const std::string& name, std::uint64_t number);
 
-  // A request with that key is to be submitted: ended() has to follow. Throws Error(unavailable) where there is no such
-  // subscription, and Error(invalid_argument) where it has a request with that key in the engine.
+  // Registers a request with this key; ended() must follow. Throws Error(unavailable) if the subscription does not
+  // exist, and Error(invalid_argument) if a request with this key is in the engine.
   std::shared_ptr<Subscription> begin(const std::string& name, std::uint64_t key);
   void ended(Subscription& subscription, std::uint64_t key);
 
-  // As Outbox::add(), add_options() and add_error(). flush() sends it. Nothing where it is over.
+  // As Outbox::add() and add_error(). flush() sends it. Does nothing if the subscription is over.
   void add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
-           std::string_view before, const TokenBytes* tokens = nullptr, bool logprobs = false);
-  void add_options(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, std::string_view options);
+           const Extras& extras);
   void add_error(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, std::string_view text);
   void flush();
 
-  // For the watcher; they do nothing while something is sent. look() ends those whose clients have left or do not read.
+  // These functions are for the watcher. They do nothing while another thread sends. look() ends the subscriptions of
+  // clients that have disconnected or do not read.
   void look(Clock::time_point now);
-  // Whether readers can say how far they are: those of a model that goes cannot, and nothing waits for them.
-  void bind(bool heard);
-  // Ends those that have had no request since then, with an error.
+  // As Outbox::set_flow_control(): off when the model is unloaded, because its readers cannot acknowledge deliveries.
+  void set_flow_control(bool on);
+  // Ends the subscriptions that have had no request since then, with an error.
   void end_idle(const std::exception& error, Clock::time_point since);
 
  private:
   using Entry = std::map<std::string, std::shared_ptr<Subscription>>::iterator;
 
-  // All under mutex_. What ended streams leave is not for under a lock: it is returned, or goes to `left`.
+  // Call these with mutex_ locked. The factories of ended streams are returned or added to `left`, so that the caller
+  // can destroy them after it unlocks mutex_.
   std::shared_ptr<Subscription> known(const std::string& name);
   void touch(const std::shared_ptr<Subscription>& subscription);
   void send(Subscription& subscription);

@@ -10,7 +10,6 @@ namespace charonia::triton {
 namespace {
 
 constexpr std::size_t kMaxEchoBytes = std::size_t{64} << 20;
-constexpr std::size_t kMaxParsingOptionsBytes = 1 << 20;
 
 template <class... Parts>
 [[noreturn]] void reject_packed(const Parts&... text) {
@@ -58,13 +57,6 @@ void check_echo(std::string_view echo, int sequences) {
     reject_packed(
         "echo: ", echo.size(), " bytes for each of ", times, " sequences are more than ", kMaxEchoBytes,
         " bytes; send a shorter text_input, a smaller num_return_sequences, or exclude_input_in_output = true");
-  }
-}
-
-void check_parsing_options(std::string_view options) {
-  if (options.size() > kMaxParsingOptionsBytes) {
-    reject_packed("parsing_options: ", options.size(), " bytes are more than ", kMaxParsingOptionsBytes,
-                  "; send fewer tools, or tools of shorter names");
   }
 }
 

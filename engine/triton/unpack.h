@@ -1,5 +1,5 @@
-// Lists out of tensors' bytes, which are checked while they are read: a request may claim millions of elements. Without
-// Triton's API.
+// Reads lists from the bytes of tensors. The limits are checked while reading, because a request may claim millions of
+// elements. Does not use Triton's API.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace charonia::triton {
 
-// Every function throws Error(invalid_argument) naming the input, what it is and what would be right.
+// Every function throws Error(invalid_argument), which names the input, its value and valid values.
 
 // The elements of a BYTES tensor: each is its length in 4 bytes, little-endian, and its bytes. At most `most` of them.
 std::vector<std::string> unpack_strings(std::string_view name, std::string_view bytes, std::size_t most);
@@ -22,11 +22,8 @@ std::vector<std::string> unpack_strings(std::string_view name, std::string_view 
 std::vector<std::vector<TokenId>> unpack_bad_words(std::span<const std::int32_t> ids,
                                                    std::span<const std::int32_t> ends);
 
-// The echo goes out with the first response of each of `sequences` (that their number is in
-// range is the engine's to check): at most 64 MiB in all.
+// The echo is sent with the first response of each of `sequences`: at most 64 MiB in all. The engine checks the number
+// of sequences.
 void check_echo(std::string_view echo, int sequences);
-
-// They go out with every response: at most 1 MiB.
-void check_parsing_options(std::string_view options);
 
 }  // namespace charonia::triton

@@ -71,7 +71,7 @@ void Watcher::watch_generation(Clock::time_point now) {
 
 void Watcher::end_subscriptions(Clock::time_point now) {
   const bool goes = end_at_ || replaced_at_;
-  subscriptions_.bind(!goes);
+  subscriptions_.set_flow_control(!goes);
   if (!goes || now < idle_until_) return;
   // While the model that takes this one's place is warmed up, clients still open subscriptions here, and use them.
   const auto since = end_at_ ? Clock::time_point::max() : now - kLinger;

@@ -50,11 +50,6 @@ def main() -> None:
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    if settings.subscribes:
-        log.info("answers come from Triton by one stream for each process and model (CHARONIA_GATEWAY_SUBSCRIBE=true)")
-    else:
-        why = "CHARONIA_LOG_PROMPTS" if settings.subscribe else "CHARONIA_GATEWAY_SUBSCRIBE=false"
-        log.info("each answer comes from Triton by a stream of its own (%s)", why)
     from charonia_gateway.workers import default_workers, supervise
 
     workers = settings.workers or (default_workers() if settings.redis_url else 1)

@@ -90,6 +90,7 @@ class Gateway:
         record.model = None if body.model is None else body.model[:_MAX_MODEL_CHARACTERS]
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
+            record.answers = {}
         self.engine_of(body.model)
         if isinstance(body, Sampling | InteractiveRequest):
             record.system_fingerprint = await self.system_fingerprint(body.model)

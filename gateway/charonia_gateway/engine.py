@@ -11,7 +11,7 @@ from dataclasses import replace
 from charonia_client import CharoniaError, ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
 
 from charonia_gateway.endpoints.pool import Pool
-from charonia_gateway.record import current_key, current_record
+from charonia_gateway.record import Record, current_key, current_record
 from charonia_gateway.usage import estimated_tokens
 
 
@@ -24,8 +24,8 @@ class Engine:
         self._timeout_s = timeout_s or None
 
     async def complete(self, requests: Sequence[GenerateRequest], id: str) -> list[GenerateResponse]:
-        """The whole answers, in the order of `requests`, those of one request in theirs. `id` begins the engine's
-        request ids."""
+        """Returns the whole responses in the order of `requests` and, within a request, of their index. `id` begins the
+        engine's request ids."""
         answers: dict[int, GenerateResponse] = {}
         async with aclosing(self.stream(requests, id)) as parts:
             async for part in parts:
@@ -33,15 +33,15 @@ class Engine:
         return [answers[index] for index in sorted(answers)]
 
     def stream(self, requests: Sequence[GenerateRequest], id: str) -> AsyncGenerator[GenerateResponse, None]:
-        """The parts of all answers as they come, each with the index of its answer over all `requests`. Leaving it
-        cancels them all; so does one's error. All requests ask for as many answers.
-        Close it (contextlib.aclosing)."""
-        if len(requests) == 1:  # nothing is to be done for each part
+        """Yield the parts of all responses as they arrive. Each part has the index of its response across `requests`,
+        which all ask for the same number of responses. Closing the generator, or an error in one response, cancels the
+        rest. Close it (contextlib.aclosing)."""
+        if len(requests) == 1:
             return self.answer(requests[0], f"{id}#0")
         return self._merged(requests, id)
 
     async def _merged(self, requests: Sequence[GenerateRequest], id: str) -> AsyncGenerator[GenerateResponse, None]:
-        # Bounded, so that a slow client is felt by Triton and not by this process's memory.
+        # Bounded, so that chunks for a slow client wait in its stream, where they are joined.
         queue: asyncio.Queue[GenerateResponse | BaseException | None] = asyncio.Queue(2 * len(requests))
         tasks = [
             asyncio.create_task(self._pump(queue, number * (request.n or 1), request, f"{id}#{number}"))
@@ -82,32 +82,33 @@ class Engine:
     async def answer(
         self, request: GenerateRequest, id: str, *, first: int = 0, may_be_cancelled: bool = False
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """The parts of one request's answers. That somebody cancelled it is an error unless `may_be_cancelled`.
-        `first`: the number of its first answer among those of the HTTP request."""
-        if record := current_record.get():
+        """Yields the parts of one request's responses. A cancelled response is an error unless `may_be_cancelled`.
+        `first`: the index of its first response in the HTTP request."""
+        record = current_record.get()
+        if record:
             record.estimated_tokens += estimated_tokens(request)
-        with _clients_words(request.session_id):
+        with _client_session_names(request.session_id):
             async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
                 for part in answer.first:
-                    yield _checked(part, first, may_be_cancelled)
+                    yield _checked(part, record, first, may_be_cancelled)
                 try:
                     async for part in answer.rest:
-                        yield _checked(part, first, may_be_cancelled)
+                        yield _checked(part, record, first, may_be_cancelled)
                 except ConnectionLost:
                     answer.failed()
                     raise
 
     async def end_session(self, session_id: str) -> None:
-        """Of the request's key, as all sessions here are."""
-        with _clients_words(session_id):
+        """Ends a session of the request's key."""
+        with _client_session_names(session_id):
             await self.pool.end_session(_session(session_id))
 
     async def stop_session(self, session_id: str) -> None:
-        with _clients_words(session_id):
+        with _client_session_names(session_id):
             await self.pool.stop_session(_session(session_id))
 
     async def cancel_session(self, session_id: str) -> None:
-        with _clients_words(session_id):
+        with _client_session_names(session_id):
             await self.pool.cancel_session(_session(session_id))
 
     def _of_key(self, request: GenerateRequest) -> GenerateRequest:
@@ -131,8 +132,8 @@ def _session(session_id: str) -> str:
 
 
 @contextmanager
-def _clients_words(session_id: str | None) -> Iterator[None]:
-    """Errors name a session as the client does."""
+def _client_session_names(session_id: str | None) -> Iterator[None]:
+    """In errors, replaces the engine's name of a session by the client's."""
     try:
         yield
     except CharoniaError as error:
@@ -141,9 +142,11 @@ def _clients_words(session_id: str | None) -> Iterator[None]:
         raise
 
 
-def _checked(part: GenerateResponse, first: int, may_be_cancelled: bool) -> GenerateResponse:
-    if part.finish_reason in ("cancelled", "error") and (record := current_record.get()) and record.usage:
-        record.usage.see(first + part.index, part)  # the routes do not get it: what it took is used all the same
+def _checked(part: GenerateResponse, record: Record | None, first: int, may_be_cancelled: bool) -> GenerateResponse:
+    if record and record.answers is not None:
+        record.answers.setdefault(first + part.index, []).append(part.text)
+    if part.finish_reason in ("cancelled", "error") and record and record.usage:
+        record.usage.see(first + part.index, part)  # the routes do not see this part, but its tokens count
     if part.finish_reason == "cancelled" and not may_be_cancelled:
         raise Unavailable("the engine stopped this request: it is shutting down or was told to")
     if part.finish_reason == "error":

@@ -64,7 +64,7 @@ def _text(token: bytes | None) -> str:
 def chat_logprobs(response: GenerateResponse) -> Iterator[dict[str, Any]]:
     """One entry per token of the response that adds to the text."""
     for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True):
-        if token is None or token:
+        if token:
             yield {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
 
 
@@ -78,11 +78,8 @@ class _Characters:
         self._count = count
         self._decoder = _utf8_decoder("replace")
 
-    def begin_of(self, token: bytes | None) -> int:
-        """Takes the token. The index of the character in which it begins. None is as long as what is shown in its
-        place."""
-        if token is None:
-            token = _UNKNOWN.encode()
+    def begin_of(self, token: bytes) -> int:
+        """Takes the next token. Returns the index of the character in which it begins."""
         if not token:
             return self._count
         self._count += len(self._decoder.decode(token[:1]))
@@ -107,7 +104,7 @@ class CompletionLogprobs:
         offsets: list[int] = []
         rows = zip(response.tokens, response.logprobs, response.top_logprobs, strict=True)
         for token, logprob, top in rows:
-            if token == b"" and not self._every:
+            if not token and not self._every:
                 continue
             tokens.append(_text(token))
             logprobs.append(_finite(logprob))

@@ -53,8 +53,8 @@ class TextFormatter(logging.Formatter):
         if request_id is None:
             return line
         first, newline, rest = line.partition("\n")
-        prompt = getattr(record, "prompt", None)
-        shown = f" prompt={prompt!r}" if prompt is not None else ""
+        texts = ((name, getattr(record, name, None)) for name in ("prompt", "answers"))
+        shown = "".join(f" {name}={text!r}" for name, text in texts if text is not None)
         return f"{first} [{request_id}]{shown}{newline}{rest}"
 
 

@@ -66,14 +66,6 @@ class Metrics:
             registry=self.registry,
             multiprocess_mode="livemin",
         )
-        self._ways = Counter(
-            "charonia_gateway_triton_requests",
-            "requests sent to Triton, by what their answers come by: a call of each, or the subscription",
-            ("way",),
-            registry=self.registry,
-        )
-        self.ways = {way: self._ways.labels(way) for way in ("call", "subscription")}
-
         # Names of keys are from the file of keys. Clients cannot make up labels.
         self.key_requests = Counter(
             "charonia_gateway_key_requests", "HTTP requests by a key", ("key",), registry=self.registry

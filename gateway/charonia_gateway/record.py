@@ -39,6 +39,7 @@ class Record:
         "_began",
         "_given",
         "_name",
+        "answers",
         "error",
         "estimated_tokens",
         "failed_status",
@@ -60,7 +61,8 @@ class Record:
         self._name: str | None = None
         self.operation: str | None = None  # as OpenTelemetry names them: chat, text_completion
         self.model: str | None = None
-        self.prompt: Any = None  # where the log is to have it
+        self.prompt: Any = None  # only if it is to be logged
+        self.answers: dict[int, list[str]] | None = None  # response texts by index; only if to be logged
         self.usage: Usage | None = None  # once the engine is asked
         self.status = 0  # of HTTP; 0: no answer has begun
         self.first_byte_s: float | None = None
@@ -168,6 +170,7 @@ def _log(scope: Scope, record: Record) -> None:
         "model": record.model,
         "error": record.error,
         "prompt": record.prompt,
+        "answers": ["".join(texts) for _, texts in sorted(record.answers.items())] if record.answers else None,
     }
     text = f"{scope['method']} {fields['route'] or 'other'} {status} in {fields['duration_ms']:.0f} ms"
     if record.key:

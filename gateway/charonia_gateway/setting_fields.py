@@ -151,12 +151,6 @@ class GatewayFields(BaseSettings):
         description="each API key uses only its own entries of the prefix cache; false: all keys share the cache, and"
         " can find out which prompts others have sent",
     )
-    subscribe: bool = Field(
-        True,
-        validation_alias=AliasChoices("charonia_gateway_subscribe", "subscribe"),
-        description="answers come from each Triton server by one stream for all of them, which takes a fraction of "
-        "the CPU time; false: each answer has a stream of its own (docs/scaling.md)",
-    )
     redis_url: str = Field(
         "",
         validation_alias=AliasChoices("charonia_gateway_redis_url", "redis_url"),

@@ -164,12 +164,6 @@ class Settings(GatewayFields):
         return parse_origins(self.allowed_origins)
 
     @property
-    def subscribes(self) -> bool:
-        """Whether answers come by subscription. Where their text is to be logged they have calls: postprocessing logs
-        it, and a subscription does not go through that."""
-        return self.subscribe and not (self.access_log and self.log_prompts)
-
-    @property
     def endpoints(self) -> str:
         """The list of Triton servers, of one entry at least."""
         host = f"[{self.triton_host}]" if ":" in self.triton_host else self.triton_host

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from charonia_client.aside import aside
+from charonia_client.offload import offload
 from fastapi import Response
 from pydantic_core import to_json
 
@@ -46,4 +46,4 @@ async def whole_answer(
         made = b",".join(_choice(choice, logprobs) for choice, logprobs in choices)
         return to_json(fields)[:-1] + b',"choices":[' + made + b"]}"
 
-    return Response(await aside(entries, make), headers=dict(headers), media_type="application/json")
+    return Response(await offload(entries, make), headers=dict(headers), media_type="application/json")

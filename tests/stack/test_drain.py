@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -83,49 +83,38 @@ async def check_refused(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-async def both(slow: Stack, tmp_path: Path) -> AsyncIterator[tuple[GatewayProcess, ...]]:
-    """Two gateways that drain for long: one has calls for its answers, the other a subscription."""
-    drains = {"CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
-    with (
-        gateway(slow.grpc, tmp_path / "calls.log", CHARONIA_GATEWAY_SUBSCRIBE="false", **drains) as calls,
-        gateway(slow.grpc, tmp_path / "subscription.log", **drains) as subscription,
-    ):
-        yield calls, subscription
+def own(slow: Stack, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway that drains for long."""
+    with gateway(slow.grpc, tmp_path / "gateway.log", CHARONIA_DRAIN_TIMEOUT_S=str(HANG_S)) as started:
+        yield started
 
 
-async def test_a_gateway_ends_when_its_streams_have(both: tuple[GatewayProcess, ...]) -> None:
-    async def drains(own: GatewayProcess) -> None:
-        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
-            streams = await begin_streams(http, body("model", TOKENS))
-            async with held(http, body("model", ENDLESS)):
-                own.process.send_signal(signal.SIGTERM)
-                await until_draining(http)
-                await check_refused(http, body("model", 1))
-            for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
-                assert (reason, last) == ("length", "data: [DONE]")
-        assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
-
-    await asyncio.gather(*map(drains, both))
-
-
-async def test_a_gateway_with_nothing_to_do_ends_at_once(both: tuple[GatewayProcess, ...]) -> None:
-    for own in both:
-        own.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
-
-
-async def test_a_second_signal_does_not_wait(slow: Stack, both: tuple[GatewayProcess, ...]) -> None:
-    async def ends(own: GatewayProcess) -> None:
-        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
-            streams = await begin_streams(http, body("model", ENDLESS))
+async def test_a_gateway_ends_when_its_streams_have(own: GatewayProcess) -> None:
+    async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
+        streams = await begin_streams(http, body("model", TOKENS))
+        async with held(http, body("model", ENDLESS)):
             own.process.send_signal(signal.SIGTERM)
             await until_draining(http)
-            own.process.send_signal(signal.SIGTERM)
-            for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
-                assert reason is None and "shutting down" in last
-        assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
+            await check_refused(http, body("model", 1))
+        for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
+            assert (reason, last) == ("length", "data: [DONE]")
+    assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
 
-    await asyncio.gather(*map(ends, both))
+
+async def test_a_gateway_with_nothing_to_do_ends_at_once(own: GatewayProcess) -> None:
+    own.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
+
+
+async def test_a_second_signal_does_not_wait(slow: Stack, own: GatewayProcess) -> None:
+    async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
+        streams = await begin_streams(http, body("model", ENDLESS))
+        own.process.send_signal(signal.SIGTERM)
+        await until_draining(http)
+        own.process.send_signal(signal.SIGTERM)
+        for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
+            assert reason is None and "shutting down" in last
+    assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
     await engine_metrics.idle(slow.metrics)
 
 
@@ -209,21 +198,18 @@ async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model:
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "0"}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
-        gateway(stack.grpc, tmp_path / "gateway.log", CHARONIA_GATEWAY_SUBSCRIBE="false") as elsewhere,
-        gateway(stack.grpc, tmp_path / "subscription.log") as subscribing,
+        gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
     ):
         async with (
             httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as own,
             httpx.AsyncClient(base_url=elsewhere.url, timeout=HANG_S) as other,
-            httpx.AsyncClient(base_url=subscribing.url, timeout=HANG_S) as subscriber,
         ):
             streams = await begin_streams(own, body("slow", ENDLESS))
             others = await begin_streams(other, body("model", ENDLESS))
-            others += await begin_streams(subscriber, body("model", ENDLESS))
             whole = asyncio.create_task(
                 other.post("/v1/chat/completions", json={**body("model", ENDLESS), "stream": False})
             )
-            await engine_metrics.until(stack.metrics, lambda now: now.running == 3 * STREAMS + 1, "all of it runs")
+            await engine_metrics.until(stack.metrics, lambda now: now.running == 2 * STREAMS + 1, "all of it runs")
             stack.signal(signal.SIGTERM)
             for tasks, says in ((streams, "shutting down"), (others, "the request was ended after")):
                 for reason, last in await asyncio.wait_for(asyncio.gather(*tasks), HANG_S):

@@ -162,7 +162,7 @@ def request(**fields: Any) -> Tensors:
     types: dict[str, Any] = {"temperature": np.float32, "seed": np.uint64, "ignore_eos": np.bool_, "stream": np.bool_}
     types |= {"return_log_probs": np.bool_, "logit_bias_values": np.float32}
     types |= dict.fromkeys(("stop", "cancel", "end_session"), np.bool_)
-    types |= dict.fromkeys(("stop_words", "echo", "parsing_options", "session_id", "subscription"), np.object_)
+    types |= dict.fromkeys(("stop_words", "echo", "session_id", "subscription"), np.object_)
     defaults = {"input_ids": PROMPT, "seed": 1, "ignore_eos": True, "stream": True}
     values = {name: value for name, value in (defaults | fields).items() if value is not None}
     return {name: np.atleast_1d(np.array(value, types.get(name, np.int32))) for name, value in values.items()}
@@ -257,11 +257,11 @@ async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: trit
 
 
 async def test_a_response_has_the_tensors_of_the_contract(client: triton.InferenceServerClient) -> None:
-    texts = {"echo": "é", "parsing_options": "{}"}
+    texts = {"echo": "é"}
     tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, prompt_logprobs=3, stream=False, **texts)
     (response,) = await collect(client, tensors)
     shapes = {name: array.shape for name, array in response.items()}
-    scalars = ("echo", "parsing_options", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+    scalars = ("echo", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
     scalars += ("sequence_index", "cum_log_probs", "num_session_tokens")
     rows = {"output_ids": (4,), "output_log_probs": (4,), "top_log_prob_ids": (8,), "top_log_probs": (8,)}
     rows |= {"prompt_ids": (3,), "prompt_log_probs": (2,)}
@@ -270,14 +270,13 @@ async def test_a_response_has_the_tensors_of_the_contract(client: triton.Inferen
         **rows,
         **dict.fromkeys(scalars, (1,)),
         "text_span": (2,),
-        "text_tokens": (8,),
+        "text_tokens": (6,),
         "timings": (3,),
     }
-    assert response["text_tokens"].tolist() == [*response["text_span"], 0, 2, *response["output_ids"]]
+    assert response["text_tokens"].tolist() == [*response["text_span"], *response["output_ids"]]
     assert response["prompt_ids"].tolist() == PROMPT
     assert response["cum_log_probs"][0] == pytest.approx(response["output_log_probs"].sum(), abs=1e-4)
     assert response["echo"][0].decode() == "é"
-    assert response["parsing_options"][0].decode() == "{}"
     assert response["num_input_tokens"] == [len(PROMPT)]
     assert response["num_output_tokens"] == [4]
     queue_ms, first_ms, total_ms = response["timings"]

@@ -79,7 +79,7 @@ async def test_a_request_may_name_the_outputs_that_it_wants(parrot_client: trito
     config = (await parrot_client.get_model_config("ensemble")).config
     every = [output.name for output in config.output]
     one = [[name] for name in every]
-    with_these = ("text_output", "content_output", "finish_reason")
+    with_these = ("text_output", "finish_reason")
     two = [[name, more] for name in every for more in with_these if name != more]
     for names in [*one, *two, every]:
         result = await asyncio.wait_for(_only(parrot_client, names), HANG_S)
@@ -207,8 +207,8 @@ async def test_a_refused_request_does_not_harm_its_neighbours(parrot_client: tri
 
 async def test_postprocessing_tells_the_bytes_of_tokens(parrot_client: triton.InferenceServerClient) -> None:
     (answer,) = await collect(parrot_client, {"messages": start_token(3), **GREEDY})
-    tokens = triton.InferInput("text_tokens", [1, 4 + len(answer.ids)], "INT32")
-    tokens.set_data_from_numpy(np.array([[0, 0, 0, 0, *answer.ids]], np.int32))
+    tokens = triton.InferInput("text_tokens", [1, 2 + len(answer.ids)], "INT32")
+    tokens.set_data_from_numpy(np.array([[0, 0, *answer.ids]], np.int32))
     echo = triton.InferInput("echo", [1, 1], "BYTES")
     echo.set_data_from_numpy(np.array([[b""]], np.object_))
     outputs = [triton.InferRequestedOutput(name) for name in ("token_bytes", "token_special")]

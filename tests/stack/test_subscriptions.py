@@ -1,6 +1,6 @@
-"""Subscriptions of the model `engine` in the real server: one stream for what comes of many requests.
+"""Subscriptions of the model `engine` in the real server: one stream for the responses of many requests.
 
-Read with Triton's own messages, and unpacked as docs/contracts.md says: an independent view of what our client shows.
+They are read with Triton's own messages and delivery.proto, without the rest of the client library.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -23,8 +22,8 @@ import grpc
 import httpx
 import pytest
 import tritonclient.grpc.aio as triton
-from charonia_answers import fingerprint
 from charonia_client import Client, GenerateRequest
+from charonia_client.delivery import Delivery
 from prometheus_client.parser import text_string_to_metric_families
 from stack import ENDLESS, HANG_S, SLOW, Stack, running
 from triton_stream import collect, make_inputs
@@ -34,8 +33,6 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "subscri
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # what it asks for
 REASONS = ("", "stop", "length", "cancelled", "error")
-HEAD = struct.Struct("<QIIiiiiiiiiffff")
-OPTIONS, TOKENS, LOGPROBS = 5, 16, 32  # in place of a reason, and beside it
 
 
 @dataclass
@@ -44,14 +41,18 @@ class Answer:
 
     text: bytes = b""
     ids: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)  # of the ids, where the text is their bytes
-    logprobs: list[float] = field(default_factory=list)  # of the ids, where they were asked for
+    token_bytes: list[bytes] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     top_ids: list[int] = field(default_factory=list)
     top_logprobs: list[float] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_ids: list[int] = field(default_factory=list)
     reason: str = ""
     chunks: int = 0
     num_output_tokens: int = 0
     num_session_tokens: int = 0
+    in_reasoning: bool = False
 
 
 class Reader:
@@ -61,7 +62,6 @@ class Reader:
         self.name = str(uuid.uuid4())
         self.answers: dict[tuple[int, int], Answer] = {}
         self.errors: dict[int, str] = {}  # by key
-        self.options: dict[int, str] = {}  # that answers are read by, by key
         self.number = 0  # of the last delivery
         self.error = ""
         self.over = False
@@ -90,46 +90,31 @@ class Reader:
             self._news.notify_all()
 
     def _take(self, packed: bytes) -> None:
-        (number,) = struct.unpack_from("<Q", packed)
-        assert number == self.number + 1
-        self.number, at = number, 8
-        while at < len(packed):
-            key, text_bytes, num_ids, index, reason, begin, end, *counts = HEAD.unpack_from(packed, at)
-            at += HEAD.size
-            ids = struct.unpack_from(f"<{num_ids}i", packed, at)
-            at += 4 * num_ids
-            sizes = struct.unpack_from(f"<{num_ids}I", packed, at) if reason & TOKENS else ()
-            at += 4 * len(sizes)
-            logprobs: tuple[float, ...] = ()
-            tops: tuple[Any, ...] = ()
-            if reason & LOGPROBS:
-                logprobs = struct.unpack_from(f"<{num_ids}f", packed, at)
-                (count,) = struct.unpack_from("<I", packed, at + 4 * num_ids)
-                tops = struct.unpack_from(f"<{num_ids * count}i{num_ids * count}f", packed, at + 4 * num_ids + 4)
-                at += 4 * num_ids + 4 + 4 * len(tops)
-            text = packed[at : at + text_bytes]
-            at += text_bytes
-            assert 0 <= begin <= end
-            if reason == OPTIONS:
-                assert key not in self.options and (key, index) not in self.answers
-                self.options[key] = text.decode()
-                continue
-            reason &= ~(TOKENS | LOGPROBS)
-            if REASONS[reason] == "error":
+        delivery = Delivery.FromString(packed)
+        assert delivery.number == self.number + 1
+        self.number = delivery.number
+        for chunk in delivery.chunks:
+            key, index, text = chunk.subscription_key, chunk.sequence_index, b"".join(chunk.text_output)
+            if REASONS[chunk.finish_reason] == "error":
                 self.errors[key] = text.decode()
                 continue
             answer = self.answers.setdefault((key, index), Answer())
             assert not answer.reason, "a chunk came after the last one"
+            assert 0 <= chunk.text_begin <= chunk.text_end
+            assert len(chunk.token_bytes) == len(chunk.output_ids)
             answer.text += text
-            answer.ids += ids
-            answer.sizes += sizes
-            answer.logprobs += logprobs
-            answer.top_ids += tops[: len(tops) // 2]
-            answer.top_logprobs += tops[len(tops) // 2 :]
-            answer.reason = REASONS[reason]
+            answer.ids += chunk.output_ids
+            answer.token_bytes += chunk.token_bytes
+            answer.logprobs += chunk.output_log_probs
+            answer.top_ids += chunk.top_log_prob_ids
+            answer.top_logprobs += chunk.top_log_probs
+            answer.prompt_ids += chunk.prompt_ids
+            answer.prompt_logprobs += chunk.prompt_log_probs
+            answer.prompt_top_ids += chunk.prompt_top_log_prob_ids
+            answer.reason = REASONS[chunk.finish_reason]
             answer.chunks += 1
-            answer.num_output_tokens, answer.num_session_tokens = counts[1], counts[3]
-        assert at == len(packed)
+            answer.in_reasoning |= chunk.in_reasoning
+            answer.num_output_tokens, answer.num_session_tokens = chunk.num_output_tokens, chunk.num_session_tokens
 
     def message(self, model: str, *, id: str = "", outputs: list[str] | None = None, **fields: Any) -> Any:
         message = pb.ModelInferRequest(model_name=model, id=id)
@@ -241,15 +226,10 @@ async def test_log_probabilities_are_those_of_calls(stack: Stack, reader: Reader
         {"messages": chat, **more, "stop_words": ["e", " a"], "stream": True},
         {"text_input": "One two", **more, "num_return_sequences": 2, "best_of": 3},
     ]
-    keys = range(2 * len(asked))  # each without and with what it is read by
-    sent = (
-        reader.ask(**asked[key // 2], subscription_key=key, **({"subscription_parsing": True} if key % 2 else {}))
-        for key in keys
-    )
-    assert not any(await asyncio.gather(*sent))
+    asked.append({"text_input": "One two three", **more, "prompt_logprobs": tops})
+    assert not any(await asyncio.gather(*(reader.ask(**one, subscription_key=key) for key, one in enumerate(asked))))
     async with triton.InferenceServerClient(stack.grpc) as client:
-        for key in keys:
-            one = asked[key // 2]
+        for key, one in enumerate(asked):
             whole = await collect(client, one)
             answers = await reader.until_ended(key, one.get("num_return_sequences", 1))
             for index, answer in enumerate(answers):
@@ -259,37 +239,51 @@ async def test_log_probabilities_are_those_of_calls(stack: Stack, reader: Reader
                     return [value for part in parts for value in part[name].tolist()]
 
                 assert answer.ids == values("output_ids") and len(answer.logprobs) == len(answer.ids)
-                assert bool(answer.sizes) == bool(key % 2)
                 assert answer.logprobs == values("output_log_probs")
                 assert answer.top_ids == values("top_log_prob_ids")
                 assert answer.top_logprobs == values("top_log_probs")
                 assert len(answer.top_ids) == tops * len(answer.ids)
+                assert answer.prompt_ids == values("prompt_ids")
+                assert answer.prompt_logprobs == values("prompt_log_probs")
+                assert answer.prompt_top_ids == values("prompt_top_log_prob_ids")
+    assert len(answer.prompt_ids) == len(answer.prompt_logprobs) + 1 > 1
 
 
-async def test_a_client_that_subscribes_gets_what_others_get(stack: Stack) -> None:
+async def test_the_client_library_gets_what_tritons_own_client_gets(stack: Stack) -> None:
     chat = [{"role": "user", "content": "Name five colours."}]
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"messages": chat, "temperature": 1.0, "seed": seed, "max_tokens": 48, "n": 1 + seed % 3, "stream": seed != 5}
         for seed in range(16)
     ]
     asked.append({"messages": chat, "temperature": 0.0, "stop_words": ["e", " a"], "name_stop_word": True})
     asked.append({"text": "One two", "echo": True, "temperature": 0.0, "max_tokens": 4})
-    asked.append({"messages": chat, "temperature": 0.0, "max_tokens": 4, "logprobs": 2})
-    asked.append({"text": "One two", "temperature": 0.0, "max_tokens": 4, "logprobs": 2, "echo": True, "stream": False})
+    tensors = {"n": "num_return_sequences", "text": "text_input"}
 
-    async def read(client: Client, fields: dict[str, Any]) -> dict[int, list[Any]]:
+    async def by_library(client: Client, fields: dict[str, Any]) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
         async for part in client.generate(GenerateRequest(**fields)):
-            one = found.setdefault(part.index, ["", (), None, None, []])
-            rows = list(zip(part.tokens, part.logprobs, part.top_logprobs, strict=True))
-            one[:] = [one[0] + part.text, one[1] + part.token_ids, part.finish_reason, part.stop_word, one[4] + rows]
+            one = found.setdefault(part.index, ["", (), None])
+            one[:] = [one[0] + part.text, one[1] + part.token_ids, part.finish_reason]
+            assert part.stop_word in ("e", " a") if part.finish_reason and "name_stop_word" in fields else True
         return found
 
-    async with Client(stack.grpc) as client, Client(stack.grpc, subscribe=True) as subscribed:
-        answers = await asyncio.gather(*(read(subscribed, fields) for fields in asked))
-        assert answers == await asyncio.gather(*(read(client, fields) for fields in asked))
-    assert answers[-4][0][3] in ("e", " a")
-    assert [len(answer[0][4]) for answer in answers[-2:]] == [4, 4]
+    async def by_triton(client: triton.InferenceServerClient, fields: dict[str, Any]) -> dict[int, list[Any]]:
+        sent = {
+            tensors.get(name, name): value for name, value in fields.items() if name not in ("name_stop_word", "echo")
+        }
+        sent |= {"stream": fields.get("stream", True)} | (
+            {"exclude_input_in_output": False} if "echo" in fields else {}
+        )
+        found: dict[int, list[Any]] = {}
+        for part in await collect(client, sent):
+            one = found.setdefault(int(part.tensors["sequence_index"][0]), ["", (), None])
+            one[:] = [one[0] + part.text.decode(), (*one[1], *part.ids), part.finish_reason or None]
+        return found
+
+    async with Client(stack.grpc) as client:
+        answers = await asyncio.gather(*(by_library(client, fields) for fields in asked))
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        assert answers == [await by_triton(client, fields) for fields in asked]
     await until_idle(stack)
 
 
@@ -300,32 +294,14 @@ def test_the_example_of_the_client_library_runs(stack: Stack) -> None:
     assert all(city in line for city, line in zip(CITIES, lines, strict=True)), lines
 
 
-async def test_who_reads_the_answer_gets_what_it_is_read_by(stack: Stack, reader: Reader) -> None:
+async def test_chunks_have_the_bytes_of_their_tokens(stack: Stack, reader: Reader) -> None:
     chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
-    asked = {"messages": chat, "tools": json.dumps([TOOL]), "seed": 1, "temperature": 1.0, "max_tokens": 60}
-    more = {"subscription_parsing": True, "stream": True, "num_return_sequences": 2}
-    assert not await reader.ask(**asked, **more, subscription_key=1)
-    assert not await reader.ask(**asked, stream=True, subscription_key=2)
-    first, second = await reader.until_ended(1, sequences=2)
-    (plain,) = await reader.until_ended(2)
-    options = json.loads(reader.options[1])
-    assert (options["calls"], options["parser"]) == ("hermes", fingerprint())
-    assert list(reader.options) == [1] and not plain.sizes
-    async with triton.InferenceServerClient(stack.grpc) as client:
-        formats = await client.infer("preprocessing", [], outputs=[triton.InferRequestedOutput("answer_formats")])
-        assert json.loads(formats.as_numpy("answer_formats")[0])["parser"] == options["parser"]
-    for answer in (first, second):
-        assert len(answer.sizes) == len(answer.ids) and sum(answer.sizes) == len(answer.text)
-    # A chat's text has no leading space, and this one no stop word: text are all bytes, but for those of the end.
-    assert first.ids == plain.ids
-    assert first.text[: len(plain.text)].decode() == plain.text.decode()
-    async with Client(stack.grpc) as client, Client(stack.grpc, subscribe=True) as subscribed:
-        request = GenerateRequest(
-            messages=json.loads(chat), tools=[TOOL], seed=1, temperature=1.0, max_tokens=60, parsed=True, stream=False
-        )
-        by_call, by_subscription = await asyncio.gather(client.complete(request), subscribed.complete(request))
-        assert by_call.content == by_subscription.content and by_call.reasoning == by_subscription.reasoning
-        assert by_call.num_reasoning_tokens == by_subscription.num_reasoning_tokens
+    more = {"stream": True, "num_return_sequences": 2, "seed": 1, "temperature": 1.0, "max_tokens": 60}
+    assert not await reader.ask(messages=chat, **more, subscription_key=1)
+    for answer in await reader.until_ended(1, sequences=2):
+        # The text of a chat has no leading space, and there is no stop word: only the last bytes may not be text.
+        spelled = b"".join(answer.token_bytes).decode(errors="replace").encode()
+        assert spelled.startswith(answer.text) and not answer.in_reasoning
 
 
 async def test_every_character_comes_whole(parrot: Stack) -> None:
@@ -356,7 +332,6 @@ async def test_several_sequences_and_sessions(reader: Reader) -> None:
 async def test_errors_of_a_request_come_on_its_call_or_in_the_subscription(reader: Reader) -> None:
     text = {"text_input": "a", "stream": True}
     assert "[400]" in await reader.ask(text_input="a", temperature=-1.0)
-    assert "prompt_logprobs is set and subscription is" in await reader.ask(text_input="a", prompt_logprobs=0)
     assert "[400]" in await reader.ask(messages="[[")
     assert "subscription_read is 99" in await reader.ask("engine", subscription_read=99)
     assert not await reader.ask(
@@ -377,7 +352,6 @@ async def test_errors_of_a_request_come_on_its_call_or_in_the_subscription(reade
         ({"subscription": "", "input_ids": [5], "session_id": "a\0b"}, "[400] session_id has bytes that are no UTF-8"),
         ({"subscription": "nobody's", "input_ids": [5]}, "[503] there is no subscription 'nobody's'"),
         ({"subscription": "", "subscription_key": 1, "input_ids": [5]}, "subscription_key is sent without"),
-        ({"subscription": "", "subscription_parsing": True, "input_ids": [5]}, "subscription_parsing is sent without"),
         ({"subscription": "", "subscription_end": True}, "subscription_end is sent without subscription"),
         ({"subscription": "a", "subscription_end": True, "input_ids": [5]}, "requests of their own"),
     ],
@@ -571,7 +545,7 @@ async def test_a_model_that_is_loaded_anew_takes_the_place_of_one_with_an_idle_s
     orders = Orders(reloading)
     unloaded = orders.count("unloaded")
     asked = GenerateRequest(text="a", max_tokens=3, stream=False, seed=1)
-    async with slow_reader(reloading) as reader, Client(reloading.grpc, subscribe=True) as client:
+    async with slow_reader(reloading) as reader, Client(reloading.grpc) as client:
         before = await client.complete(asked)
         orders.load_anew()
         await reader.until(lambda: reader.over)
@@ -583,7 +557,7 @@ async def test_a_model_that_is_loaded_anew_takes_the_place_of_one_with_an_idle_s
     await until_counted(reloading, 0, "charonia_subscriptions")
 
 
-async def test_a_client_that_subscribes_loses_no_request_to_a_model_that_is_loaded_anew(reloading: Stack) -> None:
+async def test_a_client_loses_no_request_to_a_model_that_is_loaded_anew(reloading: Stack) -> None:
     orders = Orders(reloading)
     unloaded = orders.count("unloaded")
     done = 0
@@ -594,7 +568,7 @@ async def test_a_client_that_subscribes_loses_no_request_to_a_model_that_is_load
             await client.complete(GenerateRequest(text="a", max_tokens=30, stream=False))
             done += 1
 
-    async with Client(reloading.grpc, subscribe=True) as client:
+    async with Client(reloading.grpc) as client:
         asking = [asyncio.create_task(ask(client)) for _ in range(4)]
         while done < 8:
             assert not any(task.done() for task in asking)

@@ -14,7 +14,7 @@ from otlp_receiver import Receiver, Span, receiving
 from stack import DEMO_MODEL, HANG_S, Stack, running
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-MODELS = {"ensemble", "preprocessing", "engine", "postprocessing"}
+MODELS = {"ensemble", "preprocessing", "engine"}
 
 
 @pytest.fixture(scope="module")

@@ -25,16 +25,17 @@ from charonia import Engine, Guide, InvalidRequestError, SamplingParams
 from charonia.text.token_table import build_token_table
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing", "preprocessing", "parsing")]
+sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing", "preprocessing")]
 sys.path.append(str(ROOT / "tests" / "stack"))
 
+import answer_formats  # noqa: E402
 import answer_guide  # noqa: E402
 import parse  # noqa: E402
-import parsing_options  # noqa: E402
 import tiny_models  # noqa: E402
 from answer_guide import ToolChoice  # noqa: E402
 from charonia_answers import beside_calls  # noqa: E402
 from charonia_answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from charonia_answers.reading import Reader  # noqa: E402
 from charonia_answers.tag_parts import NoTagError  # noqa: E402
 from charonia_answers.xml import text_parameters  # noqa: E402
 from context_length import GUIDE_MAX_BYTES  # noqa: E402
@@ -125,7 +126,7 @@ class Model:
                 "SentencePiece reads the bars in DeepSeek's marks as spaces, and DeepSeek has no such tokenizer"
             )
         names = {"CHARONIA_TOOL_CALL_PARSER": calls, "CHARONIA_REASONING_PARSER": reasoning}
-        return parsing_options.AnswerFormats("", names)
+        return answer_formats.AnswerFormats("", names)
 
     def guide(self, formats: Any, choice: ToolChoice, functions: list[Any], prompt: str = "", **more: Any) -> Any:
         guides = answer_guide.AnswerGuides(formats, self.special, GUIDE_MAX_BYTES)
@@ -339,7 +340,7 @@ def test_brackets_and_quotes_without_an_end_cost_linear_time(kind: str) -> None:
 
 def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
     names = {"CHARONIA_TOOL_CALL_PARSER": "qwen3_coder", "CHARONIA_REASONING_PARSER": "think"}
-    formats = parsing_options.AnswerFormats("", names)
+    formats = answer_formats.AnswerFormats("", names)
     auto = ToolChoice("auto")
     deep = '{"items": ' * 990 + "{}" + "}" * 990  # json.loads takes it, and json.dumps does not
     for most, kind, text in (
@@ -362,7 +363,7 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
     assert re.match(r"tools: what is sent as schemas of strict functions has 10.. bytes, and guide_max_bytes", text)
     schema["properties"] = {f"p{number}": {"type": "integer"} for number in range(40)}
     for parser in ("hermes", "mistral_named", "qwen3_coder", "gemma4"):
-        formats = parsing_options.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": parser})
+        formats = answer_formats.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": parser})
         arguments = ("", [strict(schema)], auto, True, answer_guide.Guide())
         made = answer_guide.AnswerGuides(formats, {}, 1 << 20).make(*arguments)
         size = len(made.text.encode())
@@ -809,12 +810,12 @@ ANYTHING = st.recursive(
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(sorted(CALL_FORMATS)), ANYTHING, ANYTHING, st.dictionaries(KEYWORDS, ANYTHING, max_size=4))
 def test_whatever_a_function_is_it_is_taken_or_refused(format: str, name: Any, inner: Any, schema: Any) -> None:
-    formats = parsing_options.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": format})
+    formats = answer_formats.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": format})
     guides = answer_guide.AnswerGuides(formats, {}, GUIDE_MAX_BYTES)
     for parameters in (inner, schema, {"type": "object", "properties": {"a": inner}, **schema}):
         tools = json.dumps([{"function": {"name": name, "parameters": parameters, "strict": True}}, {"function": name}])
-        functions = parsing_options.functions_of(tools)
-        formats.options("", functions, True)
+        functions = answer_formats.functions_of(tools)
+        Reader(formats.describe(), json.loads(tools))
         with contextlib.suppress(PromptError):
             guide = guides.make("", functions, ToolChoice("required"), True, answer_guide.Guide())
             assert isinstance(json.loads(guide.text)["format"], dict)

@@ -170,8 +170,9 @@ def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(mode
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
-    terminal = Terminal("chat", tmp_path, "--temperature", "0", "--session-len", "100000", "--threads", "1")
+    endless = {**config, "eos_token_id": None, "max_position_embeddings": 16384}
+    (tmp_path / "config.json").write_text(json.dumps(endless))
+    terminal = Terminal("chat", tmp_path, "--temperature", "0", "--device", "null", "--null-step-ms", "50")
     try:
         terminal.wait_for("exit quits")
         terminal.wait_for(">")

@@ -1,17 +1,13 @@
-"""The client's answers by a subscription, against a server that does as it is told."""
+"""The client's subscription, against a scripted server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import struct
-import tracemalloc
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
-from charonia_answers import fingerprint
 from charonia_client import (
     BadRequest,
     Client,
@@ -19,33 +15,31 @@ from charonia_client import (
     DeadlineExceeded,
     GenerateRequest,
     GenerateResponse,
+    Overloaded,
     ServerError,
     Unavailable,
     Unresponsive,
-    subscription,
+    stream,
 )
-from charonia_client.subscription import NotOffered, SubscribedStream, TokenPart, unpack
+from charonia_client.stream import Stream
 from charonia_client.tensors import encode
 from free_ports import free_ports
 from triton_double import (
     Double,
-    chunk,
     error,
     input_number,
     input_text,
-    parsed,
     part,
     process_that_dies_of_requests,
-    unknown_tensor,
     with_logprobs,
 )
 from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 120
-Responses = AsyncIterator[pb.ModelStreamInferResponse]
+Chunks = AsyncIterator[Any]
 
 
-async def letters(request: pb.ModelInferRequest) -> Responses:
+async def letters(request: pb.ModelInferRequest) -> Chunks:
     """The request's text, a letter at a time."""
     text = input_text(request, "text_input")
     for letter in text[:-1]:
@@ -66,7 +60,7 @@ async def test_many_answers_come_by_one_stream() -> None:
     texts = [f"the answer to question {number}" for number in range(40)]
     async with Double() as double:
         double.behaviour = letters
-        async with Client(double.target, subscribe=True) as client:
+        async with Client(double.target) as client:
             answers = await asyncio.wait_for(asyncio.gather(*(read(client, text) for text in texts)), HANG_S)
             assert double.opened == 1
             assert len(double.subscriptions) == 1
@@ -79,32 +73,6 @@ async def test_many_answers_come_by_one_stream() -> None:
         assert [output.name for output in request.outputs] == ["finish_reason"]
 
 
-async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None:
-    async def answer(request: pb.ModelInferRequest) -> Responses:
-        yield parsed("?", reason="stop")
-
-    ways: list[str] = []
-    async with Double() as double, Client(double.target, subscribe=True, on_way=ways.append) as client:
-        double.behaviour = answer
-        for fields in ({"prompt_logprobs": 1}, {"logprobs": 1, "prompt_logprobs": 1}):
-            await read(client, "a", **fields)
-        assert double.opened == 0
-        double.behaviour = letters
-        await read(client, "a")
-        assert ways == ["call"] * 2 + ["subscription"]
-    metadata = [("traceparent", "00-1-1-01")]
-    async with Double() as double, Client(double.target, subscribe=True, metadata=lambda: metadata) as client:
-        assert joined(await read(client, "a")) == double.target
-        assert double.opened == 0
-
-
-async def scored_letters(request: pb.ModelInferRequest) -> Responses:
-    """As letters(), with log probabilities as they were asked for."""
-    tops = input_number(request, "top_logprobs") or 0
-    async for answer in letters(request):
-        yield with_logprobs(answer, 1, tops)
-
-
 def logprobs_of(parts: list[GenerateResponse]) -> list[tuple[float, list[tuple[int, float, bytes | None]]]]:
     """By token."""
     rows = [row for one in parts for row in zip(one.logprobs, one.top_logprobs, strict=True)]
@@ -112,234 +80,123 @@ def logprobs_of(parts: list[GenerateResponse]) -> list[tuple[float, list[tuple[i
 
 
 @pytest.mark.parametrize("tops", [0, 1, 20])
-async def test_log_probabilities_come_as_by_calls(tops: int) -> None:
-    async def answer(request: pb.ModelInferRequest) -> Responses:
+async def test_log_probabilities_have_their_tokens_and_the_most_likely_ones(tops: int) -> None:
+    async def answer(request: pb.ModelInferRequest) -> Chunks:
         yield with_logprobs(part("ab"), 2, tops)
         yield with_logprobs(part("cde", "length"), 3, tops)
 
-    ways: list[str] = []
-    async with (
-        Double() as double,
-        Client(double.target) as by_call,
-        Client(double.target, subscribe=True, on_way=ways.append) as client,
-    ):
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = answer
-        answers = [
-            [
-                (one.token_ids, one.logprobs, one.top_logprobs, one.tokens)
-                for one in await read(which, "a", logprobs=tops)
-            ]
-            for which in (by_call, client)
-        ]
-    assert answers[0] == answers[1]
-    assert [len(row) for _, _, rows, _ in answers[1] for row in rows] == [tops] * 5
-    assert ways == ["subscription"]
+        parts = await read(client, "a", logprobs=tops)
+        assert (double.lookups > 0) == (tops > 0), "the tokens of the text come with it"
+    assert [one.tokens for one in parts] == [[b"a", b"b"], [b"c", b"d", b"e"]]
+    row = [(at, -0.5, str(at).encode()) for at in range(tops)]
+    assert logprobs_of(parts)[0][1] == row
+    assert [len(tops) for _, tops in logprobs_of(parts)] == [tops] * 5
 
 
-async def test_answers_with_log_probabilities_are_read_for_calls_and_reasoning_too() -> None:
-    async with Double() as double, Client(double.target, subscribe=True) as client:
-        double.behaviour = scored_letters
-        double.options, double.formats = json.dumps(OPTIONS), {"parser": fingerprint()}
-        text = "They think.</think>Paris"
-        parts = await read(client, text, parsed=True, logprobs=2)
-    assert (joined(parts), "".join(one.content for one in parts)) == (text, "Paris")
-    assert logprobs_of(parts) == [(-0.5, [(0, -0.5, b"0"), (1, -0.5, b"1")])] * len(text)
+async def test_log_probabilities_of_the_prompt_come_with_the_first_part() -> None:
+    async def answer(request: pb.ModelInferRequest) -> Chunks:
+        one = part("ab", "stop")
+        one.prompt_ids[:] = [7, 8, 9]
+        one.prompt_log_probs[:] = [-1, -2]
+        one.prompt_top_log_prob_ids[:] = [1, 2, 3, 4]
+        one.prompt_top_log_probs[:] = [-1, -2, -3, -4]
+        yield one
+
+    async with Double() as double, Client(double.target) as client:
+        double.behaviour = answer
+        (one,) = await read(client, "a", prompt_logprobs=2)
+    assert (one.prompt_ids, one.prompt_logprobs) == ((7, 8, 9), (-1, -2))
+    assert (one.prompt_tokens, one.prompt_special) == ([b"7", b"8", b"9"], [False] * 3)
+    tops = [[(top.id, top.logprob, top.token) for top in row] for row in one.prompt_top_logprobs]
+    assert tops == [[(1, -1, b"1"), (2, -2, b"2")], [(3, -3, b"3"), (4, -4, b"4")]]
 
 
-async def test_a_server_whose_subscriptions_have_no_log_probabilities_is_asked_for_these_by_calls() -> None:
-    ways: list[str] = []
-    refusals: list[str] = []
-    told = {"on_way": ways.append, "on_refusal": refusals.append}
-    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
-        double.behaviour, double.no_logprobs = scored_letters, True
-        answers = await asyncio.wait_for(asyncio.gather(*(read(client, "abc", logprobs=1) for _ in range(8))), HANG_S)
-        for parts in answers:
-            assert logprobs_of(parts) == [(-0.5, [(0, -0.5, b"0")])] * 3
-        assert refusals == ["its version has no log probabilities by subscription"]
-        assert ways == ["call"] * 8, "each is counted once"
-        ways.clear()
-        asked = len(double.requests)
-        await read(client, "later", logprobs=0)
-        assert (ways, len(double.requests)) == (["call"], asked + 1), "it is not asked again"
-        double.behaviour = letters
-        await read(client, "others")
-        assert ways == ["call", "subscription"]
-        double.behaviour, double.no_logprobs = scored_letters, False
-        client._refused_until.clear()
-        await read(client, "much later", logprobs=0)
-        assert ways == ["call", "subscription", "subscription"]
+async def test_metadata_goes_with_the_call_of_each_request() -> None:
+    async with Double() as double, Client(double.target, metadata=lambda: [("traceparent", "00-1-1-01")]) as client:
+        assert joined(await read(client, "a")) == double.target
+        assert [dict(one)["traceparent"] for one in double.metadata] == ["00-1-1-01"]
 
 
-async def test_an_error_that_quotes_a_refusal_of_log_probabilities_is_none() -> None:
-    quoted = "[400] subscription is 'mine', and log probabilities do not go through one"
-    refusals: list[str] = []
-    async with Double() as double, Client(double.target, subscribe=True, on_refusal=refusals.append) as client:
-        double.call_error = quoted
-        with pytest.raises(BadRequest, match="do not go through one"):
-            await asyncio.wait_for(read(client, "a", logprobs=1), HANG_S)
-        assert refusals == [] and len(double.requests) == 1
+def thinks(text: str, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(messages=[{"role": "user", "content": text}], parsed=True, **fields)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-async def test_an_answer_of_another_kind_than_asked_for_is_an_error_of_its_own(asked: bool) -> None:
-    """Half of it with log probabilities and half without would be nobody's to read."""
-
-    async def half(request: pb.ModelInferRequest) -> Responses:
-        if input_text(request, "text_input") == "other":
-            yield part("fine", "stop")
-            return
-        yield with_logprobs(part("a"), 1, 1) if asked else part("a")
-        double.forgets_logprobs = asked
-        ((_, chunks),) = double.subscriptions.items()
-        chunks.put_nowait(chunk(1, with_logprobs(part("b"), 1, 1), logprobs=not asked))
-
-    async with Double() as double, Client(double.target, subscribe=True) as client:
-        double.behaviour = half
-        with pytest.raises(ServerError, match="another kind of answer than was asked for"):
-            await asyncio.wait_for(read(client, "a", **({"logprobs": 1} if asked else {})), HANG_S)
-        while not double.actions:  # the server hears that nobody waits for it
-            await asyncio.sleep(0.001)
-        assert joined(await read(client, "other")) == "fine"
-        assert double.opened == 1
+async def in_thought(request: pb.ModelInferRequest) -> Chunks:
+    """They think, a letter at a time, with log probabilities as they were asked for. The prompt has begun it."""
+    text = "They think.</think>Paris"
+    for at, letter in enumerate(text):
+        one = part(letter, "stop" if at == len(text) - 1 else "")
+        one.in_reasoning = at == 0
+        if input_number(request, "return_log_probs"):
+            one = with_logprobs(one, 1, input_number(request, "top_logprobs") or 0)
+        yield one
+        await asyncio.sleep(0)
 
 
-OPTIONS = {"key": "k", "parser": fingerprint(), "special": {}, "reasoning": "think", "in_reasoning": True}
+async def test_responses_are_parsed_by_the_formats_of_the_model() -> None:
+    async with Double() as double, Client(double.target) as client:
+        double.behaviour, double.formats = in_thought, {"tool_calls": None, "reasoning": "think", "special": {}}
 
+        async def ask(**fields: Any) -> list[GenerateResponse]:
+            return [one async for one in client.generate(thinks("a", **fields))]
 
-async def test_answers_are_read_for_calls_and_reasoning_where_the_server_has_the_same_parser() -> None:
-    ways: list[str] = []
-    async with Double() as double, Client(double.target, subscribe=True, on_way=ways.append) as client:
-        double.behaviour, double.options, double.formats = letters, json.dumps(OPTIONS), {"parser": fingerprint()}
-        text = "They think.</think>Paris"
-        answers = await asyncio.wait_for(
-            asyncio.gather(*(read(client, text, parsed=True) for _ in range(8)), read(client, "plain")), HANG_S
-        )
+        answers = await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(8)), ask(logprobs=2)), HANG_S)
         assert double.asked == ["answer_formats"], "once"
-    for parts in answers[:8]:
-        assert joined(parts) == text
+        plain = await read(client, "a")
+    for parts in answers:
+        assert joined(parts) == "They think.</think>Paris"
         found = ("".join(one.reasoning for one in parts), "".join(one.content for one in parts))
         assert found == ("They think.", "Paris")
-        assert 0 < parts[-1].num_reasoning_tokens < len(text)
-    assert joined(answers[8]) == "plain" and not any(one.content for one in answers[8])
-    assert ways == ["subscription"] * 9
+        assert 0 < parts[-1].num_reasoning_tokens < len(joined(parts))
+    assert logprobs_of(answers[-1]) == [(-0.5, [(0, -0.5, b"0"), (1, -0.5, b"1")])] * len(joined(answers[-1]))
+    assert joined(plain) == joined(answers[0]) and not any(one.content for one in plain)
 
 
-async def test_a_server_that_cannot_say_yet_how_it_reads_answers_is_asked_again() -> None:
-    ways: list[str] = []
-    told = {"on_way": ways.append}
-    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
-        double.behaviour, double.options, double.formats = letters, json.dumps(OPTIONS), {"parser": fingerprint()}
+async def test_a_server_that_cannot_tell_its_formats_is_asked_again() -> None:
+    async with Double() as double, Client(double.target) as client:
+        double.behaviour, double.formats = in_thought, {"reasoning": "think"}
         double.unloaded.add("preprocessing")
-        await read(client, "read by the server", parsed=True)
+        with pytest.raises(Unavailable, match="shutting down"):
+            await anext(client.generate(thinks("a")))
+        assert not double.requests
         double.unloaded.clear()
-        client._refused_until.clear()
-        await read(client, "read here", parsed=True)
-        assert ways == ["call", "subscription"]
+        parts = [one async for one in client.generate(thinks("a"))]
+    assert "".join(one.content for one in parts) == "Paris"
 
 
-@pytest.mark.parametrize("formats", [{}, {"parser": "another"}, {"tool_calls": None, "reasoning": "think"}])
-async def test_answers_that_the_server_reads_in_another_way_come_by_calls(formats: dict[str, str | None]) -> None:
-    async def answer(request: pb.ModelInferRequest) -> Responses:
-        yield parsed("read by the server", reason="stop") if len(request.outputs) > 1 else part("plain", "stop")
-
-    ways: list[str] = []
-    refusals: list[str] = []
-    told = {"on_way": ways.append, "on_refusal": refusals.append}
-    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
-        double.behaviour, double.formats = answer, formats
-        for _ in range(3):
-            (one,) = await read(client, "a", parsed=True)
-            assert one.content == "read by the server"
-        assert joined(await read(client, "a")) == "plain"
-        assert ways == ["call"] * 3 + ["subscription"]
-        assert refusals == ["its parser of answers is of another version"]
-        assert double.asked == ["answer_formats"]
+async def test_a_format_that_this_version_does_not_know_is_an_error_of_the_request() -> None:
+    async with Double() as double, Client(double.target) as client:
+        double.formats = {"reasoning": "of tomorrow"}
+        with pytest.raises(ServerError, match="does not know the format 'of tomorrow'"):
+            await anext(client.generate(thinks("a")))
+        assert joined(await read(client, "plain")) == double.target
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "named"),
-    [
-        ("", Unavailable, "without what it is read by: send the request again"),
-        (json.dumps({**OPTIONS, "parser": "another"}), Unavailable, "another parser"),
-        ("{", ServerError, "no options"),
-    ],
+    ("refusal", "kind"),
+    [("[429] there are 1024 subscriptions; retry after 1 s", Overloaded), ("[503] shutting down", Unavailable)],
 )
-async def test_an_answer_that_cannot_be_read_is_an_error_of_its_own(
-    options: str, kind: type[Exception], named: str
+async def test_a_subscription_that_cannot_be_opened_fails_its_requests_and_no_later_ones(
+    refusal: str, kind: type[Exception]
 ) -> None:
-    async def begin(request: pb.ModelInferRequest) -> Responses:
-        yield part("begun")
-
-    async with Double() as double, Client(double.target, subscribe=True) as client:
-        double.behaviour, double.options, double.formats = begin, options, {"parser": fingerprint()}
-        with pytest.raises(kind, match=named):
-            await asyncio.wait_for(read(client, "a", parsed=True), HANG_S)
-        while not double.actions:  # the server hears that nobody waits for it
-            await asyncio.sleep(0.001)
-        assert [action for action, _ in double.actions] == ["cancel"] * len(double.actions)
-        double.behaviour = letters
-        before = len(double.subscriptions), len(double.requests)
-        assert joined(await read(client, "by a call", parsed=True)) == "by a call"
-        assert (len(double.subscriptions), len(double.requests) - 1) == before
-        assert joined(await read(client, "plain")) == "plain"
-
-
-@pytest.mark.parametrize(
-    ("refusal", "old_ensemble", "said"),
-    [
-        (unknown_tensor("input 'subscription'", "engine"), False, "unexpected inference input 'subscription'"),
-        (unknown_tensor("output 'deliveries'", "engine"), False, "unexpected inference output 'deliveries'"),
-        ("[429] there are 1024 subscriptions; retry after 1 s", False, "there are 1024 subscriptions"),
-        ("", True, "unexpected inference input 'subscription' for model 'ensemble'"),
-    ],
-)
-async def test_a_server_that_takes_no_subscription_answers_by_calls(
-    refusal: str, old_ensemble: bool, said: str
-) -> None:
-    ways: list[str] = []
-    refusals: list[str] = []
-    told = {"on_way": ways.append, "on_refusal": refusals.append}
-    async with Double() as double, Client(double.target, subscribe=True, **told) as client:  # type: ignore[arg-type]
-        double.behaviour, double.refusal, double.ensemble_is_old = letters, refusal, old_ensemble
-        texts = [f"answer {number}" for number in range(8)]
-        answers = await asyncio.wait_for(asyncio.gather(*(read(client, text) for text in texts)), HANG_S)
-        assert [joined(parts) for parts in answers] == texts
-        assert len(refusals) == 1 and said in refusals[0]
-        assert ways == ["call"] * len(texts), "each is counted once"
-        ways.clear()
-        asked, opened = len(double.requests), double.opened
+    async with Double() as double, Client(double.target) as client:
+        double.behaviour, double.refusal = letters, refusal
+        failed = await asyncio.gather(*(read(client, "a") for _ in range(4)), return_exceptions=True)
+        assert {type(one) for one in failed} == {kind} and not double.requests
+        double.refusal = ""
         assert joined(await read(client, "later")) == "later"
-        assert (ways, len(double.requests), double.opened) == (["call"], asked + 1, opened), "it is not asked again"
-
-        client._refused_until.clear()
-        double.refusal, double.ensemble_is_old = "", False
-        assert joined(await read(client, "much later")) == "much later"
-        assert ways[1:] == ["subscription"]
-        assert double.opened == 1, "what an engine had opened for an ensemble of another version is still there"
-
-
-async def test_a_request_that_is_sent_by_a_call_after_a_refusal_has_its_time_limit_and_is_cancelled() -> None:
-    async def silent(request: pb.ModelInferRequest) -> Responses:
-        await asyncio.Event().wait()
-        yield part("")
-
-    async with Double() as double, Client(double.target, subscribe=True) as client:
-        double.behaviour, double.refusal = silent, unknown_tensor("input 'subscription'", "engine")
-        parts = client.generate(GenerateRequest(text="a"), request_id="mine", timeout_s=0.2)
-        with pytest.raises(DeadlineExceeded):
-            await asyncio.wait_for(anext(parts), HANG_S)
-        while ("cancel", "mine") not in double.actions:
-            await asyncio.sleep(0.001)
 
 
 async def test_answers_of_one_request_are_told_apart() -> None:
-    async def answer(request: pb.ModelInferRequest) -> Responses:
+    async def answer(request: pb.ModelInferRequest) -> Chunks:
         for index in (0, 1, 0, 1):
             yield part(f"{index}", index=index)
         yield part("", "length", index=1)
         yield part("", "stop", index=0)
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = answer
         parts = await read(client, "a", n=2)
     assert [(one.index, one.text, one.finish_reason) for one in parts] == [
@@ -350,11 +207,11 @@ async def test_answers_of_one_request_are_told_apart() -> None:
 
 @pytest.mark.parametrize(("text", "kind"), [("[504] late", DeadlineExceeded), ("[400] no", BadRequest)])
 async def test_an_error_of_one_request_is_no_other_ones(text: str, kind: type[Exception]) -> None:
-    async def answer(request: pb.ModelInferRequest) -> Responses:
+    async def answer(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
         yield error(text) if input_text(request, "text_input") == "bad" else part("", "stop")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = answer
         with pytest.raises(kind, match=text[6:]):
             await read(client, "bad")
@@ -363,32 +220,8 @@ async def test_an_error_of_one_request_is_no_other_ones(text: str, kind: type[Ex
         assert double.actions == []
 
 
-async def test_an_error_that_quotes_a_refusal_is_none() -> None:
-    """What users write may be in an error: it says nothing of the server."""
-    quoted = "[400] messages[0]: unexpected inference input 'subscription' for model 'engine'"
-    refusals: list[str] = []
-
-    async with Double() as double, Client(double.target, subscribe=True, on_refusal=refusals.append) as client:
-        double.call_error = quoted
-        with pytest.raises(BadRequest, match="unexpected inference input"):
-            await asyncio.wait_for(read(client, "a"), HANG_S)
-        assert refusals == [] and len(double.requests) == 1
-
-
-async def test_a_limit_that_ends_while_a_refusal_waits_for_its_reader_is_kept() -> None:
-    async with Double() as double, Client(double.target, subscribe=True) as client:
-        double.behaviour = letters
-        answer = client.generate(GenerateRequest(text="a", stream=True), request_id="id")
-        waiting = asyncio.ensure_future(anext(answer))
-        await asyncio.sleep(0)
-        client._active["id"].fail(NotOffered("no"))
-        assert client.abort("id", "the limit")
-        with pytest.raises(Unavailable, match="the limit"):
-            await asyncio.wait_for(waiting, HANG_S)
-
-
 async def test_an_error_of_the_call_is_the_requests() -> None:
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.unloaded.add("ensemble")
         with pytest.raises(Unavailable):
             await read(client, "a")
@@ -396,119 +229,78 @@ async def test_an_error_of_the_call_is_the_requests() -> None:
         assert joined(await read(client, "a")) == double.target
 
 
-class Counted(tuple[int, ...]):
-    """Ids, of which it is counted how many are copied to put more behind them."""
-
-    copied = 0
-
-    def __radd__(self, before: tuple[int, ...]) -> Counted:
-        Counted.copied += len(before)
-        return Counted((*before, *self))
-
-
-class CountedText(str):
-    """The same of a text's characters."""
-
-    copied = 0
-
-    def __radd__(self, before: str) -> CountedText:
-        CountedText.copied += len(before)
-        return CountedText("".join((before, self)))
-
-
-async def test_a_slow_reader_gets_fewer_parts_and_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counting(packed: bytes) -> tuple[int, list[tuple[int, GenerateResponse | str]]]:
-        number, found = unpack(packed)
-        for _, one in found:
-            if isinstance(one, GenerateResponse):
-                one.token_ids, one.text = Counted(one.token_ids), CountedText(one.text)
-        return number, found
-
-    monkeypatch.setattr("charonia_client.subscription.unpack", counting)
-    text = "".join(chr(0x4E00 + number) if number % 50 else "\r\n"[number % 2] for number in range(300))
-    async with Double() as double, Client(double.target, subscribe=True) as client:
-        double.behaviour = letters
-        async with contextlib.aclosing(client.generate(GenerateRequest(text=text))) as parts:
-            first = await anext(parts)
-            assert len(joined(await read(client, text))) == 300  # nobody waits for the other reader
-            rest = [one async for one in parts]
-    assert Counted.copied <= 300 and CountedText.copied <= 300, "what waits is not copied for each part that comes"
-    assert len(rest) <= 64
-    assert first.text + joined(rest) == text
-    assert sum(len(one.token_ids) for one in [first, *rest]) == 300
-    assert rest[-1].finish_reason == "stop"
-
-
 @pytest.mark.parametrize("parsed", [None, True])
-@pytest.mark.parametrize(("tops", "most"), [(0, 4096), (5, 4096), (5, 100)])
-async def test_what_waits_for_a_slow_reader_is_joined_with_its_log_probabilities(
-    tops: int, most: int, parsed: Literal[True] | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tops", "most"), [(None, 4096), (0, 4096), (5, 4096), (5, 100)])
+async def test_chunks_that_wait_for_a_slow_reader_are_joined(
+    tops: int | None, most: int, parsed: Literal[True] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as one part may have."""
-    monkeypatch.setattr(subscription, "_MOST_JOINED", most)
-    text = "x" * 300
+    monkeypatch.setattr(stream, "_MAX_JOINED_LOGPROBS", most)
+    text = "ÿ" * 300
 
-    async def answer(request: pb.ModelInferRequest) -> Responses:
+    async def answer(request: pb.ModelInferRequest) -> Chunks:
         for number, letter in enumerate(text):
-            raw = with_logprobs(part(letter), 1, tops)
-            values = raw.infer_response.raw_output_contents
-            names = [tensor.name for tensor in raw.infer_response.outputs]
-            values[names.index("output_ids")] = struct.pack("<i", number)
-            values[names.index("output_log_probs")] = struct.pack("<f", -number)
-            yield raw
+            one = part(letter)
+            if tops is not None:
+                with_logprobs(one, 1, tops)
+                one.output_log_probs[0] = -number
+            one.output_ids[0] = number
+            one.in_reasoning = number == 0
+            yield one
             await asyncio.sleep(0)
-        ended = part("", "cancelled")  # with no token
-        ended.infer_response.raw_output_contents[2] = b""
+        ended = part("", "cancelled")
+        del ended.output_ids[:], ended.token_bytes[:]
         yield ended
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
-        double.behaviour, double.options, double.formats = answer, json.dumps(OPTIONS), {"parser": fingerprint()}
-        request = GenerateRequest(text="a", logprobs=tops, parsed=parsed)
+    async with Double() as double, Client(double.target) as client:
+        double.behaviour, double.formats = answer, {"reasoning": "think"}
+        messages = [{"role": "user", "content": "a"}]
+        request = GenerateRequest(messages=messages, logprobs=tops, parsed=parsed)
         async with contextlib.aclosing(client.generate(request)) as parts:
             first = await anext(parts)
-            assert len(logprobs_of(await read(client, "b", logprobs=tops))) == 300
+            await read(client, "b", logprobs=tops)  # whose last chunk comes after all of the other response
             rest = [one async for one in parts]
-    each = 1 + tops
-    assert len(rest) <= 65 + 300 * each // most
     everything = [first, *rest]
-    assert max(len(one.token_ids) for one in everything) * each < most + each
+    assert len(rest) <= 65 + (0 if tops is None else 300 * (1 + tops) // most)
     assert [id for one in everything for id in one.token_ids] == list(range(300))
-    assert [logprob for logprob, _ in logprobs_of(everything)] == [-number for number in range(300)]
-    assert {len(row) for _, row in logprobs_of(everything)} == {tops}
-    assert rest[-1].finish_reason == "cancelled"
     assert (joined(everything), "".join(one.reasoning for one in everything)) == (text, text if parsed else "")
+    assert b"".join(token for one in everything for token in one.tokens) == text.encode()
+    assert rest[-1].finish_reason == "cancelled"
+    if tops is not None:
+        assert max(len(one.token_ids) for one in everything) * (1 + tops) < most + 1 + tops
+        assert [logprob for logprob, _ in logprobs_of(everything)] == [-number for number in range(300)]
+        assert {len(row) for _, row in logprobs_of(everything)} == {tops}
 
 
-def test_what_waits_with_log_probabilities_takes_little_more_than_it_has_on_the_wire() -> None:
-    deliveries = [
-        struct.pack("<Q", number) + chunk(7, with_logprobs(part(" word"), 1, 20), logprobs=True)
-        for number in range(3000)
-    ]
-    joined: list[subscription._Joined] = []
-    tracemalloc.start()
-    try:
-        for packed in deliveries:
-            (_, [(_, one)]) = unpack(packed)
-            assert isinstance(one, GenerateResponse)
-            if joined and joined[-1].num_packed < subscription._MOST_JOINED:
-                joined[-1].add(one)
-            else:
-                joined.append(subscription._Joined(one))
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(joined) == 3000 * 21 // 4096 + 1
-    assert taken < 1.25 * sum(map(len, deliveries))
+async def test_a_leading_space_that_is_not_text_stays_out_of_joined_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_READ_AHEAD", 1)
+
+    async def answer(request: pb.ModelInferRequest) -> Chunks:
+        for spelled, begin in ((b"", 0), (b" a", 1), (b"b", 0), (b"c", 0)):
+            one = part(spelled[begin:].decode(), "stop" if spelled == b"c" else "")
+            one.token_bytes[0], one.text_begin, one.text_end = spelled, begin, len(spelled)
+            yield one
+
+    async with Double() as double, Client(double.target) as client:
+        double.behaviour = answer
+        parts = client.generate(GenerateRequest(text="a"))
+        double.deliveries.clear()  # all chunks come in one delivery
+        asked = asyncio.ensure_future(anext(parts))
+        while not double.requests:
+            await asyncio.sleep(0.001)
+        double.deliveries.set()
+        everything = [await asked, *[one async for one in parts]]
+    assert joined(everything) == "abc"
+    assert b"".join(token for one in everything for token in one.tokens) == b"abc"
 
 
 async def test_who_leaves_cancels_his_request_alone() -> None:
-    async def endless(request: pb.ModelInferRequest) -> Responses:
+    async def endless(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
         while ("cancel", request.id) not in double.actions:
             await asyncio.sleep(0.001)
         yield part("", "cancelled")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = endless
         async with contextlib.aclosing(client.generate(GenerateRequest(text="a"), request_id="left")) as parts:
             await anext(parts)
@@ -521,13 +313,13 @@ async def test_who_leaves_cancels_his_request_alone() -> None:
 
 
 async def test_a_client_that_is_closed_ends_what_it_has() -> None:
-    async def endless(request: pb.ModelInferRequest) -> Responses:
+    async def endless(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
         await asyncio.Event().wait()
 
     async with Double() as double:
         double.behaviour = endless
-        client = Client(double.target, subscribe=True)
+        client = Client(double.target)
         parts = client.generate(GenerateRequest(text="a"))
         await anext(parts)
         await client.close(timeout_s=0.2)
@@ -538,10 +330,10 @@ async def test_a_client_that_is_closed_ends_what_it_has() -> None:
 
 
 async def test_a_subscription_that_ends_is_opened_anew() -> None:
-    async def begin(request: pb.ModelInferRequest) -> Responses:
+    async def begin(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = begin
         parts = client.generate(GenerateRequest(text="a"))
         await anext(parts)
@@ -555,10 +347,10 @@ async def test_a_subscription_that_ends_is_opened_anew() -> None:
 
 
 async def test_a_subscription_that_the_server_does_not_know_takes_no_new_requests() -> None:
-    async def begin(request: pb.ModelInferRequest) -> Responses:
+    async def begin(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = begin
         parts = client.generate(GenerateRequest(text="a"))
         await anext(parts)
@@ -568,13 +360,15 @@ async def test_a_subscription_that_the_server_does_not_know_takes_no_new_request
         assert joined(await read(client, "sent again")) == "sent again"
         assert joined(await read(client, "another")) == "another"
         assert double.opened == 2
-        chunks.put_nowait(chunk(1, part("ended", "stop")))
+        ended = part("ended", "stop")
+        ended.subscription_key = 1
+        chunks.put_nowait(ended)
         assert joined([one async for one in parts]) == "ended", "what had begun goes on"
         chunks.put_nowait(None)
 
 
 async def test_a_request_that_no_subscription_is_known_for_is_sent_twice_and_no_more() -> None:
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = letters
         assert joined(await read(client, "a")) == "a"
         double.forgets_subscriptions = True
@@ -588,11 +382,11 @@ async def test_a_request_that_no_subscription_is_known_for_is_sent_twice_and_no_
 
 @pytest.mark.parametrize("taken", [False, True])
 async def test_a_request_on_its_way_to_a_model_that_is_loaded_anew_is_sent_again_if_none_has_it(taken: bool) -> None:
-    async def silent(request: pb.ModelInferRequest) -> Responses:
+    async def silent(request: pb.ModelInferRequest) -> Chunks:
         for _ in ():
             yield part("")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = letters
         assert joined(await read(client, "a")) == "a"
         old = client._subscription
@@ -618,10 +412,10 @@ async def test_a_request_on_its_way_to_a_model_that_is_loaded_anew_is_sent_again
 
 
 async def test_each_stream_of_a_lost_subscription_has_an_error_of_its_own() -> None:
-    async def begin(request: pb.ModelInferRequest) -> Responses:
+    async def begin(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = begin
         many = [client.generate(GenerateRequest(text="a")) for _ in range(3)]
         for parts in many:
@@ -634,11 +428,11 @@ async def test_each_stream_of_a_lost_subscription_has_an_error_of_its_own() -> N
 
 
 async def test_a_call_that_fails_in_any_way_ends_its_request() -> None:
-    async def broken(message: pb.ModelInferRequest) -> Responses:
+    async def broken(message: pb.ModelInferRequest, **_: Any) -> Chunks:
         raise AttributeError("no answer")
         yield
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         await read(client, "a")
         assert client._subscription
         client._subscription.call = broken
@@ -647,20 +441,21 @@ async def test_a_call_that_fails_in_any_way_ends_its_request() -> None:
 
 
 async def test_an_answer_that_is_whole_stays_so() -> None:
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = letters
         await read(client, "a")
-        stream = SubscribedStream(client._open_subscription, encode(GenerateRequest(text="ab"), "id", "ensemble"), 1)
-        await stream.task
-        stream.lose(ConnectionLost("late"))
-        stream.fail(DeadlineExceeded("late"))
-        parts = [await stream.next() for _ in range(3)]
+        request = GenerateRequest(text="ab")
+        made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"))
+        await made.task
+        made.lose(ConnectionLost("late"))
+        made.fail(DeadlineExceeded("late"))
+        parts = [await made.next() for _ in range(3)]
     assert [one and one.text for one in parts] == ["a", "b", None]
 
 
 async def test_a_server_that_dies_loses_all_answers_as_calls_are_lost() -> None:
     with process_that_dies_of_requests() as (_, target):
-        async with Client(target, subscribe=True) as client:
+        async with Client(target) as client:
             outcomes = await asyncio.wait_for(
                 asyncio.gather(*(read(client, "a") for _ in range(8)), return_exceptions=True), HANG_S
             )
@@ -668,7 +463,7 @@ async def test_a_server_that_dies_loses_all_answers_as_calls_are_lost() -> None:
 
 
 async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
-    async with Client(f"127.0.0.1:{free_ports(1)[0]}", subscribe=True) as client:
+    async with Client(f"127.0.0.1:{free_ports(1)[0]}") as client:
         with pytest.raises(Unavailable):
             await read(client, "a")
 
@@ -680,7 +475,7 @@ async def test_a_server_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", seconds)
 
     patience(HANG_S / 4)  # a server that is well is looked at, too
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         assert joined(await read(client, "a")) == double.target
         left = client._subscription
         assert left
@@ -698,8 +493,8 @@ async def test_a_server_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_the_server_hears_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia_client.subscription._READ_DELIVERIES", 4)
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    monkeypatch.setattr("charonia_client.subscription._ACKNOWLEDGED_DELIVERIES", 4)
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = letters
         for number in range(12):
             await read(client, f"question {number}")
@@ -708,54 +503,16 @@ async def test_the_server_hears_what_was_read(monkeypatch: pytest.MonkeyPatch) -
         assert double.read == sorted(double.read)
 
 
-def test_a_delivery_is_unpacked_as_the_contract_says() -> None:
-    packed = struct.pack("<Q", 7) + chunk(2**63, part("é", "length", index=3)) + chunk(5, error("[429] full"))
-    number, ((key, one), failed) = unpack(packed)
-    assert (number, key, failed) == (7, 2**63, (5, "[429] full"))
-    assert isinstance(one, GenerateResponse)
-    assert (one.text, one.token_ids, one.finish_reason, one.index) == ("é", (1,), "length", 3)
-    with pytest.raises(struct.error):
-        unpack(packed[:30])
-
-
-def with_number(chunk: bytes, at: int, value: int) -> bytes:
-    """The chunk with another number of four bytes at that place."""
-    return chunk[:at] + struct.pack("<i", value) + chunk[at + 4 :]
-
-
-def test_what_is_no_delivery_is_an_error() -> None:
-    """A delivery that ends anywhere in a chunk, or whose numbers are not those of what follows, is not taken for a
-    shorter one."""
-    scored = chunk(1, with_logprobs(part("abc"), 3, 2), parsed=True, logprobs=True)
-    number = struct.pack("<Q", 1)
-    ((_, whole),) = unpack(number + scored)[1]
-    assert isinstance(whole, TokenPart) and whole.packed and whole.num_packed() == 3 * 3
-    assert unpack(number) == (1, [])
-    for end in range(1, len(scored)):
-        with pytest.raises((struct.error, ValueError)):
-            unpack((number + scored)[: 8 + end])
-    reason_at, tops_at = 20, 64 + 3 * 4 * 3
-    assert struct.unpack_from("<i", scored, reason_at) == (48,) and struct.unpack_from("<I", scored, tops_at) == (2,)
-    for at, value in (
-        *((reason_at, value) for value in (-1, 4 + 32, 5 + 16, 6, 7, 64, 1 << 30)),
-        *((tops_at, value) for value in (3, 1 << 30, -1)),
-        (64 + 3 * 4, 4),  # the first token's bytes
-        (12, -1),  # ids
-    ):
-        with pytest.raises((struct.error, ValueError)):
-            unpack(number + with_number(scored, at, value))
-
-
-async def test_a_delivery_that_is_none_ends_the_subscription_and_the_next_request_opens_another() -> None:
-    async def begin(request: pb.ModelInferRequest) -> Responses:
-        yield with_logprobs(part("begun"), 1, 1)
+async def test_an_invalid_delivery_ends_the_subscription_and_the_next_request_opens_another() -> None:
+    async def begin(request: pb.ModelInferRequest) -> Chunks:
+        yield part("begun")
         ((_, chunks),) = double.subscriptions.items()
-        chunks.put_nowait(chunk(1, with_logprobs(part("a"), 1, 20), logprobs=True)[:-5])
+        chunks.put_nowait(b"\x08")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    async with Double() as double, Client(double.target) as client:
         double.behaviour = begin
-        with pytest.raises(ServerError, match="is no delivery of a subscription"):
-            await asyncio.wait_for(read(client, "a", logprobs=1), HANG_S)
+        with pytest.raises(ServerError, match="sent an invalid delivery"):
+            await asyncio.wait_for(read(client, "a"), HANG_S)
         double.behaviour = letters
         assert joined(await read(client, "again")) == "again"
         assert double.opened == 2

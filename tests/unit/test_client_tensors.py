@@ -22,12 +22,10 @@ from charonia_client import (
     Unsupported,
 )
 from charonia_client.errors import from_triton
-from charonia_client.tensors import decode, encode, encode_action
+from charonia_client.tensors import encode, encode_action, set_subscription
 from charonia_client.terminal import messages_of, plain
 from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
-from hypothesis import given
-from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
@@ -118,82 +116,20 @@ def test_an_action_names_the_request_or_the_session(action: Any) -> None:
     assert inputs(message) == {action: ("BOOL", [1], b"\x01"), "session_id": ("BYTES", [1], b"\x01\x00\x00\x00s")}
 
 
-def test_only_the_outputs_of_what_is_asked_for_are_asked_for() -> None:
-    def wanted(**fields: Any) -> set[str]:
-        return {output.name for output in encode(GenerateRequest(text="x", **fields), "id", "ensemble").outputs}
-
-    plain = wanted()
-    assert wanted(n=2) - plain == {"sequence_index"}
-    assert wanted(session_id="s") - plain == {"num_session_tokens"}
-    assert "prompt_ids" in wanted(prompt_logprobs=0) - plain
-    assert "cum_log_probs" in wanted(best_of=2) & wanted(logprobs=0)
+def test_request_names_its_subscription_instead_of_the_one_before() -> None:
+    message = encode(GenerateRequest(text="x"), "id", "ensemble")
+    for name, key in (("first", 1), ("second", 7)):
+        set_subscription(message, name, key)
+    sent = inputs(message)
+    assert set(sent) == {"text_input", "stream", "subscription", "subscription_key"}
+    assert (sent["subscription"][2][4:], sent["subscription_key"][2]) == (b"second", struct.pack("<Q", 7))
+    assert [output.name for output in message.outputs] == ["finish_reason"]
 
 
 @pytest.mark.parametrize("flag", ["interactive", "end_session"])
 def test_what_is_about_a_session_needs_one(flag: str) -> None:
     with pytest.raises(ValueError, match="session_id"):
         GenerateRequest(text="x", **{flag: True})
-
-
-def test_the_log_probabilities_of_a_prompt_come_in_rows() -> None:
-    message = response_message("a", "", [1], 0)
-    for name, raw in {
-        "prompt_ids": struct.pack("<3i", 7, 8, 9),
-        "prompt_log_probs": struct.pack("<2f", -1, -2),
-        "prompt_top_log_prob_ids": struct.pack("<4i", 1, 2, 3, 4),
-        "prompt_top_log_probs": struct.pack("<4f", -1, -2, -3, -4),
-        "sequence_index": struct.pack("<i", 5),
-        "num_session_tokens": struct.pack("<i", 6),
-        "cum_log_probs": struct.pack("<f", -7.5),
-    }.items():
-        message.outputs.add(name=name)
-        message.raw_output_contents.append(raw)
-    response = decode(message)
-    assert (response.index, response.num_session_tokens, response.cum_logprob) == (5, 6, -7.5)
-    assert response.prompt_ids == (7, 8, 9) and response.prompt_logprobs == (-1, -2)
-    assert [[(top.id, top.logprob) for top in row] for row in response.prompt_top_logprobs] == [
-        [(1, -1.0), (2, -2.0)],
-        [(3, -3.0), (4, -4.0)],
-    ]
-
-
-def response_message(text: str, finish: str, ids: Sequence[int], tops: int) -> pb.ModelInferResponse:
-    import numpy as np
-
-    message = pb.ModelInferResponse()
-    for name, values in {
-        "text_output": np.array([text.encode()], np.object_),
-        "finish_reason": np.array([finish.encode()], np.object_),
-        "output_ids": np.array(ids, np.int32),
-        "num_input_tokens": np.array([3], np.int32),
-        "num_output_tokens": np.array([9], np.int32),
-        "num_cached_tokens": np.array([1], np.int32),
-        "timings": np.array([1, 2, 4], np.float32),
-        "output_log_probs": np.array([-0.5] * len(ids), np.float32),
-        "top_log_prob_ids": np.arange(len(ids) * tops, dtype=np.int32),
-        "top_log_probs": -np.arange(len(ids) * tops, dtype=np.float32),
-        "text_span": np.array([0, len(text.encode())], np.int32),
-    }.items():
-        message.outputs.add(name=name, datatype="", shape=list(values.shape))
-        raw = serialize_byte_tensor(values).item() if values.dtype == np.object_ else values.tobytes()
-        message.raw_output_contents.append(raw)
-    return message
-
-
-@given(st.text(), st.lists(st.integers(0, 2**31 - 1), max_size=5), st.integers(0, 3))
-def test_responses_come_back_as_they_were(text: str, ids: list[int], tops: int) -> None:
-    response = decode(response_message(text, "stop", ids, tops))
-    assert (response.text, response.finish_reason, list(response.token_ids)) == (text, "stop", ids)
-    assert (response.num_input_tokens, response.num_output_tokens, response.num_cached_tokens) == (3, 9, 1)
-    assert response.timings is not None and response.timings.total_ms == 4
-    assert len(response.logprobs) == len(ids)
-    assert [[top.id for top in row] for row in response.top_logprobs] == [
-        list(range(at * tops, (at + 1) * tops)) for at in range(len(ids))
-    ]
-
-
-def test_no_finish_reason_before_the_last() -> None:
-    assert decode(response_message("a", "", [1], 0)).finish_reason is None
 
 
 @pytest.mark.parametrize(
@@ -227,104 +163,67 @@ def test_overload_says_when_to_come_again() -> None:
     assert isinstance(error, Pending) and error.retry_after == 20
 
 
-PIECES = [b" hello", b" wor", b"ld", "é".encode()[:1], "é".encode()[1:], b"<|end|>"]
+PIECES = [b" hello", b" wor", b"ld", "é".encode()[:1], "é".encode()[1:], b""]
 
 
-async def named(ids: Sequence[int], span: tuple[int, int], tops: Sequence[int] = ()) -> GenerateResponse:
-    asked: list[int] = []
-
-    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        asked.extend(wanted)
-        return [PIECES[token] for token in wanted], [token == 5 for token in wanted]
-
-    response = GenerateResponse("", tuple(ids), logprobs=(0.0,) * len(ids), text_span=span)
-    response.top_logprobs = [[TopToken(top, 0.0) for top in tops] for _ in ids]
-    vocabulary = Vocabulary(lookup)
-    await vocabulary.name_tokens(response)
-    again = GenerateResponse("", tuple(ids), logprobs=(0.0,) * len(ids), text_span=span)
-    await vocabulary.name_tokens(again)
-    assert len(asked) == len(set(asked)), "a token is asked for once"
-    assert again.tokens == response.tokens
-    return response
+def response_of(ids: Sequence[int], span: tuple[int, int]) -> GenerateResponse:
+    return GenerateResponse("", tuple(ids), "stop", token_bytes=tuple(PIECES[token] for token in ids), text_span=span)
 
 
-async def test_tokens_are_what_they_add_to_the_text() -> None:
-    assert (await named([0, 1, 2], (0, 12))).tokens == [b" hello", b" wor", b"ld"]
-
-
-async def test_a_leading_space_that_is_no_text_is_not_in_the_tokens() -> None:
-    assert (await named([0, 1], (1, 10))).tokens == [b"hello", b" wor"]
-
-
-async def test_a_stop_word_inside_a_token_cuts_it() -> None:
-    assert (await named([0, 1, 2], (0, 8))).tokens == [b" hello", b" w", b""]
+@pytest.mark.parametrize(
+    ("ids", "span", "tokens"),
+    [
+        ([0, 1, 2], (0, 12), [b" hello", b" wor", b"ld"]),
+        ([0, 1], (1, 10), [b"hello", b" wor"]),  # a leading space that is not text
+        ([0, 1, 2], (0, 8), [b" hello", b" w", b""]),  # a stop word
+        ([0, 5, 3, 4], (0, 8), [b" hello", b"", b"\xc3", b"\xa9"]),
+    ],
+)
+def test_tokens_are_what_they_add_to_the_text(ids: list[int], span: tuple[int, int], tokens: list[bytes]) -> None:
+    assert response_of(ids, span).tokens == tokens
 
 
 @pytest.mark.parametrize(
     ("ids", "end", "found"),
     [
         ([0, 1, 2], 8, "orl"),  # begins in a token and ends in the next one
-        ([0, 1, 2], 12, None),  # the text came to its own end
-        ([0, 1, 5], 10, None),  # a special token is no text
+        ([0, 1, 2], 12, None),  # the text ended by itself
+        ([0, 1, 5], 10, None),  # a special token is not text
         ([0, 3, 4], 6, "é"),
     ],
 )
-async def test_the_stop_word_is_what_stands_behind_the_text(ids: list[int], end: int, found: str | None) -> None:
-    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        return [PIECES[token] for token in wanted], [token == 5 for token in wanted]
-
-    response = GenerateResponse("", tuple(ids), "stop", text_span=(0, end))
-    assert await Vocabulary(lookup).stop_word(response, ["never", "orl", "é"]) == found
+def test_stop_word_follows_the_text(ids: list[int], end: int, found: str | None) -> None:
+    assert response_of(ids, (0, end)).find_stop_word(["never", "orl", "é"]) == found
 
 
-async def test_special_tokens_add_nothing_but_have_a_name_among_the_most_likely() -> None:
-    response = await named([0, 5, 3, 4], (0, 8), tops=[5])
-    assert response.tokens == [b" hello", b"", b"\xc3", b"\xa9"]
-    assert response.top_logprobs[0][0].token == b"<|end|>"
-
-
-async def test_a_server_that_goes_away_while_tokens_are_named_takes_no_names_along() -> None:
-    """Another request of the same client may find it away at any time."""
+async def test_vocabulary_asks_for_each_token_once_until_it_forgets() -> None:
+    """Another request may find the server away while tokens are looked up."""
 
     async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        if away:
+            raise Unavailable("the server is shutting down")
         if 1 in wanted:
             vocabulary.forget()
         asked.append(list(wanted))
-        return [PIECES[token] for token in wanted], [False for _ in wanted]
+        return [f"<{token}>".encode() for token in wanted], [token == 5 for token in wanted]
 
+    async def named(*ids: int) -> list[bytes | None]:
+        response = GenerateResponse("", top_logprobs=[[TopToken(token, 0.0) for token in ids]])
+        await vocabulary.name_tokens(response)
+        return [top.token for top in response.top_logprobs[0]]
+
+    away = False
     asked: list[list[int]] = []
     vocabulary = Vocabulary(lookup)
-    for ids in ((0,), (0, 1), (0,)):
-        response = GenerateResponse("", ids, logprobs=(0.0,) * len(ids), text_span=(0, 100))
-        await vocabulary.name_tokens(response)
-        assert response.tokens == [PIECES[token] for token in ids]
-    assert asked == [[0], [1], [0]], "what was forgotten is asked for again"
-
-
-async def test_where_nobody_knows_names_those_heard_before_and_the_text_tell_what_they_can() -> None:
-    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        if gone:
-            raise Unavailable("the server is shutting down")
-        return [PIECES[token] for token in wanted], [False for _ in wanted]
-
-    async def tokens(text: str, *ids: int, begin: int = 0) -> list[bytes | None]:
-        span = (begin, begin + len(text.encode()))
-        response = GenerateResponse(text, ids, logprobs=(0.0,) * len(ids), text_span=span)
-        await vocabulary.name_tokens(response)
-        return response.tokens
-
-    gone = False
-    vocabulary = Vocabulary(lookup)
-    await tokens(" hello", 0)
-    gone = True
+    assert [await named(0), await named(0, 1), await named(0)] == [[b"<0>"], [b"<0>", b"<1>"], [b"<0>"]]
+    assert asked == [[0], [1], [0]], "a forgotten token is asked for again"
+    away = True
     vocabulary.forget()
-    vocabulary.forget()
-    assert await tokens(" hello wor", 0, 1) == [b" hello", b" wor"]
-    assert await tokens("hello w", 0, 1, begin=1) == [b"hello", b" w"]
-    assert await tokens(" hello", 0, 5) == [b" hello", b""]
-    assert await tokens(" hello\ufffd", 0, 3) == [b" hello", None]
-    assert await tokens(" wor hello", 1, 0) == [None, b" hello"]
-    assert await tokens(" world", 1, 2) == [None, None]
+    assert await named(0, 2) == [b"<0>", None], "a token that was known before is still named"
+    away = False
+    prompt = GenerateResponse("", prompt_ids=(5, 6))
+    await vocabulary.name_tokens(prompt)
+    assert (prompt.prompt_tokens, prompt.prompt_special) == ([b"<5>", b"<6>"], [True, False])
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def split_into_shards(folder: Path) -> None:
 
 def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None:
     root = convert(model, tmp_path / "w")
-    for name in ("preprocessing", "engine", "postprocessing", "parsing", "ensemble"):
+    for name in ("preprocessing", "engine", "postprocessing", "ensemble"):
         link = root / "model_repository" / name
         assert link.is_symlink() and not link.readlink().is_absolute()
         assert (link / "config.pbtxt").is_file() and (link / "1").is_dir()
@@ -95,8 +95,8 @@ def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None
 
 def test_a_workspace_of_an_older_version_names_the_command_that_mends_it(model: Path, tmp_path: Path) -> None:
     root = convert(model, tmp_path / "w")
-    (root / "model_repository" / "parsing").unlink()
-    with pytest.raises(ModelError, match="older version, without Triton model 'parsing': run charonia convert"):
+    (root / "model_repository" / "postprocessing").unlink()
+    with pytest.raises(ModelError, match="older version, without Triton model 'postprocessing': run charonia convert"):
         prepare(str(root), tmp_path, {})
 
 
@@ -189,15 +189,11 @@ def test_weights_that_are_not_finite_are_refused_at_conversion(
     assert not list(tmp_path.glob("*w*"))
 
 
-def test_weights_that_are_used_in_place_are_named_at_the_first_token(model: Path) -> None:
+def test_weights_that_are_used_in_place_and_not_finite_fail_the_request(model: Path) -> None:
     rewrite(model, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), np.nan))
-    said = rf"tensor lm_head\.weight of {model}/model\.safetensors has values that are not finite|are being read"
-    with Engine.from_pretrained(model, threads=1) as engine:
-        with pytest.raises(InternalError, match=said) as error:
-            engine.generate([[5, 6, 7]], GREEDY)
-        while "are being read" in str(error.value):  # on a busy machine
-            with pytest.raises(InternalError, match=said) as error:
-                engine.generate([[5, 6, 7]], GREEDY)
+    error = pytest.raises(InternalError, match=r"the logit of token .* is nan: the model's weights")
+    with Engine.from_pretrained(model, threads=1) as engine, error:
+        engine.generate([[5, 6, 7]], GREEDY)
 
 
 def test_the_largest_finite_weights_are_converted(model: Path, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_tensor_that_is_not_consistent_is_refused(given: dict[str, Any], messa
 
 def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
     echo = next(one for one in tensors() if one.name == "echo")
-    assert [echo.source(step) for step in STEPS] == ["", "preprocessing_echo", "engine_echo", "engine_echo"]
+    assert [echo.source(step) for step in STEPS] == ["", "preprocessing_echo", "engine_echo"]
     direct = {"stop", "cancel", "subscription_read", "subscription_end"}  # of calls of the engine alone
     for step in STEPS:
         lacking = {one.name for one in inputs(step) if not one.source(step)}

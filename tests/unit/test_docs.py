@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing", "parsing"])
+@pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing"])
 def test_inputs_and_batch_dimensions_of_the_contract_are_those_of_the_models(model: str) -> None:
     """What is required is marked so, all else is optional, and a model that batches says so."""
     page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
@@ -75,5 +75,5 @@ def test_the_words_are_the_fields() -> None:
 def test_no_model_uses_tritons_dynamic_batcher() -> None:
     """It can destroy a mutex that it holds (docs/decisions.md)."""
     configs = sorted((ROOT / "model_repository").glob("*/config.pbtxt"))
-    assert len(configs) == 5
+    assert len(configs) == 4
     assert not [config for config in configs if "dynamic_batching" in config.read_text(encoding="utf-8")]

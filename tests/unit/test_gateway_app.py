@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import Any
 
 import pytest
-from charonia_client.aside import aside
+from charonia_client.offload import offload
 from charonia_gateway.endpoints import pool
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, gateway
@@ -34,8 +34,8 @@ async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None
 
 @pytest.mark.parametrize("tokens", [3, 1500])  # the latter are made in a thread, and in pieces
 async def test_answers_with_log_probabilities_are_whole_however_many_they_are(tokens: int) -> None:
-    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        yield with_logprobs(part("x", "stop"), tokens, 2)
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        yield with_logprobs(part("x" * tokens, "stop"), tokens, 2)
 
     async with gateway() as (web, server):
         server.behaviour = answer
@@ -44,9 +44,9 @@ async def test_answers_with_log_probabilities_are_whole_however_many_they_are(to
     assert chat.headers["content-type"] == "application/json" and chat.headers["x-request-id"]
     assert chat.json()["object"] == "chat.completion" and chat.json()["usage"]["prompt_tokens"] == 5
     (choice,) = chat.json()["choices"]
-    assert choice["message"]["content"] == "x" and choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == "x" * tokens and choice["finish_reason"] == "stop"
     entries = choice["logprobs"]["content"]
-    assert [entry["token"] for entry in entries] == [str(token) for token in range(tokens)]
+    assert [entry["token"] for entry in entries] == ["x"] * tokens
     last = [
         {"token": str(top), "logprob": -0.5, "bytes": list(str(top).encode())}
         for top in (tokens * 2 - 2, tokens * 2 - 1)
@@ -54,15 +54,15 @@ async def test_answers_with_log_probabilities_are_whole_however_many_they_are(to
     assert entries[-1]["top_logprobs"] == last
     assert choice["logprobs"]["refusal"] is None
     (choice,) = text.json()["choices"]
-    assert choice["text"] == "x"
-    assert choice["logprobs"]["tokens"] == [str(token) for token in range(tokens)]
+    assert choice["text"] == "x" * tokens
+    assert choice["logprobs"]["tokens"] == ["x"] * tokens
     assert choice["logprobs"]["token_logprobs"] == [-0.5] * tokens
     assert choice["logprobs"]["top_logprobs"][1] == {"2": -0.5, "3": -0.5}
     assert len(choice["logprobs"]["text_offset"]) == tokens
 
 
 async def test_an_answer_whose_server_has_no_vocabulary_any_more_is_not_lost() -> None:
-    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         yield with_logprobs(part("xy", "stop"), 2, 1)
 
     async with gateway() as (web, server):
@@ -74,9 +74,11 @@ async def test_an_answer_whose_server_has_no_vocabulary_any_more_is_not_lost() -
     (choice,) = chat.json()["choices"]
     unknown = {"token": "\ufffd", "logprob": -0.5, "bytes": None}
     assert choice["message"]["content"] == "xy"
-    assert choice["logprobs"]["content"] == [{**unknown, "top_logprobs": [unknown]}] * 2
+    assert choice["logprobs"]["content"] == [
+        {"token": token, "logprob": -0.5, "bytes": [ord(token)], "top_logprobs": [unknown]} for token in "xy"
+    ]
     assert text.json()["choices"][0]["logprobs"] == {
-        "tokens": ["\ufffd"] * 2,
+        "tokens": ["x", "y"],
         "token_logprobs": [-0.5] * 2,
         "top_logprobs": [{"\ufffd": -0.5}] * 2,
         "text_offset": [0, 1],
@@ -84,7 +86,7 @@ async def test_an_answer_whose_server_has_no_vocabulary_any_more_is_not_lost() -
 
 
 async def test_a_request_to_a_server_that_drains_hears_so_in_no_words_of_tritons() -> None:
-    async def refuse(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def refuse(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         yield error("Request for unknown model: 'ensemble' has no available versions")
 
     async with gateway() as (web, server):
@@ -108,8 +110,8 @@ async def test_without_log_probabilities_an_answer_has_none() -> None:
 
 
 async def test_work_on_much_is_done_beside_the_event_loop() -> None:
-    assert await aside(10, get_ident) == get_ident()
-    assert await aside(10_000, get_ident) != get_ident()
+    assert await offload(10, get_ident) == get_ident()
+    assert await offload(10_000, get_ident) != get_ident()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,11 @@ MANY: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 3276
     ],
 )
 async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: str, body: dict[str, Any]) -> None:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        yield with_logprobs(part("x", "stop"), 1, 20)
+
     async with gateway() as (web, server):
+        server.behaviour = answer
         refused = await web.post(path, json=body)
         assert not server.requests
         streamed = await web.post(path, json={**body, "n": 1, "stream": True})
@@ -159,7 +165,7 @@ async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: 
 async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
     answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         for index in range(answers):
             yield with_logprobs(part("x", "stop", index), 12 // answers, 4)
 

@@ -25,7 +25,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
 MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 RESPONSE: dict[str, Any] = {"model": MODEL, "input": "hi"}
 INTERACTIVE = "/v1/chat/interactive"
-Parts = AsyncIterator[pb.ModelStreamInferResponse]
+Parts = AsyncIterator[Any]
 
 # Each route with a request that a valid key may send.
 ROUTES: dict[tuple[str, str], Any] = {

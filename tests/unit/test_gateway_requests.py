@@ -605,7 +605,7 @@ def test_where_servers_are_is_said_to_the_log_alone(
 def answer_with_logprobs() -> GenerateResponse:
     """a, then é in two tokens, then the end token."""
     response = GenerateResponse(" aé", (1, 2, 3, 4), logprobs=(-0.5, -1.0, -math.inf, -2.0))
-    response.tokens = [b" a", b"\xc3", b"\xa9", b""]
+    response.token_bytes, response.text_span = (b" a", b"\xc3", b"\xa9", b""), (0, 4)
     response.top_logprobs = [[TopToken(1, -0.5, b" a"), TopToken(4, -3.0, b"<|end|>")]] * 4
     return response
 
@@ -630,7 +630,8 @@ def test_completion_logprobs_offsets_count_characters_over_the_stream() -> None:
 def test_offsets_also_count_what_is_no_character() -> None:
     """Each stands for one character of the text, a replacement."""
     response = GenerateResponse("", (1,) * 6, logprobs=(-1.0,) * 6, top_logprobs=[[]] * 6)
-    response.tokens = [b"\xa9", b"a\xc3", b"b", b"\xe4\xb8", b"\xad\xff", b"c"]
+    response.token_bytes = (b"\xa9", b"a\xc3", b"b", b"\xe4\xb8", b"\xad\xff", b"c")
+    response.text_span = (0, 9)
     assert b"".join(response.tokens).decode(errors="replace") == "\ufffda\ufffdb\u4e2d\ufffdc"
     assert CompletionLogprobs().of(response)["text_offset"] == [0, 1, 3, 4, 4, 6]
 
@@ -671,7 +672,8 @@ def test_every_token_of_a_prompt_that_was_sent_as_tokens_is_in_its_echo() -> Non
     shown = logprobs.of_prompt(part, "<s> Hi!", exact=True)
     assert shown["tokens"] == ["<s>", " Hi", "", "!"]
     assert shown["token_logprobs"] == [None, -1.0, -2.0, -3.0]
-    answer = GenerateResponse("x", (1, 2), "stop", logprobs=(-1.0, -2.0), tokens=[b"x", b""], top_logprobs=[[], []])
+    answer = GenerateResponse("x", (1, 2), "stop", logprobs=(-1.0, -2.0), top_logprobs=[[], []])
+    answer.token_bytes, answer.text_span = (b"x", b""), (0, 1)
     shown = logprobs.of(answer)
     assert (shown["tokens"], shown["token_logprobs"], shown["text_offset"]) == (["x", ""], [-1.0, -2.0], [7, 8])
     assert CompletionLogprobs().of(answer)["tokens"] == ["x"]

@@ -19,12 +19,12 @@ from charonia_gateway.schemas.response_input import conversation
 from charonia_gateway.schemas.turns import MAX_ARGUMENTS_DEPTH
 from gateway_in_process import MODEL, gateway
 from test_continuation import STRICT, tokenizer
-from triton_double import error, input_number, input_text, parsed, part
+from triton_double import error, input_number, input_text, parsed, part, scripted_parse
 from tritonclient.grpc import service_pb2 as pb
 
 from charonia.text.prompt_ids import encode_chat, parse_json
 
-Responses = AsyncIterator[pb.ModelStreamInferResponse]
+Responses = AsyncIterator[Any]
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
@@ -32,6 +32,11 @@ FUNCTION = {"type": "function", "name": "add", "description": "Adds.", "paramete
 IN_OPENAIS_FORM = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
 MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": USER, "tools": [TOOL]}
 RESPONSES: dict[str, Any] = {"model": MODEL, "input": "hi", "tools": [FUNCTION]}
+
+
+@pytest.fixture(autouse=True)
+def parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia_client.stream.ResponseParser.parse", scripted_parse)
 
 
 def begin(index: int, arguments: str = "", **more: Any) -> dict[str, Any]:

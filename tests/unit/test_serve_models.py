@@ -55,7 +55,7 @@ def served(*names: str, workspace: Path = Path("nowhere")) -> list[Served]:
 def test_the_first_model_has_the_names_of_one_and_the_others_labels() -> None:
     found = served("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "a b", "a_b", "千")
     assert [one.label for one in found] == ["", "Qwen_Qwen3-0.6B", "a_b", "a_b-2", "model"]
-    assert found[0].parts == ("preprocessing", "engine", "postprocessing", "parsing", "ensemble")
+    assert found[0].parts == ("preprocessing", "engine", "postprocessing", "ensemble")
     assert found[1].part("ensemble") == "ensemble.Qwen_Qwen3-0.6B"
     assert option_values(found[:2]) == "Qwen/Qwen3-0.6B=Qwen_Qwen3-0.6B"
     with pytest.raises(ServeError, match="two models are called 'a'"):

@@ -18,114 +18,68 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from charonia_client import GenerateResponse, ToolCallDelta
+from charonia_client.delivery import Chunk, Delivery
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-Behaviour = Callable[[pb.ModelInferRequest], AsyncIterator[pb.ModelStreamInferResponse]]
+Behaviour = Callable[[pb.ModelInferRequest], AsyncIterator[Any]]  # yields Chunks
+_REASONS = ("", "stop", "length", "cancelled", "error")
 
 
-def part(text: str, reason: str = "", index: int = 0) -> pb.ModelStreamInferResponse:
-    """A response of the ensemble with one token."""
-    answer = pb.ModelInferResponse()
-    texts = {"text_output": text, "finish_reason": reason}
-    numbers = {
-        "output_ids": 1,
-        "num_input_tokens": 5,
-        "num_output_tokens": 1,
-        "num_cached_tokens": 0,
-        "sequence_index": index,
-    }
-    for name, value in texts.items():
-        answer.outputs.add(name=name, datatype="BYTES", shape=[1])
-        answer.raw_output_contents.append(struct.pack("<I", len(value)) + value.encode())
-    for name, number in numbers.items():
-        answer.outputs.add(name=name, datatype="INT32", shape=[1])
-        answer.raw_output_contents.append(struct.pack("<i", number))
-    answer.outputs.add(name="timings", datatype="FP32", shape=[3])
-    answer.raw_output_contents.append(struct.pack("<3f", 0, 0, 0))
-    return pb.ModelStreamInferResponse(infer_response=answer)
-
-
-def parsed(content: str = "", reasoning: str = "", reason: str = "", calls: Any = ()) -> pb.ModelStreamInferResponse:
-    """A response to a request that asked for what parsing tells."""
-    answer = part("?", reason)
-    for name, text in {
-        "content_output": content,
-        "reasoning_output": reasoning,
-        "tool_calls": json.dumps(calls),
-    }.items():
-        answer.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
-        answer.infer_response.raw_output_contents.append(struct.pack("<I", len(text)) + text.encode())
-    answer.infer_response.outputs.add(name="num_reasoning_tokens", datatype="INT32", shape=[1])
-    answer.infer_response.raw_output_contents.append(struct.pack("<i", 1))
-    return answer
-
-
-def with_logprobs(answer: pb.ModelStreamInferResponse, tokens: int, tops: int) -> pb.ModelStreamInferResponse:
-    """The same response with that many tokens, each with its log probability and those of the most likely."""
-    message = answer.infer_response
-    ids = range(tokens)
-    at = [tensor.name for tensor in message.outputs].index("output_ids")
-    message.raw_output_contents[at] = struct.pack(f"<{tokens}i", *ids)
-    for name, raw in {
-        "output_log_probs": struct.pack(f"<{tokens}f", *(-0.5 for _ in ids)),
-        "top_log_prob_ids": struct.pack(f"<{tokens * tops}i", *range(tokens * tops)),
-        "top_log_probs": struct.pack(f"<{tokens * tops}f", *(-0.5 for _ in range(tokens * tops))),
-        "text_span": struct.pack("<2i", 0, 1 << 30),
-    }.items():
-        message.outputs.add(name=name)
-        message.raw_output_contents.append(raw)
-    return answer
-
-
-def error(text: str) -> pb.ModelStreamInferResponse:
-    return pb.ModelStreamInferResponse(error_message=text)
-
-
-def unknown_tensor(tensor: str, model: str) -> str:
-    """Triton's error for a tensor that the model has not."""
-    return f"[request id: <id_unknown>] unexpected inference {tensor} for model '{model}'"
-
-
-def options_chunk(key: int, options: str) -> bytes:
-    """What the answers of a request are read by."""
-    head = struct.Struct("<QIIiiiiiiiiffff").pack(key, len(options.encode()), 0, 0, 5, *[0] * 6, 0, 0, 0, 0)
-    return head + options.encode()
-
-
-def packed_logprobs(raw: dict[str, bytes]) -> bytes:
-    """Those of a response's tensors, as a subscription has them; of a response without, the tokens' own."""
-    num_ids = len(raw["output_ids"]) // 4
-    logprobs = raw.get("output_log_probs", struct.pack(f"<{num_ids}f", *[-0.5] * num_ids))
-    ids, tops = raw.get("top_log_prob_ids", b""), raw.get("top_log_probs", b"")
-    return logprobs + struct.pack("<I", len(ids) // len(logprobs) if logprobs else 0) + ids + tops
-
-
-def chunk(key: int, answer: pb.ModelStreamInferResponse, parsed: bool = False, logprobs: bool = False) -> bytes:
-    """What a subscription has of a response of part() or error(). parsed: with the bytes of its token, or of several,
-    with one each but for the last. logprobs: with what with_logprobs() has added."""
-    head = struct.Struct("<QIIiiiiiiiiffff")
-    if answer.error_message:
-        text = answer.error_message.encode()
-        return head.pack(key, len(text), 0, 0, 4, *[0] * 6, 0, 0, 0, 0) + text
-    message = answer.infer_response
-    raw = {tensor.name: value for tensor, value in zip(message.outputs, message.raw_output_contents, strict=True)}
-    text, ids, reason = raw["text_output"][4:], raw["output_ids"], raw["finish_reason"][4:].decode()
-    numbers = [
-        int.from_bytes(raw[name], "little")
-        for name in ("sequence_index", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
-    ]
-    code = ("", "stop", "length", "cancelled").index(reason) + (16 if parsed else 0) + (32 if logprobs else 0)
-    num_ids = len(ids) // 4
-    span = struct.unpack("<2i", raw["text_span"]) if "text_span" in raw else (0, len(text))
-    sizes = [1] * (num_ids - 1) + [len(text) - num_ids + 1] * (num_ids > 0)
-    return (
-        head.pack(key, len(text), num_ids, numbers[0], code, *span, *numbers[1:], 0, 0, 0, 0, 0)
-        + ids
-        + (struct.pack(f"<{num_ids}I", *sizes) if parsed else b"")
-        + (packed_logprobs(raw) if logprobs else b"")
-        + text
+def part(text: str, reason: str = "", index: int = 0) -> Any:
+    """A chunk with one token."""
+    return Chunk(
+        sequence_index=index,
+        finish_reason=_REASONS.index(reason),
+        text_output=[text.encode()],
+        output_ids=[1],
+        token_bytes=[text.encode()],
+        text_end=len(text.encode()),
+        num_input_tokens=5,
+        num_output_tokens=1,
     )
+
+
+def parsed(content: str = "", reasoning: str = "", reason: str = "", calls: Any = ()) -> Any:
+    """A chunk that `scripted_parse` parses into these."""
+    chunk = part("?", reason)
+    chunk.token_bytes[0] = json.dumps({"content": content, "reasoning": reasoning, "calls": list(calls)}).encode()
+    return chunk
+
+
+def scripted_parse(self: Any, part: GenerateResponse, *, in_reasoning: bool) -> None:
+    """Replaces ResponseParser.parse for chunks of `parsed`. Other chunks are content."""
+    for raw in part.token_bytes:
+        one = (
+            json.loads(raw)
+            if raw.startswith(b'{"content"')
+            else {"content": raw.decode(), "reasoning": "", "calls": ()}
+        )
+        part.content += one["content"]
+        part.reasoning += one["reasoning"]
+        part.tool_calls += [ToolCallDelta(**call) for call in one["calls"]]
+    part.num_reasoning_tokens = 1
+
+
+def with_logprobs(chunk: Any, tokens: int, tops: int) -> Any:
+    """The same chunk with that many tokens, each with log probabilities of its own and of the most likely tokens."""
+    text = b"".join(chunk.text_output)
+    chunk.output_ids[:] = range(tokens)
+    chunk.token_bytes[:] = [text[at : at + 1] for at in range(tokens - 1)] + [text[tokens - 1 :]] * (tokens > 0)
+    chunk.output_log_probs[:] = [-0.5] * tokens
+    chunk.top_log_prob_ids[:] = range(tokens * tops)
+    chunk.top_log_probs[:] = [-0.5] * (tokens * tops)
+    return chunk
+
+
+def error(text: str) -> Any:
+    """The chunk that ends a request with an error."""
+    return Chunk(finish_reason=4, text_output=[text.encode()])
+
+
+def _call_error(text: str) -> pb.ModelStreamInferResponse:
+    return pb.ModelStreamInferResponse(error_message=text)
 
 
 def input_text(request: pb.ModelInferRequest, name: str) -> str:
@@ -157,7 +111,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.tokenizer_error = ""  # what its tokenizer answers
         self.tokenized = pb.ModelInferRequest()  # what it was asked last
         self.quality: list[Any] = []  # the records of its model
-        self.formats: dict[str, str | None] = {}  # of its model's answers
+        self.formats: dict[str, Any] = {}  # of its model's answers
         self.info: dict[str, Any] = {}  # of its model
         self.asked: list[str] = []  # which of these
         self.describes = asyncio.Event()  # they are told
@@ -166,19 +120,16 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.refusals = 0  # of such questions
         self.streams_hang = False  # as where its thread for streams waits for ever; it answers other calls
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
+        self.metadata: list[Any] = []  # of their calls
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
         self.action_error = ""  # what it answers to stop, cancel and end_session in place of doing them
         self.behaviour: Behaviour = self.say_name
-        self.subscriptions: dict[str, asyncio.Queue[bytes | None]] = {}  # chunks to come, by name; None: it ends
+        self.subscriptions: dict[str, asyncio.Queue[Any]] = {}  # chunks to come, by name; None: it ends
         self.opened = 0  # subscriptions
         self.forgets_subscriptions = False  # no request may name one
         self.end_of_subscriptions = ""  # the error that they end with
-        self.refusal = ""  # the error of a subscription in place of its opening
-        self.ensemble_is_old = False  # it has no subscriptions, which the engine has
-        self.no_logprobs = False  # its engine has none by subscription
-        self.forgets_logprobs = False  # and does not say so
-        self.call_error = ""  # of the call of a request whose answers would come by a subscription
-        self.options = ""  # what answers that are parsed are read by
+        self.refusal = ""  # the error of a subscription instead of its opening
+        self.call_error = ""  # of the call of a request
         self.takes = asyncio.Event()  # of requests by subscription: the engine gets them
         self.takes.set()
         self.tells = asyncio.Event()  # and their calls end
@@ -220,7 +171,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.asleep.clear()
         self._awake.set()
 
-    async def say_name(self, request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def say_name(self, request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         yield part(self.target, "stop")
 
     async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
@@ -260,7 +211,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
             if tensor.name == "text_tokens"
         ]
-        names = [str(token).encode() for (token,) in struct.iter_unpack("<i", ids)][4:]
+        names = [str(token).encode() for (token,) in struct.iter_unpack("<i", ids)][2:]
         answer = pb.ModelInferResponse()
         for name, raw in {
             "token_bytes": b"".join(struct.pack("<I", len(text)) + text for text in names),
@@ -294,52 +245,35 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                         yield answer
                     continue
                 if self.action_error:
-                    yield error(self.action_error)
+                    yield _call_error(self.action_error)
                     continue
                 self.actions.append((request.inputs[0].name, request.id or input_text(request, "session_id")))
                 continue
             self.requests.append(request)
+            self.metadata.append(context.invocation_metadata())
             if request.model_name in self.unloaded:
-                yield error(f"Request for unknown model: '{request.model_name}' has no available versions")
+                yield _call_error(f"Request for unknown model: '{request.model_name}' has no available versions")
                 continue
             await self._awake.wait()
-            if subscription and self.call_error:
-                yield error(self.call_error)
+            if self.call_error:
+                yield _call_error(self.call_error)
                 continue
-            if subscription and self.ensemble_is_old:
-                yield error(unknown_tensor("input 'subscription'", request.model_name))
+            await self.takes.wait()
+            if self.forgets_subscriptions or subscription not in self.subscriptions:
+                yield _call_error(f"[503] there is no subscription {subscription!r}")
                 continue
-            if subscription and self.no_logprobs and input_number(request, "return_log_probs"):
-                yield error(
-                    f"in ensemble 'ensemble', [400] subscription is '{subscription}', and log probabilities do not go "
-                    "through one: send the request without subscription"
-                )
-                continue
-            if subscription:
-                await self.takes.wait()
-            if subscription and (self.forgets_subscriptions or subscription not in self.subscriptions):
-                yield error(f"[503] there is no subscription {subscription!r}")
-                continue
-            if subscription:
-                task = asyncio.create_task(self._answer(request, self.subscriptions[subscription]))
-                await self.tells.wait()
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
-                continue
-            async for answer in self.behaviour(request):
-                await self._awake.wait()
-                yield answer
+            task = asyncio.create_task(self._answer(request, self.subscriptions[subscription]))
+            await self.tells.wait()
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
         await self._awake.wait()
 
-    async def _answer(self, request: pb.ModelInferRequest, chunks: asyncio.Queue[bytes | None]) -> None:
-        key = input_number(request, "subscription_key") or 0
-        parsed = bool(input_number(request, "subscription_parsing"))
-        logprobs = bool(input_number(request, "return_log_probs")) and not self.forgets_logprobs
-        if parsed and self.options:
-            chunks.put_nowait(options_chunk(key, self.options))
-        async for answer in self.behaviour(request):
+    async def _answer(self, request: pb.ModelInferRequest, chunks: asyncio.Queue[Any]) -> None:
+        key = input_number(request, "subscription_key")
+        async for chunk in self.behaviour(request):
             await self._awake.wait()
-            chunks.put_nowait(chunk(key, answer, parsed and bool(self.options), logprobs))
+            chunk.subscription_key = key
+            chunks.put_nowait(chunk)
 
     async def _subscription(
         self, request: pb.ModelInferRequest, name: str
@@ -354,15 +288,14 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 self.subscriptions[name].put_nowait(None)
             return
         if self.refusal:
-            yield error(self.refusal)
+            yield _call_error(self.refusal)
             return
         self.opened += 1
         chunks = self.subscriptions[name] = asyncio.Queue()
-        packed, number = b"", 0
+        delivery = Delivery(number=1)
         try:
             while True:
-                number += 1
-                raw = struct.pack("<Q", number) + packed
+                raw = delivery if isinstance(delivery, bytes) else delivery.SerializeToString()
                 answer = pb.ModelInferResponse()
                 answer.outputs.add(name="deliveries", datatype="BYTES", shape=[1])
                 answer.raw_output_contents.append(struct.pack("<I", len(raw)) + raw)
@@ -372,11 +305,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 await self._awake.wait()
                 waiting = [one, *(chunks.get_nowait() for _ in range(chunks.qsize()))]
                 if None in waiting:
-                    del self.subscriptions[name]  # before anybody can hear of its end
+                    del self.subscriptions[name]  # before a client can hear of its end
                     if self.end_of_subscriptions:
-                        yield error(self.end_of_subscriptions)
+                        yield _call_error(self.end_of_subscriptions)
                     return
-                packed = b"".join(one for one in waiting if one is not None)
+                invalid = next((one for one in waiting if isinstance(one, bytes)), None)
+                delivery = invalid or Delivery(number=delivery.number + 1, chunks=waiting)
         finally:
             self.subscriptions.pop(name, None)
 
@@ -394,7 +328,7 @@ def process_that_dies_of_requests() -> Iterator[tuple[subprocess.Popen[str], str
 
 
 async def _main() -> None:
-    async def die(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def die(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         os._exit(1)
         yield
 

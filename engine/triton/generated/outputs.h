@@ -8,10 +8,7 @@ namespace charonia::triton {
 
 // The engine model's output tensors.
 enum class Output : std::size_t {
-  // BYTES [1]: how the answer is parsed, as preprocessing says it, JSON; `engine` hands it on with every response
-  parsing_options,
-  // INT32 [n]: text_span, which of the request's sequences the response is of, 0 unless it is the last of it: then 1
-  // where the text has ended, 2 where it was cut off (finish_reason is not stop); then output_ids
+  // INT32 [n]: text_span, then output_ids
   text_tokens,
   // INT32 [n]: its tokens
   output_ids,
@@ -52,13 +49,11 @@ enum class Output : std::size_t {
   num_session_tokens,
   // FP32 [3]: queue, first token, total; milliseconds
   timings,
-  // BYTES [1]: of a subscription: what has come of its requests since the response before, packed (contracts.md,
-  // Subscriptions)
+  // BYTES [1]: of a subscription: the next Delivery, a protobuf message (contracts.md, Subscriptions)
   deliveries,
 };
 
-inline constexpr std::array<const char*, 21> kOutputNames = {
-    "parsing_options",
+inline constexpr std::array<const char*, 20> kOutputNames = {
     "text_tokens",
     "output_ids",
     "text_span",

@@ -31,7 +31,6 @@ from charonia_client import (
     Unavailable,
     Unsupported,
 )
-from charonia_client.client import Way
 from charonia_client.waiting import end
 
 from charonia_gateway.endpoints.choice import choose
@@ -87,22 +86,19 @@ class Pool:
         check_timeout_s: float = 2.0,
         on_retry: Callable[[], None] = lambda: None,
         on_change: Callable[[str, bool | None], None] = lambda target, up: None,
-        on_way: Callable[[Way], None] = lambda _: None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         tls: Tls | None = None,
-        subscribe: bool = False,
         model: str | None = None,
         label: str = "",
         connect: Callable[[str], Server] | None = None,
         state: State | None = None,
     ) -> None:
         """on_retry: called before each retry. on_change: called with a server's target and whether it is up; None: it
-        is gone. on_way, subscribe, metadata, tls: as Client has them. model: its name, if the servers have several.
+        is gone. metadata, tls: as Client has them. model: its name, if the servers have several.
         label: of its Triton models, `ensemble.LABEL` and so on. connect: makes the client of a target. state: has the
         owners of sessions."""
         self._connect = connect or self._client
         self._tls = tls
-        self._subscribe = subscribe and connect is None
         self._model = model
         self._ensemble = f"ensemble.{label}" if label else "ensemble"
         self._targets = list(targets)
@@ -110,7 +106,6 @@ class Pool:
         self._check_timeout_s = check_timeout_s
         self._on_retry = on_retry
         self._on_change = on_change
-        self._on_way = on_way
         self._metadata = metadata
         self._state = state or MemoryState()
         self._turn = 0
@@ -165,9 +160,6 @@ class Pool:
             metadata=self._metadata,
             lookup_elsewhere=partial(self._look_up_elsewhere, target),
             tls=self._tls,
-            subscribe=self._subscribe,
-            on_way=self._on_way,
-            on_refusal=lambda why: log.warning("server %s takes no subscription: %s", target, why),
         )
 
     async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
@@ -319,7 +311,7 @@ class Pool:
         """Whether the model's answers may contain reasoning."""
         return bool((await self.answer_formats()).get("reasoning"))
 
-    async def answer_formats(self) -> dict[str, str | None]:
+    async def answer_formats(self) -> dict[str, Any]:
         """The formats of the model's `tool_calls` and `reasoning`. None if the model has none, {} if they are not
         known."""
         return await self._described("formats", lambda client: client.answer_formats(_DESCRIPTION_TIMEOUT_S), {})

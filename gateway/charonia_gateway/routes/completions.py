@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from charonia_client import GenerateRequest, GenerateResponse, TokenizeRequest
-from charonia_client.aside import aside
+from charonia_client.offload import offload
 from fastapi import APIRouter, Request, Response
 
 from charonia_gateway.context import GatewayState, Head
@@ -156,7 +156,7 @@ async def _stream(
                 continue
             for index, part in shown.ready(come.index, come):
                 choice["index"] = index
-                choice["text"], choice["logprobs"] = await aside(count_entries(part), shown.of, index, part)
+                choice["text"], choice["logprobs"] = await offload(count_entries(part), shown.of, index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
                 if body.timings_per_token:
                     chunk["timings"] = usage.timings_so_far(part)

@@ -1,12 +1,14 @@
-#include "outputs.h"
+#include "responses.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "charonia/error.h"
 #include "error.h"
 
 namespace charonia::triton {
@@ -26,7 +28,7 @@ class Filler {
   }
   void add(Output output, std::int32_t value) { add(output, std::span<const std::int32_t>(&value, 1)); }
   void add(Output output, float value) { add(output, std::span<const float>(&value, 1)); }
-  // Rows of the most likely tokens, flat: their ids and their log probabilities.
+  // The ids and log probabilities of the most likely tokens, row after row.
   void add(Output ids, Output logprobs, const std::vector<std::vector<TokenLogprob>>& rows) {
     std::vector<std::int32_t> flat_ids;
     std::vector<float> flat_logprobs;
@@ -71,15 +73,23 @@ class Filler {
   const OutputSet& wanted_;
 };
 
-// What the text of a response is made of (definitions/tensors.toml).
+// The input of postprocessing (definitions/tensors.toml).
 std::vector<std::int32_t> text_tokens(const Result& result) {
-  const auto reason = result.finish_reason;
-  const int last = reason == FinishReason::none ? 0 : reason == FinishReason::stop ? 1 : 2;
-  std::vector<std::int32_t> values = {static_cast<std::int32_t>(result.text_begin),
-                                      static_cast<std::int32_t>(result.text_end),
-                                      static_cast<std::int32_t>(result.index), last};
+  std::vector<std::int32_t> values = {result.text_begin, result.text_end};
   values.insert(values.end(), result.token_ids.begin(), result.token_ids.end());
   return values;
+}
+
+FactoryPtr make_factory(TRITONBACKEND_Request* request) {
+  TRITONBACKEND_ResponseFactory* factory = nullptr;
+  check(TRITONBACKEND_ResponseFactoryNew(&factory, request));
+  return FactoryPtr(factory);
+}
+
+ResponsePtr make_response(TRITONBACKEND_ResponseFactory* factory) {
+  TRITONBACKEND_Response* response = nullptr;
+  check(TRITONBACKEND_ResponseNewFromFactory(&response, factory));
+  return ResponsePtr(response);
 }
 
 }  // namespace
@@ -109,7 +119,6 @@ void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& 
   filler.add(Output::output_ids, result.token_ids);
   filler.add(Output::text_span, text_span);
   filler.add(Output::echo, extras.echo);
-  filler.add(Output::parsing_options, extras.parsing_options);
   filler.add(Output::sequence_index, static_cast<std::int32_t>(result.index));
   filler.add(Output::output_log_probs, result.logprobs);
   filler.add(Output::top_log_prob_ids, Output::top_log_probs, result.top_logprobs);
@@ -128,6 +137,65 @@ void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& 
 void fill(TRITONBACKEND_Response* response, std::string_view delivery) {
   static const auto kWanted = OutputSet().set(static_cast<std::size_t>(Output::deliveries));
   Filler(response, kWanted).add(Output::deliveries, delivery);
+}
+
+ResponseStream::ResponseStream(TRITONBACKEND_Request* request) : factory_(make_factory(request)) {}
+
+ResponseStream::~ResponseStream() {
+  fail(Error(ErrorCode::internal, "the engine dropped the request without a response"));
+}
+
+void ResponseStream::send(const Result& result, const Extras& extras, const OutputSet& wanted, bool last) {
+  if (ended()) return;
+  auto response = make_response(factory_.get());
+  fill(response.get(), result, extras, wanted);
+  // ResponseSend takes the response and the final flag even if it returns an error.
+  log_failure(TRITONBACKEND_ResponseSend(response.release(), last ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0, nullptr),
+              "sending a response");
+  if (last) end();
+}
+
+void ResponseStream::send(std::string_view delivery) {
+  if (ended()) return;
+  auto response = make_response(factory_.get());
+  fill(response.get(), delivery);
+  log_failure(TRITONBACKEND_ResponseSend(response.release(), 0, nullptr), "sending a delivery");
+}
+
+FactoryPtr ResponseStream::close() {
+  if (ended()) return nullptr;
+  log_failure(TRITONBACKEND_ResponseFactorySendFlags(factory_.get(), TRITONSERVER_RESPONSE_COMPLETE_FINAL),
+              "ending a stream");
+  return end();
+}
+
+FactoryPtr ResponseStream::fail(const std::exception& error) {
+  if (ended()) return nullptr;
+  TRITONBACKEND_Response* response = nullptr;
+  auto* failed = TRITONBACKEND_ResponseNewFromFactory(&response, factory_.get());
+  if (failed == nullptr) {
+    const auto text = to_client(error);
+    log_failure(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, text.get()),
+                "sending an error response");
+  } else {
+    log_failure(failed, "making an error response");
+    log_failure(TRITONBACKEND_ResponseFactorySendFlags(factory_.get(), TRITONSERVER_RESPONSE_COMPLETE_FINAL),
+                "ending a stream");
+  }
+  return end();
+}
+
+FactoryPtr ResponseStream::end() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(factory_, nullptr);
+}
+
+bool ResponseStream::abandoned() {
+  const std::lock_guard lock(mutex_);
+  if (!factory_) return true;
+  bool cancelled = false;
+  log_failure(TRITONBACKEND_ResponseFactoryIsCancelled(factory_.get(), &cancelled), "asking for a cancellation");
+  return cancelled;
 }
 
 }  // namespace charonia::triton

@@ -1,0 +1,94 @@
+"""The formats in which a model writes tool calls and reasoning, by its chat template or by the settings.
+
+`charonia convert` copies the package `charonia_answers` next to this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from charonia_answers import reading
+from charonia_answers.formats import (
+    CALL_FORMATS,
+    REASONING_FORMATS,
+    CallFormat,
+    ReasoningFormat,
+    find_call_format,
+    find_reasoning_format,
+    is_open,
+)
+from charonia_answers.parser import special_marks
+
+CALLS_VARIABLE = "CHARONIA_TOOL_CALL_PARSER"
+REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
+
+
+class AnswerFormats:
+    """The formats of a model. Raises ValueError for a setting that names none."""
+
+    def __init__(
+        self, template: Any, environment: Mapping[str, str], special_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """template: the tokenizer's chat template, several by name, or None. special_tokens: their ids by text."""
+        text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
+        self.calls: CallFormat | None = _chosen(environment, CALLS_VARIABLE, CALL_FORMATS, find_call_format(text))
+        self.reasoning: ReasoningFormat | None = _chosen(
+            environment, REASONING_VARIABLE, REASONING_FORMATS, find_reasoning_format(text)
+        )
+        special_tokens = special_tokens or {}
+        marks = special_marks(reading.markup_of(self.calls, self.reasoning), special_tokens)
+        self._special = {token: special_tokens[token] for token in marks}
+
+    def describe(self) -> dict[str, Any]:
+        """The formats as charonia_answers.reading.Reader and the output `answer_formats` have them."""
+        return {
+            "tool_calls": self.calls and self.calls.name,
+            "reasoning": self.reasoning and self.reasoning.name,
+            "special": self._special,
+        }
+
+    def in_reasoning(self, prompt: str | None) -> bool:
+        """Whether a prompt ends within the reasoning. None: it is not a chat."""
+        return prompt is not None and self.reasoning is not None and is_open(prompt, self.reasoning)
+
+    def stops(
+        self,
+        prompt: str | None,
+        functions: Sequence[Mapping[str, Any]] | None,
+        words: Sequence[str],
+        forced: bool,
+        *,
+        num_begun: int = 0,
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Returns the stop words that count, and the texts that begin a call: stop words count only before a call.
+
+        prompt: the rendered chat; None: the request is not a chat. functions: those that may be called; None: none.
+        forced: the response consists of calls. num_begun: characters at the prompt's end that are a begun message.
+        """
+        if prompt is None or functions is None or self.calls is None or not words:
+            return words, ()
+        bare = (
+            () if is_continued(prompt, num_begun) else self.calls.bare_begins(list(reading.named_functions(functions)))
+        )
+        return ((), ()) if forced else (words, (*self.calls.begin, *bare))
+
+
+def is_continued(prompt: str, num_begun: int) -> bool:
+    """Whether the last `num_begun` characters of a prompt are a begun message with text. A call after it has a mark."""
+    return bool(prompt[len(prompt) - num_begun :].strip())
+
+
+def functions_of(tools: str | None) -> list[Mapping[str, Any]]:
+    """The functions of checked tools, which are JSON."""
+    return [] if tools is None else reading.functions_of(json.loads(tools))
+
+
+def _chosen(environment: Mapping[str, str], variable: str, formats: Mapping[str, Any], found: Any) -> Any:
+    name = environment.get(variable) or "auto"
+    if name == "auto":
+        return found
+    if name != "none" and name not in formats:
+        raise ValueError(f"{variable}={name!r}: expected auto, none, {', '.join(formats)}")
+    return formats.get(name)
