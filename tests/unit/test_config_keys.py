@@ -1,4 +1,4 @@
-"""Keys of config.json: each one is read, has no effect by intention, or is named."""
+"""Keys of config.json: each one is read, is known to have no effect, or is named in a note or an error."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BASE: dict[str, Any] = {
     "vocab_size": 300,
     "max_position_embeddings": 128,
 }
-# transformers has no class for these types. Their own code is the reference.
+# transformers has no class for these types. The models' own code is the reference.
 NO_CLASS = {"internlm", "internlm2", "internvl_chat", "qwen", "baichuan", "yi", "Yi"}
 TYPES = [(family, model_type) for family in FAMILIES for model_type in family.model_types]
-# Configs in which a key counts that does not count in BASE.
+# Configs for keys that have no effect in BASE.
 CONTEXTS: tuple[dict[str, Any], ...] = (
     {},
     {"use_sliding_window": True, "sliding_window": 32},
@@ -34,7 +34,7 @@ CONTEXTS: tuple[dict[str, Any], ...] = (
     {"max_position_embeddings": None, "model_max_length": 128},
     {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}},
 )
-# Of each type: a key that is read takes none of them, or the model is another one with it.
+# Values by type. A key that is read rejects them, or gives another model.
 VALUES: tuple[Any, ...] = (
     3,
     8,
@@ -71,20 +71,20 @@ def test_every_field_of_transformers_class_is_known(model_type: str) -> None:
     assert spec.notes == ()
 
 
-# Attributes whose values here are not those of the class where config.json lacks them. Released files have the keys.
+# Attributes whose default differs from transformers' class if config.json lacks them. Released files have these keys.
 OTHER_DEFAULTS = {
     "dots1": {"shared_expert_inter_size"},
-    "qwen3_vl_moe_text": {"tie_word_embeddings"},  # of the whole model, whose default differs
+    "qwen3_vl_moe_text": {"tie_word_embeddings"},  # a key of the whole model, whose default differs
 }
 
 
 @pytest.mark.parametrize("model_type", [one for _, one in TYPES if one not in NO_CLASS])
 def test_values_that_a_file_lacks_are_those_of_transformers_class(model_type: str) -> None:
-    """But for token ids, of which a file without them has none."""
+    """Except for token ids, which a file without them does not have."""
     config = {**BASE, "bos_token_id": 1, "eos_token_id": 2, "model_type": model_type}
     whole = CONFIG_MAPPING[model_type](**config).to_dict()
     ours, theirs = (vars(describe(one, "m").config) for one in (config, whole))
-    # 0 is the scale that some classes spell out.
+    # Some classes write the scale as 0.
     plain = {"attention_scale": ours["size_per_head"] ** -0.5}
     differ = {key for key in ours if (ours[key] or plain.get(key)) != (theirs[key] or plain.get(key))}
     assert differ == OTHER_DEFAULTS.get(model_type, set())
@@ -100,10 +100,10 @@ def described(config: HfConfig) -> Any:
 
 @pytest.mark.parametrize(("family", "model_type"), TYPES, ids=lambda one: one if isinstance(one, str) else "")
 def test_every_key_that_a_family_lists_is_read(family: Family, model_type: str) -> None:
-    """With another value the engine runs another model, or the value is rejected."""
+    """With another value the model differs, or the value is rejected."""
     for key in sorted(family.keys):
         for context in CONTEXTS:
-            # A key of the context may not be known to the family.
+            # Some families do not know a key of the context.
             known = {one: value for one, value in context.items() if one in READ_BY_ALL | family.keys}
             config = {**BASE, "model_type": model_type, **known}
             if any(described({**config, key: value}) != described(config) for value in VALUES):
@@ -200,7 +200,7 @@ def test_rotary_settings_are_those_that_transformers_reads(model_type: str, spel
 
 
 def test_scaling_added_to_a_file_of_transformers_5_keeps_its_base() -> None:
-    """READMEs tell users to add rope_scaling without a base. transformers takes 10000 then, which no author means."""
+    """READMEs recommend rope_scaling without a base. transformers then uses 10000, which no author means."""
     config = describe({**BASE, "model_type": "qwen2", "rope_parameters": PLAIN, "rope_scaling": YARN}, "m").config
     assert (config.rope_scaling_type, config.rope_theta) == ("yarn", 5e5)
 
@@ -214,7 +214,7 @@ def test_the_base_of_a_file_wins_over_the_default_of_its_class(model_type: str) 
 
 @pytest.mark.parametrize("model_type", ["minimax_m2", "glm4v_text", "glm4v_moe_text", "glm4"])
 def test_added_scaling_leaves_the_rotated_part_of_a_head_as_it_is(model_type: str) -> None:
-    """transformers rotates whole heads then, or the part that is its class's default."""
+    """transformers then rotates whole heads, or the part that is the default of the class."""
     settings = {**BASE, "model_type": model_type, "head_dim": 16}
     plain = {**PLAIN, "partial_rotary_factor": 0.25}
     config = describe({**settings, "rope_parameters": plain, "rope_scaling": YARN}, "m").config

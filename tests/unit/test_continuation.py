@@ -1,4 +1,4 @@
-"""What new messages add to a conversation, by the chat template."""
+"""The text that new messages add to a conversation, according to the chat template."""
 
 from __future__ import annotations
 

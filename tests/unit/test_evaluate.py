@@ -1,4 +1,4 @@
-"""What `charonia evaluate` measures, and where its records go."""
+"""The measurements of `charonia evaluate`, and the storage of its records."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(models: lis
         assert records_of_weights(made / workspace.WEIGHTS) == [record, again]
     other_type = convert(model, tmp_path / "fp16", dtype="fp16")
     assert records_of_weights(other_type / workspace.WEIGHTS) == [], "they were measured of other weights"
-    # Of a workspace it is in the manifest, which is otherwise as it was.
+    # A workspace has it in its manifest, which is otherwise unchanged.
     before = json.loads((copied / workspace.WEIGHTS / "manifest.json").read_text())
     changed = record.model_copy(update={"date": "2030-01-01T00:00:00+00:00"})
     save_record(workspace.locate(copied), changed)
@@ -329,7 +329,7 @@ def record_of(**changed: Any) -> dict[str, Any]:
 
 
 def test_a_record_that_is_not_understood_is_left_out(tmp_path: Path) -> None:
-    # The engine refuses a manifest with infinity, which is no JSON.
+    # The engine rejects a manifest with infinity, which is not valid JSON.
     wrong = [{"date": "today"}, record_of(perplexity=math.inf), record_of(perplexity=math.nan)]
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     right = {**record_of(), "weights": fingerprint(tmp_path)}
@@ -354,7 +354,7 @@ def test_a_perplexity_that_is_no_number_is_an_error(log_probability: float) -> N
 def test_a_result_that_cannot_be_saved_is_not_lost(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What can be known before is an error at once; a disk may also be full at the end."""
+    """Known problems are errors before the measurement. A disk may still be full at the end."""
     (tmp_path / "text.txt").write_text("a b c d")
     given: dict[str, Any] = {"text": tmp_path / "text.txt", "ask": False, "window": 4, "stride": 2}
 

@@ -1,4 +1,4 @@
-"""Families: what config.json says becomes the engine's keys, and what the engine lacks is refused by name."""
+"""Families: config.json is mapped to the engine's keys, and unsupported features are rejected with their names."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_qkv_is_stacked_in_that_order_with_grouped_shapes() -> None:
             }
             | {"beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5},
             {
-                "rope_factor": 4.0,  # max_position_embeddings by the original ones
+                "rope_factor": 4.0,  # max_position_embeddings / original_max_position_embeddings
                 "rope_beta_fast": 16.0,
                 "rope_beta_slow": 2.0,
                 "rope_truncate": False,
@@ -182,11 +182,11 @@ def test_windows_are_those_of_the_family() -> None:
     assert windows(model_type="gemma2", num_hidden_layers=3) == (4096, "sfs")
     assert windows(model_type="gemma3_text", num_hidden_layers=7, sliding_window=16) == (16, "sssssfs")
     assert windows(model_type="gemma3_text", num_hidden_layers=4, sliding_window_pattern=2) == (4096, "sfsf")
-    # A file that says nothing has the usual window, and one that says null has none.
+    # A missing key means the default window; null means no window.
     assert windows(model_type="mistral") == (4096, "")
     assert windows(model_type="mistral", sliding_window=32, layer_types=mixed) == (32, "sf")
     assert windows(model_type="ministral", sliding_window=32, layer_types=mixed) == (32, "sf")
-    # Layers that are listed with a window have none where the window is switched off.
+    # If the window is disabled, layers that are listed with a window have none.
     assert windows(model_type="qwen2", sliding_window=32, layer_types=mixed) == (0, "")
     assert windows(model_type="llama", sliding_window=None) == (0, "")
 

@@ -1,4 +1,4 @@
-"""owner/name@revision: which files of the hub are meant, and what is said of a name that is none."""
+"""owner/name@revision: the downloaded files, and the errors for invalid names."""
 
 from __future__ import annotations
 

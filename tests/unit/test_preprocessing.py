@@ -1,4 +1,4 @@
-"""preprocessing/prompt.py with real tokenizers of transformers. The Triton model around it is tested in tests/stack."""
+"""preprocessing/prompt.py with real tokenizers of transformers. tests/stack tests the Triton model around it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path, template: str | None) -> Path:
-    """Byte-level, with two merges, a beginning token that raw text gets, and the roles as special tokens."""
+    """Byte-level, with two merges, a beginning token for plain text, and the roles as special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate([*alphabet, "he", "Ġhe"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("Ġ", "he")]))
@@ -70,12 +70,12 @@ JSON_OTHERS = (" 5 ", "-5", "1.5", "true", "false", "null")
 
 
 def nested(text: str, levels: int) -> str:
-    """A message whose content is so deep in lists."""
+    """Return a message whose content is nested in `levels` lists."""
     return f'[{{"role": "user", "content": {"[" * levels}"{text}"{"]" * levels}}}]'
 
 
 def with_arguments(arguments: str) -> str:
-    """A conversation with a tool call."""
+    """Return a conversation with a tool call."""
     call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
     return json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}])
 
@@ -181,8 +181,8 @@ def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
     assert text == f"<tools>{json.dumps(tools)}<|user|>hi<|assistant|>Kyiv<|tool|>sunny<|assistant|>"
 
 
-# As chat templates of some families do it: in the first turn, behind the system message or in its place, before the
-# last message, by a variable of their own, and, as Phi-4-mini's, in the system message.
+# Places of tools in chat templates: in the first turn, after or instead of the system message, before the last message,
+# in a separate variable, and, as in Phi-4-mini, in the system message.
 _EACH = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
 SHOWN = {
     "first": "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}" + _EACH,
@@ -347,7 +347,7 @@ def test_a_wrong_logit_bias_is_refused(text: str) -> None:
 
 
 def turns(*contents: str) -> str:
-    """Messages of alternating roles, the user's first."""
+    """Return messages of alternating roles, starting with the user."""
     roles = ("user", "assistant")
     return json.dumps([{"role": roles[at % 2], "content": content} for at, content in enumerate(contents)])
 
@@ -388,7 +388,7 @@ def test_text_continues_without_a_beginning_token(tokenizer: Any) -> None:
     ],
 )
 def test_a_template_that_depends_on_what_went_before_cannot_be_continued(tmp_path: Path, template: str) -> None:
-    """One that prints no answers, and one that numbers the messages."""
+    """One template does not print responses, the other numbers the messages."""
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", template))
     assert build(tokenizer, messages=turns("a")).continuation_ids == []
     with pytest.raises(PromptError, match="send the whole conversation"):

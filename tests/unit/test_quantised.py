@@ -1,4 +1,4 @@
-"""Quantised checkpoints: what the manifest says of them, how ranges of them are copied, and what is refused by name."""
+"""Quantised checkpoints: their entries in the manifest, copies of ranges, and errors with names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from charonia.weights.tensor_parallel import split  # noqa: E402
 Array = np.ndarray[Any, Any]
 SHAPE = Shape(1, 128, 4, 2, 192, 320)
 SMALL = {**SHAPE.config(), "torch_dtype": "bfloat16"}
-# Of every way in which a family's quantised tensors lie otherwise than Llama's.
+# One config for each way in which a family's quantised tensors differ from Llama's.
 FAMILIES: dict[str, dict[str, Any]] = {
     "packed with a bias": {
         **{**SMALL, "model_type": "qwen", "kv_channels": 32, "num_key_value_heads": None, "intermediate_size": 256}
@@ -66,7 +66,7 @@ def manifest_of(root: Path) -> dict[str, Any]:
 
 
 def unpacked(values: Array, bits: int) -> Array:
-    """Numbers of 32 bits along dimension 0: their fields, the lowest first."""
+    """Unpack 32-bit numbers along dimension 0, the lowest bits first."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32).reshape(1, -1, *[1] * (values.ndim - 1))
     fields = (values.view(np.uint32)[:, None] >> shifts) & (2**bits - 1)
     return fields.reshape(-1, *values.shape[1:]).astype(np.int64)
@@ -76,7 +76,7 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def weight_of(folder: Path, entry: dict[str, Any]) -> Array:
-    """A tensor of a manifest in fp32, read as docs/contracts.md says."""
+    """Return a tensor of a manifest in fp32, read as described in docs/contracts.md."""
 
     def tensor(place: dict[str, Any]) -> Array:
         return np.asarray(SafetensorsCheckpoint([folder / place["file"]]).read(place["name"]))
@@ -131,7 +131,7 @@ def decoded(tensor: Callable[[dict[str, Any]], Array], part: dict[str, Any], how
 
 
 def expected_of(tensors: TensorMap, meant: Tensors) -> dict[str, Array]:
-    """The canonical tensors of weights that are known by their dense names."""
+    """Return the canonical tensors of weights with dense names."""
     stacked = {}
     for name, parts in tensors.items():
         pieces = [meant[part.name].numpy() for part in parts]
@@ -146,8 +146,8 @@ def expected_of(tensors: TensorMap, meant: Tensors) -> dict[str, Array]:
 def holds(
     source: Path, folder: Path, meant: Tensors, tmp_path: Path, ranks: int, quantised: str = "attention.wo"
 ) -> None:
-    """Linked and converted alike, the manifest's tensors are what the checkpoint's weights mean. quantised: what is in
-    the names of some quantised ones."""
+    """Check that linked and converted workspaces contain the checkpoint's weights. quantised: a part of the names of
+    some quantised tensors."""
     spec = read_source(source).spec
     expected = expected_of(split(spec.tensors, spec.config, ranks), meant)
     for root in (
@@ -218,7 +218,7 @@ def test_groups_may_be_larger_than_rows(copied: Callable[[str], Path]) -> None:
 
 def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
     source, folder = tmp_path / "m", tmp_path / "q"
-    # A rank of two has 48 rows of w1, one and a half blocks; of w2's columns it has whole groups.
+    # A rank of two has 48 rows of w1, one and a half blocks, and whole groups of w2's columns.
     config = {**FAMILIES["packed also gate and up"], "intermediate_size": 96}
     write_random_model(source, config, weight_type="fp32", scale=0.2)
     meant = quantise(source, folder, "fp8 of DeepSeek")
@@ -230,7 +230,7 @@ def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
 
 def test_columns_are_cut_at_blocks_where_the_last_one_of_others_is_short(tmp_path: Path) -> None:
     source, folder = tmp_path / "m", tmp_path / "q"
-    # Rows of 192 columns, which ranks have whole, and of 256; of the keys' 128 rows a rank has half a block.
+    # Rows of 192 columns, which are not split, and of 256. A rank has half a block of the keys' 128 rows.
     config = {**SMALL, "model_type": "qwen3", "hidden_size": 192, "head_dim": 64, "intermediate_size": 256}
     write_random_model(source, config, weight_type="fp32", scale=0.2)
     holds(source, folder, quantise(source, folder, "fp8 in blocks of 128"), tmp_path, 2)
@@ -249,7 +249,7 @@ def edit_tensors(folder: Path, change: Callable[[Tensors], Any]) -> None:
 
 
 def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Of quantization_config."""
+    """Change quantization_config."""
     config = json.loads((folder / "config.json").read_text())
     change(config["quantization_config"])
     (folder / "config.json").write_text(json.dumps(config))
@@ -257,7 +257,7 @@ def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 @pytest.fixture(scope="module")
 def quantised(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder of a format, made once; tests change copies."""
+    """Return a folder with a format, created once. Tests change copies."""
     root = tmp_path_factory.mktemp("quantised")
 
     def made(name: str) -> Path:
@@ -330,7 +330,7 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
         lambda t: t[f"{UP}.g_idx"].masked_fill_(t[f"{UP}.g_idx"] == 0, -1),
         r"g_idx has groups of other sizes than 32",
     ),
-    # Of layouts that have no order the engine would read the columns as they lie.
+    # With layouts without an order, the engine would read the columns in file order.
     *(
         (
             name,
@@ -459,7 +459,7 @@ def test_an_order_that_is_the_columns_own_says_nothing(name: str, copied: Callab
     kind = "g_idx" if name == "awq" else "weight_g_idx"
     edit_tensors(folder, lambda t: t.update({f"{UP}.{kind}": torch.arange(128, dtype=torch.int32) // GROUP}))
     assert read_source(folder).spec.tensors == before
-    if name != "awq":  # compressed-tensors wants an order, and there is none: as for weights without a calibration
+    if name != "awq":  # compressed-tensors needs an order, and here there is none, as without calibration
         edit_config(folder, lambda c: group(c)["weights"].update(actorder="group"))
         assert read_source(folder).spec.tensors == before
         edit_tensors(folder, lambda t: t[f"{UP}.{kind}"].fill_(-1))
@@ -478,7 +478,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         ("gptq", lambda c, method=method: c.update(quant_method=method), rf"is of method '{method}', which is not supp")
         for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "modelopt")
     ),
-    # The tensors of compressed-tensors' MXFP4, and experts that config.json leaves in 16 bits.
+    # The tensors of compressed-tensors' MXFP4, and experts that config.json keeps in 16 bits.
     (
         "mxfp4",
         lambda c: c.update(quant_method="mxfp4"),
@@ -591,7 +591,7 @@ def test_what_is_not_supported_is_refused_by_name_with_what_is(
 
 @pytest.mark.parametrize("name", ["w4a16", "gptq"])
 def test_a_pattern_that_would_backtrack_for_ever_costs_nothing(name: str, copied: Callable[[str], Path]) -> None:
-    """With Python's re this one takes 2 to the number of letters steps."""
+    """Python's re would take 2^letters steps for this expression."""
     folder = copied(name)
     before = read_source(folder).spec.tensors
     pattern = "(?:[a-z0-9._]|[a-z0-9._][a-z0-9._])*$!"
@@ -664,7 +664,7 @@ def test_packed_tensors_without_a_quantization_config_are_named_with_what_is_mis
 
 
 def old_gptq(folder: Path, stem: str = "gptq_model-4bit-32g", **said: Any) -> None:
-    """Makes a folder what AutoGPTQ wrote before 0.5."""
+    """Change a folder to the format of AutoGPTQ before 0.5."""
     config = json.loads((folder / "config.json").read_text())
     how = config.pop("quantization_config")
     how.pop("quant_method")
@@ -818,7 +818,7 @@ def test_layers_differ_and_are_left_out_as_config_json_says(dense: Path, tmp_pat
 
 
 def _targets(*groups: list[str], ignore: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A configuration whose groups differ in their group_size: 16, 32, 48 ..."""
+    """Return a configuration whose groups have different values of group_size: 16, 32, 48 ..."""
     weights = {"num_bits": 4, "type": "int", "strategy": "group"}
     return {
         "format": "pack-quantized",

@@ -1,6 +1,6 @@
-"""`charonia quantize` around llm-compressor: what it refuses, what it hands on, what it leaves behind.
+"""`charonia quantize` without llm-compressor: rejected input, the job, and remaining files.
 
-llm-compressor itself is not installed here: a stand-in takes the job and writes a folder.
+llm-compressor is not installed here. A double reads the job and writes a folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from charonia.weights.convert import convert, read_source
 
 HANG_S = 120
 DRIVER = Path(environment.__file__).with_name("driver.py")
-# In place of the environment's Python: called as `python driver.py JOB`, it copies the model and says what it got.
+# Replaces the environment's Python: called as `python driver.py JOB`, it copies the model and records its arguments.
 STAND_IN = """#!{python}
 import json, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
 job = json.loads(pathlib.Path(sys.argv[2]).read_text())
@@ -90,7 +90,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "works") -> Path:
-    """Makes it the environment; returns the file in which it says what it got."""
+    """Install the double as the environment. Returns the file that records its arguments."""
     program, seen = tmp_path / "python", tmp_path / "seen.json"
     program.write_text(STAND_IN.format(python=sys.executable, mode=mode, seen=seen))
     program.chmod(0o755)
@@ -142,7 +142,7 @@ def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
 def test_a_model_that_is_destroyed_is_not_called_ready(
     mode: str, figure: str, limit: str | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trained model, or one so flat that predictions which know nothing of the text are near."""
+    """A trained model, or one with such flat predictions that ignoring the text is almost as good."""
     stand_in(tmp_path, monkeypatch, mode)
     said: list[str] = []
     if limit is None:
@@ -217,8 +217,8 @@ def kill(pid: int) -> None:
 def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
     number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After SIGKILL the folder that was begun and temporary files stay until the next run for the same destination;
-    those of another run stay as long as that works. What the driver has started is ended with it, unless by SIGKILL."""
+    """After SIGKILL the partial folder and temporary files stay until the next run for the same destination. Folders of
+    other running processes stay. Processes that the driver started end with it, except after SIGKILL."""
     seen = stand_in(tmp_path, monkeypatch, "waits")
     out = tmp_path / "out"
     pids = []
@@ -271,7 +271,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 def test_ctrl_z_stops_all_unless_nobody_could_continue_it(
     start: Callable[[], None], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a session of its own a process has no shell, and the kernel lets no SIGTSTP stop it."""
+    """In its own session a process has no shell, and the kernel does not let SIGTSTP stop it."""
     seen = stand_in(tmp_path, monkeypatch, "waits")
     with contextlib.ExitStack() as end:
         run = end.enter_context(
@@ -317,7 +317,7 @@ def test_what_installs_the_environment_is_ended_with_all_that_it_has_started(
 
 
 def test_interrupts_wait_where_something_would_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first comes as soon as the program has been started, others while it is killed and its files are removed."""
+    """The first signal arrives right after the start of the program, others during the clean-up."""
     children: list[subprocess.Popen[bytes]] = []
 
     def interrupted(module: ModuleType, name: str) -> None:
@@ -363,7 +363,7 @@ def test_a_signal_that_is_ignored_stays_so(model: Path, tmp_path: Path, monkeypa
             finally:
                 for number in (signal.SIGTERM, signal.SIGQUIT):
                     assert signal.getsignal(number) == signal.SIG_IGN, "what is removed now is removed whole"
-                with pytest.raises(KeyboardInterrupt):  # a download that hangs ends with a second Ctrl-C
+                with pytest.raises(KeyboardInterrupt):  # a second Ctrl-C ends a download that hangs
                     signal.raise_signal(signal.SIGINT)
     finally:
         assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
@@ -433,7 +433,7 @@ def test_a_destination_that_cannot_be_is_refused_before_any_work(
 def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real driver, in an environment that has nothing."""
+    """The real driver in an empty environment."""
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
     bare = tmp_path / "bare" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
@@ -448,7 +448,7 @@ def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
 
 
 def installed(command: list[str], folder: Path) -> None:
-    """In place of venv and pip."""
+    """Replaces venv and pip."""
     python = folder / "bin" / "python"
     if not os.access(python, os.X_OK):
         python.parent.mkdir(parents=True, exist_ok=True)
@@ -478,7 +478,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path: Path, monkey
     assert len(commands) == 3 and "--clear" not in commands[0]
     begin()
     assert commands == []
-    (python.parents[1] / "complete").unlink()  # of one that was interrupted what is installed is kept
+    (python.parents[1] / "complete").unlink()  # an interrupted installation keeps its packages
     begin()
     assert len(commands) == 3 and "--clear" not in commands[0]
     python.unlink()
@@ -510,7 +510,7 @@ def test_environments_of_other_versions_go_when_nobody_uses_them(
     for folder in others:
         environment._lock_file(folder).touch()
         os.utime(environment._lock_file(folder), (0, 0))
-    os.utime(environment._lock_file(others[1]))  # used a moment ago
+    os.utime(environment._lock_file(others[1]))  # recently used
     said: list[str] = []
     with environment._lock_file(others[2]).open("a") as used:
         fcntl.flock(used, fcntl.LOCK_SH)
@@ -580,7 +580,7 @@ def test_a_calibration_file_without_text_is_refused_before_a_model_is_looked_at(
 
 
 def test_the_group_size_that_is_advised_fits_all_layers(model: Path, tmp_path: Path) -> None:
-    """The layers of this model have 128 and 96 input features, of which the first that does not fit has 128."""
+    """The layers of this model have 128 and 96 input features. The first layer that does not fit has 128."""
     write_random_model(tmp_path / "m", Shape(1, 128, 4, 2, 96, 320))
     with pytest.raises(InvalidRequestError, match=r"use --group-size 32 \(w4a16\), which fits all layers"):
         quantize(tmp_path / "m", tmp_path / "q", scheme="w4a16", group_size=256)
@@ -590,7 +590,7 @@ def test_the_group_size_that_is_advised_fits_all_layers(model: Path, tmp_path: P
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_room_that_is_asked_for_is_what_the_weights_take(scheme: str, tmp_path: Path) -> None:
-    """The embedding and the output layer, which are half of this model, stay in 16 bits."""
+    """The embedding and the output layer, half of this model, stay in 16 bits."""
     shape = Shape(2, 128, 4, 2, 256, 2000)
     write_random_model(tmp_path / "m", shape)
     write_random_model(tmp_path / "q", shape, scheme="w4a16-zeros" if scheme == "w4a16" else scheme)
@@ -637,7 +637,7 @@ class _Full:
 def test_models_with_images_are_refused_before_anything_is_installed(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers' AutoModelForCausalLM has no class for them."""
+    """AutoModelForCausalLM has no class for them."""
     seen = stand_in(tmp_path, monkeypatch)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": {}}))
@@ -684,14 +684,14 @@ def test_families_that_a_method_would_damage_are_rejected_with_the_remedy(
 def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No index answers; what was begun stays, and the next try goes on with it."""
+    """No index responds. The partial environment stays, and the next attempt continues."""
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(environment, "_CPU_BYTES", 1)
     monkeypatch.setattr(environment, "_CUDA_BYTES", 1)
     monkeypatch.setattr(environment, "TORCH", "torch==0.0.0.dev0")
     monkeypatch.setattr(environment, "CPU_INDEX", "http://127.0.0.1:9")
-    # Here pip would find PyTorch there already, which the driver does not see.
+    # With this variable pip would find PyTorch, but the driver would not.
     (tmp_path / "torch-0.0.0.dev0.dist-info").mkdir()
     (tmp_path / "torch-0.0.0.dev0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.0.dev0\n"
@@ -728,7 +728,7 @@ def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleTyp
 def test_a_folder_that_cannot_be_read_is_not_called_ready(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As llm-compressor wrote Mixtral's experts, by names of its own."""
+    """llm-compressor writes Mixtral's experts under its own names."""
     stand_in(tmp_path, monkeypatch, "renames")
     said: list[str] = []
     with pytest.raises(ModelError, match=r"Charonia cannot read the output of llm-compressor: .*mlp\.up_proj\.weight"):
@@ -795,12 +795,12 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 3},
     "hunyuan_v1_moe": {"num_experts": 3, "moe_topk": 2},
 }
-# Without norms before attention and feed-forward.
+# Families without norms before attention and feed-forward.
 NORMS_BEHIND = ("olmo2", "olmo3", "exaone4")
 
 
 def weights_by_name(model: Any) -> dict[str, Any]:
-    """Of all modules, and of experts as llm-compressor takes them apart."""
+    """Return the weights of all modules, and of experts as llm-compressor splits them."""
     weights = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
     for name, module in model.named_modules():
         if name.endswith(".experts"):
@@ -816,16 +816,16 @@ def weights_by_name(model: Any) -> dict[str, Any]:
     "family", ["llama", "phi3", "gemma2", "gemma3_text", "vaultgemma", "glm4", "cohere2", *NORMS_BEHIND, *EXPERTS]
 )
 def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType, family: str, method: str) -> None:
-    """In llm-compressor's place, everything is divided by random numbers: the model says what it said."""
+    """Instead of llm-compressor, divide everything by random numbers: the model's output must not change."""
     torch = needed_module("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES, **EXPERTS.get(family, {})))
     model = model.double().eval()
-    model.set_experts_implementation("eager")  # the others have no fp64
+    model.set_experts_implementation("eager")  # other implementations do not support fp64
     ids = torch.arange(3, 15)[None]
-    offset = 1 if "gemma" in family else 0  # of the norms' weights
+    offset = 1 if "gemma" in family else 0  # added to the norms' weights
     divided = []
     with torch.no_grad():
         weights = weights_by_name(model)
@@ -842,7 +842,7 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
             for name, weight in weights.items():
                 if not re.match(scaled.removeprefix("re:"), name):
                     continue
-                # Of the same expert, or else of the same layer.
+                # In the same expert, otherwise in the same layer.
                 place = name.rpartition(".")[0] if ".experts." in name else ".".join(name.split(".")[:3])
                 pattern = "|".join(reader.removeprefix("re:") for reader in readers)
                 read = [other for key, other in weights.items() if key.startswith(place) and re.match(pattern, key)]
@@ -851,7 +851,7 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
                     other.mul_(scales)
                 if weight.ndim == 1:
                     weight.add_(offset).div_(scales).sub_(offset)
-                else:  # of layers that are packed together, the last is what is meant
+                else:  # with layers that are packed together, the last one counts
                     weight[-len(scales) :].div_(scales[:, None])
                 divided.append(name)
         found = model(ids).logits
@@ -981,7 +981,7 @@ def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypa
 def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real driver: of the environment's packages it needs PyTorch and transformers alone."""
+    """The real driver. It needs only PyTorch and transformers of the environment's packages."""
     torch = needed_module("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -1033,7 +1033,7 @@ def test_calibrate_shows_what_routers_and_experts_get(
     attention = {f"self_attn.{kind}_proj" for kind in "qkvo"}
     assert layer.keys() == {*attention, "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
     router, experts, down = (layer[f"mlp.{name}"] for name in ("gate", "experts.gate_up_proj", "experts.down_proj"))
-    # Each token is given to two experts.
+    # Each token goes to two experts.
     assert experts["max"] == router["max"] and experts["mean"] == pytest.approx(router["mean"], rel=1e-3)
     assert 0 < down["mean"] < down["max"] and down["max"] != router["max"]
     assert not any("lm_head" in name for name in inputs)

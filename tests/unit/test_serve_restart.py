@@ -26,7 +26,7 @@ UNLOADED = "I1121 07:33:19.808406 27217 model_lifecycle.cc:642] \"successfully u
 
 
 class Hurried(_Signals):
-    """Waits for no delay."""
+    """Skips delays."""
 
     def wait(self, seconds: float) -> bool:
         return False
@@ -223,7 +223,7 @@ def test_drain_time_is_over_unloads_the_engine(
 def test_a_model_that_is_being_loaded_is_not_waited_for_at_the_end(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ensemble is not there to be unloaded, and its engine says nothing of its queue."""
+    """Its ensemble cannot be unloaded, and its engine does not report its queue."""
     served = [Served("a", "", Path("nowhere")), Served("b", "b", Path("nowhere"))]
     stack._models = Models(stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S))
     stack._models._states["b"] = "loading"

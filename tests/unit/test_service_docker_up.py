@@ -14,7 +14,7 @@ from charonia.serve.launcher import _KILL_AFTER_S
 from charonia.serve.triton import EXIT_MARGIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PRINTS_RUN = '[ "$1" = run ] && printf "%s\\n" "$@" || echo '  # and the runtimes that `docker info` names
+PRINTS_RUN = '[ "$1" = run ] && printf "%s\\n" "$@" || echo '  # followed by the runtimes for `docker info`
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def workspace(tmp_path: Path) -> Path:
 def up(
     workspace: Path, *options: str, programs: dict[str, str], **env: str
 ) -> tuple[int, str, list[tuple[str, str]], list[str]]:
-    """Exit code and stderr of the script, and the arguments of `docker run` as pairs and alone. `programs` by name are
-    on PATH, with the usual programs but without docker and GPUs."""
+    """Return exit code and stderr of the script, and the arguments of `docker run` as pairs and single. PATH has
+    `programs` by name, and the usual programs without docker and GPU tools."""
     folder = workspace.parent / "bin"
     folder.mkdir()
     for name in ("getopt", "dirname", "grep", "sed", "sort", "tr", "xargs", "bash"):

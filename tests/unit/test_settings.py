@@ -1,4 +1,4 @@
-"""Where `charonia serve` takes its settings from."""
+"""The sources of the settings of `charonia serve`."""
 
 from __future__ import annotations
 
