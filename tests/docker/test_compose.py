@@ -193,7 +193,7 @@ def test_a_wrong_model_is_one_line_in_the_logs(images: None, tmp_path: Path) -> 
         assert done.returncode != 0
         assert "model" in done.stderr
         said = project.logs("model").strip()
-        assert said.startswith("error: /models/nowhere does not exist, and '/models/nowhere' is no hub id (owner/name")
+        assert said.startswith("error: /models/nowhere does not exist, and '/models/nowhere' is not a hub id")
         assert project.logs("server") == ""
     finally:
         remove(project)

@@ -58,7 +58,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 )
 def test_a_safetensors_file_with_a_wrong_header_is_refused(tmp_path: Path, header: bytes) -> None:
     write_safetensors_file(tmp_path / "model.safetensors", header)
-    with pytest.raises(ModelError, match=r"model\.safetensors is no complete safetensors file.*download it again"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a complete safetensors file.*download it again"):
         open_checkpoint(tmp_path)
 
 

@@ -124,12 +124,12 @@ def test_unknown_keys_are_named_and_those_that_may_change_results_are_rejected(f
     config = {**BASE, "model_type": model_type}
     before = describe(config, "m")
     spec = describe({**config, "favourite_colour": "red", "unsloth_version": "1", "attn_sink_size": None}, "m")
-    assert spec.notes == (*before.notes, "config.json has keys that are not known and have no effect: favourite_colour")
+    assert spec.notes == (*before.notes, "config.json has unknown keys, which are ignored: favourite_colour")
     may_compute = "attn_sink_size mystery_norm expert_bias rope_boost Sliding logit_cap chunk_length rotary_boost"
     may_compute += " moe_boost scoring_boost topk_boost interleaved_parts local_window n_groups use_parallel_residual"
     may_compute += " swiglu_limit ntk_alpha"
     for key in may_compute.split():
-        with pytest.raises(UnsupportedError, match=re.escape(f"the key {key} (4) is not known for {family.title}")):
+        with pytest.raises(UnsupportedError, match=re.escape(f"the key {key} (4) is unknown for {family.title}")):
             describe({**config, key: 4}, "m")
 
 
@@ -161,8 +161,8 @@ def test_keys_beside_text_config_are_checked_too() -> None:
     # Some files repeat keys of the text part.
     assert describe({**config, "hidden_size": 64, "num_attention_heads": 4}, "m").notes == ()
     spec = describe({**config, "favourite_colour": "red"}, "m")
-    assert spec.notes == ("config.json has keys that are not known and have no effect: favourite_colour",)
-    with pytest.raises(UnsupportedError, match=r"the key attn_boost \(4\) is not known for Qwen3-VL"):
+    assert spec.notes == ("config.json has unknown keys, which are ignored: favourite_colour",)
+    with pytest.raises(UnsupportedError, match=r"the key attn_boost \(4\) is unknown for Qwen3-VL"):
         describe({**config, "attn_boost": 4}, "m")
 
 
@@ -236,7 +236,7 @@ def test_added_scaling_leaves_the_factor_of_ministral_3s_queries_as_it_is() -> N
     ],
 )
 def test_scaling_is_not_added_to_a_familys_own(model_type: str, own: dict[str, Any]) -> None:
-    match = "rope_parameters is of type 'dynamic' and rope_scaling of type 'yarn'"
+    match = "rope_parameters is of type 'dynamic' but rope_scaling of type 'yarn'"
     with pytest.raises(UnsupportedError, match=match):
         describe({**BASE, "model_type": model_type, **own, "rope_scaling": YARN}, "m")
 
@@ -261,7 +261,7 @@ def test_scaling_without_a_kind_is_rejected(key: str) -> None:
     config = {**BASE, "model_type": "llama"}
     for same in ({"factor": 1.0}, {"factor": None}, {}):
         assert described({**config, key: same}) == described(config)
-    match = f"{key} has factor and no rope_type, so it would have no effect: add rope_type .* or remove factor"
+    match = f"{key} has factor but no rope_type, so it would have no effect: add rope_type .* or remove factor"
     with pytest.raises(ModelError, match=match):
         describe({**config, "rope_parameters": PLAIN, key: {"factor": 4.0}}, "m")
 
@@ -315,7 +315,7 @@ def test_the_experts_of_qwen3_vl_moe_are_counted_by_either_name() -> None:
 
 def test_two_kinds_of_rotary_scaling_are_rejected() -> None:
     scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN}
-    with pytest.raises(UnsupportedError, match="rope_parameters is of type 'linear' and rope_scaling of type 'yarn'"):
+    with pytest.raises(UnsupportedError, match="rope_parameters is of type 'linear' but rope_scaling of type 'yarn'"):
         describe({**BASE, "model_type": "llama", **scaled}, "m")
 
 
@@ -324,5 +324,5 @@ def test_dual_chunk_attention_bounds_the_context_and_is_named() -> None:
     spec = describe({**BASE, "model_type": "qwen2", "dual_chunk_attention_config": chunks}, "m")
     assert spec.config.max_position_embeddings == 96
     assert spec.notes == (
-        "config.json: dual_chunk_attention_config is not computed, so the context is 96 tokens long and not 128",
+        "config.json: dual_chunk_attention_config is not supported, so the context is 96 tokens long instead of 128",
     )

@@ -107,13 +107,13 @@ def test_a_value_that_the_engine_rejects_is_said_to_come_from_config_json(
     write_random_model(tmp_path, SHAPES["tiny"].config())
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-    with pytest.raises(ModelError, match=f"{file} describes a model that the engine cannot have: setting {name} = "):
+    with pytest.raises(ModelError, match=f"{file}: the engine does not support this model: setting {name} = "):
         read_config(tmp_path)
 
 
 def test_warnings_about_a_model_are_repeated_at_every_start(model: Path, tmp_path: Path) -> None:
     edit_config(model, favourite_colour="red")
-    note = "warning: config.json has keys that are not known and have no effect: favourite_colour"
+    note = "warning: config.json has unknown keys, which are ignored: favourite_colour"
     for place in (model, convert(model, tmp_path / "w")):
         said: list[str] = []
         prepare(str(place), tmp_path / "run", {})
@@ -321,7 +321,7 @@ def test_a_tokenizer_whose_class_gives_other_ids_is_named(
     for make, name in ((convert, "converted"), (link_workspace, "linked")):
         caplog.clear()
         make(model, tmp_path / name)
-        assert "uses tokenizer.json, and transformers' CohereTokenizer differs from it" in caplog.text
+        assert "uses tokenizer.json, but transformers' CohereTokenizer differs from it" in caplog.text
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0, "0,2"), ([0, 7], "0,7,2"), (None, "2"), ([], "2")])
@@ -868,7 +868,7 @@ def test_a_rank_of_an_interleaved_tensor_holds_its_own_groups() -> None:
 def test_a_model_of_experts_alone_is_split_by_their_width() -> None:
     spec = describe({**LAYOUTS["experts"], "intermediate_size": 62}, "m")
     assert len(split(spec.tensors, spec.config, 2)) > len(spec.tensors)
-    with pytest.raises(UnsupportedError, match=r"expert_inter_size = 62 is no multiple of 4.*--tp 1 or 2"):
+    with pytest.raises(UnsupportedError, match=r"expert_inter_size = 62 is not a multiple of 4.*--tp 1 or 2"):
         split(spec.tensors, spec.config, 4)
 
 

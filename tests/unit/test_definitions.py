@@ -69,7 +69,7 @@ def test_an_entry_that_says_too_little_is_refused(entry: dict[str, object], mess
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"default_from": "drain_time"}, "'drain_time', which is no engine setting"),
+        ({"default_from": "drain_time"}, "'drain_time', which is not an engine setting"),
         ({"default_from": "drain_timeout_s", "default": 30}, "expected one of them"),
         ({}, "needs a default, or unset"),
     ],

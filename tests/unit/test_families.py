@@ -388,7 +388,7 @@ def test_glm4_moe_chooses_by_sigmoids_and_biases() -> None:
     for changes, message in (
         ({"n_group": 3}, "n_group is 3; it must be 1 to 32 and divide the 8 experts into groups of 2 or more"),
         ({"n_group": 8}, "n_group is 8"),
-        ({"topk_group": 1}, "topk_group is 1; it must be 1 to 4, the groups, and have the 3 experts"),
+        ({"topk_group": 1}, "topk_group is 1; it must be 1 to 4 (n_group), and these groups must have the 3 experts"),
     ):
         with pytest.raises(ModelError, match=re.escape(message)):
             describe({**given, **changes}, "m")
@@ -514,7 +514,7 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "300"}, "vocab_size is '300'"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot be grouped over 3"),
-        ({"hidden_size": 66}, "66 is no multiple"),
+        ({"hidden_size": 66}, "66 is not a multiple"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [2, 10**12]}, "generation_config.json: eos_token_id is [2, 1000000000000]"),
@@ -540,14 +540,14 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ),
         ({"rope_theta": float("nan")}, "rope_theta is nan; it must be a finite number"),
         ({"rope_theta": float("inf")}, "rope_theta is inf; it must be a finite number"),
-        ({"rope_theta": 10**400}, "rope_theta is an integer of more digits"),
+        ({"rope_theta": 10**400}, "rope_theta is an integer that is too large"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be at most 1000"),
         ({"model_type": "mistral", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"model_type": "mixtral", "num_local_experts": 10**9}, "1000000000 experts in each of 2 layers"),
         ({"num_attention_heads": 2048, "hidden_size": 1 << 15}, "num_attention_heads is 2048; it must be at most 1024"),
         (
             {"num_attention_heads": 1024, "hidden_size": 1024, "num_hidden_layers": 1000},
-            "1024 key/value heads in each of 1000 layers are more than 100000",
+            "1024 key/value heads in each of 1000 layers exceed the supported maximum of 100000",
         ),
         ({"model_type": "gemma2", "hidden_size": None}, "hidden_size is missing"),
         ({"model_type": "qwen", "rotary_pct": 1e308}, "rotary_pct is 1e+308; it must be from 0 to 1"),

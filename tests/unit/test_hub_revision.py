@@ -55,7 +55,7 @@ def test_a_revision_names_the_files_of_its_commit(tmp_path: Path) -> None:
             assert out == said, err
         out, err = download(hub.url, tmp_path / "home", "them/small@v9")
         assert out == ""
-        assert "the hub's them/small has no revision v9: name a branch, a tag or a whole commit" in err
+        assert "the hub's them/small has no revision v9: name a branch, a tag or a full commit" in err
 
 
 def test_an_id_is_its_repository_and_its_revision() -> None:

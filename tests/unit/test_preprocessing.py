@@ -276,7 +276,7 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"messages": '[{"role": "user", "content": 3}]'}, "messages[0].content: 3 "),
         (
             {"messages": '[{"role": "user", "content": [{"type": "image_url"}]}]'},
-            "messages[0].content[0]: a part of type 'image_url'",
+            "messages[0].content[0]: parts of type 'image_url'",
         ),
         ({"messages": '[{"role": "user", "content": "\\ud83d"}]'}, "messages: "),
         (

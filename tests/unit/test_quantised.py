@@ -296,13 +296,13 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         "w4a16",
         lambda t: t.update({f"{UP}.weight_scale": torch.ones(192, 2)}),
-        r"up_proj\.weight_scale has shape \[192, 2\] where config\.json says \[192, 4\], of a weight \[192, 128\]: "
-        r"group_size is 32 there, and the tensor is of group_size = 64: correct it, or download",
+        r"up_proj\.weight_scale has shape \[192, 2\], but config\.json says \[192, 4\], for a weight \[192, 128\]: "
+        r"group_size is 32 there, but the tensor has group_size = 64: correct it, or download",
     ),
     (
         "w4a16",
         lambda t: t.update({f"{UP}.weight_packed": torch.ones(192, 15, dtype=torch.int32)}),
-        r"up_proj\.weight_packed has shape \[192, 15\] where config\.json says \[192, 16\]",
+        r"up_proj\.weight_packed has shape \[192, 15\], but config\.json says \[192, 16\]",
     ),
     (
         "gptq",
@@ -317,12 +317,12 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         "gptq",
         lambda t: t[f"{UP}.qzeros"].__setitem__((0, 0), 5),
-        r"up_proj\.qzeros has other zeros than a symmetric quantisation's.*set it to false",
+        r"up_proj\.qzeros does not have the zeros of a symmetric quantisation.*set it to false",
     ),
     (
         "gptq",
         lambda t: t[f"{UP}.g_idx"].copy_(t[f"{UP}.g_idx"].flip(0)),
-        r"up_proj\.g_idx orders the columns, and config\.json says that they are not",
+        r"up_proj\.g_idx orders the columns, but config\.json says that they are not",
     ),
     ("gptq order", lambda t: t[f"{UP}.g_idx"].zero_(), r"up_proj\.g_idx has groups of other sizes than 32"),
     (
@@ -367,29 +367,29 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         "w4a16",
         lambda t: t[f"{UP}.weight_shape"].fill_(5),
-        r"weight_shape says \[5, 5\] where config\.json says \[192, ",
+        r"weight_shape says \[5, 5\], but config\.json says \[192, ",
     ),
     (
         "w8a8 dynamic",
         lambda t: t.update({f"{UP}.weight": t[f"{UP}.weight"].view(torch.float8_e4m3fn)}),
-        r"up_proj\.weight is of type F8_E4M3 where config\.json says I8",
+        r"up_proj\.weight is of type F8_E4M3, but config\.json says I8",
     ),
     (
         "w4a16",
         lambda t: t.update({"lm_head.weight_packed": t.pop("lm_head.weight").int()}),
-        r"lm_head\.weight_packed is quantised, and config\.json says that lm_head is not",
+        r"lm_head\.weight_packed is quantised, but config\.json says that lm_head is not",
     ),
     (
         "awq",
         lambda t: unquantise(
             t, "model.layers.0.self_attn.v_proj", {"model.layers.0.self_attn.v_proj.weight": torch.ones(64, 128)}
         ),
-        r"v_proj\.weight are computed together and quantised differently",
+        r"v_proj\.weight are computed together but quantised differently",
     ),
     (
         "w8a8 dynamic",
         lambda t: unquantise(t, UP, {f"{UP}.weight": torch.ones(192, 128)}),
-        r"gate_proj\.weight, .*up_proj\.weight are computed together and quantised differently",
+        r"gate_proj\.weight, .*up_proj\.weight are computed together but quantised differently",
     ),
     ("gptq", lambda t: t.update({"model.layers.0.mystery.qweight": torch.ones(1)}), r"unknown .*mystery\.qweight"),
     (GPT_OSS, lambda t: t.pop(f"{EXPERTS}.down_proj_scales"), r"1 tensors are missing: .*down_proj_scales: download"),
@@ -402,12 +402,12 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         GPT_OSS,
         lambda t: t.update({f"{EXPERTS}.gate_up_proj_blocks": t[f"{EXPERTS}.gate_up_proj_blocks"][:, ::2]}),
-        r"gate_up_proj_blocks has shape \[2, 192, 4, 16\] where config\.json says \[2, 384, 4, 16\]",
+        r"gate_up_proj_blocks has shape \[2, 192, 4, 16\], but config\.json says \[2, 384, 4, 16\]",
     ),
     (
         GPT_OSS,
         lambda t: t.update({f"{EXPERTS}.down_proj_scales": t[f"{EXPERTS}.down_proj_scales"][..., 1:]}),
-        r"down_proj_scales has shape \[2, 128, 5\] where config\.json says \[2, 128, 6\]",
+        r"down_proj_scales has shape \[2, 128, 5\], but config\.json says \[2, 128, 6\]",
     ),
     (
         GPT_OSS,
@@ -432,12 +432,12 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
         lambda t: t.update(
             {f"{EXPERTS}.{index}.w2.weight": torch.ones(128, 192, dtype=torch.bfloat16) for index in range(2)}
         ),
-        r"down_proj_(blocks|scales) has experts that are there one by one too: download",
+        r"down_proj_(blocks|scales) has experts that also exist as separate tensors: download",
     ),
     (
         GPT_OSS,
         lambda t: t.update({f"{OUT}.weight_blocks": torch.zeros(128, 4, 16, dtype=torch.uint8)}),
-        r"o_proj\.weight_blocks: this MXFP4 is supported for the experts.* mxfp4-pack-quantized of compressed-tensors",
+        r"o_proj\.weight_blocks: this MXFP4 format is supported for the experts.* mxfp4-pack-quantized",
     ),
 ]
 
@@ -482,13 +482,13 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     (
         "mxfp4",
         lambda c: c.update(quant_method="mxfp4"),
-        r"q_proj\.weight_packed is quantised, and config\.json says that .*q_proj is not",
+        r"q_proj\.weight_packed is quantised, but config\.json says that .*q_proj is not",
     ),
     *(
         (
             GPT_OSS,
             lambda c, names=names: c.update(modules_to_not_convert=names),
-            r"gate_up_proj_blocks is quantised, and config\.json says that .*\.experts is not",
+            r"gate_up_proj_blocks is quantised, but config\.json says that .*\.experts is not",
         )
         for names in (
             ["model.layers.*.block_sparse_moe"],
@@ -503,20 +503,20 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         r"a pattern of modules is 'a\('; it must be a regular",
     ),
     ("awq", lambda c: c.update(version="gemv"), r"version 'gemv' is not supported; supported: gemm"),
-    ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Take the model's 16-bit original"),
+    ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Use the model's 16-bit original"),
     ("gptq", lambda c: c.update(bits=2), r"bits 2 is not supported; supported: 4, 8\."),
     ("gptq", lambda c: c.update(checkpoint_format="marlin"), r"checkpoint_format 'marlin' is not supported"),
     ("gptq", lambda c: c.update(is_marlin_format=True), r"is_marlin_format True is not supported"),
     (
         "gptq",
         lambda c: c.update(group_size=64),
-        r"scales has shape \[4, 128\] where config\.json says \[2, 128\].*group_size is 64 there, and the tensor is of "
+        r"scales has shape \[4, 128\], but config\.json says \[2, 128\].*group_size is 64 there, but the tensor has "
         r"group_size = 32: correct it",
     ),
     (
         "w4a16",
         lambda c: group(c)["weights"].update(num_bits=8),
-        r"weight_packed.*8 bits are said there.*is of 4: correct",
+        r"weight_packed.*it says 8 bits, but the tensor has 4: correct",
     ),
     (
         "w4a16",
@@ -528,7 +528,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     (
         "fp8 of DeepSeek",
         lambda c: c.update(weight_block_size=[1, 44]),
-        r"q_proj\.weight is of a weight with 128 columns, of which blocks of 44 leave the last one with 40: .* of 8",
+        r"q_proj\.weight belongs to a weight with 128 columns\. With blocks of 44, the last block has 40, but",
     ),
     ("gptq", lambda c: c.update(group_size="32"), r"group_size is '32'; it must be an integer"),
     ("fp8 of DeepSeek", lambda c: c.update(fmt="e5m2"), r"fmt 'e5m2' is not supported; supported: e4m3"),
@@ -566,7 +566,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     (
         "w4a16",
         lambda c: group(c).update(targets=["re:.*q_proj"]),
-        r"k_proj\.weight_packed is quantised, and config\.js",
+        r"k_proj\.weight_packed is quantised, but config\.js",
     ),
     (
         "w8a8 dynamic",
@@ -699,7 +699,7 @@ def test_old_folders_of_autogptq_that_cannot_be_read_say_why(copied: Callable[[s
         read_source(folder)
     (folder / "gptq_model-8bit-128g.safetensors").unlink()
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
-    with pytest.raises(ModelError, match=r"where quantize_config\.json says.*group_size is 64 there.*group_size = 32"):
+    with pytest.raises(ModelError, match=r"but quantize_config\.json says.*group_size is 64 there.*group_size = 32"):
         read_source(folder)
     (folder / "gptq_model-4bit-32g.safetensors").rename(folder / "gptq_model-4bit-32g.bin")
     with pytest.raises(UnsupportedError, match=r"gptq_model-4bit-32g\.bin: quantised weights in \.bin files"):
@@ -901,7 +901,7 @@ def test_the_output_layer_may_be_quantised_and_the_embedding_may_not(
         (
             "gptq order",
             2,
-            r"columns of .*o_proj\.qweight are quantised in an order of their own \(desc_act\)\. Use --tp 1$",
+            r"columns of .*o_proj\.qweight are quantised in their own order \(desc_act\)\. Use --tp 1$",
         ),
         ("w4a16", 4, r"column 48 of .*down_proj\.weight_packed is within a group of 32\. Use --tp 1 or 2$"),
     ],

@@ -148,7 +148,7 @@ def test_a_model_that_is_destroyed_is_not_called_ready(
     if limit is None:
         quantize(model, tmp_path / "out" / "q", scheme="w8a8", say=said.append)
         assert (
-            said[-1].startswith("warning: a great loss: over 99 tokens its mean KL divergence") and figure in said[-1]
+            said[-1].startswith("warning: a large loss: over 99 tokens its mean KL divergence") and figure in said[-1]
         )
         return
     with pytest.raises(ModelError, match=rf"is destroyed and was removed: .* is {figure}, .*; less than {limit} is"):
@@ -388,7 +388,7 @@ def test_what_took_hours_stays_where_the_end_fails(
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere")
 
     monkeypatch.setattr(environment, "run", run_and_break)
-    with pytest.raises(ModelError, match=r"something is there by now|No space left on device: /somewhere") as error:
+    with pytest.raises(ModelError, match=r"created in the meantime|No space left on device: /somewhere") as error:
         quantize(model, destination, scheme="fp8")
     monkeypatch.undo()
     (kept,) = (folder for folder in destination.parent.iterdir() if folder.name.startswith(".q."))
@@ -443,7 +443,7 @@ def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
         environment.QuantizeError, match=r"bare/bin/python has no torch, transformers, datasets, .*inst"
     ):
         quantize(model, tmp_path / "q", scheme="fp8")
-    with pytest.raises(environment.QuantizeError, match=r"has no torch, transformers: install .*requirements\.txt"):
+    with pytest.raises(environment.QuantizeError, match=r"have torch, transformers: install .*requirements\.txt"):
         calibrate(model, calibration=tmp_path / "text.txt")
 
 
@@ -544,7 +544,7 @@ def test_each_scheme_and_method_is_taken_or_refused_with_the_reason(
         ({"scheme": "fp8", "method": "magic"}, "magic.*awq"),
         ({"scheme": "fp8", "group_size": 64}, "one scale for each"),
         ({"scheme": "w4a16", "group_size": 12}, "multiple of 16"),
-        ({"scheme": "w4a16", "group_size": 4096}, "no multiple of group_size = 4096: use --group-size"),
+        ({"scheme": "w4a16", "group_size": 4096}, "not a multiple of group_size = 4096: use --group-size"),
         ({"scheme": "fp8", "calibration": Path("/none")}, "/none is no file"),
         ({"scheme": "fp8", "calibration": Path(os.devnull)}, "/dev/null is no file"),
         ({"scheme": "fp8", "samples": 0}, "samples = 0"),
@@ -565,8 +565,8 @@ def test_options_that_make_no_sense_are_refused(
         ("a.jsonl", b"\n", "no text to calibrate with"),
         ("a.jsonl", b'{"text": " "}\n{"messages": []}', "no text to calibrate with"),
         ("a.jsonl", b'{"messages": [], "text": null}\n{"messages": [], "text": 5}', "no text to calibrate with"),
-        ("a.jsonl", b'{"text": "a"}\n[', "line 2 is no JSON object"),
-        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n[', "line 2 is not a JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is not a JSON object"),
     ],
 )
 def test_a_calibration_file_without_text_is_refused_before_a_model_is_looked_at(
@@ -665,7 +665,7 @@ def test_families_that_transformers_does_not_have_are_refused_before_anything_is
     ("family", "scheme", "method", "named"),
     [
         ("olmo2", "w8a8", None, r"smoothquant rescales .* family olmo2 has no such norms: use --method gptq or rtn"),
-        ("minimax_m2", "fp8", None, r"models of family minimax_m2 are not supported by charonia quantize"),
+        ("minimax_m2", "fp8", None, r"charonia quantize does not support models of family minimax_m2"),
     ],
 )
 def test_families_that_a_method_would_damage_are_rejected_with_the_remedy(
