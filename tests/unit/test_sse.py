@@ -54,7 +54,7 @@ async def until_beats(sent: list[Message], format: Format, count: int) -> None:
 async def sent_by(
     events: AsyncGenerator[bytes, None], format: Format, heartbeat_s: float, sent: list[Message]
 ) -> tuple[list[Message], Any]:
-    """What a client gets that stays until the end, which comes to `sent`; and what is written down of it, with the
+    """Append the messages that a client receives until the end to `sent`. Returns the log record, with the
     metrics."""
     scope: Scope = {"type": "http", "method": "POST", "headers": [], "path": "/"}
     metrics = Metrics()

@@ -117,7 +117,7 @@ def test_tokens_are_those_of_the_tokenizer_whatever_follows(name: str, tmp_path:
         for _ in range(3):
             following = "".join(rng.choice(FOLLOWING) for _ in range(rng.randrange(5)))
             assert encode(text + following)[: len(found)] == found, (text, following)
-        # After tokens of the text, of which some are outside the examined range.
+        # After tokens of the text. Some of them are outside the examined range.
         text = some_text(rng) + text
         whole = encode(text)
         cut = rng.randrange(len(whole))
