@@ -519,8 +519,8 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [2, 10**12]}, "generation_config.json: eos_token_id is [2, 1000000000000]"),
         ({"bos_token_id": 1 << 31}, "config.json: bos_token_id is 2147483648"),
-        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
-        ({"rope_scaling": {"type": "linear"}}, "of type linear lacks factor"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "requires low_freq_factor, high_freq_factor"),
+        ({"rope_scaling": {"type": "linear"}}, "of type linear requires factor"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 8}},
             "short_factor must be 8 positive numbers",

@@ -110,7 +110,9 @@ def test_token_ids_are_taken_as_they_are_and_spell_their_text(tokenizer: Any) ->
     assert prompt.build_prompt(tokenizer, None, None, None, token_ids=[10**9]).token_ids == [10**9]  # the engine's care
 
 
-@pytest.mark.parametrize(("ids", "said"), [([], "empty"), ([1, -1], r"\[1\]: -1 is no token"), ([10**9], "10+ is no")])
+@pytest.mark.parametrize(
+    ("ids", "said"), [([], "empty"), ([1, -1], r"\[1\]: -1 is not a token id"), ([10**9], "10+ is no")]
+)
 def test_token_ids_that_have_no_text_are_refused(tokenizer: Any, ids: list[int], said: str) -> None:
     with pytest.raises(PromptError, match=f"prompt_token_ids.*{said}"):
         prompt.build_prompt(tokenizer, None, None, None, token_ids=ids, with_text=True)
@@ -250,7 +252,7 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"text_input": ""}, "text_input: empty"),
         ({"text_input": "a", "tools": "[]"}, "tools: "),
         ({"messages": ""}, "messages: empty"),
-        ({"messages": "[]"}, "messages: the list is empty"),
+        ({"messages": "[]"}, "messages: an empty list"),
         ({"messages": "{}"}, "messages: {} is no conversation"),
         *(({"messages": text}, f"messages: {text.strip()} is no conversation") for text in JSON_OTHERS),
         ({"messages": "5" * 5000}, "messages: not valid JSON (Exceeds the limit"),

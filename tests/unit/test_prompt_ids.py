@@ -171,5 +171,5 @@ def test_bad_words_are_bounded_and_each_is_sent_once() -> None:
     assert encode_bad_words(Letters(), ["ab", "ab", "c"]) == [[97, 98], [32, 97, 98], [99], [32, 99]]
     with pytest.raises(PromptError, match="send at most 1000"):
         encode_bad_words(Letters(), ["a"] * 1001)
-    with pytest.raises(PromptError, match=r"bad_words\[1\]: of 1026 bytes; send at most 1024"):
+    with pytest.raises(PromptError, match=r"bad_words\[1\]: 1026 bytes; send at most 1024"):
         encode_bad_words(Letters(), ["a", "é" * 513])

@@ -171,7 +171,7 @@ def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     meant = quantise(dense, folder, name)
     holds(dense, folder, meant, tmp_path, 1)
     if name == "fp8 in blocks of 128":
-        with pytest.raises(UnsupportedError, match=r"column 96 of .*down_proj.weight is within a group of 128\. Use"):
+        with pytest.raises(UnsupportedError, match=r"column 96 of .*down_proj.weight is within a group of 128 columns"):
             convert(folder, tmp_path / "w", tp=2)
     elif not name.endswith(" order"):
         holds(dense, folder, meant, tmp_path, 2)
@@ -222,7 +222,7 @@ def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
     config = {**FAMILIES["packed also gate and up"], "intermediate_size": 96}
     write_random_model(source, config, weight_type="fp32", scale=0.2)
     meant = quantise(source, folder, "fp8 of DeepSeek")
-    with pytest.raises(UnsupportedError, match=r"column 48 of .*down_proj.weight is within a group of 32\. Use --tp 1"):
+    with pytest.raises(UnsupportedError, match=r"column 48 of .*down_proj.weight is within a group of 32 columns"):
         convert(folder, tmp_path / "w", tp=2)
     edit_tensors(folder, lambda tensors: unquantise(tensors, "model.layers.0.mlp.down_proj", meant))
     holds(source, folder, meant, tmp_path, 2)
@@ -475,7 +475,7 @@ def group(config: dict[str, Any]) -> dict[str, Any]:
 
 REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     *(
-        ("gptq", lambda c, method=method: c.update(quant_method=method), rf"is of method '{method}', which is not supp")
+        ("gptq", lambda c, method=method: c.update(quant_method=method), rf"has method '{method}', which is not supp")
         for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "modelopt")
     ),
     # The tensors of compressed-tensors' MXFP4, and experts that config.json keeps in 16 bits.
@@ -524,7 +524,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         r"weight_zero_point.*\(symmetric is false there\)",
     ),
     ("w4a16 zeros", lambda c: group(c)["weights"].update(symmetric=True), r"zero_point is not zero.*set it to false"),
-    ("gptq", lambda c: c.update(group_size=48), r"columns, which groups of 48 do not divide"),
+    ("gptq", lambda c: c.update(group_size=48), r"columns, which is not divisible into groups of 48"),
     (
         "fp8 of DeepSeek",
         lambda c: c.update(weight_block_size=[1, 44]),
@@ -695,7 +695,7 @@ def test_old_folders_of_autogptq_that_cannot_be_read_say_why(copied: Callable[[s
     folder = copied("gptq")
     old_gptq(folder)
     shutil.copyfile(folder / "gptq_model-4bit-32g.safetensors", folder / "gptq_model-8bit-128g.safetensors")
-    with pytest.raises(ModelError, match=r"several quantisations, gptq_model-4bit-32g, gptq_model-8bit-128g: leave"):
+    with pytest.raises(ModelError, match=r"several quantisations, gptq_model-4bit-32g, gptq_model-8bit-128g: keep"):
         read_source(folder)
     (folder / "gptq_model-8bit-128g.safetensors").unlink()
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
@@ -903,7 +903,7 @@ def test_the_output_layer_may_be_quantised_and_the_embedding_may_not(
             2,
             r"columns of .*o_proj\.qweight are quantised in their own order \(desc_act\)\. Use --tp 1$",
         ),
-        ("w4a16", 4, r"column 48 of .*down_proj\.weight_packed is within a group of 32\. Use --tp 1 or 2$"),
+        ("w4a16", 4, r"column 48 of .*down_proj\.weight_packed is within a group of 32 columns\. Use --tp 1 or 2$"),
     ],
 )
 def test_ranks_that_would_cut_what_belongs_together_are_refused_with_those_that_do(
@@ -1008,7 +1008,9 @@ def test_a_format_that_is_named_must_be_the_one_that_is_found(
     folder = copied(name)
     found = {"w4a16": "compressed-tensors"}.get(name) or name.split()[0]
     for wrong in {"hf", "awq", "gptq", "compressed-tensors", "fp8", "mxfp4"} - {found}:
-        with pytest.raises(ModelError, match=rf"--model-format {wrong}: the weights of .* are {found}: leave it out"):
+        with pytest.raises(
+            ModelError, match=rf"--model-format {wrong}: the weights of .* are {found}: omit this option"
+        ):
             convert(folder, tmp_path / "w", model_format=wrong)
     convert(folder, tmp_path / "w", model_format=found)
     link_workspace(folder, tmp_path / "v", model_format=found)

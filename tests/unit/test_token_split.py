@@ -201,5 +201,5 @@ def test_what_is_not_known_says_so(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="convert the model again"):
         _engine.TokenSplit(tmp_path)
     found.save(tmp_path / "token_split.safetensors")
-    with pytest.raises(Exception, match="is not known"):
+    with pytest.raises(Exception, match="is not supported"):
         _engine.TokenSplit(tmp_path)
