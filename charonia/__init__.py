@@ -13,7 +13,6 @@ from charonia.errors import (
     InvalidRequestError,
     ModelError,
     OverloadedError,
-    PendingError,
     UnsupportedError,
 )
 
@@ -49,7 +48,6 @@ __all__ = [
     "ModelError",
     "Output",
     "OverloadedError",
-    "PendingError",
     "SamplingParams",
     "Stream",
     "Timings",

@@ -25,11 +25,6 @@ class EngineClosedError(CharoniaError):
     """The engine is shutting down, closed, or has failed, for example because of a CUDA error."""
 
 
-class PendingError(CharoniaError):
-    """What the request needs is not there yet, as structured output is not while it is compiled, after the first start
-    of a checkout; worth another try later."""
-
-
 class UnsupportedError(CharoniaError):
     """A model or a feature that this version or installation does not have."""
 

@@ -30,13 +30,7 @@ ENV PATH=/venv/bin:$PATH CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_
 ARG CHARONIA_CUDA=OFF
 ARG CHARONIA_CUDA_ARCHITECTURES=
 COPY CMakeLists.txt pyproject.toml ./
-COPY scripts/keep_ptxas_output.sh scripts/get_xgrammar.py scripts/
-COPY engine/third_party engine/third_party
-# The sources that scripts/get_xgrammar.py would download, but with the secrets.
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
-    /docker/build/pip.sh /venv download --no-deps --no-build-isolation --require-hashes \
-      --requirement engine/third_party/xgrammar.txt --dest build/xgrammar && python scripts/get_xgrammar.py
+COPY scripts/keep_ptxas_output.sh scripts/
 COPY engine engine
 # Only the engine; the rest of the package is added later to the same build folder.
 RUN --mount=type=cache,target=/root/.cache/ccache \

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from charonia import _engine
+from charonia import _engine, guide_library
 from charonia.api.guides import Guide
 from charonia.api.prompts import Prompt, encode, native_sampling, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
@@ -43,8 +43,7 @@ class Engine:
 
     Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
     full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
-    close, or after a step has failed: then start a new process), PendingError (structured output is still being
-    compiled), UnsupportedError (its library is missing or cannot be opened).
+    close, or after a step has failed: then start a new process).
     """
 
     def __init__(
@@ -62,6 +61,7 @@ class Engine:
         self._tokenizer_folder = None if tokenizer is None else Path(tokenizer)
         self._tokenizer: PreTrainedTokenizerFast | None = None
         self._tokenizer_lock = threading.Lock()
+        os.environ.update(guide_library.environment(os.environ))
         native = _engine.Engine(Path(weights), overrides)
         self._native: _engine.Engine | None = native
         self.info: _engine.EngineInfo = native.info()

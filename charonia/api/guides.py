@@ -40,13 +40,14 @@ class Guide:
         return cls("regex", expression)
 
     @classmethod
-    def grammar(cls, ebnf: str) -> Guide:
-        """A text of a grammar in EBNF, from its rule `root`."""
-        return cls("ebnf_grammar", ebnf)
+    def grammar(cls, text: str) -> Guide:
+        """A text of a grammar in Lark, from its rule `start`; a server takes EBNF too, from its rule `root`."""
+        return cls("ebnf_grammar", text)
 
     @classmethod
     def structural_tag(cls, tag: str | Mapping[str, Any]) -> Guide:
-        """Tagged parts in free text, as xgrammar's structural tags describe them."""
+        """Tagged parts in free text, as xgrammar's structural tags describe them. A server takes it, and not an Engine
+        in this process."""
         return cls("structural_tag", tag if isinstance(tag, str) else _json("structural_tag", tag))
 
     @classmethod

@@ -19,8 +19,8 @@ Submit = Callable[[Callable[[_engine.Result], None]], int]
 
 
 def chunk_of(result: _engine.Result) -> Chunk:
-    """Raises the error of a request that failed: DeadlineExceededError, OverloadedError,
-    PendingError, UnsupportedError, EngineClosedError or InternalError."""
+    """Raises the error of a request that failed: DeadlineExceededError, OverloadedError, EngineClosedError or
+    InternalError."""
     if result.finish_reason == "error":
         raise getattr(errors, result.error_class)(result.error)
     return Chunk(

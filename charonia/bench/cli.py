@@ -227,39 +227,21 @@ def compare(
 @with_engine_options(environment=True)
 def guides(
     model: ModelArgument,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once, each with a schema of its own.")] = 8,
-    output_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="With and without, in turns; medians are printed.")] = 9,
-    at_most: Annotated[
-        float | None, typer.Option(help="Percent that a step with guides may take longer; exit code 1 beyond.")
-    ] = None,
-    jumps: Annotated[
-        bool,
-        typer.Option("--off-and-on", help="Instead: the same schemas with jump_forward off and on, on two engines."),
-    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once, besides one alone.")] = 8,
+    output_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="With and without, in turns; medians are printed.")] = 5,
     dtype: DtypeOption = "auto",
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """What structured output costs: decode steps with a JSON schema for each sequence, and without any. Or what
-    jump_forward saves."""
+    """The cost of structured output: first token, decode steps and token masks with JSON schemas, and without any. Exit
+    code 1 if a figure misses its goal."""
     from charonia.api.engine import Engine
-    from charonia.bench.guides import measure_guides, measure_jump_forward
+    from charonia.bench.guides import measure_guides
 
     chosen = {**MEASURED, "stream_interval_ms": 0, **(settings or {})}
-    if jumps and at_most is not None:
-        raise InvalidRequestError("--at-most is of steps with and without guides: leave it out beside --off-and-on")
-    with ExitStack() as stack:
-
-        def engine(**more: Any) -> Engine:
-            made = Engine.from_pretrained(model, dtype=dtype, show_progress=True, **{**chosen, **more})
-            return stack.enter_context(made)
-
-        if jumps:
-            engines = {on: engine(jump_forward=on) for on in (False, True)}
-            records = measure_jump_forward(engines, batch=batch_size, tokens=output_tokens, rounds=rounds)
-        else:
-            records = measure_guides(engine(), batch=batch_size, tokens=output_tokens, rounds=rounds, at_most=at_most)
+    with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
+        records = measure_guides(engine, batch=batch_size, tokens=output_tokens, rounds=rounds)
     _show(json_file, {"model": model, **chosen}, records)
     if any(record.met is False for record in records):
         raise typer.Exit(1)

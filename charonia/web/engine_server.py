@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from charonia_client.tensors import encode, encode_tokenize
 from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
 
-from charonia import _engine, errors
+from charonia import _engine, errors, guide_library
 from charonia.api.prompts import native_sampling
 from charonia.api.results import SamplingParams
 from charonia.api.sampling_fields import VALUES
@@ -43,9 +44,7 @@ Made = TypeVar("Made")
 _CODES: dict[type[errors.CharoniaError], int] = {
     errors.InvalidRequestError: 400,
     errors.OverloadedError: 429,
-    errors.UnsupportedError: 501,
     errors.EngineClosedError: 503,
-    errors.PendingError: 503,
     errors.DeadlineExceededError: 504,
 }
 
@@ -84,6 +83,7 @@ class EngineServer:
         assert location.weights
         self.target = f"the engine of {name}"
         self._weights = location.weights
+        os.environ.update(guide_library.environment(os.environ))
         self._native = _engine.Engine(location.weights, dict(settings))
         self.info = self._native.info()
         try:

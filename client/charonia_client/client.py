@@ -180,7 +180,7 @@ class Client:
         Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
         server: a session forgets the turn. `request_id` must be unique among the requests that run; by default a new
         UUID. `timeout_s` bounds the whole call here, `timeout_ms` of the request its work on the server. Raises
-        BadRequest, Overloaded, Pending, Unsupported, DeadlineExceeded, Unavailable or ServerError.
+        BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())
         stream = self._begin(request, request_id)

@@ -1,9 +1,8 @@
 """The client's errors, and the one place that makes them from Triton's and gRPC's.
 
 docs/contracts.md: an error that the caller caused has a text that begins with `[400] `, overload `[429] ` with
-`retry after N s`, what the request needs and this server lacks `[501] `, shutdown and unload `[503] `, what the request
-needs and is not there yet the same with `retry after N s`, a request whose own time ran out `[504] `; everything else
-is the server's own.
+`retry after N s`, shutdown and unload `[503] `, a request whose own time ran out `[504] `. Other errors are the
+server's own.
 """
 
 from __future__ import annotations
@@ -31,18 +30,6 @@ class Overloaded(CharoniaError):
 
 class Unavailable(CharoniaError):
     """The server cannot be reached, is shutting down, or broke off in mid-answer."""
-
-
-class Pending(CharoniaError):
-    """The server is well, and has not yet what this request needs; `retry_after` is its advice in seconds."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class Unsupported(CharoniaError):
-    """The server is well, and lacks what this request needs: it has to be installed there."""
 
 
 class NotReady(Unavailable):
@@ -96,10 +83,8 @@ def from_triton(message: str) -> CharoniaError:
             return BadRequest(body)
         case "429":
             return Overloaded(body, float(retry.group(1)) if retry else 1.0)
-        case "501":
-            return Unsupported(body)
         case "503":
-            return Pending(body, float(retry.group(1))) if retry else Unavailable(body)
+            return Unavailable(body)
         case "504":
             return DeadlineExceeded(body)
     if _FULL.search(text):

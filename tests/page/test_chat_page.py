@@ -295,7 +295,6 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
         come_again(429, "overloaded", "the queue is full"),
         come_again(429, "rate_limit_exceeded", "the key 'ann' has 4 requests running"),
         come_again(503, "model_not_loaded", "unloaded"),
-        come_again(503, "not_ready_yet", "structured output is still being compiled"),
         come_again(503, "service_unavailable", "no server can take requests"),
         {**come_again(502, None, "of a proxy"), "page": "<html>Bad gateway</html>"},
         "At last",
@@ -307,16 +306,14 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
         "The server has too much to do. Next try in 1 s (429: the queue is full)",
         "A limit of your API key is reached. Next try in 1 s (429: the key 'ann' has 4 requests running)",
         "The server has not loaded first at present. Next try in 1 s; you can stop and choose another model",
-        "The server is still preparing structured output, which this request needs, as it does after its first start. "
-        "It answers other requests meanwhile, and this one by itself when that is done. Next try in 1 s",
         "The server is away, or is being restarted. Next try in 1 s (503: no server can take requests)",
         "The server is away, or is being restarted. Next try in 1 s (502: Bad Gateway)",
     ]
     # A screen reader reads each message once, but not the server's text.
     assert [words for words in page.evaluate("spoken") if "Next try" in words] == [
-        wait.partition(" (")[0] for wait in waits[:5]
+        wait.partition(" (")[0] for wait in waits[:4]
     ]
-    assert len(server.requests()) == 7
+    assert len(server.requests()) == 6
 
 
 def test_a_refusal_is_shown(page: Page, server: Scripted) -> None:

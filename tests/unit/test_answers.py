@@ -944,6 +944,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=3 * CASES // 10, deadline=None)
 @given(
     st.data(), st.sampled_from(sorted(CALL_FORMATS)), st.lists(st.tuples(st.sampled_from(NAMES), OBJECT), max_size=3)
@@ -1096,6 +1097,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("piece", [100, 1 << 20])
 def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: int) -> None:

@@ -114,6 +114,7 @@ def test_of_a_tensor_in_two_files_the_one_that_the_index_names_is_read_and_both_
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 def test_bin_files_of_every_pytorch_are_read(tmp_path: Path, zipped: bool) -> None:
     """Files from before PyTorch 1.6 are not zip archives. Parameters, which require gradients, count as tensors."""
@@ -132,6 +133,7 @@ def test_bin_files_of_every_pytorch_are_read(tmp_path: Path, zipped: bool) -> No
     assert checkpoint.tensors["half"].dtype == "BF16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("kept", [0, 1, 100, -20])
 def test_a_truncated_bin_file_is_refused(tmp_path: Path, kept: int, zipped: bool) -> None:
@@ -143,6 +145,7 @@ def test_a_truncated_bin_file_is_refused(tmp_path: Path, kept: int, zipped: bool
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [b"garbage", b"\x80\x02garbage", b"PK\x03\x04garbage", bytes(1000), b"[" * 1000])
 def test_a_bin_file_of_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
     needed_module("torch")
@@ -158,6 +161,7 @@ class Evil:
         return (os.mkdir, (os.environ["CHARONIA_TEST_EVIL"],))
 
 
+@pytest.mark.slow
 def test_a_bin_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = needed_module("torch")
     monkeypatch.setenv("CHARONIA_TEST_EVIL", str(tmp_path / "made"))
@@ -167,6 +171,7 @@ def test_a_bin_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -183,6 +188,7 @@ def test_a_bin_file_of_other_things_than_tensors_is_refused(tmp_path: Path, cont
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sparse_tensor_is_refused(tmp_path: Path) -> None:
     torch = needed_module("torch")
     torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "pytorch_model.bin")

@@ -98,6 +98,7 @@ def described(config: HfConfig) -> Any:
     return spec.config, spec.tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "model_type"), TYPES, ids=lambda one: one if isinstance(one, str) else "")
 def test_every_key_that_a_family_lists_is_read(family: Family, model_type: str) -> None:
     """With another value the model differs, or the value is rejected."""

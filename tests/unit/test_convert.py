@@ -213,6 +213,7 @@ def test_sharded_files_are_one_model(model: Path, tmp_path: Path) -> None:
         convert(model, tmp_path / "v")
 
 
+@pytest.mark.slow
 def test_old_bin_checkpoints_are_converted_even_when_a_link_is_asked_for(model: Path, tmp_path: Path) -> None:
     torch = needed_module("torch")
     whole = answers(model)

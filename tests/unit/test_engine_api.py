@@ -570,6 +570,7 @@ def ask_with(model: Path, isa: str) -> subprocess.CompletedProcess[str]:
     return run_python(script, CHARONIA_DEVICE="cpu", CHARONIA_ISA=isa)
 
 
+@pytest.mark.slow
 def test_the_environment_chooses_the_instruction_set(model: Path) -> None:
     chosen, own = ask_with(model, "portable"), ask_with(model, "")
     assert chosen.returncode == own.returncode == 0, chosen.stderr + own.stderr
@@ -637,6 +638,7 @@ def test_a_callback_that_owns_its_engine_ends_it_from_the_engines_own_thread(mod
     assert run_script(script) == (0, "left\n", "")
 
 
+@pytest.mark.slow
 def test_a_forked_child_exits_and_is_told_that_the_engine_is_its_parents(model: Path) -> None:
     script = f"""
         import os, signal, sys, time, warnings

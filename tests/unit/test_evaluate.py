@@ -414,6 +414,7 @@ def test_texts_of_the_same_name_have_names_that_differ(models: list[Path], tmp_p
     assert names[0] != names[1]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_json(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:1000], encoding="utf-8")
     (tmp_path / "questions.jsonl").write_text('{"prompt": "a", "choices": ["x", "y"], "answer": 1}\n')

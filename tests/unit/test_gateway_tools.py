@@ -427,6 +427,7 @@ async def never_ends(request: pb.ModelInferRequest) -> Responses:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("fails", [refuses, breaks_off, is_too_large, never_ends])
 async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails: Any, streams: bool) -> None:

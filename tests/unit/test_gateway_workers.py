@@ -235,6 +235,7 @@ async def test_the_end_waits_for_the_streams_of_all_workers(tmp_path: Path) -> N
         assert list((tmp_path / "own").iterdir()) == [], "no files are left"
 
 
+@pytest.mark.slow
 async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     async with Double() as server, gateway(server, tmp_path) as own, contextlib.AsyncExitStack() as opened:
         server.behaviour = Held()

@@ -40,6 +40,7 @@ def download(endpoint: str, home: Path, model: str) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr.strip()
 
 
+@pytest.mark.slow
 def test_a_revision_names_the_files_of_its_commit(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

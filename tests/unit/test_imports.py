@@ -38,6 +38,7 @@ def imported(file: Path, package: Path) -> Iterator[str]:
         yield from (name for name in names if name.startswith(f"{package.name}."))
 
 
+@pytest.mark.slow
 def test_no_two_folders_import_each_other_by_whatever_way() -> None:
     graph: dict[str, set[str]] = {}
     for file in PACKAGE.rglob("*.py"):
@@ -61,6 +62,7 @@ def test_no_two_modules_import_each_other_by_whatever_way(folder: str) -> None:
     list(TopologicalSorter(graph).static_order())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("starts", "started"),
     [

@@ -78,6 +78,7 @@ def test_uv_is_told_what_pip_is(install: ModuleType, tools: Path) -> None:
     assert not (tools / "pip.json").exists()
 
 
+@pytest.mark.slow
 def test_the_real_pips_settings_are_found(install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tools / "pip.conf"
     config.write_text(
@@ -145,6 +146,7 @@ def test_pip_of_this_environment_needs_no_option_that_an_old_one_lacks(
     assert told(tools, "pip")[0] == ["--quiet", "install", "--no-compile", *WANTED]
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_is_not_taken_for_installed(
     install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

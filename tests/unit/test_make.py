@@ -31,6 +31,7 @@ def make(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_make_convert_writes_the_workspace_that_it_is_told(tmp_path: Path) -> None:
     model = tmp_path / "a model"
     write_random_model(model, SHAPES["tiny"])
@@ -48,6 +49,7 @@ def test_make_convert_without_a_model_says_how_to_name_one() -> None:
     assert "make convert MODEL=<folder or hub id>" in done.stderr
 
 
+@pytest.mark.slow
 def test_make_serve_serves_the_model_that_it_is_told(tmp_path: Path) -> None:
     """Runs until the error; tests/stack tests serving."""
     names = ("HTTP", "GRPC", "METRICS", "GATEWAY")
@@ -57,6 +59,7 @@ def test_make_serve_serves_the_model_that_it_is_told(tmp_path: Path) -> None:
     assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr
 
 
+@pytest.mark.slow
 def test_make_chat_takes_the_functions_of_a_file(tmp_path: Path) -> None:
     """Runs until it reads the file, which is not Python code."""
     file = tmp_path / "a file.txt"

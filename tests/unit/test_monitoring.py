@@ -61,6 +61,7 @@ def test_prometheus_takes_the_configuration_and_the_rules(promtool: Path) -> Non
     assert sorted(PROMETHEUS / file for file in named) == sorted((PROMETHEUS / "rules").glob("*.yml"))
 
 
+@pytest.mark.slow
 def test_rules_say_what_they_should_of_given_series(promtool: Path) -> None:
     files = sorted((PROMETHEUS / "tests").glob("*.yml"))
     assert files

@@ -162,6 +162,7 @@ def test_a_gpu_that_is_here_is_planned_from_its_free_memory(model: Path) -> None
     assert made.device == "cuda" and made.free_bytes > 0
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_or_json_and_ends_with_what_was_asked(model: Path) -> None:
     code, out, err = plan(model, "--device", "cpu")
     assert code == 0, err

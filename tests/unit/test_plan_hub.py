@@ -48,6 +48,7 @@ def without_weights(model: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     code, out, err = plan(hub.url, tmp_path, "them/small", *CPU)
     assert code == 0, err
@@ -59,6 +60,7 @@ def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: H
     assert set(hub.sent) <= {"config.json", "generation_config.json", weights.name}
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_planned_from_their_headers_too(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     folder = tmp_path / "quantised"
     write_random_model(folder, Shape(2, 256, 4, 2, 512, 8192), scheme="w4a16")
@@ -75,6 +77,7 @@ def test_quantised_weights_are_planned_from_their_headers_too(model: Path, hub: 
     assert hub.sent["model.safetensors"] <= 100_001
 
 
+@pytest.mark.slow
 def test_each_file_of_a_model_that_is_in_several_is_asked_for_its_header(
     model: Path, hub: HubDouble, tmp_path: Path
 ) -> None:
@@ -101,6 +104,7 @@ def split_weights(file: Path, folder: Path) -> list[str]:
     return list(halves)
 
 
+@pytest.mark.slow
 def test_headers_that_contradict_config_json_are_an_error(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(model, other)
@@ -111,6 +115,7 @@ def test_headers_that_contradict_config_json_are_an_error(model: Path, hub: HubD
     assert code == 1 and "where config.json says" in err
 
 
+@pytest.mark.slow
 def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     old = without_weights(model, tmp_path / "old")
     (old / "pytorch_model.bin").write_bytes(b"x" * 1_000_000)
@@ -135,6 +140,7 @@ def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hu
     assert json.loads(out)["weight_type"] == "fp32"
 
 
+@pytest.mark.slow
 def test_what_the_hub_does_not_give_is_said_with_the_remedy(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     hub.models["them/gated"] = model
     hub.models["them/empty"] = without_weights(model, tmp_path / "empty")
@@ -153,6 +159,7 @@ def test_what_the_hub_does_not_give_is_said_with_the_remedy(model: Path, hub: Hu
             assert all(part in err for part in parts), err
 
 
+@pytest.mark.slow
 def test_a_model_that_is_in_the_cache_is_planned_without_a_network(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     environment = {**PLAIN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
     code = "from charonia.weights.hub import download; print(download('them/small'))"

@@ -114,6 +114,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_python_and_the_served_model_make_the_same_ids(cases: dict[str, Case], kind: str) -> None:
     case = cases[kind]
@@ -151,6 +152,7 @@ def test_a_text_far_beyond_the_context_is_tokenized_as_far_as_the_context_goes()
     check_length(letters, "prompt", "a" * 200_000, 50_000)  # the engine counts these
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_that_fits_is_told_too_long(cases: dict[str, Case], kind: str) -> None:
     """Texts with long tokens or without tokens of their own: the limit is the smallest that they fit into."""

@@ -213,6 +213,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
     number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -681,6 +682,7 @@ def test_families_that_a_method_would_damage_are_rejected_with_the_remedy(
     assert not seen.exists()
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -711,6 +713,7 @@ def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     assert (folder / "bin" / "python").exists() and not (folder / "complete").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleType, scheme: str) -> None:
     quantization = needed_module("compressed_tensors.quantization")
@@ -736,6 +739,7 @@ def test_a_folder_that_cannot_be_read_is_not_called_ready(
     assert not (tmp_path / "q").exists() and "the output of llm-compressor is in " in said[-1]
 
 
+@pytest.mark.slow
 def test_experts_are_written_by_the_names_of_their_family(driver: ModuleType, tmp_path: Path) -> None:
     torch = needed_module("torch")
     from transformers.core_model_loading import revert_weight_conversion
@@ -759,6 +763,7 @@ def test_routers_stay_in_16_bits(driver: ModuleType) -> None:
     assert not any(re.match(pattern, "model.layers.0.mlp.gate_proj") for pattern in patterns)
 
 
+@pytest.mark.slow
 def test_what_reads_images_and_the_output_layer_stay_in_16_bits(driver: ModuleType) -> None:
     torch = needed_module("torch")
     matching = needed_module("compressed_tensors.utils.match")
@@ -811,6 +816,7 @@ def weights_by_name(model: Any) -> dict[str, Any]:
     return weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["smoothquant", "awq"])
 @pytest.mark.parametrize(
     "family", ["llama", "phi3", "gemma2", "gemma3_text", "vaultgemma", "glm4", "cohere2", *NORMS_BEHIND, *EXPERTS]
@@ -920,6 +926,7 @@ def test_models_are_compared_on_ends_that_differ(driver: ModuleType, tmp_path: P
     assert compared(1) == ["short", f"<{end}0", f"<{end}1"], "of the first four"
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_each_row(driver: ModuleType, model: Path) -> None:
     torch = needed_module("torch")
     loaded, _ = driver.load({"model": str(model)})
@@ -930,6 +937,7 @@ def test_predictions_are_those_of_each_row(driver: ModuleType, model: Path) -> N
     torch.testing.assert_close(driver.predictions(loaded, [rows[0][:3], rows[1]])[3:], alone[8:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [IndexError("of a library"), RuntimeError("no memory")])
 def test_what_took_hours_is_written_where_it_cannot_be_compared(
     problem: Exception, driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -952,6 +960,7 @@ def test_what_took_hours_is_written_where_it_cannot_be_compared(
     assert said[-1] == "writing" and said[-2].endswith(f"could not be compared with its source: {problem}")
 
 
+@pytest.mark.slow
 def test_the_driver_runs_no_code_that_comes_with_a_model(
     driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -967,6 +976,7 @@ def test_the_driver_runs_no_code_that_comes_with_a_model(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch)
     command = command_of(model, tmp_path / "q")
@@ -978,6 +988,7 @@ def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypa
     assert done.returncode == 1 and "exists" in done.stderr
 
 
+@pytest.mark.slow
 def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1015,6 +1026,7 @@ def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     assert "model.layers.1.mlp.down_proj" in shown and "quant_policy = " in shown
 
 
+@pytest.mark.slow
 def test_calibrate_shows_what_routers_and_experts_get(
     driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1073,6 +1085,7 @@ def test_the_advice_names_the_worst_input_of_each_kind() -> None:
     assert few == "activations have few outliers (layers.0.mlp.down_proj: 4 times the median channel)"
 
 
+@pytest.mark.slow
 def test_outliers_of_an_expert_are_not_hidden_by_those_of_others(driver: ModuleType) -> None:
     torch = needed_module("torch")
 

@@ -410,6 +410,7 @@ def test_a_folder_of_another_user_is_said_to_be_one(tmp_path: Path) -> None:
             (tmp_path / "run").chmod(0o700)
 
 
+@pytest.mark.slow
 def test_models_are_listed_whole_whatever_they_are_called(tmp_path: Path) -> None:
     (tmp_path / "port-7").mkdir()
     listed = [{"name": f"[bold]{'long' * 30}[/bold]", "state": "loaded", "ensemble": f"ensemble.{'x' * 60}"}]

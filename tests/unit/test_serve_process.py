@@ -43,6 +43,7 @@ def test_a_full_disk_does_not_stop_what_writes_a_log() -> None:
     assert "No space left" in complaint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [BrokenPipeError(), SystemExit(1)], ids=["by the pipe", "by rich"])
 def test_a_terminal_that_is_gone_does_not_stop_what_is_shown_there(tmp_path: Path, error: BaseException) -> None:
     def broken(_: str) -> None:

@@ -71,6 +71,7 @@ def test_a_new_server_has_not_unloaded_what_the_one_before_had(stack: _Stack) ->
     assert not is_unloaded()
 
 
+@pytest.mark.slow
 def test_shared_memory_of_a_server_that_died_is_removed(stack: _Stack) -> None:
     assert left_in_shared_memory(stack) != []
     assert stack._restart()
@@ -114,6 +115,7 @@ def test_restarts_of_a_server_that_was_stable_are_forgotten(stack: _Stack, monke
     ]
 
 
+@pytest.mark.slow
 def test_what_is_not_ready_in_time_is_told_with_the_setting_of_the_time(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_an_endpoint_that_is_no_url_is_refused_by_name() -> None:
         read_settings(tracing_endpoint="collector:4318")
 
 
+@pytest.mark.slow
 def test_a_calls_parent_is_not_the_last_entry_of_its_head() -> None:
     """Triton would read beyond the end."""
     tracing = Tracing("http://127.0.0.1:1")

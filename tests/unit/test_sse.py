@@ -211,6 +211,7 @@ async def test_an_error_has_its_own_status_until_the_first_heartbeat(heartbeat_s
     assert sent[-1]["body"].startswith(b"event: error\n") is (status == 200)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel cannot bound a stalled write")
 async def test_a_client_that_stops_reading_is_disconnected_and_its_work_ends() -> None:
     ended = asyncio.Event()

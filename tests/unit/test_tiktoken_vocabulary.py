@@ -72,6 +72,7 @@ def _cached(folder: Path) -> PreTrainedTokenizerFast:
     return load_tiktoken(folder, chat=False)
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_the_table_gives_every_text_back(folder: Path, text: str) -> None:
     tokenizer = _cached(folder)

@@ -99,6 +99,7 @@ KINDS = ["demo", "gpt2", "qwen", "llama", "digits"]
 KINDS += ["sentence piece", "sentence piece, metaspace", "sentence piece across words"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_tokens_are_those_of_the_tokenizer_whatever_follows(name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(name)

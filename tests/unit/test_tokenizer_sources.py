@@ -158,6 +158,7 @@ def parts(tokenizer: Tokenizer) -> dict[str, Any]:
     return {key: definition[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_tokenizer_json_for_every_family_and_class(kind: str, tmp_path: Path) -> None:
     KINDS[kind]().save(str(tmp_path / "tokenizer.json"))

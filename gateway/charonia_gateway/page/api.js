@@ -5,8 +5,7 @@ import { text } from "./languages.js";
 import { apiKey } from "./preferences.js";
 
 /** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "limit" (the
- * same: the key's limit is reached), "unloaded" (the model is not loaded), "preparing" (structured output is still compiled
- * after the first start, and the request needs it), "away" (the server, or what is behind it), "lost" (nothing answers, or the
+ * same: the key's limit is reached), "unloaded" (the model is not loaded), "away" (the server, or what is behind it), "lost" (nothing answers, or the
  * answer broke off), "silent" (no answer in time), "model" (the server has another one), "origin" (the server does not know
  * this page), "refused" (the request is wrong). key: what it was sent with. */
 export class ServerError extends Error {
@@ -22,7 +21,6 @@ const BY_CODE = {
   deadline_exceeded: "busy",
   model_not_found: "model",
   model_not_loaded: "unloaded",
-  not_ready_yet: "preparing",
   origin_not_allowed: "origin",
   overloaded: "busy",
   rate_limit_exceeded: "limit",

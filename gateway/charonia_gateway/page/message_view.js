@@ -134,7 +134,6 @@ function condition(message) {
     case "away": // with the server's own words
       return html`<p class="waiting">${actions.whyItWaits(message)} <span class="hint">(${message.waitsFor})</span></p>`;
     case "unloaded":
-    case "preparing":
     case "lost":
       return html`<p class="waiting">${actions.whyItWaits(message)}</p>`;
   }

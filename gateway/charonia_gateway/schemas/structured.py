@@ -117,7 +117,7 @@ class StructuredOutputs(BaseModel):
     choice: list[str] | None = Field(
         None, fail_fast=True, min_length=1, max_length=MAX_CHOICES, description="the answer is one of these"
     )
-    grammar: str | None = Field(None, min_length=1, description="EBNF, from its rule `root`")
+    grammar: str | None = Field(None, min_length=1, description="Lark, from its rule `start`, or EBNF, from `root`")
     json_object: bool | None = Field(None, description="any JSON object")
     structural_tag: ObjectOrText = Field(None, description="xgrammar's, or its text")
 

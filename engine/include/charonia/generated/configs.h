@@ -76,11 +76,6 @@ struct EngineConfig {
   double drain_timeout_s = 30.0;
   // maximum bytes of the schema, expression or grammar of a request with structured output; >= 1
   int guide_max_bytes = 65536;
-  // a request whose grammar is not compiled after this time, in seconds, is rejected; > 0
-  double guide_timeout_s = 10;
-  // memory for compiled grammars that are kept for later requests;
-  // bytes, with or without a unit: 256MiB; or empty for 256MiB
-  std::string guide_cache_size = "256MiB";
   // structured output: text that the grammar determines is not sampled, but split into tokens as the tokenizer does
   // (docs/structured_output.md)
   bool jump_forward = false;

@@ -163,6 +163,7 @@ def holds(
             assert np.abs(found - values).max() <= 1e-6 * np.abs(values).max(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     name: str, dense: Path, tmp_path: Path
@@ -184,6 +185,7 @@ def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     assert settings["group_size"] == str(GROUP if grouped else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"),
     [
