@@ -188,7 +188,7 @@ def test_an_answer_is_found_as_words(answer: Any, said: str, right: bool) -> Non
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is not a JSON"),
         ('{"prompt": "a"}', "answer"),
         ('{"prompt": "a", "answer": 1}', "must be a text"),
         ('{"prompt": "a", "answer": "x", "choices": ["x", "y"]}', "index of a choice, 0 to 1"),
@@ -347,7 +347,7 @@ def test_names_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture
 def test_a_perplexity_that_is_no_number_is_an_error(log_probability: float) -> None:
     found = Perplexity()
     found.add(Window(0, 4, 4), np.array([-1.0, log_probability, -1.0]))
-    with pytest.raises(ModelError, match="of use"):
+    with pytest.raises(ModelError, match="output is useless"):
         _ = found.value
 
 

@@ -158,9 +158,9 @@ def test_a_model_that_is_destroyed_is_not_called_ready(
 
 def test_a_loss_comes_with_what_the_command_takes_and_was_not_done() -> None:
     assert command._remedy("w4a16", "rtn", 128) == (
-        "take --method awq or gptq, or a smaller --group-size, or --scheme w8a16, which has 8 bits"
+        "use --method awq or gptq, or a smaller --group-size, or --scheme w8a16, which has 8 bits"
     )
-    assert command._remedy("w8a16", "rtn", 0) == "take --method gptq, or a --group-size"
+    assert command._remedy("w8a16", "rtn", 0) == "use --method gptq, or a --group-size"
     assert command._remedy("w8a16", "gptq", 16) == "use --method rtn"
     w8a16 = "--scheme w8a16, which does not change activations"
     assert command._remedy("w8a8", "gptq", 0) == f"use --method smoothquant or rtn, or {w8a16}"
@@ -441,7 +441,7 @@ def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
     monkeypatch.setenv(environment.PYTHON_VARIABLE, str(bare))
     (tmp_path / "text.txt").write_text("some text")
     with pytest.raises(
-        environment.QuantizeError, match=r"bare/bin/python has no torch, transformers, datasets, .*inst"
+        environment.QuantizeError, match=r"bare/bin/python does not have torch, transformers, datasets, .*inst"
     ):
         quantize(model, tmp_path / "q", scheme="fp8")
     with pytest.raises(environment.QuantizeError, match=r"have torch, transformers: install .*requirements\.txt"):
@@ -546,8 +546,8 @@ def test_each_scheme_and_method_is_taken_or_refused_with_the_reason(
         ({"scheme": "fp8", "group_size": 64}, "one scale for each"),
         ({"scheme": "w4a16", "group_size": 12}, "multiple of 16"),
         ({"scheme": "w4a16", "group_size": 4096}, "not a multiple of group_size = 4096: use --group-size"),
-        ({"scheme": "fp8", "calibration": Path("/none")}, "/none is no file"),
-        ({"scheme": "fp8", "calibration": Path(os.devnull)}, "/dev/null is no file"),
+        ({"scheme": "fp8", "calibration": Path("/none")}, "/none is not a file"),
+        ({"scheme": "fp8", "calibration": Path(os.devnull)}, "/dev/null is not a file"),
         ({"scheme": "fp8", "samples": 0}, "samples = 0"),
     ],
 )
