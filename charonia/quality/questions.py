@@ -5,7 +5,7 @@ A file has one JSON object per line, of one of two kinds:
     {"prompt": "What is the capital of Norway?", "answer": "Oslo"}
     {"prompt": "What is the capital of Norway?", "choices": ["Bergen", "Oslo"], "answer": 1}
 
-For the first kind, the model generates a text. It is correct if it contains the answer, or one of a list of answers.
+For the first kind, the model generates a text. It is correct if it contains the answer, or any answer of a list.
 For the second kind, the model generates nothing: its answer is the most probable choice. `answer` is the index of the
 correct choice, from 0. `prompt` is a text, or a list of chat messages in OpenAI's format.
 """
@@ -57,7 +57,7 @@ class Question(BaseModel):
         return [self.answer] if isinstance(self.answer, str) else self.answer
 
     def passes(self, said: str) -> bool:
-        """Whether `said` contains one of the answers as whole words, ignoring case. "20,000" matches 20000."""
+        """Whether `said` contains an accepted answer as whole words, ignoring case. "20,000" matches 20000."""
         said = _THOUSANDS.sub("", said)
         return any(re.search(_as_words(answer), said, re.IGNORECASE) for answer in self.answers)
 
