@@ -25,17 +25,17 @@ class Guide:
 
     @classmethod
     def json(cls) -> Guide:
-        """Any JSON object."""
+        """Require any JSON object."""
         return cls("json")
 
     @classmethod
     def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Guide:
-        """A JSON value that is valid under the schema, which is a mapping or its JSON text."""
+        """Require a JSON value that is valid under the schema, a mapping or its JSON text."""
         return cls("json_schema", schema if isinstance(schema, str) else _json("json_schema", schema))
 
     @classmethod
     def regex(cls, expression: str) -> Guide:
-        """A text that the regular expression matches from its beginning to its end."""
+        """Require a text that the regular expression matches completely."""
         return cls("regex", expression)
 
     @classmethod
@@ -51,7 +51,7 @@ class Guide:
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Guide:
-        """Exactly one of these texts."""
+        """Require a text from this list."""
         return cls("choice", _json("choice", _texts(texts)))
 
 

@@ -80,5 +80,5 @@ def test_a_missing_nvidia_runtime_is_named(images: None, workspace: Path, contai
         pytest.skip("this engine has the NVIDIA runtime")
     done = up(workspace / "service_docker_up.sh", "--name", container, "--gpus", "all", check=False)
     assert done.returncode == 1
-    assert "Docker has no NVIDIA runtime" in done.stderr
+    assert "needs the NVIDIA runtime, which Docker does not have" in done.stderr
     assert "nvidia-container-toolkit" in done.stderr

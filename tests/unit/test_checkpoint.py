@@ -1,4 +1,4 @@
-"""Files of weights: what is damaged or strange is refused with its name and a remedy, and old ones are read."""
+"""Weight files: damaged and unusual ones are rejected with their name and a remedy, and old formats are read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 )
 def test_a_safetensors_file_with_a_wrong_header_is_refused(tmp_path: Path, header: bytes) -> None:
     write_safetensors_file(tmp_path / "model.safetensors", header)
-    with pytest.raises(ModelError, match=r"model\.safetensors is no complete safetensors file.*download it again"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a complete safetensors file.*download it again"):
         open_checkpoint(tmp_path)
 
 
@@ -117,7 +117,7 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 def test_bin_files_of_every_pytorch_are_read(tmp_path: Path, zipped: bool) -> None:
-    """Those from before PyTorch 1.6 are no zip archives. Parameters, which ask for gradients, count as tensors."""
+    """Files from before PyTorch 1.6 are not zip archives. Parameters, which require gradients, count as tensors."""
     torch = needed_module("torch")
     tensors = {
         "w": torch.from_numpy(VALUES),
@@ -155,7 +155,7 @@ def test_a_bin_file_of_garbage_is_refused(tmp_path: Path, garbage: bytes) -> Non
 
 
 class Evil:
-    """What a pickle runs when it is loaded without care."""
+    """A pickle that runs code when it is loaded without weights_only."""
 
     def __reduce__(self) -> Any:
         return (os.mkdir, (os.environ["CHARONIA_TEST_EVIL"],))

@@ -124,7 +124,7 @@ def test_a_piped_chat_answers_each_message_and_leaves_on_exit(model: Path) -> No
 def test_a_chat_that_outgrows_the_context_forgets_its_oldest_messages(model: Path) -> None:
     messages = "".join(f"message number {index}, and it is not short\n\n" for index in range(8))
     code, _, err = charonia("chat", model, "--session-len", "200", "--max-tokens", "16", stdin=messages)
-    assert code == 0 and "are forgotten" in err and "error" not in err
+    assert code == 0 and "are removed" in err and "error" not in err
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(mode
     (tmp_path / "config.json").write_text(json.dumps(endless))
     terminal = Terminal("chat", tmp_path, "--temperature", "0", "--device", "null", "--null-step-ms", "50")
     try:
-        terminal.wait_for("exit leaves")
+        terminal.wait_for("exit quits")
         terminal.wait_for(">")
         terminal.send("hello\r")
         terminal.send("\r")

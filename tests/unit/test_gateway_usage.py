@@ -1,4 +1,4 @@
-"""What the gateway makes of the engine's counts and times."""
+"""The engine's counts and times in responses of the gateway."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_what_is_wrong_is_an_error_of_the_request(engine: Engine) -> None:
         Guide.json_schema({"a": object()})
     with pytest.raises(InvalidRequestError, match="lone surrogate"):
         engine.generate("x", guide=Guide.regex("\ud800"))
-    with pytest.raises(TypeError, match=r"guide = '\[0-9\]\+' is not valid: it is made by Guide.regex"):
+    with pytest.raises(TypeError, match=r"guide = '\[0-9\]\+' is not valid: use Guide.regex"):
         engine.generate("x", guide="[0-9]+")  # type: ignore[arg-type]
 
 

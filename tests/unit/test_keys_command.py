@@ -1,4 +1,4 @@
-"""`charonia keys`, as users run it."""
+"""`charonia keys` as users run it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from charonia_gateway import keys
 
 CHARONIA = (sys.executable, "-m", "charonia", "keys")
-# Of an image that has the gateway alone.
+# An image that contains only the gateway.
 GATEWAY = (Path(sys.executable).parent / "charonia_gateway_keys",)
 
 
@@ -33,7 +33,7 @@ def charonia(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """A file, and the key that was made for it."""
+    """A key file, and a key in it."""
     file = tmp_path_factory.mktemp("keys") / "keys.json"
     options = ["--expires", "30d", "--model", "demo", "--requests-per-minute", "60", "--tokens-per-minute", "9000"]
     done = charonia("create", "alice", *options, "--max-concurrent", "4", "--priority", "-1", file=file)

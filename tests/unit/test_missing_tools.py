@@ -1,4 +1,4 @@
-"""tests/missing_tools.py: what is missing is seen in continuous integration."""
+"""tests/missing_tools.py: a missing tool is an error in continuous integration."""
 
 from __future__ import annotations
 

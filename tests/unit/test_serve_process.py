@@ -1,4 +1,4 @@
-"""A process and its log file: whatever becomes of the file, the process goes on."""
+"""A process and its log file: problems with the file do not stop the process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from charonia.serve import process
 from charonia.serve.process import Child
 
 HANG_S = 120
-LINES = 20_000  # more than a pipe holds
+LINES = 20_000  # more than a pipe can hold
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine reads the last lines late; how long is waited for them is not what is tested."""
+    """A busy machine reads the last lines late, and the length of this wait is not tested here."""
     monkeypatch.setattr(process, "_LAST_LINES_S", HANG_S)
 
 

@@ -211,15 +211,15 @@ async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_pa
 
     with web(tmp_path, "--triton", target, "--model-name", "first", "--more-models", "b=label") as started:
         async with httpx.AsyncClient(base_url=started.url, timeout=HANG_S) as client:
-            await asyncio.to_thread(started.wait_for, "No answer from first yet")
-            await asyncio.to_thread(started.wait_for, "No answer from b yet")
+            await asyncio.to_thread(started.wait_for, "first is not ready")
+            await asyncio.to_thread(started.wait_for, "b is not ready")
             assert f"Chat        {started.url}\n" in started.log.read_text()
             assert (await client.get("/health/ready")).status_code == 503
             listed = (await client.get("/v1/models")).json()["data"]
             assert [(one["id"], one["status"]) for one in listed] == [("first", "not ready"), ("b", "not ready")]
             async with Double(port=port) as server:
                 server.unloaded.add("ensemble")
-                await asyncio.to_thread(started.wait_for, f"b at {target} answers")
+                await asyncio.to_thread(started.wait_for, f"b at {target} is ready")
                 assert "first at" not in started.log.read_text()
                 server.behaviour = begin
                 body = {"model": "b", "prompt": "hello", "stream": True}
@@ -243,7 +243,7 @@ async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_pa
         (["nothing/here/x"], "nothing/here/x does not exist"),
         (["--triton", "nowhere"], "='nowhere': 'nowhere' is not a server"),
         (["--triton", ""], "--triton is empty"),
-        (["MODEL", "--triton", "127.0.0.1:9"], "leave one out"),
+        (["MODEL", "--triton", "127.0.0.1:9"], "remove one"),
         (["--triton", "127.0.0.1:9", "--more-models", "a=?"], "expected NAME or NAME=LABEL"),
         (["--more-models", "a"], "charonia web A B"),
         (["--triton", "127.0.0.1:9", "--max-batch-size", "4"], "--max-batch-size and --triton"),
