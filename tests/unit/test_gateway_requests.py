@@ -386,7 +386,7 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
             "tools",
             "function f: parameters is neither null nor an object",
         ),
-        ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions are called 'f': give each one a name of its own"),
+        ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions are called 'f': give each function its own name"),
         (
             {"response_format": {"type": "json_object", "schema": {}}},
             "response_format",
@@ -395,14 +395,14 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         (
             {"response_format": {"type": "json_schema", "json_schema": {"type": "object"}}},
             "response_format.json_schema",
-            "with all that is of the JSON schema within schema",
+            "with the whole JSON schema in schema",
         ),
         (
             {"regex": "a+"},
             "regex",
             "regex is no field of this route, and the answer would be free: send resp",
         ),
-        ({"guided_json": {}}, "guided_json", 'structured_outputs has taken its place: send {"json": ...} there'),
+        ({"guided_json": {}}, "guided_json", 'structured_outputs has replaced it: send {"json": ...} there'),
         ({"guided_choice": ["a"]}, "guided_choice", 'send {"choice": ...}'),
         ({"functions": []}, "functions", "the older form of tools: send those"),
         ({"function_call": "auto"}, "function_call", "the older form of tool_choice"),

@@ -583,7 +583,7 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
     assert not anthropic(turns[0]).engine_request(reasons=True).continue_final_message
     several = anthropic(*turns, {"role": "assistant", "content": "sum"}).engine_request(reasons=True)
     assert several.messages == [turns[0], {"role": "assistant", "content": "The\n\nsum"}]
-    said = "messages: the last one is the assistant's, which begins the answer: "
+    said = "messages: the last message is the assistant's, which begins the response: "
     for more, says in (
         ({"thinking": {"type": "adaptive"}}, "leave thinking out"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice asks for a call in its place"),
