@@ -39,8 +39,8 @@ def explained(error: ValidationError) -> list[str]:
     """A line for each wrong setting, with its variable, its value and its description."""
     lines = []
     for detail in error.errors(include_url=False):
-        reason = str(detail["msg"]).removeprefix("Value error, ")  # pydantic's, before the text of a check
-        if not detail["loc"]:  # not of one field: the input has all fields, and perhaps a password
+        reason = str(detail["msg"]).removeprefix("Value error, ")  # pydantic's prefix for the text of a check
+        if not detail["loc"]:  # an error of several fields: the input has all fields, and may contain a password
             lines.append(reason)
             continue
         name, field = _named(str(detail["loc"][0]))
@@ -71,7 +71,7 @@ def _why_unreadable(path: Path) -> str | None:
         path.stat()
     except FileNotFoundError:
         return "there is no such file"
-    except OSError as error:  # a folder above it is closed, or the name is none
+    except OSError as error:  # a parent folder is not readable, or the name is not valid
         return (error.strerror or str(error)).lower()
     return "permission denied"
 
@@ -100,7 +100,7 @@ def check_files(settings: Settings) -> None:
 
         try:
             RedisState(settings.redis_url)
-        except ValueError as error:  # it names the setting, and not the value
+        except ValueError as error:  # the text names the setting, but not the value
             raise SettingsError(str(error)) from None
 
 

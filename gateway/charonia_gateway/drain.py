@@ -21,7 +21,8 @@ from charonia_gateway.tls import Certificates
 
 log = logging.getLogger("charonia_gateway")
 
-_FINAL_MESSAGE_S = 2.0  # for cancelled requests to tell their clients; before that they have a second to tell Triton
+# for cancelled requests to notify their clients; before that they have one second to notify Triton
+_FINAL_MESSAGE_S = 2.0
 _ABORTED_S = 1.0  # for cancelled requests to end after their connections were closed
 
 
@@ -54,7 +55,7 @@ class Drain:
             self.running -= 1
 
     def cut(self) -> int:
-        """Cancel the running requests, which still tell their clients. Returns their number."""
+        """Cancel the running requests, which still notify their clients. Returns their number."""
         self.begin()
         self.has_cut = True
         for task in self._tasks:

@@ -599,7 +599,7 @@ def test_where_servers_are_is_said_to_the_log_alone(
     error: CharoniaError, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert from_engine(error).message == says
-    assert caplog.messages == ([] if str(error) == says else [f"a request fails: {error}"])
+    assert caplog.messages == ([] if str(error) == says else [f"a request failed: {error}"])
 
 
 def answer_with_logprobs() -> GenerateResponse:

@@ -40,8 +40,8 @@ class TokenizeBody(BaseModel):
     )
     add_special_tokens: bool | None = Field(
         None,
-        description="whether the tokenizer adds special tokens such as a beginning token; default: true for prompt, false "
-        "for messages, because the chat template adds them",
+        description="whether the tokenizer adds special tokens such as a beginning token; default: true for prompt, "
+        "false for messages, because the chat template adds them",
     )
     return_token_strs: bool | None = Field(None, description="return `token_strs`")
     add_generation_prompt: AddGenerationPrompt = Field(
