@@ -315,7 +315,7 @@ async def test_a_gateway_that_cannot_start_says_what_would_be_right(tmp_path: Pa
                 port,
                 1,
                 f"the gateway cannot listen on 127.0.0.1, port {port} (Address already in use): "
-                "end the process that has it, or choose another port with CHARONIA_GATEWAY_PORT (--port)",
+                "end the process that uses it, or choose another port with CHARONIA_GATEWAY_PORT (--port)",
             ),
         ]
         redis = {"CHARONIA_GATEWAY_REDIS_URL": "redis://127.0.0.1:1"}
