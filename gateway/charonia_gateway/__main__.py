@@ -42,12 +42,12 @@ def main() -> None:
     configure_logging(settings)
     if settings.keys_file is None and not is_loopback(settings.host):
         log.warning(
-            "the gateway listens on %s without API keys: everyone who reaches port %d can use the model; "
-            "CHARONIA_GATEWAY_KEYS_FILE asks for keys",
+            "the gateway listens on %s without API keys: anyone with access to port %d can use the models; "
+            "set CHARONIA_GATEWAY_KEYS_FILE to require keys",
             settings.host,
             settings.port,
         )
-    # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
+    # After its shutdown uvicorn raises the signal again, which would then set the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     from charonia_gateway.workers import default_workers, supervise
@@ -59,7 +59,7 @@ def main() -> None:
         with kept():
             from charonia_gateway.process import serve
         serve(settings)
-    except ValueError as error:  # of a file
+    except ValueError as error:  # an unusable file
         _refuse(str(error))
     except PortError as error:
         log.error("%s", error)

@@ -45,8 +45,8 @@ class Key(BaseModel):
     id: str = Field(
         pattern="^[0-9a-f]{12}$", description="owner of sessions and stored responses; an id is never reused"
     )
-    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", description="in logs and metrics")
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the key's UTF-8")
+    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", description="name in logs and metrics")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash of the key's UTF-8")
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
@@ -56,7 +56,7 @@ class Key(BaseModel):
     tokens_per_minute: Positive | None = None
     max_concurrent: Positive | None = Field(None, description="concurrent requests")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
-        None, description="of its requests, and the highest that they may ask for"
+        None, description="default and maximum priority of its requests"
     )
 
     def why_not_valid(self, now: datetime) -> str | None:

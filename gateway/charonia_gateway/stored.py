@@ -1,4 +1,4 @@
-"""Responses of /v1/responses that clients asked to be stored."""
+"""Stored responses of /v1/responses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger("charonia_gateway")
 
 @dataclass
 class Stored:
-    """conversation: its messages, the response included. session_id: the engine's session that the whole chain of
-    responses shares. owner: the id of the key that made it. size: in bytes, as it is stored."""
+    """A stored response. conversation: all messages, including the response. session_id: the engine's session, which
+    the whole chain of responses shares. owner: the id of the key that created it. size: the stored size in bytes."""
 
     response: dict[str, Any]
     conversation: list[dict[str, Any]]

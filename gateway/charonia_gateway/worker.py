@@ -33,7 +33,7 @@ def main() -> None:
     configure_logging(settings)
 
     def obey(drain: Callable[[], None], stop: Callable[[], None]) -> None:
-        """Call `stop` whenever the supervisor says so, and `drain` when it dies."""
+        """Call `stop` for each order of the supervisor, and `drain` when it dies."""
         _ignore_signals()  # uvicorn has set its own handlers
 
         def read() -> None:

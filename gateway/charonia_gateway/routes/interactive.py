@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/chat/interactive",
-    summary="Go on with a conversation that the server keeps",
+    summary="Continue a conversation that the server stores",
     tags=["LMDeploy"],
     **describe(
         InteractiveRequest,
@@ -31,13 +31,15 @@ router = APIRouter()
             "the end": {"session_id": 7, "interactive_mode": False, "request_output_len": 0},
             "without a session": {"prompt": "Hello", "request_output_len": 32},
         },
-        stream="with stream = true one such object a line",
-        errors={410: "the session's history is on a server that takes no requests; sent again, the turn begins anew"},
+        stream="with stream = true one such object per line",
+        errors={
+            410: "the server of the session's history takes no requests; the same request again begins a new history"
+        },
     ),
 )
 async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
-    """LMDeploy's interactive chat. A conversation that the server does not know (any more) begins with this prompt.
-    One whose server is known to be gone, or to drain, has the error 410 first."""
+    """LMDeploy's interactive chat. An unknown or forgotten conversation begins with this prompt. If the conversation's
+    server is gone or drains, the request first fails with 410."""
     body = await gateway.read(request, InteractiveRequest)
     head = Head(gateway, request, body, "interactive-")
     if body.acts or body.ends:

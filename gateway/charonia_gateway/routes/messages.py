@@ -49,13 +49,13 @@ router = APIRouter(tags=["Anthropic"])
                 ],
             },
         },
-        stream="with stream = true Anthropic's events, from `message_start` to `message_stop`",
+        stream="with stream = true Anthropic's events from `message_start` to `message_stop`",
         error=AnthropicErrorBody,
     ),
 )
 async def messages(request: Request, gateway: GatewayState) -> Response:
-    """Anthropic's Messages. Calls of `tools` and reasoning are read in the format of the model's chat template
-    (docs/tools.md); reasoning is in the answer where `thinking` asks for it."""
+    """Anthropic's Messages. Tool calls and reasoning are parsed in the format of the model's chat template
+    (docs/tools.md). The response contains reasoning if `thinking` requests it."""
     body = await gateway.read(request, MessagesRequest)
     head = Head(gateway, request, body, "msg_")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
@@ -78,7 +78,7 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
     ),
 )
 async def count_tokens(request: Request, gateway: GatewayState) -> JSONResponse:
-    """Tokens of the prompt that the same messages and tools are in a request for an answer."""
+    """Count the prompt's tokens of a request with the same messages and tools."""
     body = await gateway.read(request, CountTokensRequest)
     head = Head(gateway, request, body, "count-")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
@@ -118,7 +118,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _stop(body: MessagesRequest, last: GenerateResponse, calls: bool) -> dict[str, str | None]:
-    """calls: the answer has calls of tools."""
+    """calls: whether the response contains tool calls."""
     if last.finish_reason == "length":
         full = last.num_output_tokens < body.max_tokens
         return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
