@@ -543,7 +543,7 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     message["parent"] = message["id"]  # a circle
     exported.write_text(json.dumps(file))
     chooser.set_input_files(exported)
-    noticed(page, "is no message before")
+    noticed(page, "is not a message before")
     expect(page.locator(".chat-title")).to_have_count(1)
 
 

@@ -1,4 +1,4 @@
-// The page's words, in English and Chinese.
+// The page's texts, in English and Chinese.
 
 import { preferences } from "./preferences.js";
 
@@ -242,7 +242,7 @@ const CHINESE = {
   apiDocs: "API 文档",
   toEnd: "到底部",
   storageLost: "浏览器没有为此页面保存数据（无痕窗口？），关闭后对话会丢失",
-  // Translations of the gateway's own descriptions.
+  // Translations of the gateway's descriptions.
   help: {
     max_completion_tokens: "回答的最大词元数；默认为上下文所能容纳的长度",
     temperature: "随机程度；0 表示总是选择最可能的词元，默认为模型的设定",
@@ -264,7 +264,7 @@ export const language = () => {
   return navigator.languages.map((tag) => tag.slice(0, 2)).find((tag) => tag in LANGUAGES) ?? "en";
 };
 
-/** The user's words for `name`. */
+/** The text `name` in the user's language. */
 export function text(name, ...values) {
   const found = LANGUAGES[language()][name];
   return typeof found === "function" ? found(...values) : found;

@@ -127,10 +127,10 @@ class _Answer:
         *,
         reasons: bool,
     ) -> None:
-        """defaults: the model's sampling defaults, which the response names. before: the response that it continues.
+        """defaults: the model's sampling defaults, which the response contains. before: the response that it continues.
 
-        Raises ApiError 400 if `before` is of another model, for the output of a call that does not exist, and for
-        `store` if nothing is stored."""
+        Raises ApiError 400 if `before` is from another model, if an output has no matching call, and for `store` if
+        responses are not stored."""
         self.head = head
         self._gateway = gateway
         self._body = body
