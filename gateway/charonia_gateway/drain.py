@@ -182,10 +182,10 @@ class DrainingServer(uvicorn.Server):
             return
         requests = "1 request was" if count == 1 else f"{count} requests were"
         if had_its_time:
-            text = "%s cut off: not ended %g s after the gateway was asked to shut down (CHARONIA_DRAIN_TIMEOUT_S)"
+            text = "%s cut off: not ended %g s after the shutdown began (CHARONIA_DRAIN_TIMEOUT_S)"
             log.warning(text, requests, self._drain.limit_s)
         else:
-            log.warning("%s cut off: the gateway was asked to shut down at once", requests)
+            log.warning("%s cut off: the gateway must shut down immediately", requests)
         if not await self._drain.have_ended(_FINAL_MESSAGE_S):  # their clients do not read it
             for connection in list(self.server_state.connections):
                 if connection.transport:

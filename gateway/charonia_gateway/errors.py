@@ -110,7 +110,7 @@ _PLACES = (
     (re.compile(r"^(no server can take requests): .*", re.DOTALL), r"\1"),
     (re.compile(r"^endpoint \S+ is down: .*", re.DOTALL), "the server went down"),
     (re.compile(r"^.*\bTriton at \S+ ([^:]*).*", re.DOTALL), r"the server \1"),
-    (re.compile(r"^\S+ (is no Triton server): .*", re.DOTALL), r"the server \1"),
+    (re.compile(r"^\S+ (is not a Triton server): .*", re.DOTALL), r"the server \1"),
 )
 
 

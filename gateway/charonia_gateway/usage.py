@@ -36,7 +36,7 @@ class Usage:
     def to_json(self) -> dict[str, Any]:
         # Any choice of a prompt has the prompt's length. The first choice may not have a part yet.
         groups = (self._last[at : at + self._per_prompt] for at in range(0, len(self._last), self._per_prompt))
-        prompts = [told[0] for group in groups if (told := [last for last in group if last])]
+        prompts = [reported[0] for group in groups if (reported := [last for last in group if last])]
         prompt_tokens = sum(last.num_input_tokens for last in prompts)
         completion_tokens = sum(last.num_output_tokens for last in self._last if last and not self._prompt_only)
         reasoning_tokens = sum(last.num_reasoning_tokens for last in self._last if last)
@@ -67,8 +67,8 @@ class Usage:
 
 
 def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -> dict[str, Any] | None:
-    told = [last for last in choices if last.timings]
-    times = [last.timings for last in told if last.timings]
+    reported = [last for last in choices if last.timings]
+    times = [last.timings for last in reported if last.timings]
     if not times:
         return None
     computed = prompt_tokens - cached
@@ -79,7 +79,7 @@ def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -
     prompt_ms = max((first_token_ms or total_ms) - queue_ms, 0.0)
     predicted_ms = max(total_ms - first_token_ms, 0.0) if first_token_ms else 0.0
     # The time of a choice's first token counts for the prompt.
-    later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in told)
+    later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in reported)
     return {
         "queue_ms": round(queue_ms, 3),
         "first_token_ms": round(first_token_ms, 3),
@@ -88,7 +88,7 @@ def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -
         "prompt_n": computed,
         "prompt_ms": round(prompt_ms, 3),
         "prompt_per_second": _per_second(computed, prompt_ms),
-        "predicted_n": sum(last.num_output_tokens for last in told),
+        "predicted_n": sum(last.num_output_tokens for last in reported),
         "predicted_ms": round(predicted_ms, 3),
         "predicted_per_second": _per_second(later_tokens, predicted_ms),
     }

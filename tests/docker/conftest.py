@@ -1,8 +1,8 @@
-"""The images, built once a run, and stacks of them. Skipped, with the reason, where no Docker engine is to be
-had; failed there in continuous integration.
+"""The images, built once per run, and stacks of them. Without a Docker engine the tests are skipped, but fail in
+continuous integration.
 
-CHARONIA_TEST_DOCKER_UP: a command that starts an engine where none answers. Where packages come through a mirror or TLS
-is intercepted, pip's own settings (PIP_CERT, PIP_INDEX_URL and pip.conf) are handed to the builds as secrets.
+CHARONIA_TEST_DOCKER_UP: a command that starts an engine if no engine responds. The builds receive pip's settings
+(PIP_CERT, PIP_INDEX_URL and pip.conf) as secrets, for package mirrors and intercepted TLS.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ sys.path.append(str(ROOT / "tests" / "stack"))  # tiny_models
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            # The first one builds the images.
+            # The first test builds the images.
             item.add_marker(pytest.mark.timeout(BUILD_LIMIT_S + 600))
 
 
 def _answers(*command: str) -> str | None:
-    """None when it succeeds, else why not."""
+    """None if the command succeeds, else the reason for its failure."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except OSError as error:
@@ -65,13 +65,13 @@ def _pip_setting(name: str) -> str | None:
 
 @pytest.fixture(scope="session")
 def secret_marker() -> str:
-    """A text in one of the build's secrets, which no image may hold."""
+    """A text in a secret of the build. No image may contain it."""
     return f"secret-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")
 def build_settings(tmp_path_factory: pytest.TempPathFactory, secret_marker: str) -> dict[str, str]:
-    """What .env has for building images here."""
+    """The settings in .env for building images on this machine."""
     pip_conf = tmp_path_factory.mktemp("build") / "pip.conf"
     index = os.environ.get("PIP_INDEX_URL") or _pip_setting("global.index-url")
     pip_conf.write_text(f"# {secret_marker}\n[global]\n" + (f"index-url = {index}\n" if index else ""))
@@ -83,14 +83,14 @@ def build_settings(tmp_path_factory: pytest.TempPathFactory, secret_marker: str)
 def images(engine: None, build_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every image, built from this checkout."""
     project = Project(tmp_path_factory.mktemp("images"), build_settings)
-    # One after the other: what they download is shared, and so is the compiler's time.
+    # In sequence: the builds share downloads and compiled files.
     for service in ("prometheus", "gateway", "server"):
         project.compose("build", "--quiet", service, limit_s=BUILD_LIMIT_S)
 
 
 @pytest.fixture(scope="module")
 def demo(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """`docker compose up` with nothing set but the ports, and two secrets."""
+    """`docker compose up` with only the ports and two secrets set."""
     folder = tmp_path_factory.mktemp("demo")
     token = folder / "hf_token"
     token.write_text("hub-token")
@@ -107,13 +107,13 @@ def slow_model(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models")
     write_model(folder / "slow", "byte_level", "babbler", hidden=768, layers=6, positions=4096, ends=False)
-    run(["chmod", "--recursive", "a+rX", folder])  # the containers' user is another one
+    run(["chmod", "--recursive", "a+rX", folder])  # the containers run as another user
     return folder
 
 
 @pytest.fixture
 def slow(slow_model: Path, tmp_path: Path) -> Iterator[Project]:
-    """A stack of its own that serves the slow model, with time to end however busy the machine is."""
+    """A separate stack that serves the slow model, with enough time to end on a busy machine."""
     settings = {
         "CHARONIA_MODELS": str(slow_model),
         "MODEL": "/models/slow",

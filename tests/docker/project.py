@@ -1,4 +1,4 @@
-"""docker compose with a project of its own, for the tests."""
+"""docker compose with a separate project for the tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (ROOT / "docker-compose.yml", ROOT / "tests" / "docker" / "compose.yml")
-TAG = "test"  # so that a user's own images stay as they are
-# What nothing takes that the tests wait for, however slow and busy the machine: only a hang meets this bound.
+TAG = "test"  # so that a user's own images stay unchanged
+# Limit of every wait. Only a hang reaches it, even on a slow and busy machine.
 HANG_S = 300
 BUILD_LIMIT_S = 3000
 
 
 def docker(*arguments: str, check: bool = True) -> str:
-    """What `docker ARGUMENTS` prints."""
+    """The output of `docker ARGUMENTS`."""
     return run(["docker", *arguments], check=check).stdout
 
 
@@ -35,7 +35,7 @@ def run(
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """This process's, without what is Charonia's or compose's."""
+    """The environment of this process, without variables of Charonia and compose."""
     own = ("CHARONIA_", "MODEL", "COMPOSE_", "GRAFANA_", "HF_", "BUILD_")
     return {**{name: value for name, value in os.environ.items() if not name.startswith(own)}, **more}
 
@@ -54,7 +54,7 @@ class Project:
 
     def compose(self, *arguments: str, check: bool = True, limit_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
         env_file = self.folder / f"{self.name}.env"
-        # Docker chooses free ports for what is published.
+        # Docker chooses free ports for the published ports.
         settings = {
             "CHARONIA_TAG": TAG,
             "CHARONIA_GATEWAY_ADDRESS": "127.0.0.1",
@@ -73,11 +73,11 @@ class Project:
         return self.compose("up", "--no-build", "--wait", check=check)
 
     def logs(self, service: str) -> str:
-        """Compose begins lines with the sequence that clears a terminal's, even where there is none."""
+        """The logs without the terminal sequences that compose always writes."""
         return self.compose("logs", "--no-log-prefix", "--no-color", service).stdout.replace("\x1b[2K", "")
 
     def container(self, service: str) -> Any:
-        """What docker inspect says of the service's container."""
+        """The output of docker inspect for the service's container."""
         found = self.compose("ps", "--all", "--quiet", service).stdout.split()
         assert len(found) == 1, f"{service}: {found}"
         return json.loads(docker("inspect", found[0]))[0]
@@ -93,7 +93,7 @@ class Project:
 
 @contextlib.contextmanager
 def running(project: Project) -> Iterator[Project]:
-    """The project, up and healthy; nothing of it is left behind."""
+    """The project, up and healthy; it is removed completely at the end."""
     try:
         done = project.up(check=False)
         assert done.returncode == 0, f"{done.stderr}\n{project.compose('logs', '--tail', '60').stdout}"

@@ -1,4 +1,4 @@
-"""What is in the images, and what building them again takes."""
+"""The contents of the images, and the cost of building them again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GATEWAY_LIMIT_BYTES = 250_000_000
 
 
 def modules_of(image: str, *names: str) -> list[str]:
-    """Those of the Python modules that the image has."""
+    """The modules of these names that the image contains."""
     look = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
     python = ("--entrypoint", "/opt/charonia/venv/bin/python", image, "-c", look)
     return docker("run", "--rm", *python, *names).split()
@@ -52,7 +52,7 @@ def test_no_secret_of_the_build_is_in_an_image(images: None, secret_marker: str,
 def test_the_image_of_grafana_gets_every_dashboard(
     engine: None, build_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """Without the last stage, whose base image may be missing here."""
+    """Builds without the last stage, because its base image may be missing here."""
     secrets = [f"--secret=id=ca_bundle,src={build_settings['BUILD_CA_BUNDLE']}"] * ("BUILD_CA_BUNDLE" in build_settings)
     command = ["docker", "build", "--target", "dashboards", "--output", str(tmp_path), *secrets]
     run([*command, "--file", ROOT / "docker" / "grafana.Dockerfile", ROOT], limit_s=BUILD_LIMIT_S)
@@ -61,7 +61,7 @@ def test_the_image_of_grafana_gets_every_dashboard(
 
 
 def copy_of_the_context(folder: Path) -> Path:
-    """What .dockerignore lets into a build."""
+    """The files that .dockerignore allows in a build."""
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         if line.startswith("!"):
             source, copy = ROOT / line[1:], folder / line[1:]

@@ -1,4 +1,4 @@
-"""docker compose up: what a user gets from it with nothing set, what is published, and what stays inside."""
+"""docker compose up with default settings: the services, the published ports, and the ports that stay internal."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_every_inference_parameter_can_be_set(demo: Project) -> None:
 
 @pytest.fixture
 def closed(demo: Project, tmp_path: Path) -> Project:
-    """The demo with API keys and TLS, of REST and to Triton. The key of the file `alice` is for inference."""
+    """The demo with API keys, and with TLS for REST and for Triton. The key in the file `alice` is for inference."""
     authority = Authority(tmp_path)
     for service, name in (("gateway", "localhost"), ("server", "server")):
         pair = authority.issue(service, name)
@@ -121,13 +121,13 @@ def closed(demo: Project, tmp_path: Path) -> Project:
             shutil.copy(source, folder / file)
     keys = tmp_path / "keys" / "keys.json"
     keys.parent.mkdir()
-    # As docs/security.md has it for who has Docker alone.
+    # As in docs/security.md for users who have only Docker.
     make = ["run", "--rm", "--no-deps", "--no-TTY", "--user", f"{os.getuid()}:{os.getgid()}"]
     make += ["--volume", f"{keys.parent}:/keys", "--entrypoint", "charonia_gateway_keys", "gateway"]
     for name, access in (("alice", "inference"), ("prometheus", "metrics")):
         made = demo.compose(*make, "create", name, "--access", access, "--file", "/keys/keys.json")
         (tmp_path / name).write_text(made.stdout)
-    run(["chmod", "--recursive", "a+rX", tmp_path])  # the containers' users are others
+    run(["chmod", "--recursive", "a+rX", tmp_path])  # the containers run as other users
     settings = {
         "CHARONIA_KEYS": keys.parent,
         "CHARONIA_METRICS_KEY": tmp_path / "prometheus",
@@ -145,7 +145,7 @@ def closed(demo: Project, tmp_path: Path) -> Project:
 def test_down_ends_every_container_in_order_and_a_second_start_does_not_convert_again(
     demo: Project, closed: Project
 ) -> None:
-    """The second start is with API keys and TLS, and so is the demo for what follows."""
+    """The second start enables API keys and TLS for this and the following checks."""
     look = "stat -c '%i %Y' /var/lib/charonia/workspaces/*/triton_models/weights/manifest.json"
 
     def workspaces() -> str:
@@ -154,7 +154,7 @@ def test_down_ends_every_container_in_order_and_a_second_start_does_not_convert_
     before = workspaces()
     assert len(before.splitlines()) == 1
     try:
-        # `down` stops, and then removes what could tell how it ended.
+        # `down` would also remove the containers with their exit codes.
         demo.compose("stop")
         ended = {service: demo.container(service)["State"]["ExitCode"] for service in SERVICES}
         assert ended == dict.fromkeys(SERVICES, 0), "137 is a container that had to be killed"

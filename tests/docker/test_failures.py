@@ -1,4 +1,4 @@
-"""Crashes and ends while answers are under way, in containers."""
+"""Crashes and shutdowns during responses, in containers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from project import HANG_S, Project
 
 CLIENTS = 6
-TOKENS = 1500  # of a stream that ends by itself
+TOKENS = 1500  # tokens of a stream that ends by itself
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
@@ -46,7 +46,7 @@ async def unstreamed(url: str, begun: asyncio.Event) -> None:
 
 
 def kill_triton(project: Project) -> None:
-    """Triton's process dies in its container."""
+    """Kills Triton's process in its container."""
     program = (
         "import os, pathlib\n"
         "for folder in pathlib.Path('/proc').glob('[0-9]*'):\n"
@@ -57,7 +57,8 @@ def kill_triton(project: Project) -> None:
 
 
 def kill_container(project: Project) -> None:
-    """The container's first process dies, and all others with it. (What `docker kill` ends, Docker leaves so.)"""
+    """Kills the container's first process, and with it all others. (Docker does not restart a container after `docker
+    kill`.)"""
     container = project.container("server")
     pid = container["State"]["Pid"]
     with contextlib.suppress(OSError):
@@ -88,14 +89,14 @@ async def test_a_killed_server_gives_errors_and_no_hang_and_heals(
     print(f"healed after {healed_s:.1f} s; {len(refusals)} refusals meanwhile")
     results = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), HANG_S)
     assert all(isinstance(result, openai.APIError) for result in results), results
-    # A request that was sent before the gateway had noticed counts as one that was under way: an error all the same.
+    # A request that was sent before the gateway noticed the failure counts as running: it must fail, too.
     assert refusals
     for answer in refusals:
         assert answer.status_code == 503, answer.text
         assert int(answer.headers["Retry-After"]) >= 1
         assert answer.json()["error"]["code"] == "service_unavailable"
-    # More than once: it died by itself, too. Seen once, and not in 160 kills made to see it; the service heals all
-    # the same.
+    # More than one restart: the server also died by itself. That was seen once, and not again in 160 kills. The service
+    # recovers anyway.
     restarts = slow.container("server")["RestartCount"]
     assert restarts >= 1
     if restarts > 1:

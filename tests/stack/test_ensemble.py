@@ -171,7 +171,7 @@ async def test_log_probs_have_a_row_for_each_token(parrot_client: triton.Inferen
         ({}, "text_input, prompt_token_ids, messages"),
         ({"text_input": "a", "messages": "b"}, "text_input, prompt_token_ids, messages"),
         ({"messages": "[1"}, "messages"),
-        ({"messages": "5"}, "messages: 5 is no conversation"),
+        ({"messages": "5"}, "messages: 5 is not a conversation"),
         ({"messages": "[" * 100_000}, "messages: nested deeper than 200 levels"),
         ({"messages": "a", "tools": "[" * 100_000}, "tools: nested deeper than 200 levels"),
         ({"messages": '[{"role": "wizard", "content": "x"}]'}, "unknown role wizard"),

@@ -81,7 +81,7 @@ def test_texts_in_every_script_come_back(parrot: Stack, kind: TokenizerKind, tex
         ("/tokenize", {"messages": "a", "continue_final_message": True}, "continue_final_message", "send false"),
         ("/tokenize", {"messages": "a", "chat_template": "{{ x }}"}, "chat_template", "leave chat_template out"),
         ("/detokenize", {"tokens": "a"}, "tokens", "a list of token ids"),
-        ("/detokenize", {"tokens": [1, "a"]}, "tokens", "entry 1 is no token id"),
+        ("/detokenize", {"tokens": [1, "a"]}, "tokens", "entry 1 is not a token id"),
         ("/detokenize", {"tokens": [1, 10**8]}, "tokens[1]", "100000000 is no token; send ids from 0 to "),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_guide_that_is_none_names_what_makes_one() -> None:
     sent = inputs(encode(GenerateRequest(text="hi", guide=Guide.choice(["yes", "no"])), "id", "ensemble"))
     assert sent["guided_decoding_guide"][2] == serialize_byte_tensor(np.array([b'["yes", "no"]'], object)).item()
     request = GenerateRequest(text="hi", guide="[0-9]+")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"guide = '\[0-9\]\+' is not valid: it is made by Guide.regex"):
+    with pytest.raises(TypeError, match=r"guide = '\[0-9\]\+' is not valid: create it with a function"):
         encode(request, "id", "ensemble")
 
 

@@ -48,7 +48,7 @@ class Endpoint:
 
     @property
     def reachable(self) -> bool:
-        """Whether it can be asked to stop requests."""
+        """Whether it can receive stop requests."""
         return self.up or self.draining
 
     def acquire(self) -> None:

@@ -203,12 +203,12 @@ function importedConversation(raw) {
   const messages = new Map(Object.values(raw.messages ?? {}).map((one) => [one.id, importedMessage(one)]));
   const rooted = new Set([null]); // messages whose path to the first message is verified
   for (const message of messages.values()) {
-    const path = new Set();
+    const visited = new Set();
     for (let id = message.id; !rooted.has(id); id = messages.get(id).parent) {
-      if (!messages.has(id) || path.has(id)) throw new Error(`parent: ${id} is not a message before ${message.id}`);
-      path.add(id);
+      if (!messages.has(id) || visited.has(id)) throw new Error(`parent: ${id} is not a message before ${message.id}`);
+      visited.add(id);
     }
-    path.forEach((id) => rooted.add(id));
+    visited.forEach((id) => rooted.add(id));
   }
   conversation.messages = Object.fromEntries(messages);
   if (raw.leaf !== null && !messages.has(raw.leaf)) throw new Error(`leaf: there is no message ${raw.leaf}`);

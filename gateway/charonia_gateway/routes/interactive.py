@@ -45,10 +45,10 @@ async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
     if body.acts or body.ends:
         await _act(head.engine, body)
         return JSONResponse(_nothing(), headers=head.headers)
-    asked = body.engine_request()
+    engine_request = body.engine_request()
     if body.stream:
-        return EventStream(_stream(asked, head), head.headers, LINES, heartbeat_s=gateway.settings.heartbeat_s)
-    return JSONResponse(await while_connected(request, _whole(asked, head)), headers=head.headers)
+        return EventStream(_stream(engine_request, head), head.headers, LINES, heartbeat_s=gateway.settings.heartbeat_s)
+    return JSONResponse(await while_connected(request, _whole(engine_request, head)), headers=head.headers)
 
 
 async def _act(engine: Engine, body: InteractiveRequest) -> None:
@@ -75,17 +75,17 @@ def _shown(part: GenerateResponse) -> dict[str, Any]:
     }
 
 
-async def _whole(asked: GenerateRequest, head: Head) -> dict[str, Any]:
+async def _whole(engine_request: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    async with aclosing(head.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
+    async with aclosing(head.engine.answer(engine_request, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         answer = [part async for part in parts][-1]
     usage.see(0, answer)
     return {**_shown(answer), **head.timings(usage)}
 
 
-async def _stream(asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
+async def _stream(engine_request: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
     usage = head.usage(1, 1)
-    async with aclosing(head.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
+    async with aclosing(head.engine.answer(engine_request, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         async for part in parts:
             usage.see(0, part)
             if part.finish_reason:

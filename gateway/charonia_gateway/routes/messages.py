@@ -59,11 +59,11 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
     body = await gateway.read(request, MessagesRequest)
     head = Head(gateway, request, body, "msg_")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
-    asked = body.engine_request(reasons=await head.engine.pool.reasons())
+    engine_request = body.engine_request(reasons=await head.engine.pool.reasons())
     if body.stream:
         form = _format(head.headers[REQUEST_ID_HEADER])
-        return EventStream(_stream(body, asked, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
-    return JSONResponse(await while_connected(request, _whole(body, asked, head)), headers=headers)
+        return EventStream(_stream(body, engine_request, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
+    return JSONResponse(await while_connected(request, _whole(body, engine_request, head)), headers=headers)
 
 
 @router.post(
@@ -127,19 +127,19 @@ def _stop(body: MessagesRequest, last: GenerateResponse, calls: bool) -> dict[st
     return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
 
-async def _whole(body: MessagesRequest, asked: GenerateRequest, head: Head) -> dict[str, Any]:
+async def _whole(body: MessagesRequest, engine_request: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    (answer,) = await head.engine.complete([asked], head.engine_id)
+    (answer,) = await head.engine.complete([engine_request], head.engine_id)
     usage.see(0, answer)
-    content = whole_blocks(body, answer, parsed=bool(asked.parsed))
+    content = whole_blocks(body, answer, parsed=bool(engine_request.parsed))
     return _message(head, usage, content=content, **_stop(body, answer, bool(answer.tool_calls)))
 
 
-async def _stream(body: MessagesRequest, asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
+async def _stream(body: MessagesRequest, engine_request: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
     usage = head.usage(1, 1)
-    blocks = Blocks(body, parsed=bool(asked.parsed))
+    blocks = Blocks(body, parsed=bool(engine_request.parsed))
     started = False
-    async with aclosing(head.engine.stream([asked], head.engine_id)) as parts:
+    async with aclosing(head.engine.stream([engine_request], head.engine_id)) as parts:
         async for part in parts:
             usage.see(0, part)
             events = b""

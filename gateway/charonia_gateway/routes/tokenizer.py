@@ -58,9 +58,9 @@ async def detokenize(request: Request, gateway: GatewayState) -> JSONResponse:
 async def _text(gateway: Gateway, request: Request, body: DetokenizeBody) -> str:
     if not body.tokens:
         return ""
-    asked = TokenizeRequest(prompt_token_ids=body.tokens)
+    engine_request = TokenizeRequest(prompt_token_ids=body.tokens)
     try:
-        return (await while_connected(request, gateway.engine_of(body.model).pool.tokenize(asked))).text
+        return (await while_connected(request, gateway.engine_of(body.model).pool.tokenize(engine_request))).text
     except BadRequest as error:
         raise BadRequest(str(error).replace("prompt_token_ids", "tokens", 1)) from None
 
