@@ -25,7 +25,7 @@ def configuration(targets: dict[str, str]) -> dict[str, Any]:
     # scrape_interval also limits the time of a scrape.
     config["global"] = {"scrape_interval": "2s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(CONFIG.parent / file) for file in config["rule_files"]]
-    # Without the rule by which compose's targets get the name of another job.
+    # Without gateway-unchecked, whose targets get the job name `gateway`.
     jobs = {job["job_name"]: job for job in config["scrape_configs"] if "relabel_configs" not in job}
     assert set(jobs) <= set(targets)
     config["scrape_configs"] = []

@@ -27,7 +27,7 @@ def benchmark(*arguments: object) -> str:
 
 
 def values(file: Path, case: dict[str, object]) -> dict[str, float]:
-    """The values of a case's records by name; of "requests" the count."""
+    """The values of a case's records by name; for "requests" their count."""
     return {record.name: record.value for record in records.read(file)[1] if record.case == case}
 
 
@@ -56,6 +56,6 @@ def test_serving_measures_a_running_stack(stack: Stack, target: str, tmp_path: P
     )  # fmt: skip
     value = values(file, {"target": target})
     assert (value["errors"], value["requests"]) == (0, 6)
-    for name in ("time to first token", "end to end"):  # an answer with one response has no other times
+    for name in ("time to first token", "end to end"):  # a response without streaming has no other times
         assert 0 < value[name] <= value[f"{name}, 99th"]
     assert "tokens/s" in shown

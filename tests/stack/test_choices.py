@@ -1,4 +1,4 @@
-"""Several answers to one prompt: each is what it would be alone."""
+"""Several responses to one prompt: each one equals a separate response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from charonia_client import Client, GenerateRequest, GenerateResponse
 from stack import Stack
 
-SEED = 2**64 - 2  # answer 2 has the seed 0
+SEED = 2**64 - 2  # response 2 has the seed 0
 FIELDS: dict[str, Any] = {"text": "One", "temperature": 1.5, "max_tokens": 24, "ignore_eos": True, "logprobs": 0}
 
 
@@ -22,7 +22,7 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 
 async def alone(client: Client, count: int) -> list[GenerateResponse]:
-    """The answers of `count` seeds from SEED on, each by a request of its own."""
+    """The responses for `count` seeds from SEED on, each from a separate request."""
     return [
         await client.complete(GenerateRequest(**FIELDS, seed=(SEED + at) % 2**64, stream=False)) for at in range(count)
     ]

@@ -21,22 +21,22 @@ from pexpect.fdpexpect import fdspawn
 from stack import HANG_S, Stack, free_ports
 
 PROGRAM = Path(sys.executable).parent / "triton_client"
-# A terminal's bracketed paste is turned on when the prompt is shown, and off when a message is taken.
+# Bracketed paste is turned on when the prompt is shown, and off when a message is read.
 PROMPT = r"\x1b\[\?2004h"
 TAKEN = r"\x1b\[\?2004l"
 COST = re.compile(r"\[\d+ tokens, [\d.]+ tokens/s, prompt (\d+) tokens")
 
 
 class Terminal(fdspawn):  # type: ignore[misc]
-    """A program in a pseudo-terminal that is its controlling one, so that Ctrl-C is a signal.
+    """A program with a pseudo-terminal as its controlling terminal, so that Ctrl-C is a signal.
 
-    Not pexpect's own way to start it: that forks this process, whose gRPC threads do not survive it.
+    pexpect.spawn is not used: it forks this process, and gRPC threads do not survive a fork.
     """
 
     def __init__(self, *command: str) -> None:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
-        # Nobody answers a cursor position request here.
+        # Requests for the cursor position have no response here.
         env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "1"}
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=env
@@ -78,7 +78,7 @@ def test_two_enters_send_and_the_history_is_kept(stack: Stack) -> None:
         child.expect(PROMPT)
         child.send("What is\rthe capital of France?\r\r")
         child.expect(COST)
-        # The second prompt holds the first turn.
+        # The second prompt contains the first turn.
         assert int(child.match.group(1)) > first + 5
         child.expect(PROMPT)
         leave(child)
@@ -95,12 +95,12 @@ def test_one_enter_sends_when_asked_to(stack: Stack) -> None:
 def test_ctrl_c_interrupts_the_answer_and_does_not_leave(slow: Stack) -> None:
     with chat(slow.grpc, "--enter-sends") as child:
         child.send("Talk\r")
-        # The answer has begun: what the prompt itself still prints, before Ctrl-C is a signal again, is shorter.
+        # The response has begun: the remaining output of the prompt, before Ctrl-C is a signal again, is shorter.
         child.expect(TAKEN + ".{100}")
         child.send("\x03")
         child.expect("interrupted")
         child.expect(PROMPT)
-        child.send("\x03")  # and at the prompt it says how to leave
+        child.send("\x03")  # at the prompt, Ctrl-C shows how to leave
         child.expect("'exit' leaves")
         child.expect(PROMPT)
         leave(child)
@@ -127,7 +127,7 @@ def test_messages_from_a_pipe_are_answered(stack: Stack) -> None:
 
 @pytest.mark.parametrize("place", ["environment", ".env"])
 def test_make_chat_talks_to_the_port_that_is_set(stack: Stack, tmp_path: Path, place: str) -> None:
-    """In a folder of its own: the Makefile, and a `.env` that the environment wins over."""
+    """In a separate folder with the Makefile and a `.env`, which the environment overrides."""
     shutil.copy(Path(__file__).resolve().parents[2] / "Makefile", tmp_path)
     port, elsewhere = stack.grpc.rpartition(":")[2], str(free_ports(1)[0])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("CHARONIA_", "MAKE"))}

@@ -1,4 +1,4 @@
-"""The client library against the real server: what it asks, and a server that goes away."""
+"""The client library with the real server: requests, and a server that dies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_log_probabilities_come_with_the_bytes_of_their_tokens(client: Cli
     whole = await client.complete(request)
     assert len(whole.logprobs) == len(whole.tokens) == len(whole.top_logprobs) == len(whole.token_ids)
     assert b"".join(whole.tokens).decode() == whole.text
-    # The end token adds nothing to the text, and has a name among the most likely.
+    # The end token adds nothing to the text, but top_logprobs has its name.
     assert whole.tokens[-1] == b""
     last = {top.id: top.token for top in whole.top_logprobs[-1]}
     assert last[whole.token_ids[-1]] != b""
@@ -82,7 +82,7 @@ async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: 
     request = GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=ENDLESS)
 
     async def ask_twice(client: Client, began: asyncio.Event) -> list[CharoniaError]:
-        """What ends an answer under way, and one that is asked for at once after that."""
+        """The errors of a running response, and of a request immediately after that."""
         errors = []
         for _ in range(2):
             try:
@@ -99,7 +99,7 @@ async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: 
             readers = [asyncio.create_task(ask_twice(client, event)) for event in began]
             await asyncio.gather(*(event.wait() for event in began))
             os.kill(served.pid_of("tritonserver"), signal.SIGKILL)
-            # New calls all the time, of which some begin in the instant in which the connection breaks.
+            # New calls all the time: some begin while the connection breaks.
             calls: list[asyncio.Task[None]] = []
             while not any(reader.done() for reader in readers):
                 calls.append(asyncio.create_task(client.stop("some id")))
@@ -108,6 +108,6 @@ async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: 
                 assert result is None or isinstance(result, Unavailable), repr(result)
             for errors in await asyncio.wait_for(asyncio.gather(*readers), HANG_S):
                 assert len(errors) == 2 and all(isinstance(error, Unavailable) for error in errors), errors
-                # The connection's end said so, not the lack of a sign of life, which takes longer.
+                # The closed connection was noticed, not the missing probe responses, which takes longer.
                 assert all("cannot be reached or went away" in str(error) for error in errors), errors
-        # Closing did not wait for stop requests that nobody can take.
+        # Closing did not wait for stop requests to a dead server.

@@ -1,7 +1,7 @@
-"""Answers and streams fit the types of the clients that people use, and the clients' own helpers work with them.
+"""Responses and streams match the types of common clients, and the clients' own helpers work with them.
 
-The model says what it is made to say: a parrot of tiny_models.py, which answers `<|text0|>` with TEXTS[0], and so on.
-What a grammar forces it to say it says all the same.
+The model is a parrot of tiny_models.py, which responds to `<|text0|>` with TEXTS[0], and so on. A grammar can force
+other text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TEXTS = [
 ]
 REASONING, CONTENT = "They want the weather of Paris.", "I look."
 CALLS = [("get_weather", {"city": "Paris", "days": 3}), ("add", {"a": 1})]
-# The marks of the formats; what of a history is to reach the model; and what makes it answer, at the end.
+# The marks of the formats, the parts of the history for the model, and at the end the start token of the response.
 TEMPLATE = (
     "{# <think> <tool_call> #}{% if tools %}tools:{{ tools | tojson }}{% endif %}"
     "{% for message in messages %}{% for call in message.tool_calls or [] %}"
@@ -64,7 +64,7 @@ def ask(index: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("clients")
-    # Most characters are tokens of their own, and what a coding agent sends is long.
+    # Most characters are separate tokens, and a coding agent sends long prompts.
     write_model(folder / MODEL, "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE, positions=1 << 15)
     with running(Stack(folder / MODEL, folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
         yield served
@@ -88,11 +88,11 @@ async def anthropic_client(caller: Stack) -> AsyncIterator[anthropic.AsyncAnthro
         yield client
 
 
-# --- every answer and event, as it is written
+# --- every response and event in its raw form
 
 
 def extras(value: Any, at: str = "") -> Iterator[str]:
-    """The fields of a client's type that it does not know: the clients take any."""
+    """Fields that a client's type does not define: the clients accept unknown fields."""
     if isinstance(value, BaseModel):
         for name in value.model_extra or {}:
             yield f"{at}.{name}"
@@ -104,8 +104,8 @@ def extras(value: Any, at: str = "") -> Iterator[str]:
 
 
 def strict(kind: Any, value: Any, *, beside: tuple[str, ...] = ()) -> Any:
-    """The value as the client's type, of which nothing is missing and beside which there is nothing else than fields
-    whose names end in one of `beside`."""
+    """The value as the client's type. No field may be missing, and additional fields must have names that end in one of
+    `beside`."""
     found = TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     more = [name for name in extras(found) if not name.endswith(beside or "?")]
     assert not more, f"{kind} has no {more}"
@@ -120,7 +120,7 @@ async def events(web: httpx.AsyncClient, path: str, body: dict[str, Any]) -> lis
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-# What of this server's own OpenAI's types do not have.
+# Fields of this server that OpenAI's types do not have.
 OWN = (".reasoning_content", ".store")
 
 
@@ -215,7 +215,7 @@ async def test_a_stored_response_goes_on_with_the_output_of_its_call(openai_clie
     ]
     second = await openai_client.responses.create(**fields, input=outputs, previous_response_id=first.id)
     assert second.output_text == TEXTS[1]
-    # The same without the server's memory: what came back is sent back.
+    # The same without a stored response: the client sends the output items back.
     items: list[Any] = [*ask(0), *(item.to_dict() for item in first.output), *outputs]
     again = await openai_client.responses.create(**{**fields, "store": False}, input=items)
     assert again.output_text == TEXTS[1]
@@ -275,7 +275,7 @@ async def test_anthropics_tool_runner_runs_the_functions(
 
 
 def agents_request(turns: list[Any], nonce: str) -> dict[str, Any]:
-    """What Claude Code sends, in its form."""
+    """A request like Claude Code's."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -328,7 +328,7 @@ async def test_a_coding_agent_goes_round_its_loop(web: httpx.AsyncClient) -> Non
         turns.append({"role": "assistant", "content": blocks})
         if stop != "tool_use":
             break
-        # The template shows what comes last: it makes the model answer.
+        # The template shows the last message, which contains the start token of the response.
         calls = [block for block in blocks if block["type"] == "tool_use"]
         results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "<|text1|>"} for call in calls]
         results[0] |= {"content": [{"type": "text", "text": "No such file"}], "is_error": True}
@@ -344,7 +344,7 @@ async def test_a_coding_agent_goes_round_its_loop(web: httpx.AsyncClient) -> Non
 
 
 def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
-    """Blocks, stop reason and usage of a stream, as an agent gathers them."""
+    """Blocks, stop reason and usage of a stream, collected like an agent does."""
     blocks: list[Any] = []
     stop, usage, pieces = "", {}, ""
     for line in text.splitlines():
@@ -366,7 +366,7 @@ def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
     return blocks, stop, usage
 
 
-# --- libraries that have an environment of their own
+# --- libraries with separate environments
 
 
 @pytest.mark.parametrize("library", ["langchain", "instructor", "agents"])
@@ -376,7 +376,7 @@ def test_a_library_works_with_the_gateway(caller: Stack, library: str) -> None:
         missing_tool("libraries of scripts/requirements-clients.txt are missing: `scripts/get_clients.sh` gets them")
     program = Path(__file__).parent / "clients" / f"with_{library}.py"
     command = [found.stdout.strip(), str(program), caller.gateway, MODEL]
-    # Nothing of what they would tell their makers.
+    # Disables their telemetry.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "ANTHROPIC", "LANG"))}
     env |= {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)

@@ -1,4 +1,4 @@
-"""The demo model answers through the whole stack as it does in transformers."""
+"""The demo model gives the same responses through the whole stack as in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo model calls the example's two tools and answers in JSON, through the whole stack."""
+"""The demo model calls the example's two tools and responds in JSON, through the whole stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deploy/ asks of the server and the gateway is there: probes are answered, metrics exist."""
+"""The server and the gateway have the probes and metrics that deploy/ uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rendered() -> Manifests:
 
 
 def local(stack: Stack) -> dict[int, int]:
-    """This stack's ports by those of the contracts."""
+    """This stack's ports, by the default ports in docs/contracts.md."""
     return dict(zip((33336, 33337, 33338, 23333), stack.ports, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The way of a request through the real server: preprocessing, engine, postprocessing."""
+"""Requests through the real server: preprocessing, engine, postprocessing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_stream_is_the_text_byte_for_byte_in_every_script(parrot_client: t
     requests = [{"messages": start_token(index), "stream": True, **GREEDY} for index, _ in prompts]
     for (_, text), responses in zip(prompts, await all_at_once(parrot_client, requests), strict=True):
         assert text_of(responses) == text.encode()
-        assert all(response.text.decode() is not None for response in responses)  # each is valid UTF-8 by itself
+        assert all(response.text.decode() is not None for response in responses)  # each part is valid UTF-8 by itself
         assert [response.finish_reason for response in responses] == [""] * (len(responses) - 1) + ["stop"]
         total = sum(len(response.ids) for response in responses)
         assert responses[-1].tensors["num_output_tokens"] == [total]
@@ -50,8 +50,8 @@ async def test_unstreamed_answer_is_one_response_with_the_same_text(
 
 
 async def test_streams_of_random_tokens_equal_the_unstreamed_text(babbler_client: triton.InferenceServerClient) -> None:
-    """A babbler's tokens are half of them bytes that are no characters: what a stream shows of them must not depend on
-    where it was cut."""
+    """Half of a babbler's tokens are bytes that are not valid characters. The text of a stream must not depend on its
+    chunks."""
     fields = [
         {"messages": f"prompt {index}", "seed": index, "temperature": 1.5, "ignore_eos": True, "max_tokens": 150}
         for index in range(AT_ONCE)
@@ -75,7 +75,7 @@ async def test_raw_text_keeps_the_leading_space_and_a_chat_drops_it(
 
 
 async def test_a_request_may_name_the_outputs_that_it_wants(parrot_client: triton.InferenceServerClient) -> None:
-    """Triton leaves out steps of the ensemble that none of the outputs needs, and no others."""
+    """Triton skips the steps of the ensemble that no output needs, but no other steps."""
     config = (await parrot_client.get_model_config("ensemble")).config
     every = [output.name for output in config.output]
     one = [[name] for name in every]
@@ -89,14 +89,14 @@ async def test_a_request_may_name_the_outputs_that_it_wants(parrot_client: trito
 
 
 async def _only(client: triton.InferenceServerClient, names: list[str]) -> Any:
-    """The answer to a request that names these outputs."""
+    """The response to a request for these outputs."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         wanted = [triton.InferRequestedOutput(name) for name in names]
         inputs = make_inputs({"messages": start_token(0), **GREEDY})
         yield {"model_name": "ensemble", "inputs": inputs, "outputs": wanted}
 
-    # To its end: Triton may lock itself up when a stream is cancelled while it sends (docs/contracts.md).
+    # Read to the end: Triton may deadlock if a stream is cancelled while it sends (docs/contracts.md).
     answers = [answer async for answer in client.stream_infer(requests())]
     assert all(error is None for _, error in answers), names
     return answers[0][0]
@@ -148,7 +148,7 @@ async def test_bad_words_and_logit_bias_reach_the_engine(parrot_client: triton.I
     (biased,) = await collect(parrot_client, {"messages": start_token(0), "logit_bias": json.dumps(banned), **GREEDY})
     assert biased.ids[:3] == plain.ids[:3]
     assert biased.ids[3] != plain.ids[3]
-    # The end is spelled by one token and so is a bad word of its own: the answer cannot end with it any more.
+    # The end of the text is one token, and so it can be a bad word: then the response cannot contain it.
     fields = {"messages": start_token(0), "bad_words": [EOS], "temperature": 0.0, "max_tokens": len(plain.ids) + 4}
     (endless,) = await collect(parrot_client, fields)
     assert plain.ids[-1] not in endless.ids

@@ -1,4 +1,4 @@
-"""A server whose structured output is still being compiled, as after the first start of a checkout."""
+"""A server that is still compiling structured output, as after the first start of a checkout."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_guided_requests_wait_for_structured_output_and_others_do_not(tmp_path: 
             anthropic = ask("/v1/messages", tools=[tool], tool_choice={"type": "any"})
             assert (anthropic.status_code, anthropic.headers["Retry-After"]) == (503, "20"), anthropic.text
             assert anthropic.json()["error"]["type"] == "overloaded_error"
-            # The server is well.
+            # The server works.
             assert ask().status_code == 200
             assert http.get("/health/ready").status_code == 200
             site.give()

@@ -1,6 +1,6 @@
 """The gateway rejects requests that arrive too slowly and requests of foreign web pages.
 
-There is no Triton: a request that would reach it gets 503.
+There is no Triton: a request that would reach Triton gets 503.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway that gives a request a second to arrive."""
+    """A gateway that allows a request one second to arrive."""
     env = {"CHARONIA_GATEWAY_READ_TIMEOUT_S": "1"}
     with gateway(f"127.0.0.1:{free_ports(1)[0]}", tmp_path_factory.mktemp("hasty") / "gateway.log", **env) as started:
         yield started
@@ -42,7 +42,7 @@ def connect(url: str) -> socket.socket:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """What comes until the server closes it."""
+    """The data until the server closes the connection."""
     said = b""
     while piece := connection.recv(65536):
         said += piece
@@ -69,7 +69,7 @@ def test_a_request_that_does_not_arrive_ends_its_connection(hasty: GatewayProces
 
 @pytest.mark.parametrize("drip", [b"x", b"1\r\nx\r\n"])
 def test_a_request_that_drips_is_ended_too(hasty: GatewayProcess, drip: bytes) -> None:
-    """Each byte arrives in time and the whole never: in the head, and in a body of chunks."""
+    """Each byte arrives in time, but the request never ends: in the head, and in a chunked body."""
     with connect(hasty.url) as connection:
         connection.sendall(HEAD + (b"Cookie: " if drip == b"x" else b"Transfer-Encoding: chunked\r\n\r\n"))
         connection.settimeout(0.1)
@@ -98,12 +98,12 @@ def test_a_connection_stays_open_between_requests(hasty: GatewayProcess) -> None
         for _ in range(2):
             connection.sendall(request)
             answer = b""
-            while not answer.endswith(b"}"):  # the body may come by itself
+            while not answer.endswith(b"}"):  # the body may arrive separately
                 piece = connection.recv(65536)
                 assert piece, answer
                 answer += piece
             assert answer.startswith(b"HTTP/1.1 200 ")
-            time.sleep(1.5)  # longer than a request may take to arrive
+            time.sleep(1.5)  # longer than the time limit for a request
 
 
 def test_a_head_has_a_limit(own: GatewayProcess) -> None:
@@ -112,7 +112,7 @@ def test_a_head_has_a_limit(own: GatewayProcess) -> None:
         try:
             for _ in range(1000):
                 connection.sendall(b"x" * 65536)
-        except OSError:  # it is closed before it has all
+        except OSError:  # the connection is closed before the server has read the whole head
             return
         assert rest_of(connection).startswith(b"HTTP/1.1 431 ")
 

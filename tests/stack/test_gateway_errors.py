@@ -1,4 +1,4 @@
-"""Every way in which a request can fail has its status, in OpenAI's format, and none is a 500 that a client caused."""
+"""Each failure of a request has its own status in OpenAI's format. No client error is a 500."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_does_not_fit_says_the_numbers(http: httpx.Client, model: str, stre
 def test_texts_far_too_long_are_refused_without_being_tokenized_whole(
     stack: Stack, http: httpx.Client, model: str
 ) -> None:
-    stack.forget_peaks()  # those of the tests before this one
+    stack.forget_peaks()  # peaks of earlier tests
     before = stack.memory_mib()
     assert any(name.startswith("preprocessing") for name in before)
     for fields in ({"prompt": "word " * 1_600_000}, {"prompt": " " * 8_000_000}):
@@ -78,7 +78,7 @@ def test_texts_far_too_long_are_refused_without_being_tokenized_whole(
     error = error_of(http.post("/v1/chat/completions", json={"model": model, "messages": messages}), 400)
     assert error["code"] == "context_length_exceeded"
     peaks = stack.memory_mib("VmHWM")
-    # Tokenized whole, each takes 1 to 2 GiB.
+    # Tokenizing a whole text would take 1 to 2 GiB.
     assert all(peaks[name] - size < 300 for name, size in before.items()), (before, peaks)
 
 
@@ -109,7 +109,7 @@ def test_other_content_types_and_large_bodies_are_refused(http: httpx.Client, mo
 
 
 async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
-    """64 requests run and 220 wait. Further requests are rejected immediately, and the first 284 go on."""
+    """64 requests run and 220 wait. Further requests are rejected immediately, and the first 284 continue."""
     long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=ENDLESS, stream=False)
     async with Client(slow.grpc) as client, openai.AsyncOpenAI(base_url=f"{slow.gateway}/v1", api_key="x") as api:
         model = (await api.models.list()).data[0].id
@@ -127,7 +127,7 @@ async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
 
         tasks = [asyncio.create_task(ask_until_taken()) for _ in range(300)]
         await asyncio.wait_for(turned_away.wait(), HANG_S)
-        # Those that were turned away come back until every place is taken, so the next one finds none.
+        # Rejected requests are retried until all places are taken, so the next request is rejected.
         await until(slow.metrics, lambda metrics: metrics.running + metrics.waiting >= 64 + 220, "full")
         with pytest.raises(openai.RateLimitError) as refused:
             await api.with_options(max_retries=0).chat.completions.create(model=model, messages=USER)
@@ -149,7 +149,7 @@ async def test_without_triton_requests_are_503_and_readiness_says_why(tmp_path: 
             for stream in (False, True):
                 body = {"model": "model", "messages": USER, "stream": stream}
                 answer = await http.post("/v1/chat/completions", json=body)
-                # Where servers are is for operators, not for clients.
+                # Addresses of servers are for operators, not for clients.
                 assert error_of(answer, 503)["message"] == "the server cannot be reached or went away"
             ready = await http.get("/health/ready")
             assert ready.status_code == 503 and ready.json()["reason"]
@@ -158,7 +158,7 @@ async def test_without_triton_requests_are_503_and_readiness_says_why(tmp_path: 
 
 
 async def first_event(http: httpx.AsyncClient, body: dict[str, Any], began: asyncio.Event) -> str:
-    """Everything that a stream sends; sets `began` at its first text."""
+    """All data of a stream. Sets `began` with its first text."""
     text = ""
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         async for piece in answer.aiter_text():

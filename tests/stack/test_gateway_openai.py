@@ -68,7 +68,7 @@ async def test_usage_counts_tokens_and_comes_at_the_end_when_asked_for(api: open
     whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, logprobs=True)
     assert whole.usage is not None and whole.choices[0].logprobs is not None
     assert whole.choices[0].logprobs.content is not None
-    # The end token is counted and is no part of the text.
+    # The end token is counted, but is not part of the text.
     assert whole.usage.completion_tokens == len(whole.choices[0].logprobs.content) + 1
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
     stream = await api.chat.completions.create(
@@ -136,7 +136,7 @@ async def test_chat_logprobs_join_to_the_text_whole_and_streamed(api: openai.Asy
     for entry in whole.logprobs.content:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 2
         assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
-        # Greedy: the token is the most likely, or one as likely.
+        # Greedy: the token is the most likely one, or equally likely.
         assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob, abs=1e-4)
     streamed = []
     async for chunk in await api.chat.completions.create(stream=True, **fields):
@@ -188,7 +188,7 @@ async def test_fields_of_other_servers_are_taken_and_unknown_ones_named(api: ope
 
 
 def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> None:
-    """localhost, which may have an address of either version; there is a server at one of them."""
+    """localhost, which may have an IPv4 and an IPv6 address. The server listens on one of them."""
     port = stack.grpc.rpartition(":")[2]
     name = f"dns:///localhost:{port}"
     with gateway("127.0.0.1:1", tmp_path / "gateway.log", CHARONIA_TRITON_ENDPOINTS=name) as own:
@@ -206,14 +206,14 @@ def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> 
 
 
 def check_quality(stack: Stack, url: str) -> None:
-    """What is measured of the model while it is served is in its entry."""
+    """Quality records that are written while the model is served appear in its entry."""
     (manifest,) = stack.run_dir.glob("workspaces/*/triton_models/weights/manifest.json")
     before = manifest.read_text()
     record = {"text": {"perplexity": 5.5}, "quant_policy": 8}
     try:
         manifest.write_text(json.dumps({**json.loads(before), "quality": [record | {"command": "of its files"}]}))
         deadline = time.monotonic() + HANG_S
-        # Where the server does not say it in time, none is shown for ten seconds.
+        # If the server does not report the records in time, the entry shows none for ten seconds.
         while (shown := httpx.get(f"{url}/v1/models", timeout=HANG_S).json()["data"][0]["quality"]) != [record]:
             assert time.monotonic() < deadline, shown
             time.sleep(0.5)
@@ -247,7 +247,7 @@ def test_the_gateways_metrics_count_requests(stack: Stack) -> None:
 
     before = count()
     httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).raise_for_status()
-    # A request is counted once its answer has been sent, so perhaps after the answer has come.
+    # A request is counted after its response was sent, so perhaps after the response has arrived.
     deadline = time.monotonic() + HANG_S
     while (now := count()) == before:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The gateway's subscription: what happens to it, and to the requests in it, when clients or the gateway leave."""
+"""The gateway's subscription and its requests when clients disconnect or the gateway dies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
 
 @pytest.fixture(scope="module")
 def before_slow(slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of one before `slow`."""
+    """The URL of a gateway for `slow`."""
     with gateway(slow.grpc, tmp_path_factory.mktemp("before_slow") / "gateway.log") as own:
         yield own.url
 
@@ -41,7 +41,7 @@ LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": ENDL
 
 
 def text_of(line: str) -> str:
-    """What an event's line adds to the answer."""
+    """The text that an event's line adds to the response."""
     if not line.startswith("data: {"):
         return ""
     choices = json.loads(line.removeprefix("data: "))["choices"]

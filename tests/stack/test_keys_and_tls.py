@@ -1,4 +1,4 @@
-"""The whole stack with API keys, TLS of REST, and TLS to Triton in which both sides show certificates."""
+"""The whole stack with API keys, TLS for REST, and mutual TLS to Triton."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 SECRET = "what-the-prompt-says"
-TOKENS_PER_MINUTE = 100_000_000  # nobody here is turned away
+TOKENS_PER_MINUTE = 100_000_000  # no request of these tests is rejected
 
 
 @dataclass
@@ -82,7 +82,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def test_openais_client_asks_over_tls_with_a_key(secured: Secured) -> None:
     with secured.web("alice") as web:
         model = web.get("/v1/models").json()["data"][0]["id"]
-    # Greedy: both answers have as many tokens.
+    # Greedy: both responses have the same number of tokens.
     shown: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": SECRET}],
@@ -103,13 +103,13 @@ def test_openais_client_asks_over_tls_with_a_key(secured: Secured) -> None:
     with secured.web("alice") as web:
 
         def left() -> int:
-            """As an answer to a wrong request says, which takes none."""
+            """The remaining tokens, from the response to a wrong request, which uses none."""
             wrong = web.post("/v1/chat/completions", json={**shown, "temperature": 9})
             assert wrong.status_code == 400, wrong.text
             return int(wrong.headers["x-ratelimit-remaining-tokens"])
 
         deadline = time.monotonic() + HANG_S
-        while (found := left()) > TOKENS_PER_MINUTE - 2 * used:  # what an answer took is counted after its end
+        while (found := left()) > TOKENS_PER_MINUTE - 2 * used:  # the tokens of a response are counted after its end
             assert time.monotonic() < deadline, found
     assert found == TOKENS_PER_MINUTE - 2 * used
     with secured.web(None) as web:
@@ -141,7 +141,7 @@ def test_the_line_with_curl_that_is_printed_can_be_pasted(secured: Secured) -> N
 
 
 def test_a_key_cannot_find_out_what_another_has_asked(secured: Secured) -> None:
-    """Neither by its answer's count of cached tokens, nor with the other's salt."""
+    """Neither from the count of cached tokens, nor with the other key's salt."""
     asked = {"prompt": "a secret of alice's " * 40, "max_tokens": 1}
     with secured.web("alice") as alice, secured.web("bob") as bob:
         model = alice.get("/v1/models").json()["data"][0]["id"]

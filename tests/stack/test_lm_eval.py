@@ -1,6 +1,6 @@
-"""EleutherAI's lm-eval, unchanged and with its defaults, against the gateway: its own client for such servers.
+"""EleutherAI's lm-eval, unchanged and with its defaults, uses the gateway with its own API client.
 
-Its package is installed without what its tasks need (data sets, scorers), which takes hundreds of megabytes.
+The package is installed without the dependencies of its tasks (data sets, scorers), which take hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def evaluated(stack: Stack) -> Any:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """(context, continuation) -> its log probability by transformers, and whether it is the greedy one."""
+    """(context, continuation) -> the log probability in transformers, and whether the continuation is greedy."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

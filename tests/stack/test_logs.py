@@ -1,5 +1,5 @@
-"""The logs of a whole stack: one JSON object a line, each request's lines under its id, and no text of prompts unless
-asked for."""
+"""The logs of a whole stack: one JSON object per line, lines with the request id, and no text of prompts unless
+enabled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from stack import DEMO_MODEL, HANG_S, Stack, running
 
-# In a prompt, and in nothing else that anybody logs.
+# This text is in a prompt, and in no other logged text.
 SECRET = "quokka"
 CHAT = {"messages": [{"role": "user", "content": f'Is "{SECRET}" an animal?\nSay it.'}], "max_tokens": 12}
 WRONG: list[dict[str, Any]] = [
@@ -28,7 +28,7 @@ LEVELS = {"debug", "info", "warning", "error", "critical"}
 
 
 def logs_of(stack: Stack) -> dict[str, list[str]]:
-    """The lines of what the terminal shows and of each log file. One that is being written is none yet."""
+    """The lines of the terminal and of each log file, without an incomplete last line."""
     files = [stack.log_file, *stack.run_dir.glob("port-*/*.log")]
     return {file.name: file.read_bytes().rpartition(b"\n")[0].decode().splitlines() for file in files}
 
@@ -64,8 +64,8 @@ def with_prompts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def of_request(stack: Stack, request_id: str, *components: str) -> dict[str, dict[str, Any]]:
-    """The lines of one request by component, once each of `components` has one. Of the gateway's it is the one that
-    says how the request ended: others may come before."""
+    """Wait until each of `components` has a line of the request, and return the lines by component. For the gateway it
+    is the line about the request's end; other lines may precede it."""
 
     def found() -> dict[str, dict[str, Any]]:
         own = [event for event in events_of(stack) if event.get("request_id") == request_id]
@@ -119,7 +119,7 @@ def test_what_is_refused_has_its_line(logged: Stack) -> None:
     events = of_request(logged, "refused-2", "gateway", "engine")
     assert events["engine"]["error"] == "invalid_argument"
     assert events["gateway"]["error"] == "context_length_exceeded"
-    body = {"prompt": f"{SECRET} " * 8000, "max_tokens": 1}  # far too long to be tokenized whole
+    body = {"prompt": f"{SECRET} " * 8000, "max_tokens": 1}  # too long to be tokenized completely
     assert post(logged, "completions", body, "refused-3").status_code == 400
     events = of_request(logged, "refused-3", "gateway", "preprocessing")
     assert events["preprocessing"]["error"] == "invalid_argument"

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from stack import HANG_S, Stack
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}  # the client itself has no such field any more
+GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}  # newer versions of the client do not have this field
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
@@ -33,14 +33,14 @@ async def web(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def expected(stack: Stack, model: str) -> str:
-    """The greedy answer by OpenAI's route."""
+    """The greedy response of OpenAI's route."""
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(model=model, messages=QUESTION, temperature=0)
     return answer.choices[0].message.content or ""
 
 
 def strict(kind: Any, value: Any) -> Any:
-    """The value as anthropic's type: the client itself takes what does not fit as it is."""
+    """The value as anthropic's type. Strict, because the client itself accepts invalid values."""
     return TypeAdapter(kind).validate_python(value, strict=True)
 
 
@@ -76,7 +76,7 @@ async def test_a_streams_events_fit_anthropics_types_and_come_in_its_order(
             if event.type == "message_start":
                 assert event.message.content == [] and event.message.stop_reason is None
     assert names[:3] == ["message_start", "content_block_start", "ping"]
-    # One delta or more: their number depends on how fast the engine is. A slow answer has further pings.
+    # At least one delta: the number depends on the engine's speed. A slow response has more pings.
     assert set(names[3:-3]) - {"ping"} == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert "".join(texts) == expected
@@ -193,7 +193,7 @@ async def test_errors_are_anthropics_whoever_makes_them(
         error = answer.json()
         assert error["type"] == "error" and error["error"]["type"] == kinds[answer.status_code]
         assert error["request_id"] == answer.headers["request-id"]
-    assert (await web.post("/v1/nothing")).json()["error"]["param"] is None  # OpenAI's form elsewhere
+    assert (await web.post("/v1/nothing")).json()["error"]["param"] is None  # other routes use OpenAI's format
 
 
 @pytest.mark.parametrize("stream", [False, True])
