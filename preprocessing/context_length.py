@@ -30,7 +30,7 @@ _PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"([^"
 
 
 def context_length(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int | None:
-    """The engine's session_len. If it is 0, the length for which the model was trained. None if unknown."""
+    """The engine's session_len. If it is 0, the length from the training of the model. None if unknown."""
     given = setting("session_len", weights, engine_config, environment)
     return _number(given) or _number(_section(weights / "config.ini").get("max_position_embeddings", ""))
 

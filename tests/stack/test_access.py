@@ -24,7 +24,7 @@ def alive(stack: Stack) -> bool:
     return httpx.get(f"{stack.http}/v2/health/live", timeout=HANG_S).status_code == 200
 
 
-def test_tritons_ports_listen_on_this_machine_alone(stack: Stack) -> None:
+def test_triton_ports_listen_only_on_this_machine(stack: Stack) -> None:
     connections = psutil.Process(stack.pid_of("tritonserver")).net_connections("inet")
     listening = {
         (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port)  # gRPC uses IPv6 sockets for both versions
@@ -58,7 +58,7 @@ def test_tritons_ports_listen_on_this_machine_alone(stack: Stack) -> None:
         ("GET", f"{MODEL}/stats"),
     ],
 )
-def test_an_http_api_that_nobody_needs_is_closed_to_everybody(stack: Stack, method: str, path: str) -> None:
+def test_unused_http_endpoints_are_closed(stack: Stack, method: str, path: str) -> None:
     answer = httpx.request(method, stack.http + path, content=DEEP if method == "POST" else None, timeout=HANG_S)
     assert answer.status_code == 403, answer.text
     assert "restricted" in answer.json()["error"]
@@ -66,7 +66,7 @@ def test_an_http_api_that_nobody_needs_is_closed_to_everybody(stack: Stack, meth
 
 
 @pytest.mark.parametrize("path", [f"{MODEL}/generate", "/v2/repository/index"])
-def test_a_body_of_many_chunks_reaches_nothing(stack: Stack, path: str) -> None:
+def test_body_with_many_chunks_is_rejected(stack: Stack, path: str) -> None:
     """Triton before 25.07 used stack memory for each chunk of a body."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", stack.ports[0]), HANG_S) as connection:
@@ -75,7 +75,7 @@ def test_a_body_of_many_chunks_reaches_nothing(stack: Stack, path: str) -> None:
     assert alive(stack)
 
 
-def test_health_and_metadata_stay_open(stack: Stack) -> None:
+def test_health_and_metadata_are_open(stack: Stack) -> None:
     for path in ("/v2", "/v2/health/ready", MODEL, f"{MODEL}/ready", f"{MODEL}/config"):
         assert httpx.get(stack.http + path, timeout=HANG_S).status_code == 200, path
 
@@ -97,7 +97,7 @@ GRPC: dict[str, Callable[[triton.InferenceServerClient], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", GRPC)
-async def test_a_grpc_api_that_nobody_needs_is_closed_to_everybody(stack: Stack, name: str) -> None:
+async def test_unused_grpc_calls_are_closed(stack: Stack, name: str) -> None:
     async with triton.InferenceServerClient(stack.grpc) as client:
         with pytest.raises(InferenceServerException, match="restricted"):
             await GRPC[name](client)
@@ -111,7 +111,7 @@ def restrictions(stack: Stack, option: str) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in found if match]
 
 
-def test_who_reads_the_command_line_gets_in_nowhere(stack: Stack) -> None:
+def test_command_line_reveals_no_access(stack: Stack) -> None:
     asked = restrictions(stack, "http-restricted-api")
     assert len(asked) == 2
     for name, value in asked:

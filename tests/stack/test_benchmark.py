@@ -32,7 +32,7 @@ def values(file: Path, case: dict[str, object]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_compare_has_figures_of_the_engine_triton_and_the_gateway(tmp_path: Path) -> None:
+def test_compare_measures_engine_triton_and_gateway(tmp_path: Path) -> None:
     file = tmp_path / "compare.json"
     benchmark(
         "compare", DEMO, "--threads", 1, "--concurrency", 2, "--requests-per-client", 2, "--max-tokens", 16,

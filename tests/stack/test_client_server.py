@@ -32,7 +32,7 @@ async def test_health_and_metadata(client: Client) -> None:
     assert model.outputs["text_output"] == ("BYTES", (1,))
 
 
-async def test_parts_join_to_the_whole_answer(client: Client) -> None:
+async def test_parts_join_to_complete_response(client: Client) -> None:
     whole = await client.complete(GenerateRequest(messages=MESSAGES, temperature=0, stream=False))
     parts = [part async for part in client.generate(GenerateRequest(messages=MESSAGES, temperature=0))]
     assert "".join(part.text for part in parts) == whole.text != ""
@@ -42,7 +42,7 @@ async def test_parts_join_to_the_whole_answer(client: Client) -> None:
     assert whole.timings is not None and 0 <= whole.timings.first_token_ms <= whole.timings.total_ms
 
 
-async def test_log_probabilities_come_with_the_bytes_of_their_tokens(client: Client) -> None:
+async def test_log_probabilities_have_token_bytes(client: Client) -> None:
     request = GenerateRequest(messages=MESSAGES, temperature=0, logprobs=3, stream=False)
     whole = await client.complete(request)
     assert len(whole.logprobs) == len(whole.tokens) == len(whole.top_logprobs) == len(whole.token_ids)
@@ -56,12 +56,12 @@ async def test_log_probabilities_come_with_the_bytes_of_their_tokens(client: Cli
 @pytest.mark.parametrize(
     "fields", [{"temperature": -1.0}, {"max_tokens": 10**6}, {"top_p": 7.0}, {"max_tokens": 2**40}]
 )
-async def test_a_wrong_field_is_a_bad_request(client: Client, fields: dict[str, Any]) -> None:
+async def test_wrong_field_raises_bad_request(client: Client, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(fields))):
         await client.complete(GenerateRequest(messages=MESSAGES, stream=False, **fields))
 
 
-async def test_nobody_there_is_unavailable_at_once() -> None:
+async def test_missing_server_raises_unavailable_immediately() -> None:
     async with Client(f"127.0.0.1:{free_ports(1)[0]}") as client:
         assert not await client.server_live() and not await client.model_ready()
         with pytest.raises(Unavailable, match="cannot be reached"):
@@ -72,13 +72,13 @@ async def test_nobody_there_is_unavailable_at_once() -> None:
             await asyncio.wait_for(client.server_metadata(), HANG_S)
 
 
-async def test_an_ensemble_that_is_not_there_is_unavailable(stack: Stack) -> None:
+async def test_missing_ensemble_raises_unavailable(stack: Stack) -> None:
     async with Client(stack.grpc, model="no_such_model") as client:
         with pytest.raises(Unavailable, match="no_such_model"):
             await client.complete(GenerateRequest(messages=MESSAGES, stream=False))
 
 
-async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: Path, tmp_path: Path) -> None:
+async def test_killed_server_under_load_ends_every_response(slow_model: Path, tmp_path: Path) -> None:
     request = GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=ENDLESS)
 
     async def ask_twice(client: Client, began: asyncio.Event) -> list[CharoniaError]:

@@ -124,7 +124,7 @@ async def events(web: httpx.AsyncClient, path: str, body: dict[str, Any]) -> lis
 OWN = (".reasoning_content", ".store")
 
 
-async def test_chat_completions_fit_openais_types(web: httpx.AsyncClient) -> None:
+async def test_chat_completions_match_openai_types(web: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"model": MODEL, "messages": ask(0), "tools": TOOLS, **GREEDY, "logprobs": True}
     answer = strict(ChatCompletion, (await web.post("/v1/chat/completions", json=body)).json(), beside=OWN)
     assert [call.function.name for call in answer.choices[0].message.tool_calls] == [name for name, _ in CALLS]
@@ -134,7 +134,7 @@ async def test_chat_completions_fit_openais_types(web: httpx.AsyncClient) -> Non
     assert found[-1].usage is not None and found[-2].choices[0].finish_reason == "tool_calls"
 
 
-async def test_messages_fit_anthropics_types(web: httpx.AsyncClient) -> None:
+async def test_messages_match_anthropic_types(web: httpx.AsyncClient) -> None:
     body = {"model": MODEL, "max_tokens": 1500, "messages": ask(0), "tools": ANTHROPICS, "thinking": THINKING, **GREEDY}
     answer = strict(Message, (await web.post("/v1/messages", json=body)).json())
     thought, text, *calls = answer.content
@@ -154,7 +154,7 @@ async def test_messages_fit_anthropics_types(web: httpx.AsyncClient) -> None:
     assert 0 < used.output_tokens_details.thinking_tokens < used.output_tokens
 
 
-async def test_responses_fit_openais_types(web: httpx.AsyncClient) -> None:
+async def test_responses_match_openai_types(web: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"model": MODEL, "input": ask(0), "tools": FUNCTIONS, **GREEDY}
     body |= {"reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"]}
     answer = strict(Response, (await web.post("/v1/responses", json=body)).json(), beside=OWN)
@@ -178,7 +178,7 @@ class add(BaseModel):
     a: int
 
 
-async def test_openais_chat_helpers_parse_an_answer(openai_client: openai.AsyncOpenAI) -> None:
+async def test_openai_chat_helpers_parse_response(openai_client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "messages": ask(3), "response_format": add, **GREEDY}
     parsed = (await openai_client.chat.completions.parse(**fields)).choices[0].message.parsed
     async with openai_client.chat.completions.stream(**fields) as stream:
@@ -186,7 +186,7 @@ async def test_openais_chat_helpers_parse_an_answer(openai_client: openai.AsyncO
     assert parsed == streamed == add(a=7)
 
 
-async def test_openais_responses_helpers_parse_an_answer(openai_client: openai.AsyncOpenAI) -> None:
+async def test_openai_responses_helpers_parse_response(openai_client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "input": ask(3), "text_format": add, **GREEDY}
     parsed = await openai_client.responses.parse(**fields)
     async with openai_client.responses.stream(**fields) as stream:
@@ -205,7 +205,7 @@ async def test_openais_responses_helpers_parse_an_answer(openai_client: openai.A
         assert (call.type, call.parsed_arguments) == ("function_call", {"a": 7})
 
 
-async def test_a_stored_response_goes_on_with_the_output_of_its_call(openai_client: openai.AsyncOpenAI) -> None:
+async def test_stored_response_continues_with_output_of_call(openai_client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "tools": FUNCTIONS, "store": True, **GREEDY}
     first = await openai_client.responses.create(**fields, input=ask(0))
     calls = [item for item in first.output if item.type == "function_call"]
@@ -227,7 +227,7 @@ async def test_a_stored_response_goes_on_with_the_output_of_its_call(openai_clie
 # --- the anthropic package's own helpers
 
 
-async def test_anthropics_helpers_parse_an_answer(anthropic_client: anthropic.AsyncAnthropic) -> None:
+async def test_anthropic_helpers_parse_response(anthropic_client: anthropic.AsyncAnthropic) -> None:
     fields: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "messages": ask(3), "output_format": add}
     parsed = await anthropic_client.messages.parse(**fields)
     assert parsed.parsed_output == add(a=7)
@@ -238,7 +238,7 @@ async def test_anthropics_helpers_parse_an_answer(anthropic_client: anthropic.As
 @pytest.mark.parametrize(
     "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"}]
 )
-async def test_anthropics_client_gets_a_forced_call(
+async def test_anthropic_client_gets_forced_call(
     anthropic_client: anthropic.AsyncAnthropic, choice: dict[str, Any]
 ) -> None:
     tool = {**ANTHROPICS[1], "strict": True}
@@ -253,9 +253,7 @@ async def test_anthropics_client_gets_a_forced_call(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_anthropics_tool_runner_runs_the_functions(
-    anthropic_client: anthropic.AsyncAnthropic, stream: bool
-) -> None:
+async def test_anthropic_tool_runner_runs_functions(anthropic_client: anthropic.AsyncAnthropic, stream: bool) -> None:
     ran = []
 
     @anthropic.beta_async_tool
@@ -308,7 +306,7 @@ def agents_request(turns: list[Any], nonce: str) -> dict[str, Any]:
     }
 
 
-async def test_a_coding_agent_goes_round_its_loop(web: httpx.AsyncClient) -> None:
+async def test_coding_agent_runs_its_loop(web: httpx.AsyncClient) -> None:
     headers = {
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
@@ -370,7 +368,7 @@ def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("library", ["langchain", "instructor", "agents"])
-def test_a_library_works_with_the_gateway(caller: Stack, library: str) -> None:
+def test_library_works_with_gateway(caller: Stack, library: str) -> None:
     found = subprocess.run([ROOT / "scripts" / "get_clients.sh", "--there"], capture_output=True, text=True)
     if found.returncode:
         missing_tool("libraries of scripts/requirements-clients.txt are missing: `scripts/get_clients.sh` gets them")

@@ -89,7 +89,7 @@ def own(slow: Stack, tmp_path: Path) -> Iterator[GatewayProcess]:
         yield started
 
 
-async def test_a_gateway_ends_when_its_streams_have(own: GatewayProcess) -> None:
+async def test_gateway_shutdown_waits_for_streams(own: GatewayProcess) -> None:
     async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
         streams = await begin_streams(http, body("model", TOKENS))
         async with held(http, body("model", ENDLESS)):
@@ -101,12 +101,12 @@ async def test_a_gateway_ends_when_its_streams_have(own: GatewayProcess) -> None
     assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
 
 
-async def test_a_gateway_with_nothing_to_do_ends_at_once(own: GatewayProcess) -> None:
+async def test_idle_gateway_shuts_down_immediately(own: GatewayProcess) -> None:
     own.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
 
 
-async def test_a_second_signal_does_not_wait(slow: Stack, own: GatewayProcess) -> None:
+async def test_second_signal_ends_gateway_immediately(slow: Stack, own: GatewayProcess) -> None:
     async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
         streams = await begin_streams(http, body("model", ENDLESS))
         own.process.send_signal(signal.SIGTERM)
@@ -128,9 +128,7 @@ async def retries(http: httpx.AsyncClient) -> float:
     return sample.value
 
 
-async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_there_have(
-    slow: Stack, slow_model: Path, tmp_path: Path
-) -> None:
+async def test_shutdown_waits_for_streams_of_remote_gateways(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
     """The gateway and the server are no longer ready and reject new requests, so that clients can try another server.
     Running responses are completed, streamed or not. A turn does not continue at another server, which does not have
     its history. Requests of clients that disconnect are cancelled."""
@@ -182,7 +180,7 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             await engine_metrics.until(stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there")
             lost = await turn(kept)
             assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
-            assert (await turn(kept)).json()["history_tokens"] == 0, "the turn after that begins anew"
+            assert (await turn(kept)).json()["history_tokens"] == 0, "the next turn begins a new history"
             retried = await retries(of_two)
             for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
                 assert (reason, last) == ("length", "data: [DONE]")
@@ -193,7 +191,7 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
         assert stack.processes() == []
 
 
-async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model: Path, tmp_path: Path) -> None:
+async def test_shutdown_cancels_requests_after_drain_timeout(slow_model: Path, tmp_path: Path) -> None:
     """Requests of the stack's gateway and of a remote gateway: the engine ends the remote requests before Triton
     ends."""
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "0"}

@@ -41,7 +41,7 @@ async def until_up(http: httpx.AsyncClient, stack: Stack, up: bool) -> None:
     await asyncio.wait_for(wait(), HANG_S)
 
 
-async def test_a_killed_server_ends_only_streams_that_had_begun(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
+async def test_killed_server_ends_only_begun_streams(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
     with (
         running(Stack(slow_model, tmp_path / "run", SLOW)) as one,
         gateway(

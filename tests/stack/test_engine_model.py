@@ -243,7 +243,7 @@ async def leave_after(client: triton.InferenceServerClient, tensors: Tensors, re
                 return
 
 
-async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: triton.InferenceServerClient) -> None:
+async def test_streams_of_32_clients_equal_complete_responses(client: triton.InferenceServerClient) -> None:
     asked = [{"input_ids": [*PROMPT, index], "seed": index, "max_tokens": 40} for index in range(32)]
     streamed = await asyncio.gather(*(collect(client, request(**one)) for one in asked))
     whole = await asyncio.gather(*(collect(client, request(**one, stream=False)) for one in asked))
@@ -256,7 +256,7 @@ async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: trit
     assert len({tuple(ids(one)) for one in whole}) > 1
 
 
-async def test_a_response_has_the_tensors_of_the_contract(client: triton.InferenceServerClient) -> None:
+async def test_response_has_documented_tensors(client: triton.InferenceServerClient) -> None:
     texts = {"echo": "é"}
     tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, prompt_logprobs=3, stream=False, **texts)
     (response,) = await collect(client, tensors)
@@ -283,12 +283,12 @@ async def test_a_response_has_the_tensors_of_the_contract(client: triton.Inferen
     assert 0 <= queue_ms <= first_ms <= total_ms
 
 
-async def test_only_the_outputs_asked_for_are_sent(client: triton.InferenceServerClient) -> None:
+async def test_only_requested_outputs_are_sent(client: triton.InferenceServerClient) -> None:
     (response,) = await collect(client, request(max_tokens=2, stream=False), outputs=["num_output_tokens"])
     assert {name: array.tolist() for name, array in response.items()} == {"num_output_tokens": [2]}
 
 
-async def test_a_parameter_counts_as_the_input_of_its_name(server: Server) -> None:
+async def test_parameter_counts_as_input_of_its_name(server: Server) -> None:
     body = {"input_ids": PROMPT, "ignore_eos": True, "parameters": {"max_tokens": 3}}
     async with httpx.AsyncClient(timeout=HANG_S) as http:
         answer = await http.post(f"{server.http}/v2/models/{ENGINE}/generate", json=body)
@@ -321,7 +321,7 @@ async def test_a_parameter_counts_as_the_input_of_its_name(server: Server) -> No
         ({"bad_words_ids": [[3, 4], [3, -1]]}, "bad_words_ids: the end offset 3 must be above 0 and at most 2"),
     ],
 )
-async def test_what_is_wrong_with_a_request_is_named(
+async def test_wrong_request_field_is_named(
     client: triton.InferenceServerClient, fields: dict[str, Any], named: str
 ) -> None:
     answer = await outcome(client, request(**fields))
@@ -329,7 +329,7 @@ async def test_what_is_wrong_with_a_request_is_named(
     assert named in answer
 
 
-async def test_bad_words_are_never_said(client: triton.InferenceServerClient) -> None:
+async def test_bad_words_are_never_generated(client: triton.InferenceServerClient) -> None:
     greedy = {"temperature": 0.0, "max_tokens": 6, "stream": False}
     first, second, *_ = ids(await collect(client, request(**greedy)))
     banned = ids(await collect(client, request(**greedy, bad_words_ids=[[first, second], [2, -1]])))
@@ -337,9 +337,7 @@ async def test_bad_words_are_never_said(client: triton.InferenceServerClient) ->
     assert banned[1] != second
 
 
-async def test_what_the_queue_cannot_take_is_told_when_to_come_back(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_full_queue_rejects_with_retry_after(server: Server, client: triton.InferenceServerClient) -> None:
     # At most 32 run and 200 wait.
     asked = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(260)]
     # Wait until all are rejected or in the engine, so that no call is cancelled during its rejection (see stream()).
@@ -360,7 +358,7 @@ async def test_what_the_queue_cannot_take_is_told_when_to_come_back(
     await server.until_idle()
 
 
-async def test_an_http_client_that_leaves_its_stream_ends_the_request(server: Server) -> None:
+async def test_http_client_disconnect_ends_request(server: Server) -> None:
     before = await server.until_idle()
     body = {"input_ids": PROMPT, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
     async with (
@@ -371,7 +369,7 @@ async def test_an_http_client_that_leaves_its_stream_ends_the_request(server: Se
     await server.until_cancelled(before, 1)
 
 
-async def test_after_200_clients_have_left_nothing_is_left_over(
+async def test_engine_is_idle_after_200_clients_disconnect(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     before = await server.until_idle()
@@ -380,9 +378,7 @@ async def test_after_200_clients_have_left_nothing_is_left_over(
     assert await outcome(client, request(max_tokens=2)) == "length"
 
 
-async def test_a_stop_request_ends_its_request_and_no_other(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_stop_request_ends_only_its_request(server: Server, client: triton.InferenceServerClient) -> None:
     ours, other = uuid.uuid4().hex, uuid.uuid4().hex
     begun = [asyncio.Event(), asyncio.Event()]
     stopped = asyncio.create_task(collect(client, request(max_tokens=ENDLESS), begun[0], request_id=ours))
@@ -396,16 +392,14 @@ async def test_a_stop_request_ends_its_request_and_no_other(
 
 
 @pytest.mark.parametrize("action", ["stop", "cancel"])
-async def test_a_stop_request_for_nobody_is_no_error(client: triton.InferenceServerClient, action: str) -> None:
+async def test_stop_request_for_unknown_id_is_ignored(client: triton.InferenceServerClient, action: str) -> None:
     (answer,) = await collect(client, request(input_ids=None, **{action: True}), request_id="nobody")
     assert answer["output_ids"].shape == (0,)
     (answer,) = await collect(client, request(input_ids=None, **{action: True}, session_id="nobody's"))
     assert answer["output_ids"].shape == (0,)
 
 
-async def test_a_continuation_goes_on_where_the_session_ended(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_continuation_continues_session_history(server: Server, client: triton.InferenceServerClient) -> None:
     session = uuid.uuid4().hex
     before = await server.until_idle()
     fields: dict[str, Any] = {"session_id": session, "temperature": 0.0, "max_tokens": 5, "stream": False}
@@ -423,7 +417,7 @@ async def test_a_continuation_goes_on_where_the_session_ended(
     assert anew["num_session_tokens"] == [0] and ids([anew]) == ids([first])
 
 
-async def test_a_request_of_n_sequences_is_one_request(server: Server, client: triton.InferenceServerClient) -> None:
+async def test_request_of_n_sequences_is_one_request(server: Server, client: triton.InferenceServerClient) -> None:
     """The stream ends once, and a client that disconnects ends all sequences."""
     seeds = [await collect(client, request(max_tokens=12, seed=seed)) for seed in (4, 5, 6)]
     responses = await collect(client, request(max_tokens=12, seed=4, num_return_sequences=3))
@@ -436,14 +430,14 @@ async def test_a_request_of_n_sequences_is_one_request(server: Server, client: t
     await server.until_idle()
 
 
-async def test_a_deadline_is_told(server: Server, client: triton.InferenceServerClient) -> None:
+async def test_deadline_ends_request_with_504(server: Server, client: triton.InferenceServerClient) -> None:
     before = await server.until_idle()
     assert (await outcome(client, request(max_tokens=ENDLESS, timeout_ms=300))).startswith("[504] ")
     after = await server.until_idle()
     assert after["requests_rejected_total{deadline}"] - before["requests_rejected_total{deadline}"] == 1
 
 
-async def test_a_session_survives_unloading_where_it_has_a_folder(
+async def test_session_with_folder_survives_unloading(
     server: Server, client: triton.InferenceServerClient, tmp_path: Path
 ) -> None:
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
@@ -469,9 +463,7 @@ async def test_a_session_survives_unloading_where_it_has_a_folder(
         await unloaded(client, SPARE)
 
 
-async def test_the_environment_wins_over_the_models_parameters(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_environment_overrides_model_parameters(server: Server, client: triton.InferenceServerClient) -> None:
     """The server's environment sets the number of blocks, but not the length of a sequence."""
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
     parameters = {"cache_max_entry_count": {"string_value": "64"}, "session_len": {"string_value": "100"}}
@@ -482,7 +474,7 @@ async def test_the_environment_wins_over_the_models_parameters(
     await unloaded(client, SPARE)
 
 
-async def test_two_models_have_their_own_engines_and_metrics(
+async def test_two_models_have_separate_engines_and_metrics(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     before, other_before = await server.until_idle(), await server.until_idle(OTHER)
@@ -499,9 +491,7 @@ async def test_two_models_have_their_own_engines_and_metrics(
     assert after["time_to_first_token_seconds_count"] - before["time_to_first_token_seconds_count"] == 1
 
 
-async def test_every_step_tells_its_time_its_batch_and_its_tokens(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_every_step_reports_time_batch_and_tokens(server: Server, client: triton.InferenceServerClient) -> None:
     before = await server.until_idle()
     await asyncio.gather(*(collect(client, request(max_tokens=20)) for _ in range(2)))
     await server.until(lambda m: m["generation_tokens_total"] - before["generation_tokens_total"] == 40)
@@ -519,9 +509,7 @@ async def test_every_step_tells_its_time_its_batch_and_its_tokens(
     assert more("engine_step_seconds_sum") > 0
 
 
-async def test_unloading_ends_running_requests_and_completes(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_unloading_ends_running_requests(server: Server, client: triton.InferenceServerClient) -> None:
     tasks = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(8)]
     neighbour = asyncio.create_task(outcome(client, request(max_tokens=100), model=OTHER))
     await server.until(lambda m: m["num_requests_running"] == len(tasks))
@@ -577,7 +565,7 @@ async def state_of(client: triton.InferenceServerClient, model: str) -> tuple[st
     return found.state, found.reason
 
 
-async def test_loading_anew_lets_running_requests_finish(server: Server, client: triton.InferenceServerClient) -> None:
+async def test_reloading_lets_running_requests_finish(server: Server, client: triton.InferenceServerClient) -> None:
     begun = asyncio.Event()
     running_on = asyncio.create_task(outcome(client, request(max_tokens=300), begun))
     await begun.wait()
@@ -605,7 +593,7 @@ async def test_loading_anew_lets_running_requests_finish(server: Server, client:
         ({"parameters": {"drain_timeout_s": {"string_value": "-1"}}}, "drain_timeout_s"),
     ],
 )
-async def test_a_configuration_that_cannot_work_is_refused(
+async def test_invalid_configuration_is_rejected(
     client: triton.InferenceServerClient, change: dict[str, Any], named: str
 ) -> None:
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
@@ -616,7 +604,7 @@ async def test_a_configuration_that_cannot_work_is_refused(
 @pytest.mark.parametrize(
     ("drain_s", "tokens", "ends"), [(1, ENDLESS, "[503] the server is shutting down"), (HANG_S, 100, "length")]
 )
-async def test_sigterm_waits_for_requests_for_the_drain_time(
+async def test_sigterm_waits_for_drain_timeout(
     repository: Path, tmp_path: Path, drain_s: int, tokens: int, ends: str
 ) -> None:
     with running(repository, tmp_path, drain_s) as server:
@@ -629,7 +617,7 @@ async def test_sigterm_waits_for_requests_for_the_drain_time(
         assert await asyncio.to_thread(server.process.wait, HANG_S) == 0
 
 
-def test_nothing_but_the_entry_points_leaves_the_library() -> None:
+def test_library_exports_only_entry_points() -> None:
     lines = subprocess.run(
         ["nm", "--dynamic", "--defined-only", serving.backend_library()], capture_output=True, text=True, check=True
     ).stdout.splitlines()

@@ -32,7 +32,7 @@ async def ask_triton_for_what_it_lacks(target: str) -> None:
                 pass
 
 
-def test_guided_requests_wait_for_structured_output_and_others_do_not(tmp_path: Path) -> None:
+def test_only_guided_requests_wait_for_structured_output(tmp_path: Path) -> None:
     site = SiteCopy(tmp_path / "site")
     command = (sys.executable, "-m", "charonia", "serve")
     with (

@@ -66,7 +66,7 @@ async def running(slow: Stack, requests: int) -> None:
     await engine_metrics.until(slow.metrics, lambda metrics: metrics.running >= requests, f"{requests} running")
 
 
-async def test_leaving_the_clients_iterator_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_closing_iterator_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async with aclosing(client.generate(request())) as parts:
         async for part in parts:
@@ -75,14 +75,14 @@ async def test_leaving_the_clients_iterator_stops_the_request(slow: Stack, clien
     await stopped_early(slow, before, 1)
 
 
-async def test_forgetting_the_clients_iterator_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_dropping_iterator_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async for _ in client.generate(request()):
         break
     await stopped_early(slow, before, 1)
 
 
-async def test_cancelling_the_task_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_cancelling_task_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     task = asyncio.create_task(client.complete(request(stream=False)))
     await running(slow, 1)
@@ -92,14 +92,14 @@ async def test_cancelling_the_task_stops_the_request(slow: Stack, client: Client
     await stopped_early(slow, before, 1)
 
 
-async def test_a_timeout_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_timeout_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     with pytest.raises(DeadlineExceeded, match="in time"):
         await client.complete(request(stream=False), timeout_s=2)  # by then the engine has the request
     await stopped_early(slow, before, 1)
 
 
-async def test_closing_the_client_stops_its_requests(slow: Stack) -> None:
+async def test_closing_client_stops_its_requests(slow: Stack) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async with Client(slow.grpc) as client:
         tasks = [asyncio.create_task(client.complete(request(stream=False))) for _ in range(3)]
@@ -109,7 +109,7 @@ async def test_closing_the_client_stops_its_requests(slow: Stack) -> None:
     await stopped_early(slow, before, 3)
 
 
-def test_an_event_loop_that_ends_stops_its_requests(slow: Stack) -> None:
+def test_ending_event_loop_stops_its_requests(slow: Stack) -> None:
     """`asyncio.run` with a main function that fails: all tasks are cancelled, and the client is not closed."""
 
     async def abandon() -> None:
@@ -128,7 +128,7 @@ def test_an_event_loop_that_ends_stops_its_requests(slow: Stack) -> None:
     asyncio.run(stopped_early(slow, before, 1))
 
 
-async def test_200_clients_that_leave_leave_nothing_over(slow: Stack, client: Client) -> None:
+async def test_engine_is_idle_after_200_clients_leave(slow: Stack, client: Client) -> None:
     """They disconnect at any time: before the tokenizer, in the queue, during prefill, after some tokens."""
     before = await engine_metrics.idle(slow.metrics)
 
@@ -153,9 +153,7 @@ async def test_200_clients_that_leave_leave_nothing_over(slow: Stack, client: Cl
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_an_http_client_that_leaves_a_stream_stops_its_request(
-    slow: Stack, http: httpx.AsyncClient, n: int
-) -> None:
+async def test_http_client_that_leaves_stream_stops_request(slow: Stack, http: httpx.AsyncClient, n: int) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async with http.stream("POST", "/v1/chat/completions", json=body(stream=True, n=n)) as answer:
         assert answer.status_code == 200
@@ -165,9 +163,7 @@ async def test_an_http_client_that_leaves_a_stream_stops_its_request(
     await stopped_early(slow, before, 1)
 
 
-async def test_an_http_client_that_does_not_wait_for_the_whole_answer_stops_its_request(
-    slow: Stack, http: httpx.AsyncClient
-) -> None:
+async def test_http_client_that_leaves_unstreamed_request_stops_it(slow: Stack, http: httpx.AsyncClient) -> None:
     before = await engine_metrics.idle(slow.metrics)
     task = asyncio.create_task(http.post("/v1/chat/completions", json=body()))
     await running(slow, 1)
@@ -177,7 +173,7 @@ async def test_an_http_client_that_does_not_wait_for_the_whole_answer_stops_its_
     await stopped_early(slow, before, 1)
 
 
-async def test_200_http_clients_that_leave_leave_nothing_over(slow: Stack, http: httpx.AsyncClient) -> None:
+async def test_engine_is_idle_after_200_http_clients_leave(slow: Stack, http: httpx.AsyncClient) -> None:
     before = await engine_metrics.idle(slow.metrics)
 
     async def read(*, one_token: bool) -> None:

@@ -64,7 +64,7 @@ async def busy(stack: Stack) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("way", ["triton", "gateway"])
-async def test_what_has_a_higher_priority_begins_first(few_tokens: Stack, way: str) -> None:
+async def test_higher_priority_begins_first(few_tokens: Stack, way: str) -> None:
     """Two requests wait, and the later one starts first."""
     queue_ms: dict[int, float] = {}
 
@@ -96,7 +96,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "slow", **LONG, **fields}
 
 
-async def test_too_many_waiting_tokens_are_429_at_once(few_tokens: Stack) -> None:
+async def test_too_many_waiting_tokens_are_429(few_tokens: Stack) -> None:
     async with busy(few_tokens) as client:
         prompt = "x" * 150
         first = asyncio.create_task(client.complete(GenerateRequest(text=prompt, max_tokens=2, stream=False)))
@@ -113,7 +113,7 @@ async def test_too_many_waiting_tokens_are_429_at_once(few_tokens: Stack) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_has_waited_too_long_is_told_429(impatient: Stack, stream: bool) -> None:
+async def test_too_long_wait_is_429(impatient: Stack, stream: bool) -> None:
     async with busy(impatient), httpx.AsyncClient(base_url=impatient.gateway, timeout=HANG_S) as http:
         answer = await http.post("/v1/chat/completions", json=body(stream=stream))
     assert answer.status_code == 429, answer.text
@@ -121,14 +121,14 @@ async def test_who_has_waited_too_long_is_told_429(impatient: Stack, stream: boo
     assert answer.json()["error"]["code"] == "overloaded"
 
 
-async def test_a_deadline_in_the_queue_is_504(few_tokens: Stack) -> None:
+async def test_deadline_in_queue_is_504(few_tokens: Stack) -> None:
     async with busy(few_tokens), httpx.AsyncClient(base_url=few_tokens.gateway, timeout=HANG_S) as http:
         answer = await http.post("/v1/chat/completions", json=body(timeout=0.2))
     assert answer.status_code == 504, answer.text
     assert answer.json()["error"]["code"] == "deadline_exceeded"
 
 
-async def test_a_deadline_ends_an_answer_with_504_and_frees_its_blocks(slow: Stack) -> None:
+async def test_deadline_ends_response_with_504_and_frees_blocks(slow: Stack) -> None:
     async with httpx.AsyncClient(base_url=slow.gateway, timeout=HANG_S) as http:
         whole = await http.post("/v1/chat/completions", json=body(timeout=1))
         assert whole.status_code == 504, whole.text

@@ -75,7 +75,7 @@ def of_request(stack: Stack, request_id: str, *components: str) -> dict[str, dic
     return found()
 
 
-def test_every_line_is_an_object_with_time_level_component_and_message(logged: Stack) -> None:
+def test_every_line_has_time_level_component_and_message(logged: Stack) -> None:
     post(logged, "chat/completions", CHAT, "shape")
     of_request(logged, "shape", "gateway", "preprocessing", "engine")
     logs = logs_of(logged)
@@ -92,7 +92,7 @@ def test_every_line_is_an_object_with_time_level_component_and_message(logged: S
     assert components >= {"serve", "triton", "engine", "preprocessing", "gateway"}
 
 
-def test_a_request_is_found_by_its_id_in_gateway_models_and_engine(logged: Stack) -> None:
+def test_request_id_is_in_logs_of_all_components(logged: Stack) -> None:
     answer = post(logged, "chat/completions", CHAT, "shop-42")
     assert answer.headers["x-request-id"] == "shop-42"
     usage = answer.json()["usage"]
@@ -110,7 +110,7 @@ def test_a_request_is_found_by_its_id_in_gateway_models_and_engine(logged: Stack
     assert events["preprocessing"]["prompt_tokens"] == usage["prompt_tokens"]
 
 
-def test_what_is_refused_has_its_line(logged: Stack) -> None:
+def test_rejected_requests_are_logged(logged: Stack) -> None:
     assert post(logged, "chat/completions", {**CHAT, "temperature": 9}, "refused-1").status_code == 400
     gateway = of_request(logged, "refused-1", "gateway")["gateway"]
     assert (gateway["status"], gateway["error"]) == (400, "invalid_value")
@@ -126,7 +126,7 @@ def test_what_is_refused_has_its_line(logged: Stack) -> None:
     assert events["gateway"]["error"] == "context_length_exceeded"
 
 
-def test_no_text_of_prompts_is_in_any_log(logged: Stack, stack: Stack) -> None:
+def test_logs_contain_no_prompt_text(logged: Stack, stack: Stack) -> None:
     for served in (logged, stack):
         post(served, "chat/completions", CHAT, "private-1")
         post(served, "chat/completions", {**CHAT, "stream": True, "stop": [SECRET, ""]}, "private-2")
@@ -146,7 +146,7 @@ def test_no_text_of_prompts_is_in_any_log(logged: Stack, stack: Stack) -> None:
     assert not any("private-5" in line for lines in logs_of(stack).values() for line in lines), "no access log"
 
 
-def test_prompts_and_answers_are_logged_when_asked_for(with_prompts: Stack) -> None:
+def test_prompts_and_responses_are_logged_if_enabled(with_prompts: Stack) -> None:
     body = {"prompt": f"A {SECRET}", "max_tokens": 4, "ignore_eos": True}
     assert post(with_prompts, "completions", body, "open-1").status_code == 200
 
@@ -159,7 +159,7 @@ def test_prompts_and_answers_are_logged_when_asked_for(with_prompts: Stack) -> N
     assert not said("serve.log", SECRET), "the terminal has warnings and errors only"
 
 
-def test_a_failure_to_start_is_an_object_too(tmp_path: Path) -> None:
+def test_start_failure_is_json_object(tmp_path: Path) -> None:
     served = Stack(tmp_path / "no-such-model", tmp_path / "run", {"CHARONIA_LOG_FORMAT": "json"})
     served.launch()
     try:

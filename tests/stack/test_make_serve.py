@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="the tests run in another environment than make's")
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_make_serve_serves_make_chat_talks_to_it_and_its_end_leaves_nothing(tmp_path: Path) -> None:
+def test_make_serve_and_make_chat_work_and_leave_no_process(tmp_path: Path) -> None:
     # The environment of a user, without the variables of a make that runs these tests. The variables of the setup stay.
     env = {"MAKEFLAGS": "", "MAKELEVEL": "0"}
     env |= {name: os.environ[name] for name in ("CHARONIA_CUDA",) if name in os.environ}

@@ -197,7 +197,7 @@ def server(watched: Watched) -> Prometheus:
     return watched.server
 
 
-def test_the_endpoint_picker_of_kubernetes_finds_what_it_reads(watched: Watched, stack: Stack) -> None:
+def test_metrics_for_kubernetes_endpoint_picker_exist(watched: Watched, stack: Stack) -> None:
     """deploy/inference-extension names metrics of the engine. Each is a gauge with one value, in the text format of the
     picker, on the port that the picker scrapes."""
     config = yaml.safe_load(
@@ -224,33 +224,33 @@ def test_the_endpoint_picker_of_kubernetes_finds_what_it_reads(watched: Watched,
 
 
 @pytest.mark.parametrize("job", ["triton", "gateway", "node", "gpu"])
-def test_prometheus_reads_every_target(server: Prometheus, job: str) -> None:
+def test_prometheus_scrapes_every_target(server: Prometheus, job: str) -> None:
     assert server.numbers(f'max_over_time(up{{job="{job}"}}[10m])') == [1]
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_query_has_an_answer(watched: Watched, name: str) -> None:
+def test_query_has_result(watched: Watched, name: str) -> None:
     assert watched.answers[name], QUERIES[name]
 
 
-def test_a_query_of_what_is_not_there_has_none(server: Prometheus) -> None:
+def test_query_of_missing_metric_has_no_result(server: Prometheus) -> None:
     assert server.numbers("charonia_no_such_metric") == []
     assert server.numbers("0 * charonia_kv_blocks_total / 0") == []
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_has_values(server: Prometheus, name: str) -> None:
+def test_variable_has_values(server: Prometheus, name: str) -> None:
     metric, label = VARIABLES[name].removeprefix("label_values(").removesuffix(")").split(", ")
     assert server.get(f"label/{label}/values", **{"match[]": metric})
 
 
-def test_prometheus_evaluates_every_rule_without_an_error(server: Prometheus) -> None:
+def test_prometheus_evaluates_every_rule(server: Prometheus) -> None:
     evaluated = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
     assert len(evaluated) == len(rules("recording.yml")) + len(rules("alerts.yml"))
     assert [(rule["name"], rule.get("lastError")) for rule in evaluated if rule["health"] != "ok"] == []
 
 
-def test_the_markers_of_alerts_are_a_query(server: Prometheus) -> None:
+def test_alert_markers_are_valid_query(server: Prometheus) -> None:
     for board in BOARDS.values():
         for annotation in board["annotations"]["list"]:
             server.get("query", query=annotation["expr"])  # empty, as expected

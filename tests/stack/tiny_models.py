@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
 
 
 def start_token(index: int) -> str:
-    """The prompt to which a parrot responds with TEXTS[index]."""
+    """The prompt for the response TEXTS[index] of a parrot."""
     return f"<|text{index}|>"
 
 
@@ -156,9 +156,10 @@ def write_model(
     special: Sequence[str] = (),
     added: Sequence[str] = (),
 ) -> None:
-    """Write a Hugging Face folder of a Llama in fp32 with one of the two tokenizers. ends: responses end at EOS. texts:
-    a parrot's responses; texts other than TEXTS need byte-level tokens. special, added: further tokens that are not
-    part of the text (special) or are part of it (added)."""
+    """Write a Hugging Face folder of a Llama in fp32 with a byte-level or a byte-fallback tokenizer.
+
+    ends: responses end at EOS. texts: a parrot's responses; texts other than TEXTS need byte-level tokens. special,
+    added: further tokens that are not part of the text (special) or are part of it (added)."""
     vocabulary = byte_level_vocabulary(texts) if kind == "byte_level" else byte_fallback_vocabulary()
     tokenizer = build_tokenizer(kind, vocabulary, special, added)
     vocab_size = tokenizer.get_vocab_size()
