@@ -103,11 +103,11 @@ def extras(value: Any, at: str = "") -> Iterator[str]:
             yield from extras(one, f"{at}[{number}]")
 
 
-def strict(kind: Any, value: Any, *, beside: tuple[str, ...] = ()) -> Any:
+def strict(kind: Any, value: Any, *, extra: tuple[str, ...] = ()) -> Any:
     """The value as the client's type. No field may be missing, and additional fields must have names that end in one of
-    `beside`."""
+    `extra`."""
     found = TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    more = [name for name in extras(found) if not name.endswith(beside or "?")]
+    more = [name for name in extras(found) if not name.endswith(extra or "?")]
     assert not more, f"{kind} has no {more}"
     return found
 
@@ -126,11 +126,11 @@ OWN = (".reasoning_content", ".store")
 
 async def test_chat_completions_match_openai_types(web: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"model": MODEL, "messages": ask(0), "tools": TOOLS, **GREEDY, "logprobs": True}
-    answer = strict(ChatCompletion, (await web.post("/v1/chat/completions", json=body)).json(), beside=OWN)
+    answer = strict(ChatCompletion, (await web.post("/v1/chat/completions", json=body)).json(), extra=OWN)
     assert [call.function.name for call in answer.choices[0].message.tool_calls] == [name for name, _ in CALLS]
     with_usage = {**body, "stream_options": {"include_usage": True}}
     chunks = await events(web, "/v1/chat/completions", with_usage)
-    found = [strict(ChatCompletionChunk, chunk, beside=OWN) for chunk in chunks]
+    found = [strict(ChatCompletionChunk, chunk, extra=OWN) for chunk in chunks]
     assert found[-1].usage is not None and found[-2].choices[0].finish_reason == "tool_calls"
 
 
@@ -157,12 +157,12 @@ async def test_messages_match_anthropic_types(web: httpx.AsyncClient) -> None:
 async def test_responses_match_openai_types(web: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"model": MODEL, "input": ask(0), "tools": FUNCTIONS, **GREEDY}
     body |= {"reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"]}
-    answer = strict(Response, (await web.post("/v1/responses", json=body)).json(), beside=OWN)
+    answer = strict(Response, (await web.post("/v1/responses", json=body)).json(), extra=OWN)
     thought, text, *calls = answer.output
     assert thought.content[0].text == REASONING and text.content[0].text == answer.output_text == CONTENT
     assert [(call.name, json.loads(call.arguments)) for call in calls] == CALLS
     assert answer.usage.output_tokens_details.reasoning_tokens > 0 and answer.reasoning.effort == "low"
-    found = [strict(ResponseStreamEvent, event, beside=OWN) for event in await events(web, "/v1/responses", body)]
+    found = [strict(ResponseStreamEvent, event, extra=OWN) for event in await events(web, "/v1/responses", body)]
     for kind, text in (("reasoning_text", REASONING), ("output_text", CONTENT)):
         assert "".join(event.delta for event in found if event.type == f"response.{kind}.delta") == text
         assert [event.text for event in found if event.type == f"response.{kind}.done"] == [text]

@@ -413,8 +413,8 @@ async def test_continuation_continues_session_history(server: Server, client: tr
     assert ids([second]) == ids(await collect(client, request(**plain, input_ids=[*history, 8, 9])))
     (ended,) = await collect(client, request(input_ids=None, session_id=session, end_session=True))
     assert ended["output_ids"].shape == (0,) and ended["finish_reason"] == [b"stop"]
-    (anew,) = await collect(client, request(**fields, continuation_ids=[8, 9]))
-    assert anew["num_session_tokens"] == [0] and ids([anew]) == ids([first])
+    (fresh,) = await collect(client, request(**fields, continuation_ids=[8, 9]))
+    assert fresh["num_session_tokens"] == [0] and ids([fresh]) == ids([first])
 
 
 async def test_request_of_n_sequences_is_one_request(server: Server, client: triton.InferenceServerClient) -> None:

@@ -132,7 +132,7 @@ async def test_a_call_is_forced_in_the_first_answer_alone() -> None:
 
 async def test_a_model_that_calls_for_ever_is_asked_no_more() -> None:
     request, history = GenerateRequest(messages=[]), [{"role": "user", "content": "x"}]
-    with pytest.raises(TooManyRounds, match="functions in each of 2 answers"):
+    with pytest.raises(TooManyRounds, match="functions in each of 2 responses"):
         _ = [item async for item in converse(Caller(9), request, Tools([weather]), history, max_rounds=2)]
     assert [message["role"] for message in history] == ["user", *["assistant", "tool"] * 2]
     with pytest.raises(ValueError, match="max_rounds = 0; it must be at least 1"):

@@ -199,10 +199,10 @@ def _tools(value: Any) -> Any:
         if kind != "function" or not isinstance(function, dict):
             raise wrong(f'tool {number} is not a function: send {{"type": "function", "function": {{"name": ...}}}}')
         name = function_name(f"function {number}", function.get("name"))
-        if beside := next((field for field in ("strict", "parameters", "description") if field in tool), None):
+        if misplaced := next((field for field in ("strict", "parameters", "description") if field in tool), None):
             raise wrong(
-                f"function {name}: {beside} is next to function, where it has no effect: send "
-                f'{{"type": "function", "function": {{"name": ..., {beside!r}: ...}}}}'.replace("'", '"')
+                f"function {name}: {misplaced} is next to function, where it has no effect: send "
+                f'{{"type": "function", "function": {{"name": ..., {misplaced!r}: ...}}}}'.replace("'", '"')
             )
         check_function(name, function)
         names.append(name)
