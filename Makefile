@@ -12,26 +12,23 @@ BIN := .venv/bin
 # Hundreds of processes would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help serve chat convert setup ready test test-all sanitize format generate clean distclean
+.PHONY: help serve chat convert setup test test-all sanitize format generate clean distclean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
 setup:
-	@scripts/setup.sh serve whole
-
-ready:
 	@scripts/setup.sh serve
 
-serve: ready
+serve: setup
 	@export CHARONIA_RUN_DIR="$${CHARONIA_RUN_DIR:-run}"; exec $(BIN)/charonia serve
 
-chat: ready
+chat: setup
 	@port=$${CHARONIA_GRPC_PORT:-$$($(BIN)/dotenv -f .env get CHARONIA_GRPC_PORT 2>/dev/null)}; \
 	  exec $(BIN)/triton_client "localhost:$${port:-33337}" $${TOOLS:+--tools "$$TOOLS"}
 
 DST ?= workspace
-convert: ready
+convert: setup
 	@test -n "$$MODEL" || { echo "make convert: say which model: make convert MODEL=<folder or hub id>" >&2; exit 1; }
 	@exec $(BIN)/charonia convert "$$MODEL" --dst-path "$(DST)"
 

@@ -205,7 +205,7 @@ def figures(found: list[Case]) -> list[Record]:
 def main() -> int:
     found = cases(ROOT / "build" / "real_schemas")
     with (
-        Engine.from_pretrained(DEMO, guide_max_bytes=MAX_BYTES, guide_timeout_s=60) as engine,
+        Engine.from_pretrained(DEMO, guide_max_bytes=MAX_BYTES) as engine,
         ThreadPoolExecutor(16) as pool,
     ):
         sampling = hasty(engine)

@@ -13,7 +13,6 @@ from charonia.errors import (
     InvalidRequestError,
     ModelError,
     OverloadedError,
-    PendingError,
     UnsupportedError,
 )
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported when first used, so that the command line and the Triton models start without loading the engine.
+# Imported on first use, so that the command line and the Triton models start without loading the engine.
 _LAZY = {
     "AsyncStream": "charonia.api.engine",
     "Chunk": "charonia.api.results",
@@ -49,7 +48,6 @@ __all__ = [
     "ModelError",
     "Output",
     "OverloadedError",
-    "PendingError",
     "SamplingParams",
     "Stream",
     "Timings",

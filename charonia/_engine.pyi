@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +152,7 @@ class TokenSplit:
     def __init__(self, weights_dir: Path) -> None: ...
     def forced(self, before: Sequence[int], text: str) -> list[int]: ...
 
-def guide_library() -> tuple[Literal["there", "compiling", "missing"], str]: ...  # and what is wrong, unless there
+def schema_for_llguidance(schema: str) -> str: ...
 
 class Engine:
     def __init__(self, weights_dir: Path, overrides: dict[str, str] = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""The terminal chat with a model in this process."""
+"""Terminal chat with a model in this process."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from charonia.api.results import Chunk, SamplingParams
 from charonia.errors import InvalidRequestError
 
 _EXIT = ("exit", "quit")
-# Of C0 a text has line ends and tabs. The rest, DEL and C1 tell a terminal what to do, which is not for a model to say.
+# Control characters except newline and tab. They control the terminal, so a model must not print them.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
-# Reads one message; None: the user leaves.
+# Reads one message; returns None if the user exits.
 ReadMessage = Callable[[], str | None]
 
 
 def run(engine: Engine, sampling: SamplingParams, *, system: str | None = None, enter_sends: bool = False) -> None:
-    """Chats on the terminal, or with what is piped in: there, too, an empty line ends a message.
+    """Chat on the terminal, or with piped input. In both, an empty line ends a message.
 
-    Raises InvalidRequestError when the model has no chat template.
+    Raises InvalidRequestError if the model has no chat template.
     """
     if engine.tokenizer.chat_template is None:
         raise InvalidRequestError(
             f"model {engine.info.model_name} has no chat template, so it cannot chat; "
-            "Engine.generate and the server's /v1/completions continue texts with it"
+            "use Engine.generate or the server's /v1/completions to continue texts with it"
         )
     notes = Console(stderr=True, highlight=False)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -38,18 +38,18 @@ def run(engine: Engine, sampling: SamplingParams, *, system: str | None = None, 
         notes.print(f"warning: {warning}", style="yellow", markup=False)
     read = _terminal_reader(enter_sends) if interactive else _pipe_reader(enter_sends)
     if interactive:
-        sends = "Enter sends, Alt-Enter begins a new line" if enter_sends else "an empty line (double Enter) sends"
-        notes.print(f"{engine.info.model_name}: {sends}, exit leaves, Ctrl-C interrupts an answer", style="dim")
+        sends = "Enter sends, Alt-Enter starts a new line" if enter_sends else "an empty line (double Enter) sends"
+        notes.print(f"{engine.info.model_name}: {sends}, exit quits, Ctrl-C interrupts a response", style="dim")
     conversation = Conversation(engine, sampling, system, notes)
     while (message := read()) is not None:
         try:
             conversation.ask(message)
-        except KeyboardInterrupt:  # just before or after the answer
+        except KeyboardInterrupt:  # just before or after the response
             notes.print("(interrupted)", style="dim")
 
 
 class Conversation:
-    """The history of a chat and the way to go on with it."""
+    """The history of a chat, and its next turns."""
 
     def __init__(self, engine: Engine, sampling: SamplingParams, system: str | None, notes: Console) -> None:
         self._engine = engine
@@ -59,7 +59,7 @@ class Conversation:
         self.turns: list[dict[str, str]] = []
 
     def ask(self, message: str) -> None:
-        """Sends a message and prints the answer as it comes. Ctrl-C ends the answer and keeps what was said."""
+        """Send a message and print the response as it arrives. Ctrl-C ends the response and keeps its text."""
         self.turns.append({"role": "user", "content": message})
         try:
             self._make_room()
@@ -84,7 +84,7 @@ class Conversation:
             self._notes.print(_figures(last), style="dim", markup=False)
 
     def _make_room(self) -> None:
-        """Drops the oldest turns until a prompt and some of an answer fit."""
+        """Remove the oldest turns until the prompt and a part of the response fit."""
         limit = self._engine.info.session_len
         wanted = self._sampling.max_tokens or min(256, limit // 4)
         dropped = 0
@@ -93,7 +93,7 @@ class Conversation:
             dropped += 2
         if dropped:
             self._notes.print(
-                f"(the context holds {limit} tokens: the oldest {dropped} messages are forgotten)", style="dim"
+                f"(the context holds {limit} tokens: the oldest {dropped} messages are removed)", style="dim"
             )
 
 
@@ -146,7 +146,7 @@ def _terminal_reader(enter_sends: bool) -> ReadMessage:
             try:
                 text = session.prompt("> ").strip()
             except KeyboardInterrupt:
-                continue  # Ctrl-C empties the line
+                continue  # Ctrl-C clears the line
             except EOFError:
                 return None
             if text in _EXIT:

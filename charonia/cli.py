@@ -1,4 +1,4 @@
-"""The command `charonia`."""
+"""The `charonia` command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables cut the names of options at 80 columns
+    rich_markup_mode=None,  # its tables would truncate option names at 80 columns
 )
 app.add_typer(benchmark_app, name="benchmark")
 add_keys(app)
@@ -41,7 +41,7 @@ ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face 
 DtypeOption = Annotated[
     str,
     typer.Option(
-        help="Type of the weights, or of what is not quantised in a model that is: auto (its own), bf16, fp16 or fp32."
+        help="Type of the weights, or of the unquantised part of a quantised model: auto (its own), bf16, fp16 or fp32."
     ),
 ]
 
@@ -54,17 +54,17 @@ def convert(
     model_format: Annotated[
         str,
         typer.Option(
-            help="Format of the weights: auto (as found), hf (not quantised), compressed-tensors, awq, gptq, fp8, "
+            help="Format of the weights: auto (detected), hf (not quantised), compressed-tensors, awq, gptq, fp8, "
             "mxfp4."
         ),
     ] = "auto",
     dtype: DtypeOption = "auto",
-    link: Annotated[bool, typer.Option("--link", help="Point into the model's files instead of copying them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a workspace that is there.")] = False,
+    link: Annotated[bool, typer.Option("--link", help="Refer to the model's files instead of copying them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing workspace.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Convert a Hugging Face model to a workspace. Inference parameters given here go into its config.ini; --tp also
-    says over how many ranks the weights are split."""
+    """Convert a Hugging Face model to a workspace. The inference parameters given here are written to its config.ini.
+    --tp also splits the weights over this number of ranks."""
     from charonia.weights.convert import convert as copy
     from charonia.weights.convert import link_workspace
 
@@ -82,7 +82,7 @@ def convert(
 
 @app.command()
 def check(workspace: Annotated[Path, typer.Argument(help="A workspace.", metavar="WORKSPACE")]) -> None:
-    """Check every file of a workspace against the checksums that were taken when it was written."""
+    """Check every file of a workspace against the checksums from its creation."""
     from charonia.errors import ModelError
     from charonia.progress import Progress
     from charonia.weights import workspace as layout
@@ -98,31 +98,31 @@ def check(workspace: Annotated[Path, typer.Argument(help="A workspace.", metavar
     if differences:
         raise typer.Exit(1)
     linked = sum("sha256" not in entry for entry in manifest.files.values())
-    print(f"{workspace} is in order" + (f" ({linked} linked files: sizes compared only)" if linked else ""))
+    print(f"{workspace} is valid" + (f" ({linked} linked files: sizes compared only)" if linked else ""))
 
 
 @app.command()
 @with_engine_options(environment=True)
 def chat(
     model: ModelArgument,
-    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message at the start.")] = None,
     enter_sends: Annotated[
-        bool, typer.Option("--enter-sends", help="A single Enter sends (else an empty line does).")
+        bool, typer.Option("--enter-sends", help="A single Enter sends (default: an empty line sends).")
     ] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of a response.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the model's.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Only the top tokens up to this probability in all; default: the model's.")
+        float | None, typer.Option(help="Only the top tokens up to this total probability; default: the model's.")
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Only the top k tokens; 0: all; default: the model's.")] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="More than 1 makes repetition less likely; default: the model's.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same responses.")] = None,
     dtype: DtypeOption = "auto",
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Chat with a model in this process: an empty line sends, `exit` leaves, Ctrl-C interrupts an answer."""
+    """Chat with a model in this process: an empty line sends, `exit` quits, Ctrl-C interrupts a response."""
     from charonia.api.engine import Engine
     from charonia.api.results import SamplingParams
     from charonia.chat import run
@@ -135,7 +135,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    # One sequence at a time: room for two of full length is plenty where nothing else is asked for.
+    # A chat runs one sequence at a time, so a batch of two is enough.
     chosen = {"max_batch_size": 2, "stream_interval_ms": 0, **(settings or {})}
     with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
         run(engine, sampling, system=system, enter_sends=enter_sends)
@@ -145,19 +145,19 @@ def chat(
 @with_engine_options(environment=True)
 def plan(
     model: ModelArgument,
-    users: Annotated[int | None, typer.Option(min=1, help="So many users at once: the longest context.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="So many tokens each: the most users.")] = None,
+    users: Annotated[int | None, typer.Option(min=1, help="Users at once; prints the longest context.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens per user; prints the number of users.")] = None,
     memory: Annotated[
-        str, typer.Option(help="Memory of each GPU, or of the machine for the CPU, that is elsewhere: 80GiB.")
+        str, typer.Option(help="Memory of each GPU, or of the machine for the CPU, of another machine: 80GiB.")
     ] = "",
     dtype: DtypeOption = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Show what a model takes of the memory, and how many users with how much context fit, without loading it. Weights
-    on the hub are not downloaded.
+    """Show how much memory a model needs, and how many users with how much context fit, without loading it. Weights on
+    the hub are not downloaded.
 
-    Exit code 1 when what is asked for with --users and --context does not fit."""
+    Exit code 1 if the numbers given with --users and --context do not fit."""
     import json
 
     from charonia.weights.plan import make_plan, show
@@ -179,26 +179,26 @@ def plan(
 def evaluate(
     model: ModelArgument,
     against: Annotated[
-        str | None, typer.Option(help="The 16-bit model to compare with, MODEL itself for what KV quantisation costs.")
+        str | None, typer.Option(help="The 16-bit model to compare with; MODEL itself to measure KV quantisation.")
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="A text file for perplexity and comparison; by default a short one of ours.")
+        Path | None, typer.Option(help="A text file for perplexity and comparison; default: a short text of Charonia.")
     ] = None,
     questions: Annotated[
         Path | None,
-        typer.Option(help="Questions with answers, a JSON object a line; by default general ones of ours."),
+        typer.Option(help="Questions with answers, one JSON object per line; default: general questions of Charonia."),
     ] = None,
-    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Whether questions are asked.")] = True,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Whether to ask questions.")] = True,
     window: Annotated[int, typer.Option(help="Tokens of the text that are computed together.")] = 1024,
     stride: Annotated[int, typer.Option(help="Tokens from one window to the next, at least 2.")] = 512,
     dtype: DtypeOption = "auto",
     save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Keep the record beside the model, for plan and /v1/models.")
+        bool, typer.Option("--save/--no-save", help="Store the record next to the model, for plan and /v1/models.")
     ] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Measure a model's quality: perplexity over a text, how far it is from its 16-bit model, answers right.
+    """Measure a model's quality: perplexity over a text, difference from the 16-bit model, correct answers.
 
     See docs/quantisation.md."""
     import json
@@ -228,10 +228,10 @@ def evaluate(
 
 CalibrationOption = Annotated[
     Path | None,
-    typer.Option(help="A text, or a JSON object a line with text or messages; by default a short text of ours."),
+    typer.Option(help="A text, or JSON objects, one per line, with text or messages; default: a text of Charonia."),
 ]
-SamplesOption = Annotated[int, typer.Option(help="Samples of the calibration text, at most.")]
-MaxLengthOption = Annotated[int, typer.Option(help="Tokens of a sample, at most.")]
+SamplesOption = Annotated[int, typer.Option(help="Maximum samples of the calibration text.")]
+MaxLengthOption = Annotated[int, typer.Option(help="Maximum tokens of a sample.")]
 
 
 @app.command()
@@ -240,18 +240,19 @@ def quantize(
     scheme: Annotated[str, typer.Option(help="w4a16, w8a16, w8a8 or fp8.")],
     dst: Annotated[Path, typer.Option(help="The folder to write.")],
     method: Annotated[
-        str | None, typer.Option(help="awq, gptq, smoothquant or rtn; by default what suits the scheme.")
+        str | None, typer.Option(help="awq, gptq, smoothquant or rtn; default: depends on the scheme.")
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Input features that share a scale; 0: all. Default 128 for w4a16, else 0.")
+        int | None, typer.Option(help="Input features that share a scale; 0: all. Default: 128 for w4a16, otherwise 0.")
     ] = None,
     calibration: CalibrationOption = None,
     samples: SamplesOption = 128,
     max_length: MaxLengthOption = 2048,
 ) -> None:
-    """Quantise a model's weights with llm-compressor, in an environment of its own that is made when it is missing.
+    """Quantise a model's weights with llm-compressor, in a separate environment that is created if it is missing.
 
-    The folder is in compressed-tensors' format: Charonia, transformers and vLLM read it. See docs/quantisation.md."""
+    The result has the compressed-tensors format: Charonia, transformers and vLLM can read it. See docs/quantisation.md.
+    """
     from charonia.quantize.command import quantize as run
     from charonia.quantize.environment import signals_as_interrupts
 
@@ -279,7 +280,7 @@ def calibrate(
     max_length: MaxLengthOption = 2048,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the ranges of keys, values and activations by layer, and what they advise for quant_policy.
+    """Show the ranges of keys, values and activations by layer, and recommend a quant_policy.
 
     It runs in the environment of charonia quantize. See docs/quantisation.md."""
     import json
@@ -309,7 +310,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one message on stderr and its exit code, mostly 1."""
+    """Entry point. An error of Charonia is printed as one message on stderr, and sets the exit code, usually 1."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     prompt_ids.tokenizers_alone = True
     try:

@@ -1,4 +1,4 @@
-"""The errors that users of the package see. The engine's C++ errors become these in one place, module.cpp."""
+"""The errors that users of the package see. module.cpp translates the engine's C++ errors to these."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from __future__ import annotations
 class CharoniaError(Exception):
     """Base of all errors of this package."""
 
-    exit_code = 1  # of a command that it ends
+    exit_code = 1  # exit code of a command that fails with this error
 
 
 class InvalidRequestError(CharoniaError, ValueError):
-    """A request, a prompt or a configuration value is wrong; the text says what would be right."""
+    """A request, a prompt or a configuration value is wrong. The text says how to correct it."""
 
 
 class OverloadedError(CharoniaError):
-    """The queue is full, or the request waited too long in it, or memory does not suffice; worth another try later."""
+    """The queue is full, or the request waited too long in it, or there is not enough memory. Retry later."""
 
 
 class DeadlineExceededError(CharoniaError, TimeoutError):
@@ -25,18 +25,13 @@ class EngineClosedError(CharoniaError):
     """The engine is shutting down, closed, or has failed, for example because of a CUDA error."""
 
 
-class PendingError(CharoniaError):
-    """What the request needs is not there yet, as structured output is not while it is compiled, after the first start
-    of a checkout; worth another try later."""
-
-
 class UnsupportedError(CharoniaError):
     """A model or a feature that this version or installation does not have."""
 
 
 class InternalError(CharoniaError):
-    """A broken invariant inside the engine: a bug."""
+    """A violated invariant inside the engine: a bug."""
 
 
 class ModelError(CharoniaError):
-    """A model folder or a workspace that is not there, not complete or not consistent."""
+    """A model folder or a workspace is missing, incomplete or inconsistent."""

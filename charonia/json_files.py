@@ -1,4 +1,4 @@
-"""JSON files of a model's folder."""
+"""Reads JSON files of a model folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from charonia.errors import ModelError
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; ModelError names the file when it is not there or not one."""
+    """Return the JSON object in a file. Raises ModelError if the file is missing or contains something else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -18,5 +18,5 @@ def read_json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file} must hold a JSON object")
+        raise ModelError(f"{file} must contain a JSON object")
     return content

@@ -1,4 +1,4 @@
-"""`charonia keys`: the command of the package charonia-gateway."""
+"""`charonia keys`, a command of the package charonia-gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from charonia.errors import CharoniaError
 
 
 def add_keys(app: typer.Typer) -> None:
-    """Adds it; where the package is missing, a command that says so."""
+    """Add the command; if the package is missing, add one that reports this."""
     try:
         from charonia_gateway.keys_command import app as keys_app
     except ImportError:
@@ -20,8 +20,8 @@ def add_keys(app: typer.Typer) -> None:
 
 
 def _missing() -> None:
-    """Make, list and revoke the API keys of the gateway."""
+    """Create, list and revoke the API keys of the gateway."""
     raise CharoniaError(
-        f"package charonia-gateway is not installed, and keys are its: run {sys.executable} -m pip install "
+        f"API keys need the package charonia-gateway, which is not installed: run {sys.executable} -m pip install "
         "charonia-gateway"
     )

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent, however that ends."""
+"""Ends child processes when their parent ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """A preexec_fn. parent: os.getpid() of the caller, of whose threads the one counts that starts the child."""
+    """Return a preexec_fn. parent: os.getpid() of the caller. The child also ends with the thread that starts it."""
 
     def set_death_signal() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died in between
+        if os.getppid() != parent:  # the parent ended before prctl
             os._exit(1)
 
     return set_death_signal

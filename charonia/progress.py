@@ -1,4 +1,4 @@
-"""Progress of long work on the terminal; silent where nobody looks."""
+"""Progress of long operations on the terminal, or nothing without a terminal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ log = logging.getLogger("charonia")
 
 
 class Progress:
-    """Progress bars and warnings on stderr when `show`, else warnings to the log."""
+    """Progress bars and warnings on stderr if `show`; otherwise warnings in the log."""
 
     def __init__(self, show: bool) -> None:
         self._console = Console(stderr=True) if show else None
-        self.lasting: list[str] = []  # warnings that stay true
+        self.lasting: list[str] = []  # warnings that remain true
 
     def warn(self, text: str, *, lasting: bool = True) -> None:
-        """Prints something that the user should know and that is no error. lasting: it is true later, too."""
+        """Print a warning. lasting: whether it remains true later."""
         if lasting:
             self.lasting.append(text)
         if self._console:
@@ -39,11 +39,11 @@ class Progress:
             log.warning(text)
 
     def task(self, title: str, total_bytes: int) -> AbstractContextManager[Callable[[int], None]]:
-        """A bar over bytes; yields the function that advances it."""
+        """Show a progress bar in bytes. Yields the function that advances it."""
         return self._bar(title, total_bytes, DownloadColumn(), TransferSpeedColumn())
 
     def count(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """A bar over things that are counted; yields the function that advances it."""
+        """Show a progress bar with a count. Yields the function that advances it."""
         return self._bar(title, total, MofNCompleteColumn())
 
     @contextmanager

@@ -21,19 +21,20 @@ class ServeFields(BaseSettings):
     more_models: str = Field(
         "",
         validation_alias="CHARONIA_MORE_MODELS",
-        description="models that are served beside MODEL, separated by commas, each as MODEL is or as NAME=MODEL, "
-        "where clients ask for NAME; as further arguments of `charonia serve`; default: none",
+        description="models that are served in addition to MODEL, separated by commas, each in the form of MODEL or "
+        "as NAME=MODEL, where NAME is the name for clients; same as further arguments of `charonia "
+        "serve`; default: none",
     )
     model_shares: str = Field(
         "",
         validation_alias="CHARONIA_MODEL_SHARES",
-        description="of several models, the share of each in the memory for keys and values, in their order: 3,1 "
-        "gives the first three quarters; default: equal ones",
+        description="with several models, the share of each in the memory for keys and values, in their order: 3,1 "
+        "gives the first model three quarters; default: equal shares",
     )
     model_name: str | None = Field(
         None,
         validation_alias="CHARONIA_MODEL_NAME",
-        description="name under which clients ask for the model; default: its folder's name",
+        description="name of the model for clients; default: the name of its folder",
     )
     host: str = Field(
         "127.0.0.1",
@@ -45,14 +46,14 @@ class ServeFields(BaseSettings):
         "127.0.0.1",
         min_length=1,
         validation_alias="CHARONIA_TRITON_ADDRESS",
-        description="address that Triton's ports listen on: without keys, so only where all who reach it may use it "
+        description="address that Triton's ports listen on; they need no keys, so only trusted clients may reach it "
         "(docs/security.md)",
     )
     http_inference: bool = Field(
         False,
         validation_alias="CHARONIA_HTTP_INFERENCE",
-        description="Triton's HTTP port answers inference (`generate`, `generate_stream`, `infer`) too; one deeply "
-        "nested body ends Triton then",
+        description="enables inference (`generate`, `generate_stream`, `infer`) on Triton's HTTP port; then one "
+        "deeply nested body can crash Triton",
     )
     max_restarts: int = Field(
         5,
@@ -65,7 +66,7 @@ class ServeFields(BaseSettings):
     hang_timeout_s: Annotated[float, off_or_at_least(5)] = Field(
         60,
         validation_alias="CHARONIA_HANG_TIMEOUT_S",
-        description="seconds after which a Triton that answers no request is killed and started again; 0: never",
+        description="seconds after which a Triton that does not respond is killed and restarted; 0: never",
     )
     http_port: int = Field(
         33336,
@@ -103,31 +104,32 @@ class ServeFields(BaseSettings):
     gateway: bool = Field(
         True,
         validation_alias="CHARONIA_GATEWAY",
-        description="serve the gateway too; without it Triton alone is served, for a gateway that runs elsewhere",
+        description="start the gateway too; false: only Triton, for a gateway that runs elsewhere",
     )
     logs: Literal["files", "stderr"] = Field(
         "files",
         validation_alias="CHARONIA_LOGS",
-        description="where the logs of Triton and the gateway go: files in the run folder, or stderr, as in containers",
+        description="destination of Triton's and the gateway's logs: files in the run folder, or stderr, as in "
+        "containers",
     )
     triton_dir: Path | None = Field(
         None,
         validation_alias="CHARONIA_TRITON_DIR",
-        description="folder of an installed Triton server, /opt/tritonserver in NVIDIA's images; default: that of the"
-        " package nvidia-pytriton",
+        description="folder of an installed Triton server, /opt/tritonserver in NVIDIA's images; default: the folder "
+        "of the package nvidia-pytriton",
     )
     jemalloc: bool = Field(
         True,
         validation_alias="CHARONIA_JEMALLOC",
-        description="Triton allocates memory with jemalloc, where that is installed (Debian's package libjemalloc2) "
-        "and LD_PRELOAD names no other allocator: streamed responses take less CPU time (docs/scaling.md)",
+        description="Triton uses jemalloc if it is installed (Debian's package libjemalloc2) and LD_PRELOAD names no "
+        "other allocator: streamed responses need less CPU time (docs/scaling.md)",
     )
     text_instances: int | None = Field(
         None,
         ge=1,
         le=64,
         validation_alias="CHARONIA_TEXT_INSTANCES",
-        description="processes of preprocessing; default: as the workspace says, 2",
+        description="processes of preprocessing; default: the value in the workspace, 2",
     )
     start_timeout_s: float = Field(
         600,
@@ -147,20 +149,20 @@ class ServeFields(BaseSettings):
     gateway_keys_file: Path | None = Field(
         None,
         validation_alias="CHARONIA_GATEWAY_KEYS_FILE",
-        description="file of the API keys, as `charonia keys` writes it; it is read again when it changes; default: "
-        "no key is asked for",
+        description="file of API keys, written by `charonia keys`; it is read again when it changes; default: no key "
+        "is required",
     )
     gateway_tls_cert: Path | None = Field(
         None,
         validation_alias="CHARONIA_GATEWAY_TLS_CERT",
-        description="TLS of REST: the certificate with its chain, a PEM file; it is read again when it changes, as "
-        "the next two are; default: REST without TLS",
+        description="TLS of REST: the certificate with its chain, a PEM file; this and the next two files are read "
+        "again when they change; default: REST without TLS",
     )
     gateway_tls_client_ca: Path | None = Field(
         None,
         validation_alias="CHARONIA_GATEWAY_TLS_CLIENT_CA",
-        description="TLS of REST: clients need a certificate of one of these, a PEM file; default: no certificate is "
-        "asked for",
+        description="TLS of REST: clients need a certificate of one of these authorities, a PEM file; default: no "
+        "client certificate is required",
     )
     grpc_tls_cert: Path | None = Field(
         None,
@@ -176,24 +178,24 @@ class ServeFields(BaseSettings):
     grpc_tls_client_ca: Path | None = Field(
         None,
         validation_alias="CHARONIA_GRPC_TLS_CLIENT_CA",
-        description="TLS of Triton's gRPC: clients, so gateways, need a certificate of one of these, a PEM file; "
-        "default: no certificate is asked for",
+        description="TLS of Triton's gRPC: clients (gateways) need a certificate of one of these authorities, a PEM "
+        "file; default: no client certificate is required",
     )
     triton_tls: bool = Field(
         False,
         validation_alias="CHARONIA_TRITON_TLS",
-        description="TLS to Triton's gRPC; each of the next four means it too",
+        description="TLS to Triton's gRPC; each of the next four settings implies it",
     )
     triton_tls_ca: Path | None = Field(
         None,
         validation_alias="CHARONIA_TRITON_TLS_CA",
-        description="TLS to Triton's gRPC: certificates that the server's comes from, a PEM file, read at the start; "
+        description="TLS to Triton's gRPC: authorities of the server's certificate, a PEM file, read at the start; "
         "default: public ones",
     )
     triton_tls_cert: Path | None = Field(
         None,
         validation_alias="CHARONIA_TRITON_TLS_CERT",
-        description="TLS to Triton's gRPC: the gateway's own certificate, for a server that asks for one; default: "
+        description="TLS to Triton's gRPC: the gateway's own certificate, for a server that requires one; default: "
         "none",
     )
     triton_tls_key: Path | None = Field(
@@ -204,13 +206,14 @@ class ServeFields(BaseSettings):
     triton_tls_name: str = Field(
         "",
         validation_alias="CHARONIA_TRITON_TLS_NAME",
-        description="TLS to Triton's gRPC: whom the server's certificate is for; default: the host of its address",
+        description="TLS to Triton's gRPC: expected host name in the server's certificate; default: the host of its "
+        "address",
     )
     tracing_endpoint: str | None = Field(
         None,
         pattern="^https?://",
         validation_alias="CHARONIA_TRACING_ENDPOINT",
-        description="collector that gets traces by OTLP over HTTP, such as http://collector:4318; default: none",
+        description="collector that receives traces by OTLP over HTTP, such as http://collector:4318; default: none",
     )
     tool_call_parser: Literal[
         "auto",
@@ -242,7 +245,7 @@ class ServeFields(BaseSettings):
     ] = Field(
         "auto",
         validation_alias="CHARONIA_TOOL_CALL_PARSER",
-        description="the format in which the model calls tools; auto: as its chat template shows it (docs/tools.md)",
+        description="the model's format of tool calls; auto: derived from its chat template (docs/tools.md)",
     )
     reasoning_parser: Literal[
         "auto",
@@ -261,7 +264,7 @@ class ServeFields(BaseSettings):
     ] = Field(
         "auto",
         validation_alias="CHARONIA_REASONING_PARSER",
-        description="the format in which the model reasons; auto: as its chat template shows it (docs/tools.md)",
+        description="the model's format of reasoning; auto: derived from its chat template (docs/tools.md)",
     )
     access_log: bool = Field(
         False,
@@ -276,11 +279,11 @@ class ServeFields(BaseSettings):
     log_prompts: bool = Field(
         False,
         validation_alias="CHARONIA_LOG_PROMPTS",
-        description="with access_log, log the text of prompts and answers; otherwise no log has such text",
+        description="with access_log, log the text of prompts and responses; otherwise no log contains it",
     )
 
 
-# What every process of the stack reads.
+# Settings that every process of the stack reads.
 SHARED = (
     "tracing_endpoint",
     "tool_call_parser",
@@ -290,7 +293,7 @@ SHARED = (
     "log_prompts",
 )
 
-# What the gateway, the engine and scripts read themselves.
+# Variables that the gateway, the engine and scripts read themselves.
 OTHERS = (
     "CHARONIA_API_KEY",
     "CHARONIA_CACHE_DIR",
@@ -336,9 +339,11 @@ OTHERS = (
     "CHARONIA_ISA",
     "CHARONIA_KEYS",
     "CHARONIA_LEAVE_OUT",
+    "CHARONIA_LLGUIDANCE_LIBRARY",
     "CHARONIA_METRICS_KEY",
     "CHARONIA_MODELS",
     "CHARONIA_NCCL",
+    "CHARONIA_PYTHON_LIBRARY",
     "CHARONIA_QUANTIZE_PYTHON",
     "CHARONIA_SERVER_CPUS",
     "CHARONIA_SERVER_MEMORY",

@@ -3,19 +3,19 @@
 #
 #   ./service_docker_up.sh [OPTION...] [-- OPTION FOR docker run ...]
 #
-#   --gpus WHICH       all, none, a number of GPUs, or device=0,1     (all where this machine has GPUs, else none)
-#   --tp N             tensor-parallel ranks, for which the workspace was converted     (as converted)
+#   --gpus WHICH       all, none, a number of GPUs, or device=0,1     (all if this machine has GPUs, otherwise none)
+#   --tp N             number of tensor-parallel ranks of the workspace                 (as converted)
 #   --shm-size SIZE    shared memory between Triton and its text models                 (1g)
-#   --workspace DIR    the workspace                                                    (where this script is)
+#   --workspace DIR    the workspace                                                    (folder of this script)
 #   --image IMAGE      CHARONIA_IMAGE                                                   (charonia-server)
 #   --name NAME        the container's name, CHARONIA_CONTAINER                         (charonia-triton)
-#   --detach           return as soon as it has started
+#   --detach           return as soon as the container has started
 #   --help
 #
-# Environment: CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT and CHARONIA_METRICS_PORT are this machine's ports, at its address
-# CHARONIA_TRITON_ADDRESS (127.0.0.1, so that no other machine reaches them: they ask for no key). Every other
-# CHARONIA_<KEY>, the inference parameters of triton_models/weights/config.ini, is handed in. docker stop waits for twice
-# CHARONIA_DRAIN_TIMEOUT_S and 15 s.
+# Environment: CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT and CHARONIA_METRICS_PORT are ports of this machine, at its address
+# CHARONIA_TRITON_ADDRESS (default 127.0.0.1: the ports need no key, so other machines must not reach them). All other
+# CHARONIA_<KEY> variables, the inference parameters of triton_models/weights/config.ini, are passed to the container.
+# docker stop waits for twice CHARONIA_DRAIN_TIMEOUT_S plus 15 s.
 set -euo pipefail
 
 fail() { echo "service_docker_up.sh: $*" >&2; exit 1; }
@@ -50,16 +50,16 @@ done
 shift
 
 [ -f "$workspace/triton_models/weights/manifest.json" ] ||
-  fail "$workspace is no workspace: charonia convert MODEL --dst-path $workspace makes one"
+  fail "$workspace is not a workspace: create one with charonia convert MODEL --dst-path $workspace"
 workspace=$(cd "$workspace" && pwd)
 
 command -v docker >/dev/null ||
   fail "docker is not installed (Debian and Ubuntu: docker.io); without it, run: charonia serve $workspace"
 docker info >/dev/null 2>&1 ||
-  fail "the Docker daemon does not answer: is it running (systemctl status docker), and may this user talk to it (group docker)?"
+  fail "the Docker daemon does not respond: is it running (systemctl status docker), and may this user access it (group docker)?"
 docker image inspect "$image" >/dev/null 2>&1 ||
-  fail "there is no image $image on this machine: build it in a checkout (docker compose build server), load it" \
-    "(docker load), or docker pull one and name it with --image"
+  fail "the image $image is not on this machine: build it in a checkout (docker compose build server), load it" \
+    "(docker load), or pull one (docker pull) and name it with --image"
 
 if [ -z "$gpus" ]; then
   gpus=none
@@ -67,22 +67,22 @@ if [ -z "$gpus" ]; then
 fi
 if [ "$gpus" != none ]; then
   docker info --format '{{range $name, $_ := .Runtimes}}{{$name}} {{end}}' | grep -qw nvidia ||
-    fail "Docker has no NVIDIA runtime, and --gpus $gpus needs it: install the package nvidia-container-toolkit, then run" \
+    fail "--gpus $gpus needs the NVIDIA runtime, which Docker does not have: install the package nvidia-container-toolkit, then run" \
       "'nvidia-ctk runtime configure --runtime=docker' and restart Docker; or serve on the CPU with --gpus none"
-  options+=(--gpus "$gpus" --ulimit memlock=-1) # memory that the GPU reads is locked
+  options+=(--gpus "$gpus" --ulimit memlock=-1) # the GPU reads locked memory
 fi
 if [ -n "$tp" ]; then options+=(--env "CHARONIA_TENSOR_PARA_SIZE=$tp"); fi
 
-# A linked workspace names its weight files by absolute paths: they are mounted where they are.
+# A linked workspace refers to its weight files by absolute paths, so they are mounted at the same paths.
 while IFS= read -r folder; do
   options+=(--volume "$folder:$folder:ro")
 done < <(grep -o '"/[^"]*\.safetensors"' "$workspace/triton_models/weights/manifest.json" | tr -d '"' |
   xargs --no-run-if-empty --delimiter '\n' dirname | sort -u)
 
-# Every setting of ours goes through; address and ports are this machine's, not the container's.
+# All settings are passed on, except addresses, ports and folders, which belong to this machine.
 address=${CHARONIA_TRITON_ADDRESS:-127.0.0.1}
 case $address in
-  localhost) address=127.0.0.1 ;; # Docker takes addresses only
+  localhost) address=127.0.0.1 ;; # Docker accepts addresses only
   *:*) address="[$address]" ;;
 esac
 while IFS= read -r variable; do
@@ -93,12 +93,12 @@ while IFS= read -r variable; do
   esac
 done < <(compgen -e CHARONIA_)
 
-# Nothing supervises this container: charonia serve starts a Triton that died again, which the image leaves to others.
+# Nothing supervises this container, so charonia serve restarts Triton; the default of the image is not to restart it.
 options+=(--env "CHARONIA_MAX_RESTARTS=${CHARONIA_MAX_RESTARTS:-5}")
 
-# Requests may go on for the drain time twice: those of the ensemble, then those of the engine alone. Then Triton unloads.
+# The drain time may elapse twice: for requests of the ensemble, then of the engine. Then Triton unloads the models.
 drain=${CHARONIA_DRAIN_TIMEOUT_S:-$(sed -n 's/^drain_timeout_s *= *//p' "$workspace/triton_models/weights/config.ini" 2>/dev/null || true)}
-LC_ALL=C printf -v drain_ms %.0f "${drain:-30}e3" 2>/dev/null || fail "drain_timeout_s = $drain is no number of seconds"
+LC_ALL=C printf -v drain_ms %.0f "${drain:-30}e3" 2>/dev/null || fail "drain_timeout_s = $drain is not a number of seconds"
 stop_timeout=$(((2 * drain_ms + 999) / 1000 + 15))
 
 exec docker run --rm --name "$name" --stop-timeout "$stop_timeout" --read-only --tmpfs /tmp --cap-drop ALL \

@@ -7,10 +7,10 @@ from pydantic_core import PydanticCustomError
 
 
 def off_or_at_least(least: float) -> AfterValidator:
-    """For numbers that 0 turns off and that are too small to be of use below `least`."""
+    """A number that is 0 (off) or at least `least`."""
 
     def check(value: float) -> float:
-        # Not a comparison with `<`, which NaN would pass.
+        # NaN must fail, so the comparison is not `<`.
         if value == 0 or value >= least:
             return value
         raise PydanticCustomError("off_or_at_least", f"it must be 0 (off) or at least {least:g}")

@@ -1,7 +1,7 @@
-"""What `charonia serve` can be told by options, environment and `.env` (docs/configuration.md).
+"""Settings of `charonia serve` from options, the environment and `.env` (docs/configuration.md).
 
-definitions/service_settings.toml defines them. The inference parameters (CHARONIA_<KEY>) are the engine's and are only
-passed on here.
+definitions/service_settings.toml defines them. The inference parameters (CHARONIA_<KEY>) are settings of the engine and
+are only passed on here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREFIX = "CHARONIA_"
 
 
 class ServeSettings(ServeFields):
-    """Precedence: what is given here by name, environment, `.env`, defaults."""
+    """Precedence: keyword arguments, environment, `.env`, defaults."""
 
     model_config = SettingsConfigDict(
         env_file=ENV_FILE, env_file_encoding="utf-8", env_ignore_empty=True, extra="ignore", populate_by_name=True
@@ -32,7 +32,7 @@ class ServeSettings(ServeFields):
 
 
 def shared_environment(settings: ServeSettings) -> dict[str, str]:
-    """For the processes: the settings that all of them read."""
+    """Return the settings that all processes read, as environment variables."""
     values = {env_name(name): getattr(settings, name) for name in SHARED}
     return {
         name: str(int(value)) if isinstance(value, bool) else value
@@ -42,13 +42,13 @@ def shared_environment(settings: ServeSettings) -> dict[str, str]:
 
 
 def env_name(field: str) -> str:
-    """The environment variable of a field."""
+    """Return the environment variable of a field."""
     return str(ServeSettings.model_fields[field].validation_alias)
 
 
 def read_settings(**given: Any) -> ServeSettings:
-    """The settings; `given` wins, its None entries are not given. Raises InvalidRequestError naming the variable, its
-    value and what would be right."""
+    """Return the settings. `given` overrides; its None entries are ignored. Raises InvalidRequestError with the
+    variable, its value and the remedy."""
     try:
         return ServeSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -62,21 +62,21 @@ def read_settings(**given: Any) -> ServeSettings:
         if info := fields.get(place):
             default = "" if info.default is None else f"default {info.default}; "
             more = f". It sets: {info.description} ({default}docs/configuration.md)"
-        # Addresses may have a password before their host.
+        # An address may contain a password.
         shown = "" if "@" in str(first["input"]) else f"={first['input']!r}"
         raise InvalidRequestError(f"{name}{shown}: {first['msg']}{more}") from None
 
 
 def environment() -> dict[str, str]:
-    """The process's environment over `.env`; empty values count as not set."""
+    """Return the process's environment merged over `.env`; empty values count as not set."""
     dotenv = {name: value for name, value in dotenv_values(ENV_FILE).items() if value}
     return {**dotenv, **{name: value for name, value in os.environ.items() if value}}
 
 
 def inference_settings(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The inference parameters that are set, by key: `given` over environment over `.env`.
+    """Return the inference parameters that are set, by key. Precedence: `given`, environment, `.env`.
 
-    Raises InvalidRequestError for a value that the engine's table does not allow, or for a key that it does not have.
+    Raises InvalidRequestError for a value that the engine does not allow, or for an unknown key.
     """
     from charonia import _engine
 
@@ -89,7 +89,7 @@ def inference_settings(given: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def misspelled() -> list[str]:
-    """Warnings for CHARONIA_ variables that nothing reads but that look like one that is read."""
+    """Return warnings about unused CHARONIA_ variables with names similar to used ones."""
     from charonia import _engine
 
     known = {PREFIX + entry.key.upper() for entry in _engine.config_fields()}
@@ -99,5 +99,5 @@ def misspelled() -> list[str]:
         if name.startswith(PREFIX) and name not in known and name not in OTHERS:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if near:
-                warnings.append(f"{name} is not known and ignored; did you mean {near[0]}?")
+                warnings.append(f"{name} is unknown and ignored; did you mean {near[0]}?")
     return warnings

@@ -1,4 +1,4 @@
-"""Tables that commands print, for people and for pipes."""
+"""Tables in the output of commands, for people and for pipes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MAX_WIDTH = 10_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """To standard output. As wide as it is: a pipe has 80 columns, and a name or an id that is cut is of no use.
-    Brackets are no markup."""
+    """Print to standard output, without limiting the width: a pipe has 80 columns, and a truncated name or id is
+    useless. Brackets are not markup."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column)

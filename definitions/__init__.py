@@ -1,2 +1,2 @@
-"""One definition of everything that has a name. People edit the .toml files beside this one. What C++, Python, Triton
-and the documentation need is generated from them by `make generate`, and committed."""
+"""The single definition of everything that has a name. Edit the .toml files in this folder. `make generate` creates the
+files for C++, Python, Triton and the documentation, which are committed."""

@@ -1,4 +1,4 @@
-"""Writes what is generated from the definitions."""
+"""Writes the generated files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from definitions.outputs import ROOT, render
 
 
 def main() -> None:
-    """Writes every file whose text is another one now, and names it."""
+    """Write every file whose text changes, and print its name."""
     for path, text in render().items():
         file = ROOT / path
         if not file.exists() or file.read_text(encoding="utf-8") != text:

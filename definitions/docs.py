@@ -1,4 +1,4 @@
-"""docs/configuration.md, and the tables of variables of other pages."""
+"""Generates docs/configuration.md, and the tables of variables in other pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEAD = """# Configuration
 
 *Generated from `definitions/` by `make generate`; do not edit.*
 
-A setting can be set in several places. Of these, the last one wins:
+A setting can be set in several places. Later places in this list override earlier ones:
 
 1. the default
 2. `config.ini` of the workspace (section `[llama]`)
@@ -45,12 +45,12 @@ _MODEL = """
 """
 
 _GROUPS = {
-    "device": "The engine reads these variables from its environment alone. Most of them are for diagnosis.",
+    "device": "The engine reads these variables only from its environment. Most of them are for debugging.",
     "compose": "docker-compose.yml reads these variables, also from `.env`.",
     "script": "`service_docker_up.sh` reads these variables.",
     "quantize": "`charonia quantize` reads this variable, and CHARONIA_RUN_DIR.",
     "hub": "Commands that download models read these variables, and the others of huggingface_hub. "
-    "docker-compose.yml hands none of them on: there HF_TOKEN_FILE names a file with the token.",
+    "docker-compose.yml does not pass them on; there HF_TOKEN_FILE names a file with the token.",
     "client": "`charonia benchmark` reads this variable.",
     "build": "`make` and the Dockerfiles read these variables.",
     "tests": "`make test`, `make test-all` and `.ci/run` read these variables. The last ones are for tests of "

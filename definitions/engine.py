@@ -1,5 +1,5 @@
-"""Engine settings and model attributes: C++ structs, the table of config.ini's keys, and the Python dataclass that
-model families fill."""
+"""Generates, from engine settings and model attributes, the C++ structs, the table of config.ini's keys, and the Python
+dataclass that model families fill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PYTHON_TYPES = {
     "ints": "tuple[int, ...]",
     "floats": "tuple[float, ...]",
 }
-# How config.ini spells false and true: as its oldest files do.
+# How config.ini writes false and true.
 _BOOLS = {"engine": ("False", "True"), "model": ("0", "1")}
 
 
@@ -28,7 +28,7 @@ def _described(setting: Setting) -> str:
 
 
 def _number(value: float) -> str:
-    """As config.ini has it."""
+    """Format a number as in config.ini."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -59,11 +59,11 @@ def structs() -> str:
     return (
         head("//", *_SOURCES)
         + "#pragma once\n\n#include <string>\n#include <vector>\n\nnamespace charonia {\n\n"
-        + _struct("EngineConfig", "What a user may set.", engine_settings(), "double")
+        + _struct("EngineConfig", "Settings that users may change.", engine_settings(), "double")
         + "\n"
         + _struct(
             "ModelConfig",
-            "What is a model's own (config.ini writes it, a user does not edit it).",
+            "Properties of a model. `charonia convert` writes them to config.ini; users do not edit them.",
             model_attributes(),
             "float",
         )
@@ -75,7 +75,7 @@ def structs() -> str:
 
 
 def _store(setting: Setting, config: str) -> str:
-    """The function of config.cpp that checks and stores a value."""
+    """Return the function of config.cpp that checks and stores a value."""
     if setting.ignored:
         return "store_nothing"
     arguments = [f"&{config}::{setting.cpp_member}"]
@@ -100,7 +100,7 @@ def _store(setting: Setting, config: str) -> str:
 
 
 def default_text(setting: Setting, group: str) -> str:
-    """The default as config.ini spells it."""
+    """Return the default in the format of config.ini."""
     if setting.type == "bool":
         return _BOOLS[group][setting.default]
     if setting.type == "ints":
@@ -111,7 +111,7 @@ def default_text(setting: Setting, group: str) -> str:
 
 
 def range_text(setting: Setting, group: str) -> str:
-    """What is allowed, as people read it."""
+    """Return the allowed values as text."""
     return setting.range or " | ".join(_BOOLS[group] if group == "model" else _BOOLS[group][::-1])
 
 
@@ -146,10 +146,10 @@ def _field(setting: Setting) -> str:
 def python_attributes() -> str:
     return (
         head("#", "model_attributes.toml")
-        + '"""What belongs to a model: the read-only keys of config.ini, in its order."""\n\n'
+        + '"""The properties of a model: the read-only keys of config.ini, in its order."""\n\n'
         + "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\n\n"
         + "@dataclass(frozen=True)\nclass ModelAttributes:\n"
-        + '    """Names and meaning are those of config.ini."""\n\n'
+        + '    """Names and meanings are the same as in config.ini."""\n\n'
         + "".join(_field(setting) for setting in model_attributes())
     )
 

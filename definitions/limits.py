@@ -1,4 +1,4 @@
-"""What a request may hold at most: constants of the gateway, of what makes token ids and of what reads guides."""
+"""Generates the limits of requests: constants of the gateway, of preprocessing and of structured output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOURCE = "request_limits.toml"
 
 @dataclass(frozen=True)
 class Limit:
-    """An entry of request_limits.toml, whose head says what each key means."""
+    """An entry of request_limits.toml. The head of the file explains the keys."""
 
     name: str
     value: int
@@ -24,16 +24,16 @@ class Limit:
 
 
 def limits() -> Iterator[Limit]:
-    """Those of request_limits.toml, and what a bias of logit_bias may be."""
+    """Yield the limits of request_limits.toml, and the limit of a bias in logit_bias."""
     yield from entries(_SOURCE, Limit)
     (bias,) = (one for one in parameters() if one.type == "token_biases")
     if bias.max is None or bias.min != -bias.max or bias.max != int(bias.max):
-        raise ValueError(f"[{bias.name}] needs whole bounds of which one is minus the other")
-    yield Limit(bias.name, int(bias.max), f"of each bias of {bias.name}, and the minimum is minus that")
+        raise ValueError(f"[{bias.name}] needs integer bounds with min = -max")
+    yield Limit(bias.name, int(bias.max), f"maximum of each bias in {bias.name}; the minimum is the negative value")
 
 
 def constants(path: str, names: tuple[str, ...]) -> str:
-    """names: those that the file gets; empty: all."""
+    """names: limits for this file; empty: all."""
     rows = (
         comment("#", one.help, 0) + f"MAX_{one.name.upper()} = {one.value}\n"
         for one in limits()
@@ -43,7 +43,7 @@ def constants(path: str, names: tuple[str, ...]) -> str:
 
 
 def settings(path: str, names: tuple[str, ...]) -> str:
-    """Defaults of engine settings."""
+    """Return constants with the defaults of engine settings."""
     rows = (
         comment("#", f"default: {one.help}", 0) + f"{one.name.upper()} = {one.default}\n"
         for one in engine_settings()
@@ -53,7 +53,7 @@ def settings(path: str, names: tuple[str, ...]) -> str:
 
 
 def context_length(path: str) -> str:
-    """The engine's defaults that preprocessing needs: settings, and sampling parameters."""
+    """Return the engine's defaults that preprocessing needs: settings and sampling parameters."""
     rows = (f'    "{one.name}": {one.default},\n' for one in parameters() if one.model)
     text = "DEFAULT_SAMPLING: dict[str, float] = {\n" + "".join(rows) + "}\n"
     return with_region(path, "sampling defaults", text, settings(path, ("guide_max_bytes",)))

@@ -1,4 +1,4 @@
-"""Every generated file and what it holds."""
+"""Lists every generated file and its content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from definitions import docs, engine, limits, sampling, services, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Path -> its text; what is not generated of a file is as it is there.
+# Path -> text. Parts of a file that are not generated stay unchanged.
 FILES: dict[str, Callable[[], str]] = {
     **engine.FILES,
     **sampling.FILES,
@@ -21,5 +21,5 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 def render() -> dict[str, str]:
-    """The text of every generated file, by its path from the repository's root."""
+    """Return the text of every generated file, by its path from the repository's root."""
     return {path: make() for path, make in FILES.items()}

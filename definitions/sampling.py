@@ -1,4 +1,4 @@
-"""Sampling parameters: the C++ structs, their checks and their visitor, the Python API's dataclass, and the stub."""
+"""Generates sampling parameters: C++ structs, checks and visitor, the dataclass of the Python API, and the stub."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class SamplingParameter:
-    """An entry of sampling_parameters.toml, whose head says what each key means."""
+    """An entry of sampling_parameters.toml. The head of the file explains the keys."""
 
     name: str
     type: str
@@ -64,11 +64,11 @@ class SamplingParameter:
         if self.type not in _PYTHON:
             raise ValueError(f"[{self.name}] is of type {self.type!r}; expected one of {', '.join(_PYTHON)}")
         if self.is_value != (self.default is not None) + self.optional + (self.none is not None):
-            raise ValueError(f"[{self.name}] needs one of default, optional and none where it is one value, else none")
+            raise ValueError(f"[{self.name}] needs one of default, optional and none if it is one value, otherwise 0")
         if not self.is_value and not (self.python and self.expected):
             raise ValueError(f"[{self.name}] needs python and expected, because it is not one value")
         if self.row and self.type not in ("int", "float"):
-            raise ValueError(f"[{self.name}] cannot be of a row: it is no number")
+            raise ValueError(f"[{self.name}] cannot have row, because it is not a number")
         if self.model and (not self.row or self.default is None):
             raise ValueError(f"[{self.name}] cannot have a model's default: it needs row and a default")
         if self.counts and (not self.row or self.type != "float" or self.default is None):
@@ -76,12 +76,12 @@ class SamplingParameter:
 
     @property
     def is_value(self) -> bool:
-        """It is one number or flag."""
+        """Whether it is one number or flag."""
         return self.type in _VALUES
 
     @property
     def triton_name(self) -> str:
-        """Of its tensor; "" where it has none of its own."""
+        """Return the name of its tensor; "" if it has no tensor of its own."""
         return self.tensor or (self.name if self.is_value and not self.reader else "")
 
     @property
@@ -90,12 +90,12 @@ class SamplingParameter:
 
     @property
     def unset(self) -> bool:
-        """Python's None is a value of it."""
+        """Whether None is a valid value in Python."""
         return self.optional or self.none is not None or self.model
 
     @property
     def range(self) -> str:
-        """For people and errors; "" where the type says it."""
+        """Return the range for people and errors; "" if the type implies it."""
         if self.values:
             return self.values
         if self.max is not None:
@@ -109,7 +109,7 @@ class SamplingParameter:
 
     @property
     def described_for_requests(self) -> str:
-        """The same with the default of a request, where the model may have one."""
+        """Return the description with the default of a request, if the model may have one."""
         return self.described + (f"; unset: the model's default, else {self.default:g}" if self.model else "")
 
 
@@ -161,13 +161,13 @@ def cpp_structs() -> str:
 
 namespace charonia {
 
-// What a step's kernels need to know of a row's request.
+// The parameters of a row's request that kernels need in a step.
 struct RowSampling {
 """
         + row
         + """};
 
-// Names and meaning are OpenAI's where OpenAI has them. validate() checks every range given here.
+// Names and meanings are OpenAI's if OpenAI has the parameter. validate() checks every range given here.
 struct SamplingParams : RowSampling {
 """
         + rest
@@ -176,14 +176,14 @@ struct SamplingParams : RowSampling {
   void validate(int vocab_size) const;
 };
 
-// The maximum of each parameter that has one and is a whole number.
+// The maximum of each parameter that has one and is an integer.
 struct SamplingMaximum {
 """
         + limits
         + """};
 
-// Calls visit(name, tensor, member) for every parameter. tensor: the Triton input of shape [1] that is its value; ""
-// where another code reads it.
+// Calls visit(name, tensor, member) for every parameter. tensor: the Triton input of shape [1] with its value; "" if
+// other code reads it.
 template <class Visitor>
 void visit_sampling(Visitor&& visit) {
 """
@@ -244,7 +244,7 @@ inline bool has_penalties(const RowSampling& row) {
 def cpp_model_defaults() -> str:
     return (
         head("//", _SOURCE)
-        + "// Statements that give `sampling` the defaults of `model`.\n"
+        + "// Sets `sampling` to the defaults of `model`.\n"
         + "".join(f"sampling.{one.name} = model.default_{one.name};\n" for one in parameters() if one.model)
     )
 
@@ -253,7 +253,7 @@ def cpp_model_defaults() -> str:
 
 
 def stub() -> str:
-    """The members of SamplingParams in _engine.pyi."""
+    """Return the members of SamplingParams in _engine.pyi."""
     members = ""
     for one in parameters():
         members += f"    {one.name}: {_PYTHON[one.type]}{' | None' if one.optional else ''}\n"
@@ -277,7 +277,7 @@ def python_fields() -> str:
     )
     return (
         head("#", _SOURCE)
-        + '''"""The fields of charonia.SamplingParams, and how they reach the engine."""
+        + '''"""The fields of charonia.SamplingParams, and how they are passed to the engine."""
 
 from __future__ import annotations
 
@@ -287,13 +287,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SamplingFields:
-    """Names and meaning are OpenAI's where OpenAI has them; ranges are checked by the engine."""
+    """Names and meanings are OpenAI's if OpenAI has the parameter. The engine checks ranges."""
 
 '''
         + "".join(_python_field(one) for one in parameters())
-        + "\n\n# Fields that are one value, which the engine takes as it is. True: None leaves it unset.\n"
+        + "\n\n# Fields with one value, passed to the engine unchanged. True: None leaves the field unset.\n"
         + f"VALUES: dict[str, bool] = {{\n{values}}}\n\n"
-        + "# What a value of a wrong type is told, by the engine's name of the field.\n"
+        + "# The expected values in the error for a wrong type, by the engine's field name.\n"
         + f"EXPECTED: dict[str, str] = {{\n{expected}}}\n"
     )
 

@@ -1,4 +1,4 @@
-"""Settings of launcher and gateway, and what else is read from the environment: pydantic's fields, compose's lists."""
+"""Generates the settings of launcher and gateway, and other variables: pydantic's fields, and compose's lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from definitions.text import comment, head, literal, with_region
 from definitions.toml_files import entries
 
 PREFIX = "CHARONIA_"
-_DESCRIPTION = 96  # characters of a description that fit into a line
+_DESCRIPTION = 96  # maximum length of a description in a line
 _SOURCE = "service_settings.toml"
 _TYPES = {"string": "str", "url": "str", "path": "Path", "int": "int", "float": "float", "bool": "bool"}
 _READERS = ("serve", "gateway", "processes")
@@ -21,7 +21,7 @@ _READERS = ("serve", "gateway", "processes")
 
 @dataclass(frozen=True)
 class ServiceSetting:
-    """An entry of service_settings.toml, whose head says what each key means."""
+    """An entry of service_settings.toml. The head of the file explains the keys."""
 
     name: str
     of: tuple[str, ...]
@@ -50,15 +50,17 @@ class ServiceSetting:
                 raise ValueError(f"[{self.name}] has default and default_from; expected one of them")
             shared = {one.name: one.default for one in engine_settings()}
             if self.default_from not in shared:
-                raise ValueError(f"[{self.name}] has the default of {self.default_from!r}, which is no engine setting")
+                raise ValueError(
+                    f"[{self.name}] has default_from {self.default_from!r}, which is not an engine setting"
+                )
             value = shared[self.default_from]
             whole = isinstance(value, float) and value.is_integer()
             object.__setattr__(self, "default", int(value) if whole else value)
         if self.default is None and not self.unset:
-            raise ValueError(f"[{self.name}] needs a default, or unset: what holds without one, in words")
+            raise ValueError(f"[{self.name}] needs a default, or unset: a text that describes the default")
 
     def field(self, reader: str) -> str:
-        """Its name in Python."""
+        """Return its name in Python."""
         name = self.name.removeprefix(f"{PREFIX}GATEWAY_") if reader == "gateway" else self.name
         return name.removeprefix(PREFIX).lower()
 
@@ -85,7 +87,7 @@ def service_settings() -> tuple[ServiceSetting, ...]:
 
 @dataclass(frozen=True)
 class Variable:
-    """An entry of environment.toml, whose head says what each key means."""
+    """An entry of environment.toml. The head of the file explains the keys."""
 
     name: str
     group: str
@@ -123,7 +125,7 @@ def _field(one: ServiceSetting, reader: str) -> str:
     elif one.nonempty and default is not None:
         rows.append("min_length=1")
     rows.append(f"validation_alias={names}")
-    # Words of a line each: no line is too long.
+    # One word per line, so that no line is too long.
     words = one.help + (f"; default: {one.unset}" if one.unset and not default else "")
     rows.append("description=" + _wrapped(words))
     arguments = "".join(f"        {row},\n" for row in rows)
@@ -131,7 +133,7 @@ def _field(one: ServiceSetting, reader: str) -> str:
 
 
 def _literal(choices: Sequence[str]) -> str:
-    """A type of Python, in several lines where it is long."""
+    """Return a Literal type, wrapped over several lines if it is long."""
     rows = [literal(choice) for choice in choices]
     joined = ", ".join(rows)
     if len(joined) < 80:
@@ -140,7 +142,7 @@ def _literal(choices: Sequence[str]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """A string literal of Python, in several lines where it is long."""
+    """Return a string literal, wrapped over several lines if it is long."""
     if len(literal(text)) <= _DESCRIPTION + 3:
         return literal(text)
     rows = textwrap.wrap(text, _DESCRIPTION, drop_whitespace=False)
@@ -162,14 +164,14 @@ def fields(reader: str) -> str:
     tail = ""
     if reader == "serve":
         rows = "".join(f"    {literal(field)},\n" for field in shared)
-        tail = f"\n\n# What every process of the stack reads.\nSHARED = (\n{rows})\n"
+        tail = f"\n\n# Settings that every process of the stack reads.\nSHARED = (\n{rows})\n"
         names = {one.name for one in variables()}
         for one in service_settings():
             names |= {one.name, *one.gateway_names}
         rows = "".join(
             f"    {literal(name)},\n" for name in sorted(names - {one.name for one in own}) if name.startswith(PREFIX)
         )
-        tail += f"\n# What the gateway, the engine and scripts read themselves.\nOTHERS = (\n{rows})\n"
+        tail += f"\n# Variables that the gateway, the engine and scripts read themselves.\nOTHERS = (\n{rows})\n"
     return (
         head("#", _SOURCE, *(["environment.toml"] if reader == "serve" else []))
         + f'"""The fields of {"the launcher" if reader == "serve" else "the gateway"}\'s settings."""\n\n'
@@ -196,9 +198,9 @@ def compose() -> str:
     return text
 
 
-# --- the settings of logs, for the engine and Triton's Python models, which have no pydantic
+# --- settings of logs, for the engine and Triton's Python models, which do not use pydantic
 
-# What pydantic takes for true, in any case of letters.
+# The values that pydantic reads as true, ignoring case.
 TRUE_WORDS = ("1", "true", "yes", "on", "t", "y")
 
 
@@ -211,11 +213,11 @@ def _constant(one: ServiceSetting) -> str:
 
 
 def log_header() -> str:
-    text = head("//", _SOURCE) + "// The settings of logs, as the engine's processes read them from the environment.\n"
+    text = head("//", _SOURCE) + "// The log settings that the engine's processes read from the environment.\n"
     text += "#pragma once\n\n"
     text += "#include <array>\n#include <string_view>\n\nnamespace charonia::log_settings {\n\n"
     words = ", ".join(literal(word) for word in TRUE_WORDS)
-    text += "// In any case of letters; all other values are false.\n"
+    text += "// True values, ignoring case; all other values are false.\n"
     text += f"inline constexpr std::array<std::string_view, {len(TRUE_WORDS)}> kTrueWords = {{{words}}};\n"
     for one in log_settings():
         text += "\n" + comment("//", one.help, 0)

@@ -1,4 +1,4 @@
-"""Engine settings and model attributes as they are defined."""
+"""Reads the definitions of engine settings and model attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TYPES = ("int", "float", "bool", "string", "ints", "floats")
 
 @dataclass(frozen=True)
 class Setting:
-    """An entry of engine_settings.toml or model_attributes.toml; the heads of these files say what each key means."""
+    """An entry of engine_settings.toml or model_attributes.toml. The heads of these files explain the keys."""
 
     name: str
     type: str
@@ -38,8 +38,8 @@ class Setting:
         if (self.default is None) != self.required:
             raise ValueError(f"[{self.name}] needs either a default or required = true")
         if (self.check or self.letters or self.ignored) and not self.values:
-            raise ValueError(f"[{self.name}] needs values: what is allowed, in words")
-        self.range  # noqa: B018  # raises where nothing says what is allowed
+            raise ValueError(f"[{self.name}] needs values: a text with the allowed values")
+        self.range  # noqa: B018  # raises if the allowed values are not defined
 
     @property
     def cpp_member(self) -> str:
@@ -47,7 +47,7 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """What is allowed, for people; of a bool nothing."""
+        """Return the allowed values as text; "" for a bool."""
         if self.values:
             return self.values
         if self.choices:
@@ -60,7 +60,7 @@ class Setting:
             return f">= {self.min}"
         if self.type == "bool":
             return ""
-        raise ValueError(f"[{self.name}] says nowhere what is allowed: min, max, above, choices or values")
+        raise ValueError(f"[{self.name}] does not define the allowed values: min, max, above, choices or values")
 
 
 @cache
@@ -70,7 +70,7 @@ def engine_settings() -> tuple[Setting, ...]:
 
 @cache
 def model_attributes() -> tuple[Setting, ...]:
-    """The entries of model_attributes.toml, then a default of each sampling parameter that a model may have."""
+    """Return the entries of model_attributes.toml, then a default for each sampling parameter that a model may set."""
     return (*entries("model_attributes.toml", Setting), *(_model_default(one) for one in parameters() if one.model))
 
 

@@ -1,4 +1,4 @@
-"""The Triton tensors: config.pbtxt, the engine's outputs in C++, the client's tables, and the contract's."""
+"""Generates the Triton tensors: config.pbtxt, the engine's outputs in C++, tables of the client and the contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PYTHON = {"INT32": "int", "UINT64": "int", "FP32": "float", "BOOL": "bool"}
 
 @dataclass(frozen=True)
 class Tensor:
-    """An entry of tensors.toml, whose head says what each key means; or the tensor of a sampling parameter."""
+    """An entry of tensors.toml, whose head explains the keys; or the tensor of a sampling parameter."""
 
     name: str
     type: str
@@ -40,16 +40,16 @@ class Tensor:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Of the ensemble: those that give it."""
+        """Return the ensemble's steps that output it."""
         return tuple(model for model in self.outputs if model != "ensemble")
 
     def between(self, step: str) -> str:
-        """Its name in the ensemble, as `step` gives it."""
+        """Return its name in the ensemble as an output of `step`."""
         alone = len(self.steps) == 1 and "ensemble" not in self.inputs
         return self.name if alone else f"{step}_{self.name}"
 
     def source(self, step: str) -> str:
-        """Its name in the ensemble where `step` takes it: what the step before gives, or an input; "" for neither."""
+        """Return its name in the ensemble as an input of `step`: an earlier output, or an input; "" for neither."""
         before = [model for model in self.steps if STEPS.index(model) < STEPS.index(step)]
         if before:
             return self.between(before[-1])
@@ -58,7 +58,7 @@ class Tensor:
 
 @cache
 def tensors() -> tuple[Tensor, ...]:
-    """Those of sampling parameters after the other inputs."""
+    """Return all tensors. Tensors of sampling parameters come after the other inputs."""
     others = tuple(entries("tensors.toml", Tensor))
     own = tuple(
         Tensor(

@@ -1,4 +1,4 @@
-"""Reads the .toml files and holds their entries to what an entry may say."""
+"""Reads the .toml files and checks their entries."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FOLDER = Path(__file__).resolve().parent
 
 
 def entries(file: str, kind: type[Entry]) -> Iterator[Entry]:
-    """The tables of a file as instances of the dataclass `kind`; its field `name` is the table's. Raises
-    ValueError naming file and entry for a key that `kind` does not have or that is missing."""
+    """Yield the tables of a file as instances of the dataclass `kind`; its field `name` is the table's name. Raises
+    ValueError with file and entry for an unknown or a missing key."""
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     with (_FOLDER / file).open("rb") as opened:

@@ -1,8 +1,8 @@
-# The gateway: REST to gRPC. It has neither the engine nor Triton.
+# The gateway: REST to gRPC. It contains neither the engine nor Triton.
 #
 #   docker build --file docker/gateway.Dockerfile --tag charonia-gateway .
 #
-# Build secrets, all optional, none of which stays in the image: ca_bundle, apt_sources, pip_conf, npmrc (docker/build/).
+# Build secrets, all optional, not stored in the image: ca_bundle, apt_sources, pip_conf, npmrc (docker/build/).
 ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS runtime
@@ -14,8 +14,8 @@ FROM runtime AS packages
 RUN --mount=type=bind,source=docker/build,target=/build \
     --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_sources \
     /build/apt.sh binutils python3-venv
-# What packages carry for their own developers, tests and symbols for debuggers, is a third of them. (NumPy's libraries have
-# no symbols left, and strip would harm them.)
+# Remove tests and debug symbols, a third of the packages' size. (NumPy's libraries have no symbols left, and strip would
+# damage them.)
 RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     python3 -m venv --without-pip /opt/charonia/venv && \
@@ -32,7 +32,7 @@ RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/ro
     /docker/build/pip.sh /venv install --require-hashes --requirement /docker/requirements/build.txt
 COPY client /source/client
 COPY gateway /source/gateway
-# The libraries of the chat page, with npm, which this stage alone has.
+# The libraries of the chat page. Only this stage has npm.
 COPY docker/requirements/node.txt /source/docker/requirements/
 COPY scripts/get_page_libraries.py /source/scripts/
 RUN --mount=type=bind,source=docker/build,target=/build --mount=type=cache,target=/root/.cache/pip \
@@ -43,8 +43,8 @@ RUN --mount=type=bind,source=docker,target=/docker \
       /source/client /source/gateway && \
     /docker/build/pip.sh /opt/charonia/venv install --no-deps --no-index --target /opt/charonia/app /wheels/*.whl
 
-# Only what it needs to run, whatever the base image brings along. Nothing is installed into this image any more: apt and
-# what is written in Perl go, and dpkg's list of packages stays for those who scan it.
+# Only the files that the gateway needs at run time. Nothing is installed into this image later, so apt and Perl programs are
+# removed. dpkg's list of packages stays for scanners.
 FROM runtime AS files
 RUN dpkg --purge --force-all --no-triggers adduser apt debconf e2fsprogs libapt-pkg6.0 perl-base && \
     rm -rf /usr/lib/*-linux-gnu/gconv /usr/share/doc /usr/share/info /usr/share/locale /usr/share/man /var/cache/* \

@@ -10,7 +10,7 @@ RUN --mount=type=bind,source=docker/build,target=/build \
 COPY monitoring/grafana /grafana
 RUN python3 /grafana/dashboards.py /dashboards
 
-# The dashboards alone: docker build --file docker/grafana.Dockerfile --target dashboards --output FOLDER .
+# The dashboards only: docker build --file docker/grafana.Dockerfile --target dashboards --output FOLDER .
 FROM scratch AS dashboards
 COPY --from=python /dashboards /
 

@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -IS
-"""health PORT PATH: exit code 0 when http://127.0.0.1:PORT/PATH answers 200, for the health checks of the images.
+"""health PORT PATH: exit code 0 if http://127.0.0.1:PORT/PATH returns 200, for the health checks of the images.
 
-With CHARONIA_GATEWAY_TLS_CERT the gateway is asked by https. With CHARONIA_GATEWAY_TLS_CLIENT_CA it asks for a client's
-certificate, which this has not: the exit code is 0 when it shows its own.
+With CHARONIA_GATEWAY_TLS_CERT it uses https for the gateway. With CHARONIA_GATEWAY_TLS_CLIENT_CA the gateway requires a
+client certificate, which this program does not have: then the exit code is 0 if the TLS handshake succeeds.
 """
 
 import http.client
@@ -23,6 +23,6 @@ try:
     connection.request("GET", sys.argv[2])
     answer = connection.getresponse()
 except OSError as error:
-    sys.exit(f"port {sys.argv[1]} does not answer: {error}")
+    sys.exit(f"port {sys.argv[1]} does not respond: {error}")
 if answer.status != 200:
     sys.exit(f"{answer.status}: {answer.read(500).decode(errors='replace')}")

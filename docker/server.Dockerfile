@@ -3,14 +3,15 @@
 #   docker build --file docker/server.Dockerfile --tag charonia-server .
 #
 # Arguments for a GPU (docker-compose.gpu.yml sets them):
-#   BUILD_IMAGE     what the engine is compiled on: with CHARONIA_CUDA=ON an image that has nvcc 12.8 or newer, cuBLASLt and NCCL
-#   BASE_IMAGE      what the server runs on: NVIDIA's CUDA runtime
-#   TRITON_IMAGE    in place of BASE_IMAGE, an image of NVIDIA's Triton server; it runs that server and not the one from PyPI
-# All have to be of one release of Debian or Ubuntu, with Python 3.10, 3.11 or 3.12.
+#   BUILD_IMAGE     compiles the engine; with CHARONIA_CUDA=ON it must have nvcc 12.8 or newer, cuBLASLt and NCCL
+#   BASE_IMAGE      runs the server: NVIDIA's CUDA runtime
+#   TRITON_IMAGE    replaces BASE_IMAGE: an image of NVIDIA's Triton server, which is used instead of Triton from PyPI
+# All must be of the same release of Debian or Ubuntu, with Python 3.10, 3.11 or 3.12.
 #
-# Build secrets, all optional, none of which stays in the image: ca_bundle, apt_sources, pip_conf (docker/build/).
+# Build secrets, all optional, not stored in the image: ca_bundle, apt_sources, pip_conf (docker/build/).
 #
-# The order of the layers: the compiler's packages, the compiled engine, the Python packages, and last our Python code, so
+# Order of the layers: the compiler's packages, the compiled engine, the Python packages, and last Charonia's Python code, so
+# that a change of Python code rebuilds in seconds.
 # that a change of it rebuilds in seconds.
 ARG BASE_IMAGE=debian:bookworm-slim
 ARG BUILD_IMAGE=debian:bookworm-slim
@@ -29,15 +30,9 @@ ENV PATH=/venv/bin:$PATH CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_
 ARG CHARONIA_CUDA=OFF
 ARG CHARONIA_CUDA_ARCHITECTURES=
 COPY CMakeLists.txt pyproject.toml ./
-COPY scripts/keep_ptxas_output.sh scripts/get_xgrammar.py scripts/
-COPY engine/third_party engine/third_party
-# The sources that scripts/get_xgrammar.py would download, but with the secrets.
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
-    /docker/build/pip.sh /venv download --no-deps --no-build-isolation --require-hashes \
-      --requirement engine/third_party/xgrammar.txt --dest build/xgrammar && python scripts/get_xgrammar.py
+COPY scripts/keep_ptxas_output.sh scripts/
 COPY engine engine
-# The engine alone: what else the package consists of follows, into the same build folder.
+# Only the engine; the rest of the package is added later to the same build folder.
 RUN --mount=type=cache,target=/root/.cache/ccache \
     mkdir -p charonia preprocessing postprocessing model_repository client/charonia_answers && touch README.md LICENSE charonia/__init__.py && \
     export CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA \
@@ -66,8 +61,8 @@ ARG TRITON_IMAGE=
 RUN --mount=type=bind,source=docker/build,target=/build \
     --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_sources \
     /build/apt.sh binutils python3-venv
-# triton.txt: of the package with the server only its files are needed, nothing that it depends on. Symbols for debuggers go,
-# but for libraries that have none left and that strip would harm.
+# triton.txt: only the files of the package with the server are needed, not its dependencies. Debug symbols are removed, except
+# from libraries that have none and that strip would damage.
 RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     python3 -m venv --without-pip /opt/charonia/venv && \

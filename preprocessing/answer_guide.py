@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from answer_formats import CALLS_VARIABLE, AnswerFormats, is_continued
 from charonia_answers.formats import is_closed, is_open
+from charonia_answers.lark import lark_of
 from charonia_answers.tag_parts import Format, NoTagError, either
-from charonia_answers.tags import Function, ReasoningState, Tags, check_name, guide_format, tag
+from charonia_answers.tags import Function, ReasoningState, Tags, check_name, guide_format
 from prompt_ids import PromptError, is_too_deep, parse_json, show
 
 _CHOICES = 'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
@@ -93,7 +94,7 @@ class AnswerGuides:
         if choice.forced and not functions:
             raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
         if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
-            return given
+            return self._for_engine(given)
         if given.type and not choice.forced and self._is_beyond(given):
             return given
         state = "none" if num_begun else self._reasoning_state(prompt)
@@ -106,14 +107,37 @@ class AnswerGuides:
         except NoTagError as error:
             raise PromptError("tools", str(error), "leave it out, or strict") from None
         if format is None:
-            return given
+            return self._for_engine(given)
         field = "tools" if choice.forced or strict else _GUIDE
-        made = tag(self._tags.after_reasoning(format, state), field)
+        made = self._grammars(self._tags.after_reasoning(format, state), field)
         if re.search("[\ud800-\udfff]", made):
             raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
         if strict:
             self._check_size("the grammar of functions that are strict", len(made.encode()))
         return Guide("structural_tag", made)
+
+    def _for_engine(self, given: Guide) -> Guide:
+        """The caller's guide as the engine takes it: structural tags and EBNF become grammars of Lark."""
+        if given.type not in ("ebnf_grammar", "structural_tag") or not given.text or self._is_beyond(given):
+            return given
+        if given.type == "ebnf_grammar":
+            try:
+                return Guide(given.type, lark_of(given.text))
+            except NoTagError as error:
+                raise PromptError(
+                    _GUIDE, f"the grammar is not valid: {error}", "send a grammar in Lark or EBNF"
+                ) from None
+        format = guide_format(given.type, given.text, _GUIDE)
+        if format is None:
+            problem = "the structural tag is not valid"
+            raise PromptError(_GUIDE, problem, 'send {"format": {...}} or {"structures": [...], "triggers": [...]}')
+        return Guide(given.type, self._grammars(format, _GUIDE))
+
+    def _grammars(self, format: Format, field: str) -> str:
+        try:
+            return self._tags.guide(format, field)
+        except NoTagError as error:
+            raise PromptError(field, str(error), "send a tag that is supported") from None
 
     def _check_size(self, what: str, size: int) -> None:
         if size > self._max_bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # generated: engine settings, from definitions/ by `make generate`
-# default: longest schema, expression or grammar of a request with structured output, in bytes
+# default: maximum bytes of the schema, expression or grammar of a request with structured output
 GUIDE_MAX_BYTES = 65536
 # end of generated: engine settings
 # generated: sampling defaults, from definitions/ by `make generate`

@@ -1,4 +1,4 @@
-"""Whether this machine can build and run Charonia. Runs on a bare Python; says all that is missing in one message."""
+"""Checks whether this machine can build and run Charonia. Needs only Python. Prints one message with all problems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CXX_TEST = "#include <concepts>\n#include <span>\n#include <string>\nint main() 
 
 
 def missing_packages() -> list[tuple[str, str]]:
-    """(what is missing and what for, Debian's package that has it)."""
+    """Return pairs of (missing thing and its purpose, Debian's package for it)."""
     missing = []
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         missing.append((f"Python's modules venv and ensurepip ({sys.executable})", f"python{VERSION}-venv"))
@@ -54,7 +54,7 @@ def compiles_cxx20(compiler: str) -> bool:
 
 
 def unsupported() -> str | None:
-    """What no package can mend."""
+    """Return a problem that no package can fix."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return f"Triton runs on Linux on x86_64 or aarch64; this is {sys.platform} on {platform.machine()}"
     name, version = platform.libc_ver()
@@ -73,10 +73,10 @@ def main() -> int:
         return 0
     sudo = "" if os.geteuid() == 0 else "sudo "
     packages = " ".join(package for _, package in missing)
-    print("error: this machine lacks", file=sys.stderr)
+    print("error: this machine does not have", file=sys.stderr)
     for what, _ in missing:
         print(f"  - {what}", file=sys.stderr)
-    print(f"Install it with:\n  {sudo}apt-get update && {sudo}apt-get install -y {packages}", file=sys.stderr)
+    print(f"Install with:\n  {sudo}apt-get update && {sudo}apt-get install -y {packages}", file=sys.stderr)
     return 1
 
 

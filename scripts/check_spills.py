@@ -1,5 +1,5 @@
-"""check_spills.py FOLDER: reads what ptxas said of every kernel under the folder (keep_ptxas_output.sh) and fails when
-one keeps registers in memory. With --table it prints registers and shared memory of all."""
+"""check_spills.py FOLDER: reads ptxas's output for every kernel in the folder (see keep_ptxas_output.sh). Fails if a
+kernel spills registers to memory. --table prints registers and shared memory of all kernels."""
 
 import argparse
 import re
@@ -40,7 +40,7 @@ def read(file: Path) -> list[Kernel]:
 
 
 def readable(names: list[str]) -> list[str]:
-    """C++ names of mangled ones; the mangled ones where there is no c++filt."""
+    """Demangle C++ names; returns the mangled names if there is no c++filt."""
     try:
         done = subprocess.run(["c++filt", "-p"], input="\n".join(names), capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -56,7 +56,7 @@ def main() -> int:
     files = sorted(arguments.folder.rglob("*.ptxas"))
     kernels = [kernel for file in files for kernel in read(file)]
     if not kernels:
-        print(f"{arguments.folder} holds nothing that ptxas said: build the target charonia_cuda first")
+        print(f"{arguments.folder} has no output of ptxas: build the target charonia_cuda first")
         return 1
     for kernel, name in zip(kernels, readable([kernel.name for kernel in kernels]), strict=True):
         kernel.name = name

@@ -1,7 +1,7 @@
-"""Prints what the packages of this checkout need, for `pip install --requirement`: one requirement a line. What they
-need of one another is left out. So pip can install it while the engine is compiled.
+"""Prints the dependencies of this checkout's packages for `pip install --requirement`, one requirement per line,
+without their dependencies on each other. With this list, pip can install them while the engine is compiled.
 
-    dependencies.py serve|test     with the extra of charonia of that name
+    dependencies.py serve|test     with charonia's extra of this name
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDERS = (".", "client", "gateway")
 
 
 def needed(project: dict, extra: str) -> Iterator[Requirement]:
-    """What a project's extra names, and what the extras named in it do."""
+    """Yield the requirements of a project's extra, and of the extras that it includes."""
     for line in project["optional-dependencies"][extra]:
         one = Requirement(line)
         if one.name == project["name"]:

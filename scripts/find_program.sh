@@ -1,4 +1,4 @@
-# To be sourced in the checkout: programs and libraries from Debian's packages.
+# To be sourced in the checkout: finds programs and libraries in Debian's packages.
 
 find_installed() {
   local name
@@ -9,7 +9,7 @@ find_installed() {
 }
 
 # find_program NAME... -- PACKAGE...: prints the first of these programs that is installed. As root in continuous integration
-# (CI=true) it installs the packages and looks again. Exit code 1 if there is none.
+# (CI=true) it installs the packages and searches again. Exit code 1 if there is none.
 find_program() {
   local names=()
   while [ "$1" != -- ]; do names+=("$1") && shift; done
@@ -17,7 +17,7 @@ find_program() {
   if find_installed "${names[@]}"; then return; fi
   if [ "${CI:-}" != true ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then return 1; fi
   mkdir -p build
-  # 8>&-: a service that the installation starts must not hold the lock.
+  # 8>&-: a service started by the installation must not keep the lock.
   exec 8>"build/${names[0]}.lock"
   flock 8
   if find_installed "${names[@]}"; then return; fi
@@ -38,5 +38,5 @@ unpack_packages() (
   touch "$1/unpacked"
 )
 
-# with_new_lists COMMAND...: runs it; if it fails, again after root has updated apt's lists.
+# with_new_lists COMMAND...: runs the command; if it fails, root updates apt's lists and runs it again.
 with_new_lists() { "$@" || { if [ "$(id -u)" = 0 ]; then apt-get -q update; fi && "$@"; }; }

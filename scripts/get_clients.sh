@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# get_clients.sh [--there]: prints the Python of an environment with the libraries that scripts/requirements-clients.txt
-# names, and makes it under build/ where it is not there. --there: prints nothing and fails where it is not there.
+# get_clients.sh [--there]: prints the Python of an environment with the libraries in scripts/requirements-clients.txt, which
+# it creates under build/ if needed. --there: prints nothing, and fails if the environment does not exist.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$PWD/build/clients

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the folders with cublasLt.h and nccl.h, separated by a semicolon, for CMake's CHARONIA_CUDA_HEADERS: those of the
-# CUDA toolkit or of installed Python packages; else headers out of PyPI's wheels, under build/cuda_headers. The wheels
-# hold the libraries too and are large (some 700 MB); they are deleted again. Only the build needs any of this.
+# Prints the folders with cublasLt.h and nccl.h, separated by a semicolon, for CMake's CHARONIA_CUDA_HEADERS: folders of the
+# CUDA toolkit or of installed Python packages; otherwise headers from PyPI's wheels, under build/cuda_headers. The wheels
+# also contain the libraries (about 700 MB) and are deleted afterwards. Only the build needs the headers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cublas_pin=nvidia-cublas==13.10.0.20
@@ -13,7 +13,7 @@ nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-# find_header NAME FOLDER...: the first folder that has it
+# find_header NAME FOLDER...: prints the first folder with this file
 find_header() {
   local name=$1 folder
   shift
@@ -26,7 +26,7 @@ find_header() {
   return 1
 }
 
-# fetch PIN WHERE: the headers of a wheel, into build/cuda_headers/<WHERE>
+# fetch PIN TARGET: copies the headers of a wheel to build/cuda_headers/<TARGET>
 fetch() {
   local target=build/cuda_headers/$2 work
   if [ -f "$target/$1.fetched" ]; then return; fi
@@ -36,7 +36,7 @@ fetch() {
   if ! "$python" -m pip --disable-pip-version-check --no-input --quiet download --no-deps --only-binary :all: \
     --dest "$work" "$1" >&2; then
     rm -rf "$work"
-    echo "get_cuda_headers: cannot download $1; install the toolkit's development package of it instead" >&2
+    echo "get_cuda_headers: cannot download $1; install the toolkit's development package instead" >&2
     return 1
   fi
   "$python" - "$work" "$target" <<'PYTHON'

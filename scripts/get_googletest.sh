@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints a prefix with GoogleTest for CMake: /usr if it is installed there, else a folder under build/ with Debian's packages.
+# Prints a prefix with GoogleTest for CMake: /usr if it is installed, otherwise a folder under build/ with Debian's packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/find_program.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the path of a kubectl that has kustomize 5: the one on PATH, else Debian 13's, which is unpacked under build/
-# without being installed (Debian 12's has kustomize 2, which knows no components).
+# Prints the path of a kubectl with kustomize 5: the one on PATH, otherwise Debian 13's, which is unpacked under build/ but not
+# installed. (Debian 12's has kustomize 2, which does not support components.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,10 +17,10 @@ fi
 prefix=$PWD/build/kubectl
 kubectl=$prefix/usr/bin/kubectl
 if ! { [ -x "$kubectl" ] && is_new "$kubectl"; }; then
-  command -v apt-get >/dev/null && command -v dpkg >/dev/null || fail "there is no apt to get it with"
+  command -v apt-get >/dev/null && command -v dpkg >/dev/null || fail "apt is missing, so it cannot be downloaded"
   keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-  [ -f "$keyring" ] || fail "there is no keyring of Debian to check it with"
-  # Two that need it at once fetch it one after the other.
+  [ -f "$keyring" ] || fail "Debian's keyring is missing, so it cannot be verified"
+  # The lock lets one of several processes download it.
   mkdir -p "$prefix"
   exec 8>"$prefix/lock"
   flock 8
@@ -28,20 +28,20 @@ if ! { [ -x "$kubectl" ] && is_new "$kubectl"; }; then
     echo "$kubectl"
     exit
   fi
-  # From where this machine gets its Debian packages.
+  # Use the mirror that this machine is configured for.
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' 'Created-By: Packages' | sed -n 1p)
   mkdir -p "$prefix/lists/partial" "$prefix/cache/archives/partial"
   echo "deb [signed-by=$keyring] ${mirror:-http://deb.debian.org/debian} trixie main" >"$prefix/sources.list"
-  # With lists of its own it needs no rights and changes nothing for apt on this machine.
+  # With its own lists, apt needs no privileges and changes nothing on this machine.
   apt() {
     apt-get --quiet --option Dir::Etc::SourceList="$prefix/sources.list" --option Dir::Etc::SourceParts=- \
       --option Dir::State::Lists="$prefix/lists" --option Dir::State::Status=/dev/null \
       --option Dir::Cache="$prefix/cache" --option Acquire::Languages=none --option APT::Sandbox::User="$(id -un)" "$@" >&2
   }
-  # kubernetes-client is made of the package kubectl.
+  # Debian's package kubernetes-client is built from the same source as kubectl.
   { apt update && cd "$prefix" && apt download kubectl && dpkg -x kubectl_*.deb "$prefix"; } ||
     fail "it cannot be downloaded from Debian"
   rm -rf "$prefix/lists" "$prefix/cache" "$prefix"/kubectl_*.deb
-  is_new "$kubectl" || fail "that of Debian 13 does not run here"
+  is_new "$kubectl" || fail "the one of Debian 13 does not run here"
 fi
 echo "$kubectl"

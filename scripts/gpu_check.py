@@ -107,7 +107,7 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
         module = emulated / "emulated" / f"_engine{suffix}"
         if not module.is_file():
             return failed("not built", f"{module} is missing: build the target _engine_on_host")
-        return lay_out(module, emulated)
+        return lay_out(module)
     ends_at = time.monotonic() + limit_s
     env = environment(None)
     brought = sorted(map(str, (ROOT / ".whl").glob("*.whl")))
@@ -129,21 +129,21 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
         "-DCHARONIA_KERNELS=native", "-DCHARONIA_CUDA_ON_HOST_TESTS=OFF",
         f"-DCHARONIA_TESTS={'OFF' if without_tests else 'ON'}", f"-DCMAKE_PREFIX_PATH={googletest.strip()}",
     ]  # fmt: skip
-    targets = ["_engine", "charonia_grammar", *([] if without_tests else ["charonia_cuda_tests"])]
+    targets = ["_engine", *([] if without_tests else ["charonia_cuda_tests"])]
     for command in (configure, ["cmake", "--build", ENGINE, "--target", *targets]):
         code, text = run(command, "build", ends_at - time.monotonic(), env)
         if code != 0:
             return failed("not compiled" if code is not None else f"not compiled in {limit_s:.0f} s", text)
-    return lay_out(ENGINE / f"_engine{suffix}", ENGINE)
+    return lay_out(ENGINE / f"_engine{suffix}")
 
 
-def lay_out(module: Path, folder: Path) -> Outcome:
+def lay_out(module: Path) -> Outcome:
     """Link the package's sources and the compiled module into SITE."""
     shutil.rmtree(SITE, ignore_errors=True)
     package = SITE / "charonia"
     package.mkdir(parents=True)
     shutil.copy2(ROOT / "scripts" / "before_editable" / "sitecustomize.py", SITE)
-    for file in (*(ROOT / "charonia").iterdir(), module, *folder.glob("libcharonia_grammar.so")):
+    for file in (*(ROOT / "charonia").iterdir(), module):
         if file.suffix != ".so" or file.parent != ROOT / "charonia":
             (package / file.name).symlink_to(file)
     return Outcome("passed", str(module))

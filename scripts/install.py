@@ -1,11 +1,11 @@
-"""Installs packages into this Python's environment, as `pip install ARGUMENTS` does, with uv, in a tenth of the time.
+"""Installs packages into this Python's environment like `pip install ARGUMENTS`, but with uv, ten times as fast.
 
-    python scripts/install.py [--into PYTHON] ARGUMENTS      ARGUMENTS: what pip and uv both understand
+    python scripts/install.py [--into PYTHON] ARGUMENTS      ARGUMENTS: those that pip and uv both support
 
---into: another environment, by its Python. It needs no pip.
+--into: the Python of another environment, which needs no pip.
 
-uv does not read pip's settings (pip.conf, PIP_*): it is told them. pip installs where one of them has no like in uv,
-where there is no uv for this machine, and where uv fails. CHARONIA_INSTALLER=pip asks for pip.
+uv does not read pip's settings (pip.conf, PIP_*), so this script passes them on. It uses pip if a setting has no
+equivalent in uv, if uv is not available for this machine, if uv fails, or with CHARONIA_INSTALLER=pip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
-# pip's settings and the environment variables by which uv has them. pip separates values by blanks.
+# pip's settings and the corresponding variables of uv. pip separates values by spaces.
 OF_UV = {
     "cache-dir": "UV_CACHE_DIR",
     "cert": "SSL_CERT_FILE",
@@ -35,8 +35,8 @@ OF_UV = {
     "trusted-host": "UV_INSECURE_HOST",
 }
 SWITCHES = {"no-cache-dir": "UV_NO_CACHE"}
-COMMAS = {"UV_FIND_LINKS"}  # uv separates these values so, and others by blanks
-# They say how pip speaks and where it keeps files, not what it installs.
+COMMAS = {"UV_FIND_LINKS"}  # uv separates these values by commas, others by spaces
+# These affect pip's output and the location of its files, not the installed packages.
 WITHOUT_EFFECT = {
     "break-system-packages",
     "compile",
@@ -56,14 +56,14 @@ WITHOUT_EFFECT = {
     "root-user-action",
     "verbose",
 }
-# `pip config list` names each value by where it stands. The later one holds.
+# Sections in the output of `pip config list`. Later sections override.
 SECTIONS = ("global", "install", ":env:")
 
 
 def settings_of_uv(config: str) -> dict[str, str]:
-    """The environment in which uv installs as pip would, from what `pip config list` prints.
+    """Return uv's environment variables for pip's settings, from the output of `pip config list`.
 
-    Raises ValueError for a setting that uv cannot be told.
+    Raises ValueError for a setting without an equivalent in uv.
     """
     values = {}
     for section in SECTIONS:
@@ -71,12 +71,12 @@ def settings_of_uv(config: str) -> dict[str, str]:
             name, _, value = line.partition("=")
             if name.startswith(f"{section}."):
                 values[name.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
-    env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: the best version of all indexes
+    env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # like pip: the best version of all indexes
     for name, value in values.items():
         if name in OF_UV:
             variable = OF_UV[name]
             env[variable] = ("," if variable in COMMAS else " ").join(value.split())
-            if name == "cache-dir":  # not among pip's files
+            if name == "cache-dir":  # a separate folder from pip's files
                 env[variable] = str(Path(value) / "uv")
         elif name in SWITCHES:
             if value.lower() in ("1", "true", "yes", "on", "y", "t"):
@@ -91,19 +91,19 @@ def last_line(text: str) -> str:
 
 
 def find_uv() -> str:
-    """Of this environment, where it is installed when it is not there. Raises OSError when it cannot be."""
+    """Return the path of uv in this environment; installs it if needed. Raises OSError if that fails."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
         command = [*PIP, "--quiet", "install", "--only-binary", ":all:", "--no-compile", "uv"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0 or not uv.exists():
-            raise OSError(f"there is no uv: {last_line(done.stderr)}")
+            raise OSError(f"uv cannot be installed: {last_line(done.stderr)}")
     return str(uv)
 
 
 class Unfinished:
-    """A file of the environment stands for each installation that has begun and not ended well. While there is one, no
-    package is taken for whole: uv says that one is there before all of its files are."""
+    """A marker file in the environment exists for each unfinished installation. While there is one, all packages are
+    reinstalled, because uv considers a package installed before all of its files exist."""
 
     def __init__(self, python: str, arguments: list[str]) -> None:
         self._folder = Path(python).parent.parent
@@ -118,12 +118,12 @@ class Unfinished:
 
 
 def install_with_uv(python: str, arguments: list[str], unfinished: Unfinished) -> None:
-    """Raises OSError or ValueError, with the reason, when pip has to do it."""
+    """Raises OSError or ValueError, with the reason, if pip must install the packages instead."""
     if os.environ.get("CHARONIA_INSTALLER") == "pip":
         raise ValueError("CHARONIA_INSTALLER")
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True).stdout
     env = {**settings_of_uv(listed), **os.environ}
-    if os.environ.get("PYTHONDONTWRITEBYTECODE"):  # else Python makes the bytecode of what is imported
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):  # otherwise Python compiles imported modules itself
         env["UV_COMPILE_BYTECODE"] = "1"
     again = ["--reinstall"] if unfinished.any_before else []
     command = [find_uv(), "pip", "install", "--quiet", *again, "--python", python, *arguments]
@@ -150,12 +150,12 @@ def main() -> int:
     parser.add_argument("--into", default=sys.executable, metavar="PYTHON")
     given, arguments = parser.parse_known_args()
     if not arguments:
-        parser.error("say what to install")
+        parser.error("no packages are given")
     unfinished = Unfinished(given.into, arguments)
     try:
         install_with_uv(given.into, arguments, unfinished)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        print(f"setup: pip installs, which takes longer ({error})", file=sys.stderr)
+        print(f"setup: installing with pip, which takes longer ({error})", file=sys.stderr)
         if status := install_with_pip(given.into, arguments, unfinished):
             return status
     unfinished.end()

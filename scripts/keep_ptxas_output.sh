@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# keep_ptxas_output.sh COMPILER...: runs the compiler, and keeps what ptxas -v says of each kernel in a file beside the
-# object (-o), instead of on the terminal.
+# keep_ptxas_output.sh COMPILER...: runs the compiler, and writes the output of ptxas -v for each kernel to a file next to the
+# object (-o) instead of the terminal.
 set -uo pipefail
 object=
 for ((i = 1; i < $#; ++i)); do
@@ -12,7 +12,7 @@ done
 [ -n "$object" ] || exec "$@"
 "$@" 2>"$object.stderr"
 code=$?
-# "ptxas info" lines, and the indented ones that belong to them.
+# Lines that start with "ptxas info", and the indented lines after them.
 grep -E '^ptxas info|^ +[0-9]+ bytes|^$' "$object.stderr" >"$object.ptxas" || true
 grep -vE '^ptxas info|^ +[0-9]+ bytes|^$' "$object.stderr" >&2 || true
 rm -f "$object.stderr"

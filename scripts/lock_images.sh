@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Writes docker/requirements/*.txt: the exact versions, with checksums, of the Python packages in the container images.
 #
-#   scripts/lock_images.sh [OPTION FOR uv pip compile ...]      as --upgrade or --upgrade-package NAME
+#   scripts/lock_images.sh [OPTION FOR uv pip compile ...]      for example --upgrade or --upgrade-package NAME
 #
-# Needs uv (pip install uv). Without an option nothing changes that still fits the pyproject.toml files.
+# Needs uv (pip install uv). Without an option, versions that still satisfy the pyproject.toml files do not change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v uv >/dev/null || { echo "lock_images.sh: uv is not installed: pip install uv" >&2; exit 1; }

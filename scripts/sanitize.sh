@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# sanitize.sh [address] [thread] [grid]: the C++ tests, built with the address and undefined-behaviour sanitizers and with
-# the thread sanitizer. All where none is named. Ends with 1 when one of them found something.
+# sanitize.sh [address] [thread] [grid]: builds and runs the C++ tests with the address and undefined-behaviour sanitizers and
+# with the thread sanitizer; all three by default. Exit code 1 if one of them finds an error.
 #
-#   address  address and undefined behaviour: all tests but those of the CUDA device
-#   thread   data races, in what has threads: scheduler, cache and parsers have one; and kernels share their threads' work
-#            in the same way whatever the instruction set is, so those of one are tested
-#   grid     address and undefined behaviour: the kernels of the CUDA device, which run on an emulated grid, and one step
-#            of the whole device. (The grid's threads are no threads but stacks, which the thread sanitizer does not follow.)
+#   address  address and undefined behaviour: all tests except those of the CUDA device
+#   thread   data races, in modules with threads (scheduler, cache and parsers have one thread); only one instruction set,
+#            because kernels use threads in the same way for all
+#   grid     address and undefined behaviour: the kernels of the CUDA device on an emulated grid, and one step of the whole
+#            device. (The grid's threads are stacks that the thread sanitizer does not support.)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:check_initialization_order=1
@@ -15,22 +15,22 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 export PATH=$PWD/.venv/bin:$PATH
 . scripts/use_ccache.sh
 
-# Kernels take about 12 times as long so: without whole engines and the tests that take longest. Of attention and experts those
-# that take seconds.
+# With sanitizers, kernels take about 12 times as long. So tests with whole engines and the slowest tests are excluded. Of the
+# tests of attention and experts, those that take seconds remain.
 grid_tests='^on_host\.(HostGrid|Mode/|Runtime|GrowingMemory|Gemm|Rotary|CudaRows|CudaExpertsTest\.logits_that'
 grid_tests+='|CudaAttentionTest\.(tiles_in|decodes_of_many|groups_that_no_tile|uncut_decodes|the_plain_kernel_does)'
 grid_tests+='|CudaAttentionQuantTest\.any_head_size|CudaQuantTest\.blocks_that|DequantisedTest\.)'
 grid_long='a_file_that_is_not_ours|what_was_measured|many_at_once|every_tactic_computes_the_gemm|is_read_as_its_values|order_|immediate'
 
-# Which tests are of other instruction sets than one that this machine has.
+# Tests of other instruction sets than one that this machine supports.
 if grep -qw avx512dq /proc/cpuinfo; then
   other_isas='/(portable|avx2|avx512_bf16)(_int[48])?$'
 else
   other_isas='/(portable|avx512|avx512_bf16|amx)(_int[48])?$'
 fi
 
-# sanitize FOLDER SANITIZERS TARGET [ctest's arguments]. Kernels that cannot run here are not compiled. With address each source is compiled alone, which finds one that
-# does not include what it uses.
+# sanitize FOLDER SANITIZERS TARGET [CTEST_ARGUMENTS]. Kernels that cannot run here are not compiled. With `address`, each source
+# is compiled separately, which finds missing includes.
 sanitize() {
   local googletest unity=OFF folder=build/sanitize-$1
   if [ "$1" = thread ]; then unity=ON; fi
@@ -51,7 +51,7 @@ for one in "$@"; do
   case $one in
     address) sanitize address address,undefined charonia_tests -E '^(on_host|charonia_cuda)' || failed+=("$one") ;;
     grid)
-      # The engine that it is linked with is that of `address`.
+      # It uses the engine that `address` builds.
       sanitize address address,undefined charonia_cuda_tests_on_host -R "$grid_tests" -E "$grid_long" || failed+=("$one")
       ;;
     thread)
@@ -59,10 +59,10 @@ for one in "$@"; do
         -E "$other_isas" || failed+=("$one")
       ;;
     *)
-      echo "sanitize.sh: $one is none of address, thread, grid" >&2
+      echo "sanitize.sh: unknown sanitizer $one; expected address, thread or grid" >&2
       exit 2
       ;;
   esac
 done
-[ ${#failed[@]} -eq 0 ] || echo "== sanitizers that found something: ${failed[*]}" >&2
+[ ${#failed[@]} -eq 0 ] || echo "== sanitizers that found errors: ${failed[*]}" >&2
 [ ${#failed[@]} -eq 0 ]

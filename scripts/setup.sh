@@ -1,12 +1,9 @@
 #!/usr/bin/env bash
-# setup.sh serve|test|test-all [whole]: brings .venv up to date with this checkout, for `make serve`, `make test` or `make
-# test-all`. With `whole`, and for tests, structured output is there when it ends; else it may go on being compiled in the
-# background. It does nothing that has been done, so it may run before every command.
+# setup.sh serve|test|test-all: brings .venv up to date with this checkout, for `make serve`, `make test` or `make test-all`. It
+# does nothing that has been done, so it may run before every command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 purpose=${1:?serve, test or test-all}
-whole=${2:-}
-if [ "$purpose" != serve ]; then whole=whole; fi
 stamps=.venv/stamps
 mkdir -p build
 exec 9>build/setup.lock
@@ -64,14 +61,6 @@ engine_settings() {
   echo "-DCHARONIA_KERNELS=${kernels%% *}"
 }
 
-# Structured output is a library of its own, two fifths of what there is to compile. For serving it is compiled when all else is
-# there, while the server runs (scripts/compile_grammar.sh), but for one that is there, which has to fit to the engine.
-grammar_library() {
-  local modules=(.venv/lib/python*/site-packages/charonia/_engine.*.so)
-  echo "${modules[0]%/*}/libcharonia_grammar.so"
-}
-has_grammar_library() { [ -e "$(grammar_library)" ]; }
-
 # with_progress COMMAND...: runs it, and says every ten seconds how far it is. Compilers and installers are silent, for minutes the first time. It
 # is a process group of its own, which ends with this script.
 with_progress() {
@@ -122,16 +111,8 @@ install_packages() {
 
 # --no-build-isolation: the build folder under build/ stays valid, so a change compiles what it touches and no more.
 install_engine() {
-  local settings marker
+  local settings
   settings=$(engine_settings) || return
-  marker=$(grammar_library).build
-  if [ -e "$marker" ]; then  # by a program of its own, in the same build folder
-    flock --nonblock "$marker" true || say "waiting for structured output, which is being compiled"
-    flock "$marker" true
-  fi
-  if [ -z "$whole" ] && ! has_grammar_library; then
-    local -x SKBUILD_BUILD_TARGETS="_engine;triton_charonia" SKBUILD_INSTALL_COMPONENTS=engine
-  fi
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} PATH="$PWD/.venv/bin:$PATH" \
     CUDACXX=$nvcc CMAKE_ARGS="${CMAKE_ARGS:-} ${settings//$'\n'/ }" \
     .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet install --no-build-isolation "$@"
@@ -185,25 +166,10 @@ fi
 # Libraries that only the tests of the page need.
 if [ "$purpose" = test-all ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
 
-# Without the build folder (make clean) what is missing cannot be compiled alone.
-incomplete() { ! has_grammar_library && { [ -n "$whole" ] || [ ! -e build/engine/build.ninja ]; }; }
-
-if outdated engine engine CMakeLists.txt || incomplete || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
+if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
   [ "$(cat "$stamps/kernels" 2>/dev/null || echo all)" != "$kernels" ]; then
   begin
   say "building what has changed in the engine"
   with_progress install_engine --no-deps --editable .
   done_at engine
-fi
-
-# It goes on when the server has ended, so that the next one has it. Its lock is held from here on: the engine and `charonia
-# serve` see by it that the library is on its way.
-if ! has_grammar_library; then
-  library=$(grammar_library)
-  exec 8>>"$library.build"
-  # Who asks whether it is on its way holds the lock for a moment.
-  if flock --timeout 0.5 8 && ! has_grammar_library; then
-    say "structured output is compiled in the background, for some minutes; requests that need it get 503 until then"
-    setsid scripts/compile_grammar.sh "$library" </dev/null >/dev/null 2>&1 9>&- &
-  fi
 fi

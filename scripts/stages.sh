@@ -1,8 +1,8 @@
-# To be sourced: the stages of a run of checks. Each runs even when one before it failed, and says how long it took. The
-# last line of `end_of_stages` says what failed and what was left out.
+# To be sourced: the stages of a run of checks. A stage runs even if an earlier one failed, and prints how long it took. The
+# last line of `end_of_stages` lists failed and skipped stages.
 #
-# CHARONIA_FAILURES   a file, to which each stage that fails adds the lines that say why; unset: they are where the stage
-#                     printed them alone
+# CHARONIA_FAILURES   a file; each failed stage appends the lines that show the reason. Unset: the reason is only in the
+#                     output of the stage
 stages_failed=()
 stages_left_out=()
 stages_beside=()
@@ -31,13 +31,13 @@ stage_ended() {
   echo "== $1: $outcome, $3 s" >&2
 }
 
-# stage_beside NAME COMMAND...: runs beside the stages that follow, for what leaves a core idle. `join_stages` shows what it
-# printed.
+# stage_beside NAME COMMAND...: runs in parallel with the next stages, for commands that do not use all cores. `join_stages`
+# prints its output.
 stage_beside() {
   local log
   log=$(mktemp) || return
-  echo "== $1, beside what follows" >&2
-  set -m  # a process group of its own, which ends with this script
+  echo "== $1, in parallel with the next stages" >&2
+  set -m  # its own process group, which this script kills when it exits
   (
     began=$SECONDS status=0
     "${@:2}" </dev/null >"$log" 2>&1 || status=$?
@@ -57,7 +57,7 @@ stop_beside() {
   done
 }
 
-# join_stages: waits for those that were begun with stage_beside, and counts them as stages.
+# join_stages: waits for the commands of stage_beside, and counts them as stages.
 join_stages() {
   local one pid log name status seconds
   for one in "${stages_beside[@]}"; do
@@ -73,8 +73,8 @@ join_stages() {
   stages_beside=()
 }
 
-# stage_explained NAME COMMAND...: runs it, in this shell, and adds to CHARONIA_FAILURES why it failed; stages inside of it may
-# have done so.
+# stage_explained NAME COMMAND...: runs the command in this shell. If it fails, appends the reason to CHARONIA_FAILURES, unless
+# an inner stage has done so.
 stage_explained() {
   local log status=0 known reader output _
   log=$(mktemp) || return
@@ -83,7 +83,7 @@ stage_explained() {
   reader=$!
   "${@:2}" </dev/null >&"$output" 2>&1 {output}>&- || status=$?
   exec {output}>&-
-  for _ in {1..50}; do  # not for ever: what it leaves running may hold the pipe open
+  for _ in {1..50}; do  # limited: a background process of the command may keep the pipe open
     kill -0 "$reader" 2>/dev/null || break
     sleep 0.1
   done
@@ -94,7 +94,7 @@ stage_explained() {
   return "$status"
 }
 
-# explain NAME STATUS LOG: adds to CHARONIA_FAILURES what in the log says why.
+# explain NAME STATUS LOG: appends the lines of the log that show the reason to CHARONIA_FAILURES.
 explain() {
   {
     echo "== $1, exit code $2:"
@@ -104,8 +104,8 @@ explain() {
   } >>"$CHARONIA_FAILURES"
 }
 
-# left_out NAME REASON: a stage that this machine cannot run. In continuous integration (CI=true) that is a failure, unless
-# CHARONIA_LEAVE_OUT, names separated by commas, allows it.
+# left_out NAME REASON: reports a stage that this machine cannot run. In continuous integration (CI=true) this is a failure,
+# unless CHARONIA_LEAVE_OUT (names separated by commas) contains the stage.
 left_out() {
   echo "== $1: left out: $2" >&2
   stages_left_out+=("$1")
@@ -114,11 +114,11 @@ left_out() {
   fi
 }
 
-# Prints the table and the outcome. Succeeds when all passed.
+# Prints the table and the outcome. Succeeds if all stages passed.
 end_of_stages() {
   local IFS=,
   printf '\n%s' "$stages_table" >&2
-  printf '%6d s  in all\n' "$SECONDS" >&2
+  printf '%6d s  in total\n' "$SECONDS" >&2
   local rest=${stages_left_out[*]:+; left out: ${stages_left_out[*]}}
   if [ ${#stages_failed[@]} -eq 0 ]; then
     echo "== all stages passed$rest" >&2

@@ -2,7 +2,7 @@
 # test.sh fast   lint, types, the C++ tests with the kernels of this processor, and the Python tests marked `fast`
 # test.sh all    everything else: CUDA, the emulated device, all instruction sets, sanitizers, and all other Python tests
 #
-# Each runs in stages and prints the seconds of each. In continuous integration (CI=true) a missing tool is a failure.
+# Runs stages and prints the seconds of each. In continuous integration (CI=true) a missing tool is a failure.
 #
 # CHARONIA_TEST_CUDA_ARCHITECTURES   GPU architectures that nvcc compiles for; default: 90a-real, and 80-real with CI=true
 set -uo pipefail
@@ -11,7 +11,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 . scripts/use_ccache.sh
 . scripts/stages.sh
 
-# configure CMAKE_ARGUMENTS...: the build folder of the engine, with the tests. The kernels are those that setup.sh chose.
+# configure CMAKE_ARGUMENTS...: configures the engine's build folder with tests. setup.sh has chosen the kernels.
 configure() {
   local googletest
   googletest=$(scripts/get_googletest.sh) || return
@@ -32,7 +32,7 @@ mypy_all() {
 
 cpp_build() { configure -DCHARONIA_CUDA_CHECK=OFF -DCHARONIA_CUDA_ON_HOST_TESTS=OFF && build --target charonia_tests; }
 
-# The tests in one process for each core: a process for each test would take as long as the tests.
+# Runs the tests in one process per core: one process per test would take as long as the tests.
 cpp_tests() {
   local shards index pids=() status=0
   shards=$(nproc)
@@ -45,10 +45,11 @@ cpp_tests() {
   for index in "${pids[@]}"; do wait "$index" || status=1; done
   return $status
 }
-# Tests that take more than a second each.
+# Tests that take more than one second each.
 long_cpp_tests='*OverlapTest*/2:*Hostile*:*MasksThatTakeLong*:QuantEngine.EveryLayoutGoes*:*EngineRanksTest.EveryKind*/[2-9]:*a_decode_over_a_long_context*/portable:*equals_attention_in_double*/portable:*equals_it_in_every_variant/portable:*OwnersTakeTurns*:SessionFilesTest.OneEngineWrites*'
 
-# Tests wait for servers as much as they compute. All tests of a file, or of files with the same servers, run in one process.
+# Tests often wait for servers, hence one more process than cores. All tests of a file, or of files with the same servers, run
+# in one process.
 run_pytest() { pytest --dist loadfile --no-loadscope-reorder -n "$(($(nproc) + 1))" --durations 15 -rfEs "$@"; }
 
 fast() {
@@ -61,12 +62,12 @@ fast() {
   stage "pytest" run_pytest -m fast tests/unit tests/stack/test_smoke.py
 }
 
-# Warnings are errors, and no kernel spills registers. On a machine with a GPU the tests of the device run on it.
+# Warnings are errors, and no kernel may spill registers. On a machine with a GPU, the device's tests run on it.
 cuda_compiles() {
   local headers device_tests=OFF architectures=90a-real
   headers=$(scripts/get_cuda_headers.sh) || return
   if scripts/cuda_here.sh gpu; then device_tests=ON; fi
-  # PTX 9.0 has the source of 9.0a, of which no kernel asks for what it alone has; 8.9 has bounds of 8.0.
+  # 90a also covers 9.0, because no kernel uses features of 9.0a only; 8.0 has the same limits as 8.9.
   if [ "${CI:-}" = true ]; then architectures="80-real;90a-real"; fi
   configure -DCHARONIA_CUDA_CHECK=ON "-DCHARONIA_CUDA_HEADERS=$headers" -DCHARONIA_CUDA_DEVICE_TESTS=$device_tests \
     "-DCHARONIA_CUDA_ARCHITECTURES=${CHARONIA_TEST_CUDA_ARCHITECTURES:-$architectures}" &&
@@ -80,7 +81,7 @@ all_cpp_tests() {
   TEST_TMPDIR=$PWD/build/engine/files ctest --test-dir build/engine --no-tests=error --output-on-failure --progress --parallel "$(nproc)"
 }
 
-# Models of these tests are small: PyTorch's threads would only take the cores from each other.
+# The models of these tests are small: PyTorch's threads would only compete for the cores.
 other_python_tests() { OMP_NUM_THREADS=1 run_pytest -m "not fast and not docker" tests "${ignored[@]}"; }
 ignored=()
 
@@ -96,7 +97,7 @@ all() {
     export CUDACXX
     stage "CUDA compiles" cuda_compiles
   else
-    left_out "CUDA compiles" "there is no nvcc here (CUDA toolkit 12.8 or newer)"
+    left_out "CUDA compiles" "nvcc is not installed (CUDA toolkit 12.8 or newer)"
   fi
   stage "C++ compiles, all of it" all_cpp_build
   stage "C++ tests, all of them" all_cpp_tests
@@ -109,7 +110,7 @@ all() {
   if reason=$(docker info 2>&1 >/dev/null && docker compose version 2>&1 >/dev/null); then
     stage "containers" pytest -rs -m docker tests/docker
   else
-    left_out "containers" "no Docker engine with compose answers: ${reason##*$'\n'}"
+    left_out "containers" "no Docker engine with compose responds: ${reason##*$'\n'}"
   fi
 }
 

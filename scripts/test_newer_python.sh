@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_newer_python.sh PYTHON [PYTEST_ARGUMENT...]: the tests of Triton's Python models and of what they import from
-# workspaces, in an environment of its own with that Python (3.12 or newer), NumPy 2 and the newest tokenizers.
-# nvidia-pytriton, and so make test, has neither.
+# test_newer_python.sh PYTHON [PYTEST_ARGUMENT...]: tests Triton's Python models and the code that they import from workspaces
+# in a separate environment with this Python (3.12 or newer), NumPy 2 and the newest tokenizers. make test cannot have these,
+# because of nvidia-pytriton.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:?a Python, such as python3.13}
@@ -14,8 +14,8 @@ mkdir -p build/newer_python
   'numpy>=2' safetensors tokenizers transformers jinja2 sentencepiece tiktoken ml-dtypes \
   pytest pytest-asyncio pytest-timeout hypothesis pydantic-settings
 "$folder/bin/python" -c 'import sys, numpy, tokenizers; print("Python", sys.version.split()[0], "NumPy", numpy.__version__, "tokenizers", tokenizers.__version__)'
-# Of conftest.py's settings no plugin is needed but these. What Python or NumPy will take away is an error where our
-# code uses it. -W would take the names of modules for one name.
+# Only these of conftest.py's settings are needed. Use of features that Python or NumPy will remove is an error in this
+# repository's modules. (-W cannot filter by several modules.)
 PYTHONPATH=client exec "$folder/bin/python" -m pytest -q -p no:cacheprovider \
   -o 'filterwarnings=
     error::DeprecationWarning:(prompt|prompt_ids|detokenize|charonia_answers)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests in a browser, for the conftest.py of their folders."""
+"""Fixtures for tests in a browser, for the conftest.py of their folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE_HANG_S = 120
 
 
-@pytest.fixture(scope="module")  # while it lives, no asynchronous test can run in this process
+@pytest.fixture(scope="module")  # no asynchronous test can run in this process while the browser is open
 def browser() -> Iterator[Browser]:
     found = subprocess.run([ROOT / "scripts" / "get_chromium.sh"], capture_output=True, text=True)
     if found.returncode:
@@ -37,8 +37,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
-    """Contexts of the browser, each as of another user. Whatever page breaks its security policy, has an error or asks
-    another server fails the test."""
+    """Return a function that creates browser contexts, each like a new user. The test fails if a page violates its
+    security policy, has an error, or sends a request to another server."""
     wrong: list[str] = []
     with contextlib.ExitStack() as stack:
 
@@ -52,7 +52,7 @@ def new_context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
                 page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
 
                 def note(message: Any) -> None:
-                    # What the network refuses is for the page to handle.
+                    # The page itself handles network errors.
                     if message.type == "error" and not message.text.startswith("Failed to load resource"):
                         wrong.append(message.text)
 

@@ -15,7 +15,7 @@ class Pair:
 
 
 class Authority:
-    """A certificate authority of its own. `ca` is its file."""
+    """A certificate authority. `ca` is its file."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(str(self.ca))
 
     def issue(self, file: str, *names: str) -> Pair:
-        """A certificate for these names; issued again under the same file's name, it takes the place of the old one."""
+        """Issue a certificate for these names. A second one with the same file name replaces the first one."""
         pair = Pair(self._folder / f"{file}.pem", self._folder / f"{file}.key")
         issued = self._authority.issue_cert(*names)
         pair.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))

@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 gc.disable()  # until the tests are collected
-# With it jsonschema checks IRIs, which no test asks for; its import takes longer than jsonschema's.
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # Python's way to say that it cannot be imported
+# With this module jsonschema would check IRIs, which no test needs. Its import takes longer than jsonschema's.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # makes its import fail
 
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-# Each client of httpx, and so of OpenAI's and Anthropic's libraries, would read the certificates of all authorities:
-# 26 ms of a core, for http://127.0.0.1.
-with contextlib.suppress(ImportError):  # some environments have what some of the tests need
+# Each httpx client, also in the libraries of OpenAI and Anthropic, would read the certificates of all authorities. That
+# takes 26 ms of a core even for http://127.0.0.1.
+with contextlib.suppress(ImportError):  # some environments have only the packages of some tests
     import httpx
 
     httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
-# The same examples in every run, and no limits on time: whether a change passes depends on the change alone, not on the
-# day or on what else the machine does. `pytest --hypothesis-profile=default` looks for others.
+# The same examples in every run, without time limits: the result depends only on the code, not on the day or on other
+# load. `pytest --hypothesis-profile=default` searches for other examples.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
-# What a shell starts in the background ignores a terminal's keys, and under nohup its end; so does what it starts in
-# turn. The programs tested here must not.
+# A background process of a shell ignores a terminal's signals, and under nohup SIGHUP; so do its children. The programs
+# under test must not.
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
@@ -44,7 +44,7 @@ for number, handler in (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks each test by its folder: stack, gpu and docker; the tests that `make test` runs are fast."""
+    """Mark each test by its folder: stack, gpu and docker. Tests of `make test` are marked fast."""
     root = Path(__file__).parent
     for item in items:
         folder, *rest = item.path.relative_to(root).parts
@@ -55,13 +55,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the modules of all tests hold stays to the end: the collector does not go through it again and again."""
+    """Exclude the objects of all test modules from garbage collection, because they live until the end."""
     gc.freeze()
     gc.enable()
 
 
-# A file's tests run in one process. So do those of all files that want the same servers, each of which takes three
-# seconds of a core to start. Files that are not named here work as well.
+# The tests of a file run in one process. So do the tests of all files that use the same servers, because a server takes
+# three seconds of a core to start. Other files need not be listed here.
 _SAME_SERVERS = {
     "demo": (
         "access benchmark choices demo_served demo_tools deploy gateway_doors gateway_openai lm_eval logs malformed "
@@ -77,7 +77,7 @@ _SERVERS = {f"tests/stack/test_{name}.py": one for one, names in _SAME_SERVERS.i
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
-    if config.getvalue("dist") != "loadfile":  # who asks for anything else gets it
+    if config.getvalue("dist") != "loadfile":  # the user chose another distribution
         return None
     from xdist.scheduler import LoadFileScheduling
 

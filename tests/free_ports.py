@@ -9,10 +9,10 @@ _taken: list[socket.socket] = []  # until this process ends
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on, from below the range that outgoing connections are given theirs from.
+    """Return free TCP ports below the range of outgoing connections.
 
-    They are this process's until it ends: it holds the UDP ports of the same numbers, which no other run of the tests
-    on this machine gets then.
+    They are reserved until this process ends: it binds the UDP ports with the same numbers, so that other test runs on
+    this machine do not choose them.
     """
     found: list[int] = []
     for port in random.sample(range(20000, 32000), 1000):

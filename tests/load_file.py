@@ -1,4 +1,4 @@
-"""Load programs and models that belong to no package as modules."""
+"""Loads programs and models that belong to no package as modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test does where a tool cannot be had that it needs."""
+"""Handles a missing tool in a test."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 
 def missing_tool(reason: str) -> NoReturn:
-    """Skips the test; in continuous integration (CI=true), where nothing may go untested unseen, fails it."""
+    """Skip the test. In continuous integration (CI=true) fail it, so that a missing tool is noticed."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def needed_module(name: str) -> Any:
-    """The module, for tests that cannot even be read without it."""
+    """Import a module for tests that cannot be collected without it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

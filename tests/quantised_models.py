@@ -1,8 +1,7 @@
-"""Small quantised checkpoints and the values that their weights stand for.
+"""Small quantised checkpoints, and their dequantised weights.
 
-compressed-tensors' formats are written and read by that package. AWQ, GPTQ, FP8 and GPT-OSS' MXFP4 are written here
-with plain numpy from the descriptions of those formats, and the last is read by transformers; nothing here uses the
-engine's own code for them.
+The package compressed-tensors writes and reads its formats. AWQ, GPTQ, FP8 and GPT-OSS' MXFP4 are written with numpy
+from the descriptions of the formats; transformers reads the last one. Nothing here uses the engine's code for them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
-# (weight [out, in] in fp32, generator) -> the module's tensors by their last names, and what the weight has become
+# (weight [out, in] in fp32, generator) -> (the module's tensors by suffix, the dequantised weight)
 Quantiser = Callable[[torch.Tensor, np.random.Generator], tuple[Tensors, torch.Tensor]]
 GROUP = 32
 
 
 def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Quantiser:
-    """A format of compressed-tensors; scales by the smallest and the largest value, as its observers find them."""
+    """A format of compressed-tensors. Scales come from the smallest and largest value, as in its observers."""
     scheme = QuantizationScheme.model_validate(
         {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "format": form}
     )
@@ -63,7 +62,7 @@ def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | Non
 
 
 def _pack(values: Array, bits: int) -> Array:
-    """Numbers of 32 bits along dimension 0, the first value in the lowest bits."""
+    """Pack values into 32-bit numbers along dimension 0, the first value in the lowest bits."""
     per_number = 32 // bits
     wide = values.astype(np.uint32).reshape(-1, per_number, *values.shape[1:])
     shifts = (np.arange(per_number, dtype=np.uint32) * bits).reshape(1, per_number, *[1] * (values.ndim - 1))
@@ -71,7 +70,7 @@ def _pack(values: Array, bits: int) -> Array:
 
 
 def _affine(weight: Array, group: int, bits: int, *, symmetric: bool) -> tuple[Array, Array, Array]:
-    """Codes [out, in], scales in fp16 [out, groups] and zeros [out, groups]."""
+    """Return codes [out, in], scales in fp16 [out, groups] and zeros [out, groups]."""
     grouped = weight.reshape(len(weight), -1, group)
     most = 2**bits - 1
     if symmetric:
@@ -80,24 +79,24 @@ def _affine(weight: Array, group: int, bits: int, *, symmetric: bool) -> tuple[A
     else:
         low, high = np.minimum(grouped.min(-1), 0), np.maximum(grouped.max(-1), 0)
         scales = (high - low) / most
-        zeros = np.clip(np.round(-low / scales), 1, most)  # GPTQ's first format cannot spell a zero of 0
+        zeros = np.clip(np.round(-low / scales), 1, most)  # GPTQ's first format cannot store a zero of 0
     scales = scales.astype(np.float16)
     codes = np.round(grouped / scales.astype(np.float32)[..., None]) + zeros[..., None]
     return np.clip(codes, 0, most).reshape(weight.shape).astype(np.int64), scales, zeros.astype(np.int64)
 
 
 def _meant(codes: Array, scales: Array, zeros: Array, groups: Array) -> torch.Tensor:
-    """groups [in]: the group of each column."""
+    """Dequantise. groups [in]: the group of each column."""
     return torch.from_numpy(scales.astype(np.float32)[:, groups] * (codes - zeros[:, groups]).astype(np.float32))
 
 
 def _ordered(quantiser: Quantiser) -> Quantiser:
-    """4 bits whose groups are of columns from all over the weight (actorder group), as releases of compressed-tensors
-    before 0.20 wrote them: codes stay in the columns' own order, and each column has the number of its group."""
+    """4 bits with groups of columns from the whole weight (actorder group), as in releases of compressed-tensors
+    before 0.20: codes are in the order of the columns, and each column has the number of its group."""
 
     def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
         cols = weight.shape[1]
-        # By the number of inputs alone: modules with the same inputs have the same order.
+        # Depends only on the number of inputs, so that modules with the same inputs have the same order.
         order = np.random.default_rng(cols).permutation(cols)
         place = np.argsort(order)
         made, meant = quantiser(weight[:, order], generator)
@@ -117,7 +116,7 @@ def _awq(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors,
     codes, scales, zeros = _affine(weight.numpy(), GROUP, 4, symmetric=False)
 
     def packed(values: Array) -> Array:
-        """[n, out] to [n, out / 8]: within eight outputs 0, 2, 4, 6, 1, 3, 5, 7 follow each other."""
+        """[n, out] to [n, out / 8]: the order within eight outputs is 0, 2, 4, 6, 1, 3, 5, 7."""
         order = np.array([0, 2, 4, 6, 1, 3, 5, 7])
         return _pack(values.reshape(len(values), -1, 8)[..., order].reshape(len(values), -1).T, 4).T
 
@@ -128,7 +127,7 @@ def _awq(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors,
 def _gptq(bits: int, *, symmetric: bool, ordered: bool = False, offset: int = 1) -> Quantiser:
     def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
         cols = weight.shape[1]
-        # By the number of inputs alone: modules with the same inputs have the same order.
+        # Depends only on the number of inputs, so that modules with the same inputs have the same order.
         order = np.random.default_rng(cols).permutation(cols) if ordered else np.arange(cols)
         codes, scales, zeros = _affine(weight.numpy()[:, order], GROUP, bits, symmetric=symmetric)
         groups = np.empty(cols, np.int32)
@@ -143,7 +142,7 @@ def _gptq(bits: int, *, symmetric: bool, ordered: bool = False, offset: int = 1)
 
 
 def _fp8(block: int) -> Quantiser:
-    """Blocks of DeepSeek's and Qwen's; 0: one scale for all, as AutoFP8 has it."""
+    """FP8 in blocks, as DeepSeek and Qwen publish; 0: one scale for all, as AutoFP8 writes."""
 
     def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
         values = weight.numpy()
@@ -154,7 +153,7 @@ def _fp8(block: int) -> Quantiser:
             made = {"weight_scale": torch.tensor(scale), "input_scale": torch.tensor(0.02)}
             whole: Any = scale
         else:
-            padded = np.pad(values, ((0, -rows % block), (0, -cols % block)))  # the last ones may be short
+            padded = np.pad(values, ((0, -rows % block), (0, -cols % block)))  # the last blocks may be short
             blocks = padded.reshape(len(padded) // block, block, -1, block)
             scales = (np.abs(blocks).max((1, 3)) / 448).astype(np.float32)
             whole = scales.repeat(block, 0).repeat(block, 1)[:rows, :cols]
@@ -200,7 +199,7 @@ def _actorder(config: dict[str, Any], quantiser: Quantiser) -> tuple[dict[str, A
     return config, _ordered(quantiser)
 
 
-# Name -> quantization_config and what makes the tensors.
+# Name -> quantization_config, and the function that creates the tensors.
 FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
     "w4a16": _scheme("pack-quantized", _INT4),
     "w4a16 zeros": _scheme("pack-quantized", {**_INT4, "symmetric": False}),
@@ -250,7 +249,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
     "fp8 of AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, _fp8(0)),
 }
 
-# Of experts alone, all of a layer in one tensor.
+# Only experts are quantised, and one tensor has all experts of a layer.
 GPT_OSS = "mxfp4 of GPT-OSS"
 _GPT_OSS_CONFIG = {
     "quant_method": "mxfp4",
@@ -267,8 +266,8 @@ _LINEAR = re.compile(r".*\b(?:layers|h)\.\d+\..*(?:proj|W_pack|c_attn|wqkv|wo|w[
 
 
 def quantise(source: Path, folder: Path, name: str) -> Tensors:
-    """Writes a copy of a folder of dense weights whose layers are quantised, and returns its weights as they are meant,
-    in fp32, by their dense names."""
+    """Write a copy of a folder of dense weights with quantised layers. Returns the dequantised weights in fp32, by
+    their dense names."""
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     dense = load_file(source / "model.safetensors")
     written, meant = _gpt_oss(dense) if name == GPT_OSS else _by_module(dense, FORMATS[name][1])
@@ -294,7 +293,7 @@ def _by_module(dense: Tensors, quantiser: Quantiser) -> tuple[Tensors, Tensors]:
 
 
 def _gpt_oss(dense: Tensors) -> tuple[Tensors, Tensors]:
-    """Experts as GPT-OSS has them: row 2 i of gate_up_proj is row i of gate, row 2 i + 1 of up."""
+    """Experts as in GPT-OSS: row 2 i of gate_up_proj is row i of gate, row 2 i + 1 is row i of up."""
     found = {key: match for key in dense if (match := _EXPERT.fullmatch(key))}
     written = {key: weight for key, weight in dense.items() if key not in found}
     meant = {key: weight.float() for key, weight in written.items()}
@@ -319,7 +318,7 @@ _OTHER_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 def _mx_blocks(weight: Array) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., in] to bytes [..., in / 32, 16], of which each has two codes, and exponents [..., in / 32]."""
+    """[..., in] to bytes [..., in / 32, 16] with two codes each, and exponents [..., in / 32]."""
     numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     groups = weight.reshape(*weight.shape[:-1], -1, 32)
     exponents = np.floor(np.log2(np.abs(groups).max(-1))).astype(np.int64) - 2

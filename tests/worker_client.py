@@ -14,10 +14,10 @@ HANG_S = 120
 
 @contextlib.asynccontextmanager
 async def client_of(url: str, pid: int) -> AsyncIterator[httpx.AsyncClient]:
-    """One whose only connection is to that worker: the kernel chooses, so it is tried until it does. It is kept however
-    long nothing is asked: another one may be to another worker."""
+    """Yield a client whose only connection goes to this worker. The kernel chooses the worker, so this retries until
+    the choice is right. The connection stays open, because a new one may go to another worker."""
     limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
-    deadline = time.monotonic() + HANG_S  # one that has just been started may not listen yet
+    deadline = time.monotonic() + HANG_S  # a new worker may not listen yet
     while time.monotonic() < deadline:
         async with httpx.AsyncClient(base_url=url, timeout=HANG_S, limits=limits) as web:
             answer = await web.get("/health/live")

@@ -1,1 +1,1 @@
-"""The engine in Python: `Engine`, sampling parameters, results and their streams."""
+"""The Python API: `Engine`, sampling parameters, results and streams."""

@@ -1,4 +1,4 @@
-"""The Python API: an engine that runs a model in this process."""
+"""The Python API of an engine that runs a model in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from charonia import _engine
+from charonia import _engine, guide_library
 from charonia.api.guides import Guide
 from charonia.api.prompts import Prompt, encode, native_sampling, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
@@ -43,8 +43,7 @@ class Engine:
 
     Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
     full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
-    close, or after a step has failed: then start a new process), PendingError (structured output is still being
-    compiled), UnsupportedError (its library is missing or cannot be opened).
+    close, or after a step has failed: then start a new process).
     """
 
     def __init__(
@@ -53,30 +52,31 @@ class Engine:
         tokenizer: str | os.PathLike[str] | None = None,
         settings: Mapping[str, Setting] | None = None,
     ) -> None:
-        """Loads a `weights` folder (docs/contracts.md); most callers want from_pretrained.
+        """Load a `weights` folder (docs/contracts.md). Most callers use from_pretrained instead.
 
-        tokenizer: a folder with the tokenizer, needed for texts and chats. settings: keys of config.ini; they win over
-        the environment's CHARONIA_<KEY>, and those over config.ini.
+        tokenizer: a folder with the tokenizer, needed for texts and chats. settings: keys of config.ini. They override
+        CHARONIA_<KEY> of the environment, which overrides config.ini.
         """
         overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
         self._tokenizer_folder = None if tokenizer is None else Path(tokenizer)
         self._tokenizer: PreTrainedTokenizerFast | None = None
         self._tokenizer_lock = threading.Lock()
+        os.environ.update(guide_library.environment(os.environ))
         native = _engine.Engine(Path(weights), overrides)
         self._native: _engine.Engine | None = native
         self.info: _engine.EngineInfo = native.info()
-        # Also runs when the interpreter exits, so that no result is delivered into a dying one.
+        # Also runs at interpreter exit, so that no callback runs during finalization.
         self._finalizer = weakref.finalize(self, native.shutdown, 0)
 
     @classmethod
     def from_pretrained(
         cls, model: str | os.PathLike[str], *, dtype: str = "auto", show_progress: bool = False, **config: Setting
     ) -> Engine:
-        """Loads a workspace, a Hugging Face folder or a hub id.
+        """Load a workspace, a Hugging Face folder or a hub id.
 
-        dtype: auto | bf16 | fp16 | fp32, for a Hugging Face folder; a workspace has its own. Of a quantised model it is
-        the type of activations and of what is not quantised. config: config.ini's keys.
-        Raises ModelError, UnsupportedError or InvalidRequestError saying what would be right.
+        dtype: auto | bf16 | fp16 | fp32, for a Hugging Face folder; a workspace has a fixed type. In a quantised model
+        it is the type of activations and of weights that are not quantised. config: keys of config.ini.
+        Raises ModelError, UnsupportedError or InvalidRequestError with advice for the user.
         """
         location = workspace.locate(model)
         if location.weights is not None:
@@ -85,14 +85,14 @@ class Engine:
                     f"dtype {dtype!r}: a workspace has its own weight type; convert the model with --dtype {dtype}"
                 )
             return cls(location.weights, location.tokenizer, config)
-        # The weights are split over the ranks when they are named; all other settings are the engine's to read.
+        # write_weights needs only the number of ranks; the engine reads all other settings.
         given = {**_engine.settings_from_environment(), **spell_settings(config)}
         ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
         source = read_source(location.path, dtype)
         progress = Progress(show_progress)
         for note in source.spec.notes:
             progress.warn(note)
-        # The engine maps the weight files themselves, and has read the rest when it is loaded.
+        # The engine maps the weight files directly and reads the other files while loading, so the folder is temporary.
         with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
             weights = Path(folder)
             write_weights(source, weights, link=source.linkable, settings=ranks, progress=progress)
@@ -100,16 +100,16 @@ class Engine:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The model's Hugging Face tokenizer, loaded when first used."""
+        """Return the model's Hugging Face tokenizer; loaded on first use."""
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 if self._tokenizer_folder is None:
-                    raise ModelError("this engine was loaded without a tokenizer: pass token ids, or name its folder")
+                    raise ModelError("this engine has no tokenizer: pass token ids, or load it with a tokenizer folder")
                 self._tokenizer = load_tokenizer(self._tokenizer_folder)
             return self._tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a text (with the tokenizer's beginning token) or of a chat (through its template)."""
+        """Return the token ids of a text (with the tokenizer's beginning token) or of a chat (with its template)."""
         return encode(lambda: self.tokenizer, prompt).token_ids
 
     def generate(
@@ -125,22 +125,23 @@ class Engine:
         guide: Guide | None = None,
         cache_salt: str = "",
     ) -> list[Output]:
-        """Runs all prompts together and waits; outputs in the order of the prompts. With n > 1 the n outputs of a
-        prompt follow each other, as OpenAI's `choices` do: `index` says which is which.
+        """Run all prompts together and wait for them. Outputs are in the order of the prompts. With n > 1 each prompt
+        has n adjacent outputs, numbered by `index`, like OpenAI's `choices`.
 
-        prompts: a text, token ids, chat messages, or a list of these. sampling: for all, or one for each. More prompts
-        than the queue holds are submitted as it empties. An error cancels the rest.
+        prompts: a text, token ids, chat messages, or a list of these. sampling: one for all prompts, or one for each.
+        If there are more prompts than the queue holds, the rest is submitted when the queue has room. An error cancels
+        all other prompts.
 
-        session_id: the one prompt is what a user says next in this session; the engine keeps what went before. A
-        session that is new, or not kept any more, begins with the prompt. new_session: it begins anew in any case; then
-        the prompt is the whole conversation. end_session: forget it afterwards. timeout: seconds until
-        DeadlineExceededError. priority: higher goes first. guide: what the text of all of them has to be. cache_salt:
-        at most 256 bytes of UTF-8; of the prefix cache, only what requests with the same salt computed is found.
+        session_id: the prompt continues this session, whose history the engine keeps. A session that is new or was
+        evicted starts with the prompt. new_session: restart the session; the prompt is the whole conversation.
+        end_session: delete the session afterwards. timeout: seconds until DeadlineExceededError. priority: higher
+        values run first. guide: the required format of all outputs. cache_salt: at most 256 bytes of UTF-8; prefix
+        cache hits occur only between requests with the same salt.
         """
         given_prompts = split(prompts)
         if session_id and len(given_prompts) != 1:
             raise InvalidRequestError(
-                f"{len(given_prompts)} prompts for one session_id; a session goes on with one prompt at a time"
+                f"{len(given_prompts)} prompts for one session_id; a session takes one prompt at a time"
             )
         session = Session(session_id, new_session, end_session)
         encoded = [self._encode(prompt, session) for prompt in given_prompts]
@@ -194,10 +195,11 @@ class Engine:
         guide: Guide | None = None,
         cache_salt: str = "",
     ) -> Stream:
-        """Submits at once and iterates over the chunks. Leaving early (break, close, an exception) cancels.
+        """Submit the request immediately and return an iterator over its chunks. Leaving the loop early (break, close,
+        an exception) cancels the request.
 
-        A cancelled turn of a session is dropped from its history; `Stream.stop` ends it early and keeps it. The other
-        arguments are those of `generate`.
+        A cancelled turn of a session is removed from its history; `Stream.stop` ends it early and keeps it. For the
+        other arguments see `generate`.
         """
         params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
@@ -218,7 +220,7 @@ class Engine:
         guide: Guide | None = None,
         cache_salt: str = "",
     ) -> AsyncStream:
-        """The same on the running event loop: `async for chunk in engine.astream(...)`."""
+        """Same as `stream`, on the running event loop: `async for chunk in engine.astream(...)`."""
         params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
         submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide, cache_salt)
@@ -233,16 +235,16 @@ class Engine:
         guide: Guide | None = None,
         cache_salt: str = "",
     ) -> Output:
-        """The answer to a conversation. With a session_id the messages are the new ones only: the engine keeps the
-        others, and a session that it does not have begins with these."""
+        """Return the response to a conversation. With a session_id, pass only the new messages: the engine keeps the
+        earlier ones. An unknown session starts with these messages."""
         return self.generate(messages, sampling, session_id=session_id, guide=guide, cache_salt=cache_salt)[0]
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Whole rows of logits of a prompt, in pieces as they are computed: (position, rows [n, vocab_size]).
+        """Yield the logits of a prompt, in pieces as they are computed: (position, rows [n, vocab_size]).
 
-        Row i is at position + i of the prompt and says what follows there. Every position but the last has one row, in
-        order. A piece has at most max_batch_size rows. What is not read yet is kept in memory, at most 4 GiB of it:
-        beyond that the request ends with OverloadedError. Leaving early cancels.
+        Row i is at position + i of the prompt and predicts the next token. Every position except the last has one row,
+        in order. A piece has at most max_batch_size rows. Unread rows are kept in memory, at most 4 GiB; beyond this
+        the request ends with OverloadedError. Closing the iterator early cancels the request.
         """
         native = self._open()
         results: queue.SimpleQueue[_engine.Result] = queue.SimpleQueue()
@@ -260,7 +262,7 @@ class Engine:
             while True:
                 result = results.get()
                 if chunk_of(result).finish_reason == "cancelled":
-                    raise EngineClosedError("the engine was closed while it computed a prompt's logits")
+                    raise EngineClosedError("the engine was closed while it computed the logits of a prompt")
                 rows = result.prompt_logits
                 if len(rows):
                     yield result.first_logits, rows
@@ -270,36 +272,36 @@ class Engine:
             native.cancel(handle)
 
     def end_session(self, session_id: str) -> bool:
-        """Forgets a session; False when there is none. A request of it that runs goes on without one."""
+        """Delete a session; returns False if it does not exist. A running request of it continues without a session."""
         return self._open().end_session(session_id)
 
     def sessions(self) -> list[_engine.SessionInfo]:
-        """The sessions that are kept, by name."""
+        """Return the stored sessions, by name."""
         return self._open().sessions()
 
     def stop(self, request_id: str) -> bool:
-        """Ends every request with this id; of a session, what was generated of the turn stays in the history."""
+        """End every request with this id. In a session, the generated part of the turn stays in the history."""
         return self._open().stop_id(request_id)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancels every request with this id; False when there is none."""
+        """Cancel every request with this id; returns False if there is none."""
         return self._open().cancel_id(request_id)
 
     def stats(self) -> _engine.EngineStats:
-        """Counters and gauges of this moment."""
+        """Return the current counters and gauges."""
         return self._open().stats()
 
     def kernel_report(self) -> list[str]:
-        """Which kernels the device's operations go to, a line each, with the GEMMs that cuBLASLt has rejected since
-        the start; info.kernel_report is the same as it was then. Empty on the CPU, which has no choice."""
+        """Return the kernels that the device's operations use, one per line, with the GEMMs that cuBLASLt has rejected
+        since the start. info.kernel_report is the report of the start. Empty on the CPU, which has no choice."""
         return self._open().kernel_report()
 
     def check_integrity(self) -> None:
-        """Runs the engine's own checks of its state; InternalError says what is broken."""
+        """Check the engine's internal state; raises InternalError with the problem."""
         self._open().check_integrity()
 
     def close(self, timeout: float = 0) -> None:
-        """Takes no new request, lets running ones finish for at most `timeout` seconds, cancels the rest, frees the
+        """Accept no new requests, wait at most `timeout` seconds for running ones, cancel the rest, and free the
         model."""
         milliseconds = _milliseconds(timeout) if timeout else 0
         native, self._native = self._native, None
@@ -368,11 +370,11 @@ class Engine:
         _check_text("request_id", request_id)
         _check_text("cache_salt", cache_salt)
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-            raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be an integer of 32 bits")
+            raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be a 32-bit integer")
         if guide is not None:
             if not isinstance(guide, Guide):
                 raise TypeError(
-                    f"guide = {guide!r} is not valid: it is made by Guide.regex, Guide.json_schema or the like"
+                    f"guide = {guide!r} is not valid: use Guide.regex, Guide.json_schema or another method of Guide"
                 )
             _check_text("guide", guide.text)
         params = self._native_sampling(sampling)
@@ -396,7 +398,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Session:
-    """What a request asks of a session; id empty: nothing."""
+    """The session fields of a request. An empty id means no session."""
 
     id: str
     begins: bool
@@ -418,12 +420,12 @@ def _check_text(name: str, value: object) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequestError(f"{name} = {value!r} is not valid: it must have no lone surrogate") from None
+        raise InvalidRequestError(f"{name} = {value!r} is not valid: it must not contain a lone surrogate") from None
 
 
 def _milliseconds(timeout: float) -> int:
     if not 0 < timeout <= 1e6:
-        raise InvalidRequestError(f"timeout = {timeout} is out of range: it must be seconds, more than 0, at most 1e6")
+        raise InvalidRequestError(f"timeout = {timeout} is out of range: it must be in seconds, > 0 and <= 1e6")
     return max(1, round(1000 * timeout))
 
 

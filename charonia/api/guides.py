@@ -1,4 +1,4 @@
-"""Structured output: what the text of an answer has to be."""
+"""Structured output: the required format of a response."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GuideType = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_
 
 @dataclass(frozen=True)
 class Guide:
-    """What the text has to be; docs/structured_output.md says what is supported. Made by one of the functions below.
+    """The required format of a text; see docs/structured_output.md. Use the class methods to create one.
 
         engine.generate("A pet, as JSON:", guide=Guide.json_schema({"type": "object", "properties": ...}))
 
-    What is wrong with a guide is an InvalidRequestError of the request.
+    A request with an invalid guide raises InvalidRequestError.
     """
 
     type: GuideType
@@ -26,32 +26,33 @@ class Guide:
 
     @classmethod
     def json(cls) -> Guide:
-        """Any JSON object."""
+        """Require any JSON object."""
         return cls("json")
 
     @classmethod
     def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Guide:
-        """A JSON value that is valid under the schema, which is a mapping or its JSON text."""
+        """Require a JSON value that is valid under the schema, a mapping or its JSON text."""
         return cls("json_schema", schema if isinstance(schema, str) else _json("json_schema", schema))
 
     @classmethod
     def regex(cls, expression: str) -> Guide:
-        """A text that the regular expression matches from its beginning to its end."""
+        """Require a text that the regular expression matches completely."""
         return cls("regex", expression)
 
     @classmethod
-    def grammar(cls, ebnf: str) -> Guide:
-        """A text of a grammar in EBNF, from its rule `root`."""
-        return cls("ebnf_grammar", ebnf)
+    def grammar(cls, text: str) -> Guide:
+        """A text of a grammar in Lark, from its rule `start`; a server takes EBNF too, from its rule `root`."""
+        return cls("ebnf_grammar", text)
 
     @classmethod
     def structural_tag(cls, tag: str | Mapping[str, Any]) -> Guide:
-        """Tagged parts in free text, as xgrammar's structural tags describe them."""
+        """Tagged parts in free text, as xgrammar's structural tags describe them. A server takes it, and not an Engine
+        in this process."""
         return cls("structural_tag", tag if isinstance(tag, str) else _json("structural_tag", tag))
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Guide:
-        """One of the texts."""
+        """Require a text from this list."""
         return cls("choice", _json("choice", _texts(texts)))
 
 

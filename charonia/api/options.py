@@ -1,4 +1,4 @@
-"""Command-line options out of the engine's configuration table, so that each key is defined once."""
+"""Creates command-line options from the engine's configuration table, so that each key is defined once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SHORT = {"tensor_para_size": "--tp"}
 
 
 def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds an option for every inference parameter to a command, which gets those that were given as `settings`.
+    """Add an option for every inference parameter to a command. The command receives the given ones as `settings`.
 
-    environment: CHARONIA_<KEY> counts as given.
+    environment: whether CHARONIA_<KEY> counts as given.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,7 +32,7 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
             command(**given, settings={key: value for key, value in values.items() if value is not None})
 
         parameters = [parameter for parameter in own if parameter.name != "settings"] + added
-        # Keyword-only, because the order of defaults does not matter then.
+        # Keyword-only, so that the order of parameters with and without defaults does not matter.
         parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
         signature: Any = run
         signature.__signature__ = inspect.Signature(parameters)
@@ -44,7 +44,7 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
 
 def _parameter(entry: _engine.ConfigField, environment: bool) -> inspect.Parameter:
     flag = "--" + entry.key.replace("_", "-")
-    # Typer takes strings for names of variables only: the table's ranges are checked by the engine.
+    # Without Typer's range checks: the engine checks ranges.
     option = typer.Option(
         *([f"{flag}/--no-{flag[2:]}"] if entry.kind == "bool" else [flag]),
         *([_SHORT[entry.key]] if entry.key in _SHORT else []),

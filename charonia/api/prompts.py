@@ -1,4 +1,4 @@
-"""From what a caller passes to token ids: texts, token ids and chats; and sampling parameters to the engine's."""
+"""Converts prompts (texts, token ids and chats) to token ids, and sampling parameters to the engine's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Prompt = str | Sequence[int] | Messages
 
 
 def split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list: a text, a list of ints and a list of messages are one prompt each."""
+    """Return a list of prompts. A text, a list of ints and a list of messages are each one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
@@ -32,29 +32,29 @@ def split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def encode(
     tokenizer: Callable[[], Any], prompt: Prompt, *, interactive: bool = False, limit: int | None = None
 ) -> Encoded:
-    """A prompt as prompt_ids.py has it; token ids as they are. interactive: with what the prompt adds to a session.
-    limit: the context's length, beyond which a text is not tokenized to its end.
+    """Encode a prompt with prompt_ids.py. Token ids are unchanged. interactive: whether to compute continuation_ids for
+    a session. limit: the length of the context; a much longer text is not tokenized completely.
 
-    tokenizer: called only where one is needed; returns the Hugging Face tokenizer.
+    tokenizer: returns the Hugging Face tokenizer; called only if it is needed.
     """
     with _refused():
         if isinstance(prompt, str):
             return encode_text(tokenizer(), "prompt", prompt, interactive=interactive, limit=limit)
         if not isinstance(prompt, Sequence):
-            raise InvalidRequestError(f"{prompt!r} is no prompt; expected a text, token ids or chat messages")
+            raise InvalidRequestError(f"{prompt!r} is not a prompt; expected a text, token ids or chat messages")
         if prompt and isinstance(prompt[0], Mapping):
             return encode_chat(tokenizer(), prompt, interactive=interactive, limit=limit)
     for position, token in enumerate(prompt):
-        # NumPy's integers too. Whether an id is in the vocabulary, the engine checks, which has 32 bits for it.
+        # Also accepts NumPy integers. The engine, which uses 32 bits, checks whether the id is in the vocabulary.
         if not isinstance(token, Integral) or not -(2**31) <= int(token) < 2**31:
-            raise InvalidRequestError(f"prompt[{position}] is {token!r}, which is no token id")
+            raise InvalidRequestError(f"prompt[{position}] is {token!r}, which is not a token id")
     token_ids = [int(token) for token in cast("Sequence[int]", prompt)]
     return Encoded(token_ids, continuation_ids=token_ids if interactive else [])
 
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """A PromptError is an InvalidRequestError here."""
+    """Convert PromptError to InvalidRequestError."""
     try:
         yield
     except PromptError as error:
@@ -84,9 +84,9 @@ def _listed(name: str, value: Any) -> list[Any]:
 def native_sampling(
     tokenizer: Callable[[], Any], sampling: SamplingParams, defaults: _engine.SamplingParams
 ) -> _engine.SamplingParams:
-    """Writes the fields that are set into `defaults`, EngineInfo.default_sampling, and returns it.
+    """Write the fields that are set into `defaults`, a copy of EngineInfo.default_sampling, and return it.
 
-    Raises InvalidRequestError for a value of a wrong type; the engine checks ranges on submission.
+    Raises InvalidRequestError for a value of a wrong type. The engine checks ranges when the request is submitted.
     """
     stop = sampling.stop
     if not isinstance(sampling.logit_bias, Mapping):

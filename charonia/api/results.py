@@ -1,4 +1,4 @@
-"""What goes into a generation and what comes out: sampling parameters, streamed chunks and whole outputs."""
+"""Inputs and outputs of a generation: sampling parameters, streamed chunks and complete outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from charonia.api.sampling_fields import SamplingFields
 
-# A chat: messages as OpenAI has them, {"role": ..., "content": ...}.
+# A chat: messages in OpenAI's format, {"role": ..., "content": ...}.
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -16,15 +16,15 @@ Messages = Sequence[Mapping[str, Any]]
 class SamplingParams(SamplingFields):
     """How tokens are chosen; definitions/sampling_parameters.toml defines the fields.
 
-    Fields that are None have the model's defaults, `Engine.info.default_sampling`. They come from
-    generation_config.json unless the setting generation_config is none. The same request with the same `seed` gives the
-    same tokens, whatever else runs.
+    Fields that are None use the model's defaults, `Engine.info.default_sampling`. These come from
+    generation_config.json unless the setting generation_config is none. Equal requests with the same `seed` give the
+    same tokens, whatever other requests run.
     """
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds since the request was submitted; queue_ms: to its first scheduled token."""
+    """Milliseconds since the request was submitted. queue_ms: until its first token was scheduled."""
 
     queue_ms: float
     first_token_ms: float
@@ -33,12 +33,12 @@ class Timings:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is new in a stream. Joined texts are the whole text, byte for byte.
+    """The new part of a stream. The joined texts are exactly the complete text.
 
-    The last one has a finish_reason: stop | length | cancelled; before it is None. logprobs[i] belongs to token_ids[i];
-    top_logprobs[i] are the most likely tokens at that place, in that order, as (id, logprob). Of a request with n > 1
-    the chunks of all its sequences come in one stream, and `index` tells them apart. prompt_logprobs[i] belongs to
-    token i + 1 of the prompt; they come with the first chunk of sequence 0.
+    The last chunk has a finish_reason: stop | length | cancelled; in earlier ones it is None. logprobs[i] belongs to
+    token_ids[i]; top_logprobs[i] are the most likely tokens at this position, in order, as (id, logprob). With n > 1
+    the stream contains the chunks of all sequences; `index` is the number of the sequence. prompt_logprobs[i] belongs
+    to token i + 1 of the prompt; they are in the first chunk of sequence 0.
     """
 
     text: str
@@ -51,16 +51,16 @@ class Chunk:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     index: int = 0
-    cumulative_logprob: float = 0.0  # of its tokens so far, where logprobs or best_of were asked for
+    cumulative_logprob: float = 0.0  # of all tokens so far, if logprobs or best_of were requested
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    num_session_tokens: int = 0  # of num_input_tokens: the session's history before the prompt
+    num_session_tokens: int = 0  # part of num_input_tokens: the session's history before the prompt
 
 
 @dataclass(frozen=True)
 class Output:
-    """A whole sequence; fields as in Chunk. token_ids include the end token. prompt_token_ids: as sent, without what a
-    session put before them."""
+    """A complete sequence; for the fields see Chunk. token_ids include the end token. prompt_token_ids do not include a
+    session's history."""
 
     prompt_token_ids: list[int]
     text: str
@@ -73,7 +73,7 @@ class Output:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     index: int = 0
-    cumulative_logprob: float = 0.0  # of its tokens so far, where logprobs or best_of were asked for
+    cumulative_logprob: float = 0.0  # of all tokens, if logprobs or best_of were requested
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    num_session_tokens: int = 0  # of num_input_tokens: the session's history before the prompt
+    num_session_tokens: int = 0  # part of num_input_tokens: the session's history before the prompt

@@ -1,5 +1,5 @@
 # Generated from definitions/sampling_parameters.toml by `make generate`; do not edit.
-"""The fields of charonia.SamplingParams, and how they reach the engine."""
+"""The fields of charonia.SamplingParams, and how they are passed to the engine."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SamplingFields:
-    """Names and meaning are OpenAI's where OpenAI has them; ranges are checked by the engine."""
+    """Names and meanings are OpenAI's if OpenAI has the parameter. The engine checks ranges."""
 
     # longest completion in tokens; unset: until session_len is reached; >= 1
     max_tokens: int | None = None
-    # end ids and stop words do not end the sequence before; >= 0
+    # minimum output tokens; before that, end ids and stop words do not end the sequence; >= 0
     min_tokens: int = 0
     # 0 is greedy; >= 0; unset: the model's default, else 1
     temperature: float | None = None
-    # sample from the k tokens of highest probability; >= 0 (0: all tokens); unset: the model's default, else 0
+    # sample from the k most probable tokens; >= 0 (0: all tokens); unset: the model's default, else 0
     top_k: int | None = None
     # sample from the fewest tokens whose probabilities add up to it; in (0, 1]; unset: the model's default, else 1
     top_p: float | None = None
-    # minimum probability, relative to that of the most probable token; in [0, 1]; unset: the model's default, else 0
+    # minimum probability, relative to the most probable token; in [0, 1]; unset: the model's default, else 0
     min_p: float | None = None
-    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]; unset: the
-    # model's default, else 1
+    # for tokens of prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100];
+    # unset: the model's default, else 1
     repetition_penalty: float | None = None
     # subtracted from the logits of tokens that are in the output; in [-2, 2]
     presence_penalty: float = 0.0
-    # subtracted from the logits of tokens for each time that they are in the output; in [-2, 2]
+    # subtracted from the logits of tokens for each occurrence in the output; in [-2, 2]
     frequency_penalty: float = 0.0
-    # the same request with the same seed has the same tokens; unset: a fresh one for each request
+    # equal requests with the same seed give the same tokens; unset: a new seed for each request
     seed: int | None = None
     # texts that end the sequence and are not output; matched as UTF-8 within and across tokens; at most 64 of 1 to 1024
     # bytes
@@ -39,23 +39,23 @@ class SamplingFields:
     end_ids: Sequence[int] = ()
     # end ids do not end the sequence
     ignore_eos: bool = False
-    # token sequences that are never completed; of a text, those that the tokenizer makes of it
+    # token sequences that are never completed; for a text, the sequences that the tokenizer makes of it
     bad_words: Sequence[str | Sequence[int]] = ()
-    # added to the logits, by token id; of a token named twice, the sum; in [-100, 100]
+    # added to the logits, by token id; for a repeated token, the sum; in [-100, 100]
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
     logprobs: int | None = None
-    # log probabilities of the tokens of the prompt from the second on, and of this many top tokens; unset: none;
+    # log probabilities of the prompt's tokens from the second one on, and of this many top tokens; unset: none;
     # in [0, 20]
     prompt_logprobs: int | None = None
     # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
     n: int = 1
-    # sequences to sample, n at least; the n of largest mean log probability per token are returned, best first. More
-    # than n: only without streaming; in [1, 128]
+    # sequences to sample, at least n; the n sequences with the largest mean log probability per token are returned,
+    # best first. More than n: only without streaming; in [1, 128]
     best_of: int | None = None
 
 
-# Fields that are one value, which the engine takes as it is. True: None leaves it unset.
+# Fields with one value, passed to the engine unchanged. True: None leaves the field unset.
 VALUES: dict[str, bool] = {
     "max_tokens": True,
     "min_tokens": False,
@@ -74,7 +74,7 @@ VALUES: dict[str, bool] = {
     "best_of": True,
 }
 
-# What a value of a wrong type is told, by the engine's name of the field.
+# The expected values in the error for a wrong type, by the engine's field name.
 EXPECTED: dict[str, str] = {
     "max_tokens": "expected a whole number or None",
     "min_tokens": "expected a whole number",

@@ -1,5 +1,5 @@
-"""Streams of a running request, for threads and for asyncio. Leaving one early, in whatever way, cancels it; `stop`
-ends it too, but of a session what was generated stays in the history."""
+"""Streams of a running request, for threads and for asyncio. Leaving a stream early cancels its request. `stop` also
+ends it, but keeps the generated part of a session's turn in the history."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from charonia import _engine, errors
 from charonia.api.results import Chunk, Timings
 from charonia.errors import EngineClosedError
 
-# Submits with a callback and returns the request's handle.
+# Submits a request with a callback, and returns its handle.
 Submit = Callable[[Callable[[_engine.Result], None]], int]
 
 
 def chunk_of(result: _engine.Result) -> Chunk:
-    """Raises the error of a request that failed: DeadlineExceededError, OverloadedError,
-    PendingError, UnsupportedError, EngineClosedError or InternalError."""
+    """Raises the error of a request that failed: DeadlineExceededError, OverloadedError, EngineClosedError or
+    InternalError."""
     if result.finish_reason == "error":
         raise getattr(errors, result.error_class)(result.error)
     return Chunk(
@@ -51,7 +51,7 @@ class _Handle:
         self.done = False
 
     def take(self, result: _engine.Result) -> Chunk:
-        """The chunk. After the last one of every sequence the request is over; an error of one ends all."""
+        """Return the chunk. The request ends after the last chunk of every sequence, or after the first error."""
         if result.finish_reason == "error":
             self._running = 0
             self.cancel()
@@ -75,10 +75,10 @@ class _Handle:
 
 
 class Stream(Iterator[Chunk]):
-    """The chunks of one request. One thread iterates; any thread may call `close`, which cancels and ends it."""
+    """The chunks of one request. One thread iterates. Any thread may call `close`, which cancels the request."""
 
     def __init__(self, engine: _engine.Engine, submit: Submit, owner: object, sequences: int = 1) -> None:
-        """owner: kept alive as long as the stream. sequences: of the request."""
+        """owner: object that stays alive as long as the stream. sequences: number of sequences of the request."""
         self._owner = owner
         self._results: queue.SimpleQueue[_engine.Result] = queue.SimpleQueue()
         self._ended = False
@@ -89,7 +89,7 @@ class Stream(Iterator[Chunk]):
             raise StopIteration
         try:
             result = self._results.get()
-        except BaseException:  # Ctrl-C while waiting
+        except BaseException:  # Ctrl-C while it waits
             self.close()
             raise
         try:
@@ -98,11 +98,11 @@ class Stream(Iterator[Chunk]):
             self._ended = self._request.over
 
     def close(self) -> None:
-        """Cancels the request if it still runs. A thread that iterates sees finish_reason `cancelled`."""
+        """Cancel the request if it is running. The iterating thread gets finish_reason `cancelled`."""
         self._request.cancel()
 
     def stop(self) -> None:
-        """Ends the request as `close` does; but of a session, what was generated of the turn stays in the history."""
+        """End the request like `close`, but keep the generated part of a session's turn in the history."""
         self._request.stop()
 
     def __enter__(self) -> Stream:
@@ -119,10 +119,10 @@ class Stream(Iterator[Chunk]):
 
 
 class AsyncStream(AsyncIterator[Chunk]):
-    """The chunks of one request on the event loop that made it. A cancelled task or a dropped stream cancels it."""
+    """The chunks of one request on the current event loop. Cancelling the task or deleting the stream cancels it."""
 
     def __init__(self, engine: _engine.Engine, submit: Submit, owner: object, sequences: int = 1) -> None:
-        """owner: kept alive as long as the stream. sequences: of the request."""
+        """owner: object that stays alive as long as the stream. sequences: number of sequences of the request."""
         self._owner = owner
         loop = asyncio.get_running_loop()
         results: asyncio.Queue[_engine.Result] = asyncio.Queue()
@@ -130,12 +130,12 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._results = results
         self._ended = False
 
-        # Refers to the queue alone, so that dropping the stream ends the request.
+        # Refers to the queue only, so that the stream can be deleted, which cancels the request.
         def deliver(result: _engine.Result) -> None:
             if not abandoned.is_set():
                 try:
                     loop.call_soon_threadsafe(results.put_nowait, result)
-                except RuntimeError:  # the loop is closed: nobody listens any more
+                except RuntimeError:  # the loop is closed
                     abandoned.set()
 
         self._request = _Handle(engine, submit(deliver), sequences)
@@ -157,11 +157,11 @@ class AsyncStream(AsyncIterator[Chunk]):
             self._ended = self._request.over
 
     def stop(self) -> None:
-        """Ends the request; of a session, what was generated of the turn stays in the history."""
+        """End the request, and keep the generated part of a session's turn in the history."""
         self._request.stop()
 
     async def aclose(self) -> None:
-        """Cancels the request if it still runs."""
+        """Cancel the request if it is running."""
         self._request.cancel()
 
     async def __aenter__(self) -> AsyncStream:
@@ -178,7 +178,7 @@ class AsyncStream(AsyncIterator[Chunk]):
 
 
 class Gathering:
-    """Many requests at once, each sequence of which is answered with one result. For one thread."""
+    """A set of running requests with one result per sequence. Used by one thread."""
 
     def __init__(self, engine: _engine.Engine) -> None:
         self._engine = engine
@@ -190,7 +190,7 @@ class Gathering:
         return len(self._running)
 
     def submit(self, index: int, submit: Submit, sequences: int = 1) -> None:
-        """Submits request number `index`."""
+        """Submit request number `index`."""
         results = self._results
 
         def deliver(result: Any) -> None:
@@ -199,7 +199,7 @@ class Gathering:
         self._running[index] = _Handle(self._engine, submit(deliver), sequences)
 
     def wait(self) -> tuple[int, list[Chunk]]:
-        """The next request that finishes: its number and the results of its sequences, in their order."""
+        """Wait for a request to finish; returns its number and the results of its sequences, in order."""
         if not self._running:
             raise EngineClosedError("no request is running")
         while True:
@@ -212,6 +212,6 @@ class Gathering:
                 return index, sorted(self._chunks.pop(index), key=lambda chunk: chunk.index)
 
     def cancel(self) -> None:
-        """Cancels what still runs."""
+        """Cancel all running requests."""
         for handle in self._running.values():
             handle.cancel()

@@ -33,7 +33,7 @@ JsonOption = Annotated[
 
 
 class TargetKind(str, Enum):
-    """What is measured."""
+    """The target of requests."""
 
     in_process = "in-process"
     triton = "triton"
@@ -41,7 +41,7 @@ class TargetKind(str, Enum):
 
 
 class DeviceKind(str, Enum):
-    """Where kernels run."""
+    """The device that runs kernels."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -68,7 +68,7 @@ def static(
     verbose: Annotated[bool, typer.Option("--verbose", help="Also print which kernels a GPU chose.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Batches of equal length in this process, compared with the device's limits measured in the same run."""
+    """Measure batches of equal length in this process, compared with the device's limits in the same run."""
     from charonia.bench.records import write
     from charonia.bench.static import print_report, run_static
 
@@ -84,33 +84,35 @@ def static(
 @app.command()
 @with_engine_options(environment=True)
 def serving(
-    model: Annotated[str, typer.Argument(help="The model: a workspace, folder or hub id; its tokenizer for a trace.")],
-    target: Annotated[TargetKind, typer.Option(help="Where requests are sent.")] = TargetKind.in_process,
+    model: Annotated[
+        str, typer.Argument(help="The model: a workspace, folder or hub id; a trace needs its tokenizer.")
+    ],
+    target: Annotated[TargetKind, typer.Option(help="Target of the requests.")] = TargetKind.in_process,
     url: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of Triton's gRPC, or the gateway's URL [those of charonia serve on this machine]."
+            help="HOST:PORT of Triton's gRPC, or the gateway's URL [default: charonia serve on this machine]."
         ),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="For a gateway with keys.")
+        str | None, typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="API key of the gateway.")
     ] = None,
     tls_ca: Annotated[
-        Path | None, typer.Option(help="PEM file: the authorities of the gateway's certificate [the public ones].")
+        Path | None, typer.Option(help="PEM file: the authorities of the gateway's certificate [public ones].")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A CSV of TIMESTAMP, ContextTokens, GeneratedTokens.")] = None,
-    num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent.")] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens for each prompt of a file.")] = 128,
+    num_requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt in a file.")] = 128,
     request_rate: Annotated[
         float | None, typer.Option(min=0.001, help="Requests per second, Poisson arrivals.")
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests at once [8, without a rate and a trace].")
     ] = None,
-    speed: Annotated[float, typer.Option(min=0.001, help="How many times faster than recorded a trace arrives.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=0.001, help="Speed-up of the arrival times in a trace.")] = 1.0,
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the measurement.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of arrivals and random prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and random prompts.")] = 0,
     dtype: DtypeOption = "auto",
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
@@ -125,7 +127,7 @@ def serving(
     if (prompts is None) == (trace is None):
         raise InvalidRequestError("name either --prompts FILE or --trace FILE")
     if request_rate is not None and concurrency is not None:
-        raise InvalidRequestError("--request-rate and --concurrency exclude each other")
+        raise InvalidRequestError("--request-rate and --concurrency cannot be combined")
     with ExitStack() as stack:
         opened, engine = _open(stack, target, url, model, dtype, settings or {}, api_key, tls_ca)
         if prompts is not None:
@@ -173,7 +175,7 @@ def _open(
 
 
 def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:
-    """Return the tokenizer and the longest sequence of a model, which may be served by another process."""
+    """Return the tokenizer and the longest sequence of a model. Another process may serve the model."""
     if engine is not None:
         return engine.tokenizer, engine.info.session_len
     from charonia import _engine
@@ -196,15 +198,15 @@ def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:
 @with_engine_options(environment=True)
 def compare(
     model: ModelArgument,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line; else random words.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line [random words].")] = None,
     concurrency: Annotated[list[int] | None, typer.Option(help="Requests at once; may be repeated [1, 8, 32].")] = None,
-    requests_per_client: Annotated[int, typer.Option(min=1, help="Requests that each client sends.")] = 3,
+    requests_per_client: Annotated[int, typer.Option(min=1, help="Requests of each client.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that everything is repeated; medians are printed.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything; medians are printed.")] = 1,
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """The same requests in this process, through Triton and through the gateway, one after the other."""
+    """Measure the same requests in this process, through Triton and through the gateway, one after the other."""
     from charonia.bench import workload
     from charonia.bench.compare import compare_records, run_compare
 
@@ -225,39 +227,21 @@ def compare(
 @with_engine_options(environment=True)
 def guides(
     model: ModelArgument,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once, each with a schema of its own.")] = 8,
-    output_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="With and without, in turns; medians are printed.")] = 9,
-    at_most: Annotated[
-        float | None, typer.Option(help="Percent that a step with guides may take longer; exit code 1 beyond.")
-    ] = None,
-    jumps: Annotated[
-        bool,
-        typer.Option("--off-and-on", help="Instead: the same schemas with jump_forward off and on, on two engines."),
-    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once, besides one alone.")] = 8,
+    output_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="With and without, in turns; medians are printed.")] = 5,
     dtype: DtypeOption = "auto",
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """What structured output costs: decode steps with a JSON schema for each sequence, and without any. Or what
-    jump_forward saves."""
+    """The cost of structured output: first token, decode steps and token masks with JSON schemas, and without any. Exit
+    code 1 if a figure misses its goal."""
     from charonia.api.engine import Engine
-    from charonia.bench.guides import measure_guides, measure_jump_forward
+    from charonia.bench.guides import measure_guides
 
     chosen = {**MEASURED, "stream_interval_ms": 0, **(settings or {})}
-    if jumps and at_most is not None:
-        raise InvalidRequestError("--at-most is of steps with and without guides: leave it out beside --off-and-on")
-    with ExitStack() as stack:
-
-        def engine(**more: Any) -> Engine:
-            made = Engine.from_pretrained(model, dtype=dtype, show_progress=True, **{**chosen, **more})
-            return stack.enter_context(made)
-
-        if jumps:
-            engines = {on: engine(jump_forward=on) for on in (False, True)}
-            records = measure_jump_forward(engines, batch=batch_size, tokens=output_tokens, rounds=rounds)
-        else:
-            records = measure_guides(engine(), batch=batch_size, tokens=output_tokens, rounds=rounds, at_most=at_most)
+    with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
+        records = measure_guides(engine, batch=batch_size, tokens=output_tokens, rounds=rounds)
     _show(json_file, {"model": model, **chosen}, records)
     if any(record.met is False for record in records):
         raise typer.Exit(1)
@@ -265,23 +249,25 @@ def guides(
 
 @app.command()
 def kernels(
-    device: Annotated[DeviceKind, typer.Option(help="Where the kernels run.")] = DeviceKind.cpu,
-    shape: Annotated[str | None, typer.Option(help="As of make-model [m05; on a GPU llama3-8b].")] = None,
+    device: Annotated[DeviceKind, typer.Option(help="Device of the kernels.")] = DeviceKind.cpu,
+    shape: Annotated[str | None, typer.Option(help="Model shape, see make-model [m05; on a GPU llama3-8b].")] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format", help="bf16, w4a16, mxfp4, w8a16, w8a8, fp8; may be repeated [all that fit the shape]."
         ),
     ] = None,
-    rows: Annotated[list[int] | None, typer.Option(min=1, help="Of a GEMM; may be repeated [1, 8, 64, 512].")] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 64, 512].")
+    ] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, help="Positions; may be repeated [1024, 8192].")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a decode [4; on a GPU 64].")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Of the CPU; 0: all processors.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all processors.")] = 0,
     reproducible: Annotated[bool, typer.Option("--reproducible", help="With the setting reproducible.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured; medians are printed.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; medians are printed.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
-    """Single operations: GEMMs with weights of each format, and attention with a KV cache of 16, 8 and 4 bits."""
+    """Measure single operations: GEMMs with weights in each format, and attention with KV caches of 16, 8, 4 bits."""
     from charonia.bench.kernels import FORMATS, measure_kernels
     from charonia.bench.random_model import parse_shape
 
@@ -302,25 +288,27 @@ def kernels(
 
 @app.command()
 def peers(
-    shape: Annotated[str, typer.Option(help="As of make-model.")] = "m05",
-    bits: Annotated[int, typer.Option(help="Of the weights: 16, 8 or 4.")] = 16,
+    shape: Annotated[str, typer.Option(help="Model shape, see make-model.")] = "m05",
+    bits: Annotated[int, typer.Option(help="Bits of the weights: 16, 8 or 4.")] = 16,
     prompt: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of a prefill; may be repeated [512].")] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Of a decode; may be repeated [1, 8].")] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each sequence of a decode.")] = 128,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="Only this one: llama_cpp, openvino, ...; may be repeated.")
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Sequences of a decode; may be repeated [1, 8].")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of each engine [all processors].")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that everything is repeated; medians are printed.")] = 3,
-    no_install: Annotated[bool, typer.Option("--no-install", help="Measure only what is installed.")] = False,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each decoded sequence.")] = 128,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="Only this peer: llama_cpp, openvino, ...; may be repeated.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each engine [all processors].")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything; medians are printed.")] = 3,
+    no_install: Annotated[bool, typer.Option("--no-install", help="Measure only installed peers.")] = False,
     folder: Annotated[
-        Path, typer.Option(help="For the environments and models.", file_okay=False, show_default=True)
+        Path, typer.Option(help="Folder for environments and models.", file_okay=False, show_default=True)
     ] = Path("build/peers"),
     json_file: JsonOption = None,
 ) -> None:
-    """Charonia beside llama.cpp, OpenVINO, CTranslate2 and transformers on the CPU, with a random model.
+    """Compare Charonia with llama.cpp, OpenVINO, CTranslate2 and transformers on the CPU, with a random model.
 
-    The first run installs the peers from PyPI, each into an environment of its own, and makes the models.
+    The first run installs the peers from PyPI, each into its own environment, and creates the models.
     """
     from charonia.bench.peers import peer_records, run_peers
 
@@ -353,7 +341,7 @@ def make_model(
         str,
         typer.Option(help="Quantised weights of the layers: w4a16, w4a16-zeros, w8a16, w8a8, fp8 or mxfp4."),
     ] = "",
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Repeat one random block: seconds instead of minutes for a large model.")
     ] = False,

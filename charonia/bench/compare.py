@@ -116,7 +116,7 @@ def run_compare(
             measure("gateway", functools.partial(gateway, url))
 
     for number in range(rounds):
-        # The order alternates, so a machine whose speed drifts favours neither.
+        # The order alternates, so that a machine whose speed drifts favours no target.
         for part in (in_this_process, served) if number % 2 == 0 else (served, in_this_process):
             part()
     return results

@@ -14,7 +14,7 @@ from charonia.bench.records import Record
 
 @dataclass
 class Trace:
-    """One request as its client saw it; times in seconds on one clock. arrivals: of each response with content."""
+    """One request as its client saw it. Times are in seconds on one clock. arrivals: of each response with content."""
 
     began: float
     arrivals: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Figures:
         )
 
     def errors_text(self) -> str:
-        """The errors, each with its count."""
+        """Return the errors, each with its count."""
         return "; ".join(f"{count} x {text}" for text, count in self.error_counts.items())
 
     @property

@@ -1,220 +1,130 @@
-"""What structured output costs a decode step: a batch of sequences with as many different schemas, and without any. And
-what the setting jump_forward saves under the same schemas."""
+"""The cost of structured output: until the first token, for a decode step, and for one mask."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
+import llguidance
+import llguidance.numpy
 import numpy as np
 
+from charonia import _engine
 from charonia.api.engine import Engine
 from charonia.api.guides import Guide
 from charonia.api.results import Output, SamplingParams
 from charonia.bench.records import Record
 from charonia.errors import InvalidRequestError, ModelError
 
-_TEXT = {"type": "string", "maxLength": 24}
-_PLACE = {"type": "object", "properties": {"lat": {"type": "number"}, "lon": {"type": "number"}}}
+# The goal for each figure.
+_LATER_MS = 20.0
+_SLOWER_PERCENT = 3.0
+_MASK_MS, _MASK_P99_MS = 1.0, 5.0
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _strings(count: int, **limits: int) -> dict[str, Any]:
+    properties = {f"text_{index}": {"type": "string", **limits} for index in range(count)}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-# What items of the lists look like that sequences write.
-ITEMS: tuple[dict[str, Any], ...] = (
-    _object(
-        name=_TEXT,
-        age={"type": "integer", "minimum": 0, "maximum": 150},
-        email={"type": "string", "format": "email"},
-    ),
-    _object(
-        tool={"enum": ["get_weather", "search_files", "send_message"]},
-        arguments=_object(query=_TEXT, limit={"type": "integer"}),
-    ),
-    _object(
-        id={"type": "string", "format": "uuid"},
-        at={"type": "string", "format": "date-time"},
-        level={"enum": ["info", "warning", "error"]},
-    ),
-    {"anyOf": [_object(kind={"const": "circle"}, r={"type": "number"}), _object(kind={"const": "line"}, to=_PLACE)]},
-    _object(
-        title=_TEXT,
-        tags={"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 5},
-        done={"type": "boolean"},
-    ),
-    {
-        "type": "object",
-        "properties": {f"option_{letter}": {"type": ["integer", "boolean", "null"]} for letter in "abcdefgh"},
-    },
-    _object(
-        sku={"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4,6}$"},
-        price={"type": "number", "minimum": 0, "maximum": 1000},
-        stock=_object(shop=_TEXT, count={"type": "integer", "minimum": 0}),
-    ),
-    {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, _TEXT, {"type": "boolean"}]}},
-)
+SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "a string": _strings(1),
+    "of at most 100 characters": _strings(1, maxLength=100),
+    "of at most 280 characters": _strings(1, maxLength=280),
+    "of at most 4000 characters": _strings(1, maxLength=4000),
+    "six of 10 to 100 characters": _strings(6, minLength=10, maxLength=100),
+}
 
 
-# With jump_forward these are most of what there is: long names, and little between them.
-LONG_NAMES: tuple[dict[str, Any], ...] = (
-    _object(
-        **{
-            name: {"type": "integer", "minimum": 0, "maximum": 999}
-            for name in (
-                "temperature_celsius",
-                "relative_humidity_percent",
-                "wind_speed_kilometres_per_hour",
-                "wind_direction_degrees",
-                "atmospheric_pressure_hectopascal",
-                "visibility_kilometres",
-                "precipitation_millimetres",
-                "cloud_cover_percent",
-            )
-        }
-    ),
-)
-
-
-def schemas(batch: int, tokens: int, items: Sequence[dict[str, Any]] = ITEMS) -> list[dict[str, Any]]:
-    """Different ones, none of whose texts ends within so many tokens."""
-    found = []
-    for index in range(batch):
-        least = tokens + index // len(items)
-        found.append({"type": "array", "items": items[index % len(items)], "minItems": least})
-    return found
-
-
-def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int, at_most: float | None) -> list[Record]:
-    """Random prompts and sampling; every other round begins with the guides. at_most: percent that the steps with
-    guides may take longer. CPU times are the process's, prompts included: they depend little on what else runs."""
+def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int) -> list[Record]:
+    """Measure guided and free sequences alternately: one sequence, and `batch` together. A guided sequence writes a
+    list of objects that does not end within `tokens`. Prompts and sampling are random."""
     if batch < 1 or tokens < 2 or rounds < 1:
         raise InvalidRequestError("the batch and the rounds must be at least 1, the tokens at least 2")
-    generator = np.random.default_rng(0)
-    prompts: list[list[int]] = generator.integers(3, engine.info.vocab_size, (batch, 32)).tolist()
-    guides = [Guide.json_schema(schema) for schema in schemas(batch, tokens)]
-    times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    prompts: list[list[int]] = np.random.default_rng(0).integers(3, engine.info.vocab_size, (batch, 32)).tolist()
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(engine)))
+    found = []
     with ThreadPoolExecutor(batch) as pool:
 
-        def run(guided: bool, seed: int) -> tuple[float, float]:
-            """Milliseconds of a step after the last first token, and of CPU time by the token of a sequence."""
-
+        def run(guide: Guide | None, sequences: int, seed: int) -> list[Output]:
             def one(index: int) -> Output:
-                sampling = SamplingParams(max_tokens=tokens, seed=1000 * seed + index, ignore_eos=not guided)
-                output = engine.generate(prompts[index], sampling, guide=guides[index] if guided else None)[0]
+                sampling = SamplingParams(max_tokens=tokens, seed=1000 * seed + index, ignore_eos=guide is None)
+                output = engine.generate(prompts[index], sampling, guide=guide)[0]
                 if output.num_output_tokens < tokens:
                     raise ModelError(f"a sequence ended after {output.num_output_tokens} of {tokens} tokens")
                 return output
 
-            cpu = time.process_time()
-            timings = [output.timings for output in pool.map(one, range(batch))]
-            begun = max(timing.first_token_ms for timing in timings)
-            cpu = time.process_time() - cpu
-            return (max(timing.total_ms for timing in timings) - begun) / (tokens - 1), 1e3 * cpu / tokens
+            return list(pool.map(one, range(sequences)))
 
-        for guided in (True, False):  # compiles the grammars
-            run(guided, 0)
-        for number in range(rounds):
-            for guided in (False, True)[:: 1 - 2 * (number % 2)]:
-                times[guided].append(run(guided, 1 + number))
-    return _records(times[False], times[True], {"batch": batch, "tokens": tokens}, at_most)
+        engine.generate(prompts[0], SamplingParams(max_tokens=1), guide=Guide.json())  # waits for the vocabulary
+        for name, schema in SCHEMAS.items():
+            lists = {"type": "array", "items": schema, "minItems": tokens}
+            guide = Guide.json_schema(lists)
+            for sequences in sorted({1, batch}):
+                outputs: dict[bool, list[list[Output]]] = {False: [], True: []}
+                for number in range(rounds):
+                    for guided in (False, True)[:: 1 - 2 * (number % 2)]:
+                        outputs[guided].append(run(guide if guided else None, sequences, 1 + number))
+                case = {"schema": name, "sequences": sequences}
+                found += _records(outputs[False], outputs[True], tokens, case)
+                masks = [ms for output in outputs[True][-1] for ms in _masks(tokenizer, lists, output.token_ids)]
+                found += [
+                    Record.of("guides", "mask", "ms", float(np.median(masks)), case=case, asked=_MASK_MS, at_most=True),
+                    Record.of(
+                        "guides", "mask, p99", "ms", float(np.quantile(masks, 0.99)), case=case, asked=_MASK_P99_MS,
+                        at_most=True,
+                    ),
+                ]  # fmt: skip
+    return found
 
 
 def _records(
-    without: Sequence[tuple[float, float]],
-    guided: Sequence[tuple[float, float]],
-    case: dict[str, Any],
-    at_most: float | None,
+    free: Sequence[Sequence[Output]], guided: Sequence[Sequence[Output]], tokens: int, case: dict[str, Any]
 ) -> list[Record]:
-    found = []
-    for place, name in enumerate(("step", "CPU time")):
-        plain, longer = [run[place] for run in without], [run[place] for run in guided]
-        more = [100 * (one / other - 1) for one, other in zip(longer, plain, strict=True)]
-        found += [
-            Record.of("guides", f"{name} without", "ms", plain, case=case),
-            Record.of("guides", f"{name} with", "ms", longer, case=case),
-            Record.of("guides", f"{name}: more", "%", more, case=case, asked=at_most, at_most=True),
-            Record.of("guides", f"{name}: more, best rounds", "%", 100 * (min(longer) / min(plain) - 1), case=case),
-        ]
-    return found
+    def first(outputs: Sequence[Output]) -> float:
+        return max(output.timings.first_token_ms for output in outputs)
 
+    def step(outputs: Sequence[Output]) -> float:
+        return (max(output.timings.total_ms for output in outputs) - first(outputs)) / (tokens - 1)
 
-@dataclass(frozen=True)
-class _Round:
-    """tokens, characters: of all answers, in a second. steps: in which the answers' tokens were made, for each token of
-    one sequence. certain: percent of the tokens that took no step of their own."""
-
-    tokens: float
-    characters: float
-    steps: float
-    certain: float
-
-
-def measure_jump_forward(engines: Mapping[bool, Engine], *, batch: int, tokens: int, rounds: int) -> list[Record]:
-    """Under the same schemas without jump_forward and with it, on the engines [False] and [True]. Every other round
-    begins with it. The model spells a text in other tokens without it, so characters per second are compared too."""
-    if batch < 1 or tokens < 2 or rounds < 1:
-        raise InvalidRequestError("the batch and the rounds must be at least 1, the tokens at least 2")
-    if off := [warning for warning in engines[True].info.warnings if "jump_forward" in warning]:
-        raise InvalidRequestError(off[0])
-    generator = np.random.default_rng(0)
-    prompts: list[list[int]] = generator.integers(3, engines[True].info.vocab_size, (batch, 32)).tolist()
-    found = []
-    with ThreadPoolExecutor(batch) as pool:
-
-        def run(jumps: bool, guides: Sequence[Guide], seed: int) -> _Round:
-            engine = engines[jumps]
-
-            def one(index: int) -> Output:
-                sampling = SamplingParams(max_tokens=tokens, seed=1000 * seed + index)
-                output = engine.generate(prompts[index], sampling, guide=guides[index])[0]
-                if output.num_output_tokens < tokens:
-                    raise ModelError(f"a sequence ended after {output.num_output_tokens} of {tokens} tokens")
-                return output
-
-            before = engine.stats()
-            outputs = list(pool.map(one, range(batch)))
-            now = engine.stats()
-            seconds = max(output.timings.total_ms for output in outputs) / 1e3
-            certain = now.jump_forward_tokens - before.jump_forward_tokens
-            return _Round(
-                batch * tokens / seconds,
-                sum(len(output.text) for output in outputs) / seconds,
-                (now.num_steps - before.num_steps) / tokens,
-                100 * certain / (batch * tokens),
-            )
-
-        for name, items in (("of several kinds", ITEMS), ("long names", LONG_NAMES)):
-            guides = [Guide.json_schema(schema) for schema in schemas(batch, tokens, items)]
-            measured: dict[bool, list[_Round]] = {False: [], True: []}
-            for jumps in (False, True):  # compiles the grammars
-                run(jumps, guides, 0)
-            for number in range(rounds):
-                for jumps in (False, True)[:: 1 - 2 * (number % 2)]:
-                    measured[jumps].append(run(jumps, guides, 1 + number))
-            found += _jump_records(measured[False], measured[True], {"schemas": name, "batch": batch, "tokens": tokens})
-    return found
-
-
-def _jump_records(off: Sequence[_Round], on: Sequence[_Round], case: dict[str, Any]) -> list[Record]:
-    def record(name: str, unit: str, values: Sequence[float]) -> Record:
-        return Record.of("jump_forward", name, unit, values, case=case)
-
-    found = []
-    for name in ("tokens", "characters"):
-        without, taken = [getattr(one, name) for one in off], [getattr(one, name) for one in on]
-        found += [
-            record(f"{name} off", "/s", without),
-            record(f"{name} on", "/s", taken),
-            record(f"{name}: times as many", "", [a / b for a, b in zip(taken, without, strict=True)]),
-        ]
+    later = [first(one) - first(other) for one, other in zip(guided, free, strict=True)]
+    more = [100 * (step(one) / step(other) - 1) for one, other in zip(guided, free, strict=True)]
     return [
-        *found,
-        record("steps by token off", "", [one.steps for one in off]),
-        record("steps by token on", "", [one.steps for one in on]),
-        record("without a step of their own", "%", [one.certain for one in on]),
+        Record.of("guides", "first token later", "ms", later, case=case, asked=_LATER_MS, at_most=True),
+        Record.of("guides", "step", "ms", [step(one) for one in guided], case=case),
+        Record.of("guides", "step longer", "%", more, case=case, asked=_SLOWER_PERCENT, at_most=True),
     ]
+
+
+def _masks(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any], tokens: Sequence[int]) -> list[float]:
+    """Milliseconds of each mask of a response, computed again by the same library."""
+    checked = json.loads(_engine.schema_for_llguidance(json.dumps(schema)))
+    start = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @schema'}  # as in the engine
+    grammar = json.dumps({"grammars": [start, {"name": "schema", "json_schema": checked}]})
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    mask = llguidance.numpy.allocate_token_bitmask(1, tokenizer.vocab_size)
+    times = []
+    for token in tokens:
+        begun = time.perf_counter()
+        llguidance.numpy.fill_next_token_bitmask(matcher, mask, 0)
+        times.append(1e3 * (time.perf_counter() - begun))
+        if not matcher.consume_token(token):
+            raise ModelError(f"token {token} does not follow in the grammar: {matcher.get_error()}")
+    return times
+
+
+class _Tokens:
+    """The vocabulary of an engine, as llguidance reads it."""
+
+    def __init__(self, engine: Engine) -> None:
+        handle = engine._open()
+        self.tokens = [handle.token_bytes(token) for token in range(engine.info.vocab_size)]
+        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
+        self.eos_token_id = engine.info.end_ids[0]
+        self.bos_token_id = None
+
+    def __call__(self, text: str) -> list[int]:
+        raise NotImplementedError("masks need no tokenizer")

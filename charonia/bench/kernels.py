@@ -1,6 +1,6 @@
-"""Times of single operations: GEMMs with the weights of a model in each format, and attention over its KV cache.
+"""Measures single operations: GEMMs with a model's weights in each format, and attention over its KV cache.
 
-The operations run through the engine's own devices, so each GEMM uses the kernel that the engine would choose.
+The operations run on the engine's own devices, so each GEMM uses the kernel that the engine would choose.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from charonia.bench.random_model import Shape
 from charonia.bench.records import Record
 
 FORMATS = ("bf16", "w4a16", "mxfp4", "w8a16", "w8a8", "fp8")
-_STEP_BYTES = {"cpu": 300e6, "cuda": 2e9}  # of a measured step: more than caches hold, and long beside its overhead
+_STEP_BYTES = {"cpu": 300e6, "cuda": 2e9}  # bytes read in a measured step: more than caches hold, and little overhead
 _MOST_LAYERS = 64
 
 

@@ -21,7 +21,7 @@ class Limits:
     gemm_flops: float | None
 
     def better(self, other: Limits) -> Limits:
-        """The larger of two measurements: other load on the machine can only lower them."""
+        """Return the larger value of each measurement, because other load on the machine can only lower them."""
         return Limits(
             max(filter(None, (self.bandwidth, other.bandwidth)), default=None),
             max(filter(None, (self.gemm_flops, other.gemm_flops)), default=None),
@@ -29,8 +29,8 @@ class Limits:
 
 
 def measure_limits(device: str, threads: int = 0) -> Limits:
-    """device: cpu, cuda or null, as in EngineInfo. A GPU is measured with PyTorch; without PyTorch, and for the device
-    null, there are no limits."""
+    """device: cpu, cuda or null, as in EngineInfo. PyTorch measures a GPU. Without PyTorch, and for the device null,
+    there are no limits."""
     if device == "cpu":
         return Limits(_engine.measure_read_bandwidth(threads), None)
     try:
@@ -45,7 +45,7 @@ def measure_limits(device: str, threads: int = 0) -> Limits:
 
 
 def seconds_of(torch: Any, repeats: int, run: Callable[[], Any]) -> list[float]:
-    """Time `repeats` calls on the GPU, after three calls that are not counted. Sorted."""
+    """Measure the time of `repeats` calls on the GPU, after three calls for warm-up. Returns sorted seconds."""
     for _ in range(3):
         run()
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
@@ -66,7 +66,7 @@ def _copy_bandwidth(torch: Any) -> float:
 
 
 def _gemm_flops(torch: Any) -> float:
-    """Random numbers, because a GEMM of zeros draws less power and runs faster."""
+    """Uses random numbers, because a GEMM of zeros draws less power and runs faster."""
     a, b = (torch.randn(_MATRIX, _MATRIX, device="cuda").to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     return float(2.0 * _MATRIX**3 / seconds_of(torch, 11, lambda: torch.mm(a, b, out=out))[5])

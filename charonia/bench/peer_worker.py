@@ -1,10 +1,11 @@
-"""An engine in a process of its own, for peers.py. It runs in the engine's own Python environment.
+"""Runs an engine in a separate process, for peers.py, in the engine's own Python environment.
 
-`run KIND MODEL THREADS LONGEST BATCH OPTION` loads the model and prints a line of JSON about it. Then it answers each
-line {"batch", "prompt", "new"} with {"first_s", "rest_s"}: the seconds until the last sequence's first token, and from
-there until all `new` tokens of all sequences are there. LONGEST: tokens of the longest sequence. BATCH: the largest.
+`run KIND MODEL THREADS LONGEST BATCH OPTION` loads the model and prints a line of JSON about it. It replies to each
+line {"batch", "prompt", "new"} with {"first_s", "rest_s"}: the seconds until all sequences have their first token, and
+the seconds from there until all sequences have all `new` tokens. LONGEST: tokens of the longest sequence. BATCH: the
+largest batch.
 
-`convert KIND SOURCE VARIANT FOLDER` writes a Hugging Face folder in the engine's own format, quantised as VARIANT.
+`convert KIND SOURCE VARIANT FOLDER` converts a Hugging Face folder to the engine's own format, quantised as VARIANT.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.pop(0)  # the folder of this file: its modules are Charonia's
+sys.path.pop(0)  # this file's folder, which contains Charonia's modules
 
 import numpy as np
 
-FIRST_TOKEN = 259  # before it: three special tokens and 256 bytes
+FIRST_TOKEN = 259  # after three special tokens and 256 bytes
 
 
 def run_charonia(path, threads, longest, batch, option):
@@ -49,7 +50,7 @@ def run_transformers(path, threads, longest, batch, option):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
 
     def run(prompts, new):
-        """A loop over the model: generate() does the same and more."""
+        """A simple loop over the model, because generate() does additional work."""
         began = time.perf_counter()
         out = model(input_ids=torch.tensor(prompts), use_cache=True, logits_to_keep=1)
         tokens = out.logits[:, -1].argmax(-1, keepdim=True)
@@ -198,7 +199,7 @@ def convert_llama_cpp(source, variant, folder):
 
 
 def write_gguf(source, file):
-    """Write a random Llama-shaped bf16 model as GGUF, with a tokenizer of its number of tokens."""
+    """Write a random Llama-shaped bf16 model as GGUF, with a tokenizer of the same vocabulary size."""
     import gguf
 
     names = {
@@ -247,7 +248,7 @@ def write_gguf(source, file):
             writer.add_tensor(new, (weight.astype(np.uint32) << 16).view(np.float32))
             continue
         if ".q_proj." in name or ".k_proj." in name:
-            # GGUF's Llama rotates neighbouring elements of a head, Hugging Face's rotates elements i and i + half.
+            # GGUF's Llama rotates adjacent elements of a head, Hugging Face's rotates elements i and i + half.
             rows, cols = weight.shape
             count = heads if ".q_proj." in name else kv_heads
             weight = weight.reshape(count, 2, rows // count // 2, cols).swapaxes(1, 2).reshape(rows, cols)
@@ -273,7 +274,7 @@ def main():
     vocab = info.pop("vocab", 0) or vocabulary_of(Path(path))
     print(json.dumps(info), flush=True)
     generator = np.random.default_rng(0)
-    for line in sys.stdin:  # prompts are random and never the same, so no engine finds them in a cache
+    for line in sys.stdin:  # prompts are random and never repeated, so no engine can use a prefix cache
         asked = json.loads(line)
         prompts = generator.integers(FIRST_TOKEN, vocab, (asked["batch"], asked["prompt"])).tolist()
         first, rest_s = run(prompts, asked["new"])

@@ -1,8 +1,8 @@
 """Compares Charonia on the CPU with llama.cpp, OpenVINO GenAI, CTranslate2 and transformers, on one random model.
 
-Each engine runs in a process of its own (peer_worker.py), and the peers in Python environments of their own, which the
-first run makes. All engines are loaded, and in every round each takes its turn. A peer that cannot be installed or run
-is named with the reason, and the others are measured.
+Each engine runs in its own process (peer_worker.py). The peers have their own Python environments, which the first run
+creates. All engines are loaded, and run one after the other in each round. If a peer cannot be installed or run, the
+reason is printed, and the others are measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from charonia.errors import InvalidRequestError, ModelError
 _WORKER = Path(__file__).with_name("peer_worker.py")
 _MAX_POSITIONS = 65536
 _DECODE_PROMPT = 32  # tokens
-# What pip installs for each kind of engine. llama.cpp is compiled for this processor.
+# Packages that pip installs for each kind of engine. llama.cpp is compiled for this processor.
 _PACKAGES = {
     "charonia": (),
     "transformers": ("torch", "transformers", "accelerate"),
@@ -61,7 +61,7 @@ ENGINES = (
     *(Peer("charonia", bits, name) for bits, name in ((16, ""), (8, "w8a8"), (8, "w8a16"), (8, "fp8"), (4, "w4a16"))),
     *(Peer("llama_cpp", bits, name) for bits, name in ((16, ""), (8, "q8_0"), (4, "q4_0"), (4, "q4_K_M"))),
     Peer("openvino", 16),
-    # The arithmetic that OpenVINO is asked for: each is fast on processors on which the other one is slow.
+    # OpenVINO's inference precision: each one is fast on processors where the other one is slow.
     *(Peer("openvino", bits, f"int{bits}", hint) for bits in (8, 4) for hint in ("bf16", "f32")),
     Peer("transformers", 16),
     Peer("ctranslate2", 8, "int8"),
@@ -88,7 +88,7 @@ class Result:
 
 
 class _Worker:
-    """A process of peer_worker.py. It ends with the `with` block."""
+    """A process of peer_worker.py. It ends when the `with` block ends."""
 
     def __init__(self, python: Path, arguments: Sequence[object], threads: int, log: Path) -> None:
         self._log = log
@@ -124,7 +124,7 @@ class _Worker:
         return found["first_s"], found["rest_s"]
 
     def peak_mb(self) -> float:
-        """The most memory that was resident."""
+        """Return the peak resident memory."""
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
         return next(float(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmHWM:"))
 
@@ -210,7 +210,7 @@ def _measure(worker: _Worker, result: Result, prompts: Sequence[int], batches: S
 
 
 def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], None]) -> tuple[Path, str]:
-    """Return the Python that runs the engine, and a label with the version. Installs the packages if need be."""
+    """Return the Python that runs the engine, and a label with the version. Installs missing packages."""
     packages = _PACKAGES[peer.kind]
     if not packages:
         return Path(sys.executable), peer.name
@@ -224,7 +224,7 @@ def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], N
         _call(
             [python, "-m", "pip", "--quiet", "install", *packages], "pip install failed", env={**os.environ, **_BUILD}
         )
-        if peer.kind == "openvino":  # a dependency that does not fit PyTorch's build for the CPU
+        if peer.kind == "openvino":  # this dependency does not fit PyTorch's CPU build
             _call([python, "-m", "pip", "--quiet", "uninstall", "--yes", "torchvision"], "pip uninstall failed")
         stamp.touch()
     code = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
@@ -233,7 +233,7 @@ def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], N
 
 
 def _model(peer: Peer, shape: str, python: Path, folder: Path) -> Path:
-    """Return the model in the engine's form, which is made once."""
+    """Return the model in the engine's format; converts it once."""
     scheme = peer.variant if peer.kind == "charonia" else ""
     source = _once(
         folder / "models" / f"{shape}{scheme and '-'}{scheme}",
@@ -276,8 +276,8 @@ def _call(command: Sequence[object], failure: str, env: dict[str, str] | None = 
 
 
 def peer_records(shape: str, results: Sequence[Result], limits: Sequence[float], tokens: int) -> list[Record]:
-    """Make the records of all engines that were measured. Shares of the read limit are of the best measurement of the
-    bandwidth. Engines that do not say how many bytes a step reads are taken to read as many as the first engine."""
+    """Make the records of all measured engines. Shares of the read limit use the best bandwidth measurement. If an
+    engine does not report the bytes that a step reads, the first engine's value is used."""
     measured = [result for result in results if not result.missing]
     peers = [result for result in measured if not result.is_ours]
     found = []

@@ -33,7 +33,7 @@ _CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama-shaped model's sizes."""
+    """The sizes of a Llama-shaped model."""
 
     layers: int
     hidden: int
@@ -64,7 +64,7 @@ class Shape:
         }
 
 
-# The names of docs and reports.
+# The names in docs and reports.
 SHAPES = {
     "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
     "m05": Shape(16, 1536, 12, 4, 4096, 32000),
@@ -79,7 +79,7 @@ _STRIDE = 7_654_321
 
 
 def parse_shape(text: str) -> Shape:
-    """A name of SHAPES, or the six sizes separated by commas."""
+    """Parse a name of SHAPES, or six sizes separated by commas."""
     if text in SHAPES:
         return SHAPES[text]
     try:

@@ -1,4 +1,4 @@
-"""The tensors of random quantised weights, as compressed-tensors stores them."""
+"""The tensors of random quantised weights, in the compressed-tensors format."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Tensor:
 
 
 class Scheme:
-    """A scheme for weights of these columns (input features) with values of standard deviation `scale`."""
+    """A scheme for weights with these columns (input features) and the standard deviation `scale`."""
 
     def __init__(self, name: str, columns: Iterable[int], scale: float, weight_type: str) -> None:
         if name not in SCHEMES:
             raise InvalidRequestError(f"scheme {name!r} is not known; expected {', '.join(SCHEMES)}")
         self._name = name
         self._scale = scale
-        self._scale_type = weight_type  # safetensors' name
+        self._scale_type = weight_type  # name in safetensors
         widths = set(columns)
         groups = _GROUPS if name in ("w4a16", "w4a16-zeros", "w8a16") else (_MX_GROUP,) if name == "mxfp4" else (1,)
         self._group = next((size for size in groups if all(width % size == 0 for width in widths)), 0)
@@ -45,7 +45,7 @@ class Scheme:
             )
 
     def config(self) -> dict[str, Any]:
-        """config.json's quantization_config."""
+        """Return quantization_config for config.json."""
         weights: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
         inputs: dict[str, Any] | None = None
         form = "pack-quantized"
@@ -89,7 +89,7 @@ class Scheme:
                 "weight_shape": Tensor("I64", (2,), (rows, cols)),
             }
             if self._name == "w4a16-zeros":
-                # Not the 8 that a symmetric weight has: that would be computed as one.
+                # Not 8, because weights with this zero are computed like symmetric ones.
                 made["weight_zero_point"] = Tensor("I32", (-(-rows // 8), groups), 0x77777777)
         return {f"{module}.{name}": tensor for name, tensor in made.items()}
 

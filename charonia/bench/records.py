@@ -1,7 +1,7 @@
-"""Figures of benchmarks: one kind of record, one JSON file and one kind of table for all of them.
+"""The figures of benchmarks: one type of record, one JSON file format and one type of table for all benchmarks.
 
 The file is an object {"run": {...}, "records": [...]}. `run` has the command, the machine, the commit, the time and the
-settings. Nothing here needs the compiled engine.
+settings. This module does not need the compiled engine.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _KEY_OPTION = "--api-key"
 class Record:
     """One figure: the median, the smallest and the largest of `repeats` measurements.
 
-    benchmark: the name of what measured it. unit: "" for counts. case: what varies between the lines of a table, by
-    the heading of its column: {"batch": 8}. asked: the value that is required, at least, or with `at_most` at most.
-    details: data that no table shows.
+    benchmark: name of the benchmark. unit: "" for counts. case: the values that differ between the lines of a table, by
+    column heading: {"batch": 8}. asked: the required value, a minimum, or with `at_most` a maximum. details: data that
+    no table shows.
     """
 
     benchmark: str
@@ -56,7 +56,7 @@ class Record:
 
     @property
     def met(self) -> bool | None:
-        """Whether the value is as asked; None if nothing is asked."""
+        """Whether the value meets the requirement; None if there is none."""
         if self.asked is None:
             return None
         return self.value <= self.asked if self.at_most else self.value >= self.asked
@@ -151,10 +151,10 @@ def _rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
         numeric = all(row[index].lstrip("-")[:1].isdigit() or row[index] == "-" for row in rows)
         table.add_column(heading, justify="right" if numeric else "left", min_width=width)
     for row in rows:
-        table.add_row(*map(Text, row))  # Text: brackets are no markup
+        table.add_row(*map(Text, row))  # Text: brackets are not markup
     return table
 
 
 def number(value: float) -> str:
-    """Four significant digits, and all digits before the point."""
+    """Format a number with four significant digits, or with all digits before the point."""
     return f"{value:.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.4g}"

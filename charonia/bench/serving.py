@@ -1,4 +1,4 @@
-"""Sends a stream of requests to a target, in an open or a closed loop, and measures what its clients see."""
+"""Sends a stream of requests to a target, in an open or a closed loop, and measures client-side times."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run_serving(
     console: Console,
     title: str = "requests",
 ) -> Figures:
-    """concurrency: the number of clients; a client sends its next request when its last one is answered. None: jobs
-    have arrival times. warmup: requests that are sent first and not measured. Errors are counted, not raised."""
+    """concurrency: the number of clients; each sends its next request when the last one has ended. None: jobs have
+    arrival times. warmup: number of requests before the measurement. Errors are counted, not raised."""
     return asyncio.run(_run(open_target, jobs, concurrency, warmup, console, title))
 
 
@@ -43,7 +43,7 @@ async def _run(
 
 
 def _text_of(error: BaseException) -> str:
-    """The error with its cause: httpx's errors of a broken connection have no text of their own."""
+    """Return the error with its cause: httpx's errors of a broken connection have no text."""
     first = error
     while not str(error) and (cause := error.__cause__ or error.__context__):
         error = cause
@@ -55,14 +55,14 @@ async def _one(target: Target, job: Job) -> Trace:
     trace = Trace(clock())
     try:
         await target.run(job, trace)
-    except Exception as error:  # client libraries raise many kinds
+    except Exception as error:  # client libraries raise many types
         trace.error = _text_of(error)
     trace.ended = clock()
     return trace
 
 
 async def closed_loop(target: Target, jobs: Sequence[Job], clients: int, done: Callable[[], None]) -> list[Trace]:
-    """Send the jobs from so many clients. `done` is called after each request."""
+    """Send the jobs from `clients` clients. `done` is called after each request."""
     waiting: Iterator[Job] = iter(jobs)
     traces: list[Trace] = []
 

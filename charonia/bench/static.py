@@ -30,7 +30,7 @@ _TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 class Report:
     """bandwidth in bytes per second, gemm_flops in operations per second: the better of two measurements, before and
     after the batches. records: see _records(). kernel_report: the kernels that the device chose, one in a line.
-    gemms_rejected: the number of GEMMs that cuBLASLt rejected, so that own kernels ran."""
+    gemms_rejected: the number of GEMMs that cuBLASLt rejected, so that Charonia's kernels ran."""
 
     model: str
     weight_type: str
@@ -45,7 +45,7 @@ class Report:
     gemms_rejected: int = 0
 
     def about(self) -> dict[str, Any]:
-        """Everything except the records."""
+        """Return everything except the records."""
         return {name: value for name, value in vars(self).items() if name != "records"}
 
 
@@ -61,7 +61,7 @@ def run_static(
     console: Console,
 ) -> Report:
     """Load the model, without a prefix cache, and measure every combination `runs` times after a short warm-up.
-    Prompts are random token ids, and no token ends an answer."""
+    Prompts are random token ids, and no token ends a response."""
     if min((*batches, *prompt_lengths), default=0) < 1 or min(output_lengths, default=0) < 2 or runs < 1:
         raise InvalidRequestError("batch sizes, prompt lengths and runs must be at least 1, output lengths at least 2")
     chosen: dict[str, Setting] = {
@@ -117,7 +117,7 @@ def _records(
     """prefill: prompt tokens per second until the last sequence's first token. decode: output tokens per second after
     it. output in all: output tokens per second over the whole run. weights: bytes of weights that decode steps read,
     as a share of the bandwidth; weights and KV: with keys and values of contexts of mean length. GEMMs: the rate of the
-    layers' GEMMs during prefill, as a share of a large GEMM's rate; not known for quantised weights."""
+    layers' GEMMs during prefill, as a share of a large GEMM's rate; unknown for quantised weights."""
     steps = [(output - 1) / decode for _, decode in runs]
     weights = info.weight_bytes_per_step
     kv_token = info.kv_cache_bytes / (info.num_blocks * info.cache_block_seq_len)
@@ -133,7 +133,7 @@ def _records(
         record("output in all", "tokens/s", [batch * output / (prefill + decode) for prefill, decode in runs]),
     ]
     if limits.gemm_flops and info.weight_type in _TYPE_BYTES:
-        # The output layer computes the last row of a prompt only.
+        # For a prompt, the output layer computes only the last row.
         layers = weights / _TYPE_BYTES[info.weight_type] - info.vocab_size * info.hidden_units
         operations = 2.0 * layers * batch * prompt
         shares = [100 * operations / prefill / limits.gemm_flops for prefill, _ in runs]
@@ -159,7 +159,7 @@ def print_report(console: Console, report: Report, *, verbose: bool = False) -> 
         console.print("shares need PyTorch, which measures the device: pip install torch", highlight=False)
     print_records(console, report.records)
     if report.gemms_rejected:
-        text = f"cuBLASLt rejected {report.gemms_rejected} GEMMs, so own kernels computed them"
+        text = f"cuBLASLt rejected {report.gemms_rejected} GEMMs, so Charonia's kernels computed them"
         console.print(text if verbose else f"{text}; --verbose shows which", highlight=False, soft_wrap=True)
     if verbose:
         for line in report.kernel_report or ("the CPU device has no kernels to choose from",):

@@ -1,4 +1,4 @@
-"""Targets of requests: the engine in this process, Triton's ensemble, or the gateway. All stream."""
+"""Targets of requests: the engine in this process, Triton's ensemble, or the gateway. All responses are streamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from charonia.errors import ModelError
 
 clock = time.perf_counter
 
-# Sampling parameters of measured requests. A model's generation_config.json may ask for a repetition penalty.
+# Sampling parameters of measured requests. They override a repetition penalty in generation_config.json.
 GREEDY: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0}
 
 
@@ -107,7 +107,7 @@ def triton(address: str) -> OpenTarget:
         async with Client(address) as client:
             if not await client.model_ready():
                 raise ModelError(
-                    f"no Triton with a ready ensemble answers at {address}: is it started (charonia serve)?"
+                    f"no Triton server with a ready ensemble at {address}: was it started (charonia serve)?"
                 )
             yield Triton(client)
 
@@ -115,7 +115,7 @@ def triton(address: str) -> OpenTarget:
 
 
 def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> OpenTarget:
-    """url: such as http://localhost:23333. tls_ca: a PEM file, the authorities of the gateway's certificate; None: the
+    """url: such as http://localhost:23333. tls_ca: a PEM file with the authorities of the gateway's certificate; None:
     public ones."""
 
     @asynccontextmanager
@@ -130,25 +130,23 @@ def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) ->
             raise ModelError(f"{tls_ca} cannot be used: {error.strerror or error}") from None
         async with httpx.AsyncClient(
             base_url=url, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,  # the server is not behind the environment's proxy
+            trust_env=False,  # ignore proxies in the environment
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, verify=verify,
         ) as client:  # fmt: skip
             try:
                 response = await client.get("/v1/models")
                 if response.status_code == 401:
-                    raise ModelError(
-                        f"the gateway at {url} needs an API key (401): give one with --api-key or CHARONIA_API_KEY"
-                    )
+                    raise ModelError(f"the gateway at {url} needs an API key (401): use --api-key or CHARONIA_API_KEY")
                 models = response.raise_for_status().json()["data"]
             except httpx.HTTPStatusError as error:
-                raise ModelError(f"the gateway at {url} fails: {error}") from error
+                raise ModelError(f"the gateway at {url} returned an error: {error}") from error
             except httpx.HTTPError as error:
-                hint = "is it started (charonia serve)?"
+                hint = "was it started (charonia serve)?"
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     hint = "name its certificate authority with --tls-ca"
                 elif url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
-                    hint = "if it has TLS, --url must begin with https://"
-                raise ModelError(f"no gateway answers at {url} ({error}): {hint}") from error
+                    hint = "if it uses TLS, --url must start with https://"
+                raise ModelError(f"no gateway responds at {url} ({error}): {hint}") from error
             yield Gateway(client, models[0]["id"])
 
     return open_target

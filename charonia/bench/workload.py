@@ -27,7 +27,7 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Job:
-    """One request, whose answer has exactly `max_tokens` tokens. arrival_s: seconds after the benchmark's start."""
+    """One request, whose response has exactly `max_tokens` tokens. arrival_s: seconds after the benchmark's start."""
 
     text: str
     max_tokens: int
@@ -61,7 +61,7 @@ def jobs_from_trace(
                     f"{file} has columns {reader.fieldnames}; expected {', '.join(_TRACE_COLUMNS)}"
                 )
             for row in itertools.islice(reader, count):
-                # datetime takes six digits of a second, and traces have seven.
+                # datetime supports six digits of a second, and traces have seven.
                 moment = datetime.fromisoformat(row["TIMESTAMP"][:26])
                 rows.append((moment, int(row["ContextTokens"]), int(row["GeneratedTokens"])))
     except OSError as error:

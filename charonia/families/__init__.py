@@ -112,11 +112,10 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def describe(config: HfConfig, model_name: str) -> ModelSpec:
-    """Maps config.json to what the engine runs; of a model that also reads images or sound, its text part.
+    """Map config.json to the engine's description. For a model that also reads images or sound, describe its text part.
 
-    Raises UnsupportedError for a family, a feature or a key of config.json that is not supported and ModelError for
-    values that are missing or contradict each other; each text names the key and its value. Notes of the result name
-    the keys that are not known.
+    Raises UnsupportedError for an unsupported family, feature or key of config.json, and ModelError for missing or
+    contradictory values. Error messages name the key and its value. The notes of the result name unknown keys.
     """
     model_type = config.get("model_type")
     if model_type is None:
@@ -137,25 +136,25 @@ def describe(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 def _with_note(spec: ModelSpec, unknown: list[str]) -> ModelSpec:
-    note = f"config.json has keys that are not known and have no effect: {', '.join(unknown)}"
+    note = f"config.json has unknown keys, which are ignored: {', '.join(unknown)}"
     return replace(spec, notes=(*spec.notes, note)) if unknown else spec
 
 
 def _with_context(spec: ModelSpec) -> ModelSpec:
-    """With a note where YaRN was added and the context is still the one without it."""
+    """Add a note if the model uses YaRN, but has the context of a model without YaRN."""
     model = spec.config
     reach = int(model.rope_factor * model.rope_original_max_position_embeddings)
     if model.rope_scaling_type != "yarn" or reach <= model.max_position_embeddings:
         return spec
     note = (
-        f"config.json: the rope scaling is for {reach} tokens, and the context is max_position_embeddings = "
-        f"{model.max_position_embeddings}. The setting session_len = {reach} makes it longer"
+        f"config.json: the rope scaling supports {reach} tokens, but the context is max_position_embeddings = "
+        f"{model.max_position_embeddings}. Set session_len = {reach} for a longer context"
     )
     return replace(spec, notes=(*spec.notes, note))
 
 
 def _refusal(config: HfConfig) -> str:
-    """The error for an unknown model_type: the type, the type of its text part, and all supported types."""
+    """Return the error for an unknown model_type: the type, the type of its text part, and all supported types."""
     types = {name for family in FAMILIES for name in family.model_types} | {one.model_type for one in COMPOSITES}
     inner = text_part(config).get("model_type")
     part = f" (its text part is {inner!r})" if inner else ""

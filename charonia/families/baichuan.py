@@ -1,8 +1,8 @@
-"""Baichuan 1 and 2: Llama's shape with one tensor for q, k and v.
+"""Baichuan 1 and 2: Llama's architecture with one tensor for q, k and v.
 
-The models with 7 billion parameters rotate, those with 13 billion have ALiBi's slopes; all call themselves `baichuan`,
-but only the first have `max_position_embeddings` in config.json. Baichuan 2 scales the rows of its output layer to
-length 1; it is told by its vocabulary or by `z_loss_weight`, which Baichuan 1 does not have.
+Models with 7 billion parameters use rotary embeddings, models with 13 billion use ALiBi. All have the model_type
+`baichuan`, but only the first have `max_position_embeddings` in config.json. Baichuan 2 scales the rows of its output
+layer to length 1. It has another vocabulary size, or `z_loss_weight`, which Baichuan 1 does not have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Command R7B and Command A (Cohere 2): attention and feed-forward read the same normalised input.
 
-Norms subtract the mean. Three of four layers have a window and rotate by pairs of neighbours; the others do neither.
+Norms subtract the mean. Three of four layers have a window and interleaved rotation; the other layers have neither.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
             f"config.json: sliding_window_pattern is {period} and logit_scale {scale}; both must be positive"
         )
     windows = window_settings(config, has_window=lambda layer: (layer + 1) % period != 0)
-    # Only layers with a window are rotated.
+    # Only layers with a window have a rotation.
     letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
     model = llama_config(
         config,

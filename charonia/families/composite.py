@@ -1,6 +1,6 @@
-"""Models that read images, video or sound beside text: their text part is a model of another family.
+"""Models that read images, video or sound in addition to text. Their text part is a model of another family.
 
-config.json has the text part's config in `text_config`; the other parts of the files are ignored.
+config.json has the text part's config in `text_config`. The other parts of the files are ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from charonia.errors import ModelError
 from charonia.families.config_keys import HARMLESS, READ_BY_ALL, check_keys, words
 from charonia.families.spec import HfConfig
 
-# Where names of the text part begin: in files of transformers 5, and in older ones.
+# Name prefixes of the text part: in files of transformers 5, and in older ones.
 _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.", ""),
@@ -24,7 +24,7 @@ _TOWERS = (
     *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "projector.", "vision_model."),
     *("vision_projector.", "vision_tower.", "visual.", "audio_tower.", "embed_audio.", "embed_vision."),
 )
-# Keys beside text_config that also concern the text part.
+# Keys outside text_config that also apply to the text part.
 _TIED = "tie_word_embeddings"
 _SHARED = ("bos_token_id", "eos_token_id", _TIED, "quantization_config", "dtype", "torch_dtype")
 
@@ -58,29 +58,29 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 class Composite:
     """A model with a text part.
 
-    text_type: the text part's model_type where text_config does not name it. defaults: values of a text part of that
-    type, where text_config does not name them.
+    text_type: the text part's model_type if text_config does not name it. defaults: values of a text part of that type
+    if text_config does not name them.
     """
 
     model_type: str
     title: str
     text_type: str
-    tied: bool | None = None  # the default of tie_word_embeddings; None: the text part's
-    harmless: frozenset[str] = frozenset()  # keys of the other parts, besides those with "image" and the like
+    tied: bool | None = None  # default of tie_word_embeddings; None: the text part's default
+    harmless: frozenset[str] = frozenset()  # keys of the other parts without a word such as "image"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    flat: bool = False  # older files have the text part's keys beside vision_config, and no text_config
+    flat: bool = False  # older files have the text part's keys next to vision_config, and no text_config
     prefixes: tuple[tuple[str, str], ...] = _PREFIXES
     ignored: tuple[str, ...] = tuple(f"{place}{tower}" for place in ("", "model.") for tower in _TOWERS)
 
 
 def text_part(config: HfConfig) -> Mapping[str, Any]:
-    """Returns the object in config.json that describes the text part, or an empty one."""
+    """Return the object in config.json that describes the text part, or an empty one."""
     text = config.get("text_config") or config.get(_LLM)
     return text if isinstance(text, dict) else {}
 
 
 def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
-    """The config of the text part, with the shared keys beside it. Raises ModelError where there is none."""
+    """Return the config of the text part, with the shared keys. Raises ModelError if there is none."""
     text = config.get("text_config") or config.get(_LLM)
     if text is None and composite.flat and "hidden_size" in config:
         text = {key: value for key, value in config.items() if not _is_other(key)}
@@ -97,7 +97,7 @@ def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
     if composite.tied is not None:
         default[_TIED] = composite.tied
     shared = {key: config[key] for key in _SHARED if config.get(key) is not None}
-    # Older files say it in the text part alone. Where it is wrong, the files have an output layer, which is used.
+    # Older files have this key in the text part only. If it is wrong, the files have an output layer, which is used.
     if text.get(_TIED) is True:
         shared[_TIED] = True
     return {
@@ -108,13 +108,13 @@ def text_config(composite: Composite, config: HfConfig) -> dict[str, Any]:
 
 
 def outer_keys(composite: Composite, config: HfConfig) -> list[str]:
-    """The unknown keys beside `text_config` that can hardly change results. Raises UnsupportedError as check_keys."""
+    """Return the unknown keys next to `text_config` that can hardly change results. Raises the errors of check_keys."""
     text = config.get("text_config") or config.get(_LLM)
     if not isinstance(text, dict):
         return []
-    # Some files repeat keys of the text part, whose own are read.
+    # Some files repeat keys of the text part. The values in the text part count.
     outer = {key: value for key, value in config.items() if not _is_other(key) and text.get(key) != value}
-    # Fine-tunes of Qwen2.5-VL repeat a window that the switch beside it turns off.
+    # Fine-tunes of Qwen2.5-VL repeat a window, and disable it with use_sliding_window next to it.
     if "use_sliding_window" in config:
         outer["use_sliding_window"] = config["use_sliding_window"]
     return check_keys(outer, _OUTER, composite.harmless, composite.title, of_text=READ_BY_ALL | text.keys())
@@ -162,9 +162,9 @@ COMPOSITES = (
     Composite("glm4v", "GLM-4.1V", "glm4v_text"),
     Composite("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
     Composite("glm4v_moe", "GLM-4.5V and GLM-4.6V", "glm4v_moe_text"),
-    # InternVL's own files, which released models have beside those for transformers.
+    # InternVL's own files. Released models have these and files for transformers.
     Composite("internvl_chat", "InternVL", "qwen2", harmless=_INTERNVL_CHAT),
-    # The released files have the type vlm, which says no more than that a model reads images.
+    # The model_type in the released files is `vlm`, which is not specific.
     Composite("hyperclovax_vision_v2", "HyperCLOVA X", "hyperclovax", tied=True),
     Composite("qwen2_vl", "Qwen2-VL", "qwen2_vl_text", flat=True),
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),

@@ -1,8 +1,8 @@
-"""Which keys of config.json are known. An unknown key gets a note, or is rejected if it may change results.
+"""Known keys of config.json. An unknown key causes a note, or an error if it may change results.
 
-Three lists answer for a key: the keys that a family reads (READ_BY_ALL and `Family.keys`), the keys that never change
-what a model computes (HARMLESS and `Family.harmless`), and the keys that change nothing as long as they have certain
-values (ONLY and `Family.only`).
+There are three lists: keys that a family reads (READ_BY_ALL and `Family.keys`), keys that never change what a model
+computes (HARMLESS and `Family.harmless`), and keys that change nothing if they have certain values (ONLY and
+`Family.only`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from charonia.errors import UnsupportedError
 
 
 def words(text: str) -> frozenset[str]:
-    """The keys in a text, separated by white space."""
+    """Split a text at white space into keys."""
     return frozenset(text.split())
 
 
-# llama_config() reads these for every family. The types and the quantisation of weights are read with the weights.
+# llama_config() reads these for every family. Types and quantisation are read together with the weights.
 READ_BY_ALL = words(
     """
     bos_token_id eos_token_id head_dim hidden_act hidden_size intermediate_size max_position_embeddings model_type
@@ -31,8 +31,8 @@ READ_BY_ALL = words(
     """
 )
 
-# These do not change what a trained model computes: names, training, memory, other tasks and generation. Layers that
-# predict further tokens (num_nextn_predict_layers) change no logits. max_window_layers counts only with
+# These do not change what a trained model computes: names, training, memory, other tasks and generation. Layers for
+# multi-token prediction (num_nextn_predict_layers) change no logits. max_window_layers matters only with
 # use_sliding_window, and perceiver_config only with use_resampler; both are in ONLY.
 HARMLESS = words(
     """
@@ -63,7 +63,7 @@ def _full_attention(value: Any) -> bool:
     return isinstance(value, list) and all(kind == "full_attention" for kind in value)
 
 
-# These keys change nothing if they have one of these values, or null.
+# These keys have no effect if they have one of these values, or null.
 ONLY: dict[str, Any] = {
     "add_cross_attention": (False,),
     "alibi": (False,),
@@ -112,7 +112,7 @@ ONLY: dict[str, Any] = {
     "window_attention": (False,),
 }
 
-# A key with one of these words may change what a model computes.
+# A key that contains one of these words may change what a model computes.
 _COMPUTES = re.compile(
     r"rope|rotary|attn|attention|sliding|window|interleav|scal|multiplier|norm|expert|moe|router|scoring|topk|bias|causal"
     r"|chunk|mrope|sink|cap|window|group|residual|parallel_block|ntk|yarn|swiglu|clamp",
@@ -128,18 +128,18 @@ def check_keys(
     only: Mapping[str, Any] = MappingProxyType({}),
     of_text: Collection[str] = (),
 ) -> list[str]:
-    """Returns the unknown keys that can hardly change results.
+    """Return the unknown keys that can hardly change results.
 
-    read, harmless, only: the lists of the family. of_text: keys that belong into text_config. Raises UnsupportedError,
-    naming key and value, for a known key with a value that the engine would ignore, and for an unknown key that may
-    change results.
+    read, harmless, only: the lists of the family. of_text: keys that belong into text_config. Raises UnsupportedError
+    with key and value for a known key with a value that the engine would ignore, and for an unknown key that may change
+    results.
     """
     unknown = []
     for key, value in config.items():
         if value is None or key in read or (key not in only and key in harmless | HARMLESS):
             continue
         if key == "sliding_window" and config.get("use_sliding_window") is False:
-            continue  # models with Qwen's config and Llama's model_type
+            continue  # models with keys of Qwen and the model_type of Llama
         allowed = only.get(key, ONLY.get(key))
         if allowed is not None:
             if allowed(value) if callable(allowed) else _among(value, allowed):
@@ -147,7 +147,7 @@ def check_keys(
             error = f"config.json: {key} {_shown(value)} is not supported for {family}{_supported(allowed)}"
         elif _COMPUTES.search(key):
             error = (
-                f"config.json: the key {key} ({_shown(value)}) is not known for {family}, and results may be wrong "
+                f"config.json: the key {key} ({_shown(value)}) is unknown for {family}, and results may be wrong "
                 "without it. If the model does not use the key, remove it from config.json"
             )
         else:
@@ -155,7 +155,7 @@ def check_keys(
             continue
         if key in of_text:
             error = (
-                f"config.json: {key} ({_shown(value)}) has no effect beside text_config: move it into text_config, or "
+                f"config.json: {key} ({_shown(value)}) has no effect outside text_config: move it into text_config, or "
                 "remove it"
             )
         raise UnsupportedError(error)
@@ -163,12 +163,12 @@ def check_keys(
 
 
 def _supported(allowed: Any) -> str:
-    """The supported values, as config.json spells them."""
+    """Return the supported values, in JSON."""
     return "" if callable(allowed) else f"; supported: {', '.join(map(json.dumps, (*allowed, None)))}"
 
 
 def _among(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """True is not 1 here, and False is not 0."""
+    """Whether `allowed` contains the value. True does not equal 1 here, and False does not equal 0."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
 
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense: Llama's shape, rotated by pairs of neighbours."""
+"""ERNIE 4.5, dense: Llama's architecture with interleaved rotation."""
 
 from __future__ import annotations
 

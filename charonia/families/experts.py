@@ -13,7 +13,7 @@ from charonia.families.qwen2 import WINDOW_KEYS
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import switched_window, window_settings
 
-MOST_GROUPS = 32  # of experts: what the engine has
+MOST_GROUPS = 32  # of experts; the engine's limit
 MOST_PREDICTING = 16
 
 MIXTRAL_NAMES = Names(
@@ -35,8 +35,8 @@ def expert_counts(config: HfConfig, count: int, per_token: int, key: str = "num_
         raise ModelError(f"config.json: the model has {count} experts; it must have at least 1")
     if count * layers > MOST_EXPERTS:
         raise ModelError(
-            f"config.json: {count} experts in each of {layers} layers are more than {MOST_EXPERTS}, the most that are "
-            "supported"
+            f"config.json: {count} experts in each of {layers} layers exceed the supported maximum of {MOST_EXPERTS} "
+            "experts"
         )
     if not 1 <= per_token <= count:
         raise ModelError(f"config.json: {key} is {per_token}; it must be 1 to {count}, the experts")
@@ -118,14 +118,14 @@ def _glm4v_moe(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 def _solar_open(config: HfConfig, model_name: str) -> ModelSpec:
-    """GLM-4.5 without dense layers and norms of q and k, whole heads rotated."""
+    """GLM-4.5 without dense layers and without norms of q and k, with fully rotated heads."""
     config = {"intermediate_size": config.get("moe_intermediate_size", 1280), "moe_intermediate_size": 1280, **config}
     config = {**config, "first_k_dense_replace": 0}
     return _glm_like(config, model_name, "solar_open", norm_eps=1e-5, head_dim=128, theta=1e6, partial_rotary=1.0)
 
 
 def _dots1(config: HfConfig, model_name: str) -> ModelSpec:
-    """GLM-4.5 with norms on the heads of q and k, whole heads rotated."""
+    """GLM-4.5 with norms on the heads of q and k, and with fully rotated heads."""
     defaults = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0, "sliding_window": 4096}
     config = {**defaults, **config, "use_qk_norm": True}
     first = optional(config, "max_window_layers", 62)
@@ -154,7 +154,7 @@ def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> Mod
         router_score="sigmoid",
         router_bias=True,
         router_scale=number(config, "routed_scaling_factor", 1.0),
-        router_norm_min=1e-20,  # what transformers adds to the sum instead, which is the same for sums above 1e-13
+        router_norm_min=1e-20,  # transformers adds this to the sum, which is equal for sums above 1e-13
         router_fp32=True,
         shared_expert_inter_size=inter * optional(config, "n_shared_experts", 1),
         **_groups(config, count, per_token),
@@ -165,7 +165,7 @@ def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> Mod
 
 
 def predicting_layers(config: HfConfig) -> tuple[str, ...]:
-    """How names of tensors begin that belong to layers for multi-token prediction, which are not used."""
+    """Return the name prefixes of the layers for multi-token prediction, which are not used."""
     layers = required(config, "num_hidden_layers")
     count = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
     more = range(layers, layers + min(max(1, count), MOST_PREDICTING))  # no model has more than a few
@@ -173,7 +173,7 @@ def predicting_layers(config: HfConfig) -> tuple[str, ...]:
 
 
 def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
-    """Qwen3-MoE with windows in the layers that config.json lists, and a rotary base for each kind of layer."""
+    """Qwen3-MoE with windows in the layers that config.json lists, and a separate rotary base for them."""
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types") or []
     config = {"sliding_window": 1024, "layer_types": ["full_attention"] * layers, **config}
     count = optional(config, "num_experts", optional(config, "num_local_experts", 64))
@@ -224,7 +224,7 @@ def _ernie4_5_moe(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 def _qwen_layers(config: HfConfig) -> str:
-    """ModelConfig's `layer_experts`."""
+    """Return `layer_experts` of ModelConfig."""
     step = optional(config, "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
     if step < 1 or not isinstance(dense, list):
@@ -237,7 +237,7 @@ def _qwen_layers(config: HfConfig) -> str:
 
 
 def _groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
-    """ModelConfig's groups of experts, as DeepSeek V3 has them."""
+    """Return the settings of expert groups, which work as in DeepSeek V3."""
     groups, top = optional(config, "n_group", 1), optional(config, "topk_group", 1)
     if groups == 1:
         return {}
@@ -248,8 +248,8 @@ def _groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
         )
     if not 1 <= top <= groups or count // groups * top < per_token:
         raise ModelError(
-            f"config.json: topk_group is {top}; it must be 1 to {groups}, the groups, and have the {per_token} experts "
-            "that a token goes to"
+            f"config.json: topk_group is {top}; it must be 1 to {groups} (n_group), and these groups must have the "
+            f"{per_token} experts of a token"
         )
     return {"router_groups": groups, "router_top_groups": top}
 

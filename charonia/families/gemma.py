@@ -1,8 +1,8 @@
 """Gemma 1, 2 and 3, and VaultGemma.
 
-Norms multiply by 1 + weight and stand before and after attention and feed-forward; the embedding is scaled by the root
-of its width and is the output layer too; layers with a window alternate with layers without. Gemma 2 caps attention
-scores and logits; Gemma 3 has norms on the heads of q and k, and a rotary base of their own for layers with a window.
+Norms multiply by 1 + weight. There are norms before and after attention and feed-forward. The embedding is scaled by
+the root of its width, and is also the output layer. Layers with a window alternate with layers without. Gemma 2 caps
+attention scores and logits. Gemma 3 has norms on the heads of q and k, and a separate rotary base for window layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from charonia.families.windows import window_settings
 
 NAMES = Names(ffn_norm="pre_feedforward_layernorm")
 _TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-# What config.json leaves out where it is the same for all sizes: the text part of `gemma3` often does.
+# Defaults of keys that are equal for all sizes. The text part of `gemma3` often omits them.
 _DEFAULTS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
 _GEMMA3_DEFAULTS = {
     **_DEFAULTS,
@@ -38,7 +38,7 @@ def _with_defaults(config: HfConfig, defaults: dict[str, Any]) -> dict[str, Any]
 
 
 def _gemma_config(config: HfConfig, model_name: str, family: str, period: int, **own: Any) -> ModelConfig:
-    """period: every period-th layer has no window, where config.json does not list them."""
+    """period: every period-th layer has no window, if config.json does not list the layers."""
     query_scale = number(config, "query_pre_attn_scalar", 256.0)
     if query_scale == 0:
         raise ModelError("config.json: query_pre_attn_scalar is 0; it must be positive")
@@ -56,10 +56,10 @@ def _gemma_config(config: HfConfig, model_name: str, family: str, period: int, *
 
 
 def _gemma(config: HfConfig, model_name: str) -> ModelSpec:
-    """Gemma 1: norms before attention and feed-forward alone, no windows and no caps."""
+    """Gemma 1: norms only before attention and feed-forward, no windows and no caps."""
     defaults = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
     config = _with_defaults(config, defaults)
-    # The first releases say gelu and mean the approximation by tanh; hidden_activation was its name for a while.
+    # In the first releases, gelu means the approximation with tanh. Later the key was hidden_activation for some time.
     tanh = {**_TANH, "gelu": "gelu_tanh"}
     model = llama_config(
         config,
@@ -84,7 +84,7 @@ def _vaultgemma(config: HfConfig, model_name: str) -> ModelSpec:
 
 def _gemma2_config(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelConfig:
     config = _with_defaults(config, {**_DEFAULTS, "sliding_window": 4096})
-    # A null says that there is no cap; where the key is missing there is the usual one.
+    # null means no cap; a missing key means the default cap.
     caps = {key: number(config, key, 0.0 if key in config else usual) for key, usual in _GEMMA2_CAPS.items()}
     return _gemma_config(
         config,
@@ -126,7 +126,7 @@ _GEMMA3_KEYS = _KEYS | {"_sliding_window_pattern", "rope_local_base_freq", "slid
 
 GEMMA = Family("gemma", ("gemma",), "Gemma 1", _gemma, keys=words("attention_bias hidden_activation"))
 VAULTGEMMA = Family("vaultgemma", ("vaultgemma",), "VaultGemma", _vaultgemma, keys=_KEYS | {"attn_logit_softcapping"})
-# The first files of Gemma 2 say the window twice; transformers reads `sliding_window`.
+# The first files of Gemma 2 have two keys for the window; transformers reads `sliding_window`.
 GEMMA2 = Family(
     "gemma2",
     ("gemma2",),

@@ -1,4 +1,4 @@
-"""GLM-4 (9B) and GLM-4-0414: half of each head is rotated, by pairs of neighbours; one tensor for gate and up.
+"""GLM-4 (9B) and GLM-4-0414: interleaved rotation of half of each head; one tensor for gate and up.
 
 GLM-4-0414 also normalises the outputs of attention and feed-forward.
 """
@@ -16,7 +16,7 @@ from charonia.families.spec import Family, HfConfig, ModelSpec
 
 _GLM_NAMES = Names(gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
 _GLM4_NAMES = replace(_GLM_NAMES, attention_post_norm="post_self_attn_layernorm", ffn_post_norm="post_mlp_layernorm")
-_ENDS = [151329, 151336, 151338]  # of the class in transformers: <|endoftext|>, <|user|>, <|observation|>
+_ENDS = [151329, 151336, 151338]  # defaults in transformers: <|endoftext|>, <|user|>, <|observation|>
 
 
 def _describe(config: HfConfig, model_name: str, family: str, names: Names, **own: Any) -> ModelSpec:

@@ -1,5 +1,5 @@
-"""Granite 3 and 4, dense, and HyperCLOVA X: Llama's shape with factors of embedding, attention, residual stream and
-logits. HyperCLOVA X has norms after attention and feed-forward too."""
+"""Granite 3 and 4, dense, and HyperCLOVA X: Llama's architecture with factors of embedding, attention, residual stream
+and logits. HyperCLOVA X also has norms after attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _hyperclovax(config: HfConfig, model_name: str) -> ModelSpec:
         embedding_scale=_factor(config, "embedding_multiplier"),
         attention_scale=_factor(config, "attention_multiplier") if has_scale else 0.0,
         residual_multiplier=_factor(config, "residual_multiplier"),
-        logits_scale=_factor(config, "logits_scaling"),  # a factor here, where Granite has a divisor
+        logits_scale=_factor(config, "logits_scaling"),  # a factor here, but a divisor in Granite
     )
     return llama_spec(model, _HYPERCLOVAX_NAMES)
 

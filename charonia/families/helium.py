@@ -1,4 +1,4 @@
-"""Helium 1 preview: Llama's shape, rotated by pairs of neighbours."""
+"""Helium 1 preview: Llama's architecture with interleaved rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads values of config.json and refuses what would otherwise be computed wrongly."""
+"""Reads values of config.json, and rejects values that would give wrong results."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, TypeVar, cast
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families.spec import HfConfig
 
-# More than any model has. Each layer, expert and, in some families, head has tensors or parts of its own, listed before
-# the files are looked at.
+# Larger than any model. Layers, experts and, in some families, heads have their own tensors or parts, which are listed
+# before the files are read, so these limits bound the memory.
 _MOST = {
     "num_hidden_layers": 1000,
     "hidden_size": 1 << 24,
     "num_attention_heads": 1024,
 }
-MOST_EXPERTS = 100_000  # of all layers together
-MOST_KV_HEADS = 100_000  # likewise
+MOST_EXPERTS = 100_000  # in all layers together
+MOST_KV_HEADS = 100_000  # in all layers together
 _TOO_LARGE_ID = 1 << 31
-_MOST_OF_ANY = 1 << 53  # what a float holds exactly
+_MOST_OF_ANY = 1 << 53  # largest range of integers that a float represents exactly
 
 _NAMES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number"}
 
@@ -26,7 +26,7 @@ T = TypeVar("T", bound="int | float | bool")
 
 
 def required(config: HfConfig, key: str) -> int:
-    """A positive integer that a config.json must have."""
+    """Return a positive integer that config.json must have."""
     value = config.get(key)
     if value is None:
         raise ModelError(f"config.json: {key} is missing; it must be a positive integer")
@@ -43,7 +43,7 @@ def _spelled(value: int) -> str:
 
 
 def optional(config: HfConfig, key: str, default: T) -> T:
-    """A value that may be absent or null."""
+    """Return a value that may be missing or null."""
     value: Any = config.get(key)
     if value is None:
         return default
@@ -58,11 +58,11 @@ def optional(config: HfConfig, key: str, default: T) -> T:
     try:
         return cast(T, float(value))
     except OverflowError as error:
-        raise ModelError(f"config.json: {key} is an integer of more digits than a float holds") from error
+        raise ModelError(f"config.json: {key} is an integer that is too large for a float") from error
 
 
 def number(config: HfConfig, key: str, default: float) -> float:
-    """A finite number that may be absent or null and is not negative."""
+    """Return a finite, non-negative number that may be missing or null."""
     value = optional(config, key, float(default))
     if not 0 <= value < math.inf:
         raise ModelError(f"config.json: {key} is {value}; it must be a finite number and not negative")
@@ -70,20 +70,20 @@ def number(config: HfConfig, key: str, default: float) -> float:
 
 
 def token_ids(config: HfConfig, key: str) -> tuple[int, ...]:
-    """A token id, a list of them or nothing."""
+    """Return a tuple of token ids from one id, a list, or null."""
     value = config.get(key)
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) and item < _TOO_LARGE_ID for item in ids):
-        # What the second file says of these has taken the first one's place (read_config).
+        # read_config may have replaced eos_token_id with the value in generation_config.json.
         file = "config.json or generation_config.json" if key == "eos_token_id" else "config.json"
         raise ModelError(f"{file}: {key} is {value!r}; it must be a token id, below {_TOO_LARGE_ID}, or a list of them")
     return tuple(item for item in ids if item >= 0)
 
 
 def activation(config: HfConfig, *keys: str, supported: dict[str, str]) -> str:
-    """The engine's name of the activation; `keys`: where config.json names it, the first one that it has counts."""
+    """Return the engine's name of the activation. `keys`: keys of config.json; the first one that exists counts."""
     named = next(((key, config[key]) for key in keys if config.get(key)), None)
     if named is None:
         return next(iter(supported.values()))

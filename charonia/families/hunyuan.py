@@ -1,7 +1,7 @@
 """Hunyuan V1, dense and with experts, and Hunyuan 3.
 
-V1 has norms on the heads of q and k behind the rotation, whose base grows by a fixed `alpha`. Hunyuan 3 has the
-attention of Qwen3, and its experts are chosen by sigmoids and a bias.
+V1 has norms on the heads of q and k after the rotation, and its rotary base grows by a fixed `alpha`. Hunyuan 3 has the
+attention of Qwen3, and chooses experts with sigmoids and a bias.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ NAMES = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernor
 
 
 def _with_base(config: HfConfig) -> HfConfig:
-    """`dynamic` scaling with an `alpha` is a larger base: base * alpha^(d / (d - 2))."""
+    """Convert `dynamic` scaling with an `alpha` to a larger base: base * alpha^(d / (d - 2))."""
     settings = rope_dictionary(config)
     if not settings.get("alpha"):
         return config
     kind = settings.get("rope_type") or settings.get("type")
     if kind != "dynamic":
         raise ModelError(
-            f"config.json: the rope scaling has an alpha and is of type {kind!r}; it must be of type 'dynamic'"
+            f"config.json: the rope scaling has an alpha, but is of type {kind!r}; it must be of type 'dynamic'"
         )
     size = head_size(config)
     base = number(settings, "rope_theta", number(config, "rope_theta", 10000.0))
     alpha = number(settings, "alpha", 1.0)
     if size <= 2 or alpha > _MAX_ALPHA:
         raise ModelError(
-            f"config.json: the rope scaling has the alpha {alpha:g} and a head has {size} elements; alpha must be at "
-            f"most {_MAX_ALPHA:g}, and a head larger than 2"
+            f"config.json: the rope scaling has the alpha {alpha:g}, and a head has {size} elements; alpha must be at "
+            f"most {_MAX_ALPHA:g}, and a head must have more than 2 elements"
         )
     plain: dict[str, Any] = {"rope_type": "default", "rope_theta": base * alpha ** (size / (size - 2))}
     return {**config, "rope_scaling": None, "rope_parameters": plain}
 
 
 def hunyuan_settings(config: HfConfig) -> dict[str, Any]:
-    """ModelConfig's keys that the dense models and those with experts share."""
+    """Return the ModelConfig keys that the dense models and those with experts share."""
     return {**attention_bias(config), "qk_norm": True, "qk_norm_after_rotary": True}
 
 
@@ -56,7 +56,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     return llama_spec(model, NAMES)
 
 
-# Keys of released files: of other tasks, of images, and of variants that Hunyuan V1 does not use.
+# Keys in released files for other tasks, for images, and for variants that Hunyuan V1 does not use.
 HARMLESS = words(
     """
     add_classification_head attention_head_dim cla_share_factor class_num dense_list im_end_id im_newline_id im_start_id
@@ -73,7 +73,7 @@ ONLY = {
 
 
 def _one_value(config: HfConfig, key: str, default: int) -> int:
-    """A number, or a list with the same number for every layer."""
+    """Return a number from a number, or from a list with the same number for every layer."""
     value = config.get(key, default)
     values = value if isinstance(value, list) and value else [value]
     if any(one != values[0] for one in values):
@@ -82,7 +82,7 @@ def _one_value(config: HfConfig, key: str, default: int) -> int:
 
 
 def _moe(config: HfConfig, model_name: str) -> ModelSpec:
-    """Every layer has experts and a shared expert, all of one width."""
+    """Hunyuan V1 with experts and a shared expert in every layer, all of the same width."""
     config = _with_base(config)
     inter = required(config, "intermediate_size")
     for key, right in (("moe_intermediate_size", inter), ("num_shared_expert", 1)):
@@ -125,7 +125,7 @@ MOE = Family(
 
 
 def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
-    """Hunyuan 3: Qwen3's attention, experts chosen by sigmoids and a bias, a shared expert."""
+    """Hunyuan 3: the attention of Qwen3, experts chosen with sigmoids and a bias, a shared expert."""
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types")
     letters = layers_with_experts(["dense"] + ["sparse"] * (layers - 1) if types is None else types, layers)
     inter = optional(config, "moe_intermediate_size", 1536)

@@ -1,4 +1,4 @@
-"""InternLM 1 (biases on q, k, v and o), 2 (one interleaved tensor for q, k and v) and 3: Llama's shape."""
+"""InternLM 1 (biases on q, k, v and o), 2 (one interleaved tensor for q, k and v) and 3: Llama's architecture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERNLM2_NAMES = Names(
 
 
 def _internlm(config: HfConfig, model_name: str) -> ModelSpec:
-    # Its own spelling: {"base": 10000, "type": "dynamic"}.
+    # InternLM 1 has its own format: {"base": 10000, "type": "dynamic"}.
     rotary = config.get("rotary")
     if isinstance(rotary, dict):
         kind = rotary.get("type", "origin")
@@ -43,7 +43,7 @@ def _internlm2(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 def _internlm3(config: HfConfig, model_name: str) -> ModelSpec:
-    # Older files say qkv_bias and bias; transformers 5 knows one attention_bias for q, k, v and o, and mlp_bias.
+    # Older files have qkv_bias and bias; transformers 5 has attention_bias for q, k, v and o, and mlp_bias.
     both = optional(config, "attention_bias", False)
     bias = optional(config, "bias", optional(config, "mlp_bias", False))
     model = llama_config(

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x, and the shape that the other families share."""
+"""Llama 1 to 3.x, and the architecture that the other families share."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SILU = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu
 
 
 def head_size(config: HfConfig, default: int = 0) -> int:
-    """The elements of a head. default: where config.json has no head_dim; 0, and a null: hidden_size by heads."""
+    """Return the size of a head. default: used if config.json has no head_dim; 0, or null: hidden_size / heads."""
     if config.get("head_dim") is not None:
         return required(config, "head_dim")
     if default and "head_dim" not in config:
         return default
     heads, hidden = required(config, "num_attention_heads"), required(config, "hidden_size")
     if hidden % heads:
-        raise ModelError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+        raise ModelError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     return hidden // heads
 
 
 def attention_bias(config: HfConfig) -> dict[str, Any]:
-    """ModelConfig's biases of q, k and v and of the attention's output, where one key of config.json says both."""
+    """Return the biases of q, k, v and of the attention output, for families with one key for both."""
     bias = optional(config, "attention_bias", False)
     return {"attn_bias": bias, "attn_output_bias": bias}
 
@@ -54,13 +54,12 @@ def llama_config(
     rope_keys: tuple[str, ...] = (),
     **own: Any,
 ) -> ModelConfig:
-    """The engine's configuration of a Llama-shaped model.
+    """Return the engine's configuration of a Llama-shaped model.
 
-    head_dim, norm_eps, theta, local_theta, partial_rotary: where config.json does not say them; head_dim as of
-    head_size(); partial_rotary None: whole heads are rotated. local_theta > 0: layers with a window have a rotary base
-    of their own. per_layer_rope: the family reads rope_parameters per layer type.
-    rope_keys: keys of rope_parameters that the family reads itself. own: the keys of ModelConfig that the family sets
-    itself; they win.
+    head_dim, norm_eps, theta, local_theta, partial_rotary: defaults of values that config.json does not have. head_dim:
+    see head_size(). partial_rotary None: heads are fully rotated. local_theta > 0: window layers have a separate rotary
+    base. per_layer_rope: the family reads rope_parameters per layer type. rope_keys: keys of rope_parameters that the
+    family reads itself. own: keys of ModelConfig that the family sets itself; they override the others.
     """
     heads = required(config, "num_attention_heads")
     kv_heads = optional(config, "num_key_value_heads", heads)
@@ -70,8 +69,8 @@ def llama_config(
     layers = required(config, "num_hidden_layers")
     if kv_heads * layers > MOST_KV_HEADS:
         raise ModelError(
-            f"config.json: {kv_heads} key/value heads in each of {layers} layers are more than {MOST_KV_HEADS}, the "
-            "most that are supported"
+            f"config.json: {kv_heads} key/value heads in each of {layers} layers exceed the supported maximum of "
+            f"{MOST_KV_HEADS}"
         )
     size_per_head = head_size(config, head_dim)
     start = token_ids(config, "bos_token_id")
@@ -105,7 +104,7 @@ def llama_config(
 
 
 def llama_spec(model: ModelConfig, names: Names = LLAMA_NAMES, **more: Any) -> ModelSpec:
-    """A model with these names of tensors; more: ModelSpec's other fields."""
+    """Return a model with these tensor names. more: other fields of ModelSpec."""
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
     return ModelSpec(model, family_tensors(model, names), tied_output=tied, **more)
 
@@ -125,7 +124,7 @@ _KEYS = words("attention_bias mlp_bias")
 
 
 def _llama(config: HfConfig, model_name: str) -> ModelSpec:
-    # The first files of LLaMA do not say it: the default of the class in transformers.
+    # The first files of LLaMA omit this key; this is the default in transformers.
     return _describe({"max_position_embeddings": 2048, **config}, model_name)
 
 
@@ -154,7 +153,7 @@ def _seed_oss(config: HfConfig, model_name: str) -> ModelSpec:
 
 SEED_OSS = Family("seed_oss", ("seed_oss",), "Seed-OSS", _seed_oss, keys=_KEYS | {"attention_out_bias"})
 
-# The default of rope_parameters in the CWM class of transformers.
+# Default of rope_parameters for CWM in transformers.
 _CWM_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 1e6,

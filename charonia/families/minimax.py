@@ -1,6 +1,6 @@
-"""MiniMax M2: half of each head is rotated, all heads of q have one norm and all of k another.
+"""MiniMax M2: half of each head is rotated; one norm covers all q heads, and one all k heads.
 
-Experts are chosen by sigmoids and a bias.
+Experts are chosen with sigmoids and a bias.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BIAS = "block_sparse_moe.e_score_correction_bias"
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     if config.get("rotary_dim") is not None:
-        # Released files give the rotated part of a head in elements.
+        # Released files have the size of the rotated part in elements.
         config = {"partial_rotary_factor": required(config, "rotary_dim") / head_size(config, 128), **config}
     model = llama_config(
         config,

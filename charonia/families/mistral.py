@@ -1,4 +1,4 @@
-"""Mistral and Ministral 8B: Llama's shape with a sliding window in all layers or in those that `layer_types` lists."""
+"""Mistral and Ministral 8B: Llama's architecture with a sliding window in all layers, or those in `layer_types`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from charonia.families.windows import window_settings
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    # Where the key is missing there is the usual window; a null says that there is none.
+    # A missing key means the default window; null means no window.
     config = {"sliding_window": 4096, **config}
     return llama_spec(llama_config(config, model_name, "mistral", per_layer_rope=True, **window_settings(config)))
 
 
-# The default of rope_parameters in the class for Ministral 3 in transformers.
+# Default of rope_parameters for Ministral 3 in transformers.
 _MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -31,7 +31,7 @@ _BETA = "llama_4_scaling_beta"
 
 
 def _ministral3(config: HfConfig, model_name: str) -> ModelSpec:
-    """Mistral with factors of the queries that grow beyond the trained length."""
+    """Mistral with query factors that grow beyond the trained length."""
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
         config = {**config, "rope_parameters": _MINISTRAL3_ROPE}
     longest = required(config, "max_position_embeddings")

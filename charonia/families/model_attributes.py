@@ -1,5 +1,5 @@
 # Generated from definitions/model_attributes.toml by `make generate`; do not edit.
-"""What belongs to a model: the read-only keys of config.ini, in its order."""
+"""The properties of a model: the read-only keys of config.ini, in its order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelAttributes:
-    """Names and meaning are those of config.ini."""
+    """Names and meanings are the same as in config.ini."""
 
-    # name of the model as clients see it; any text
+    # name of the model for clients; any text
     model_name: str
     # llama, mistral, qwen2, gemma2, mixtral, ...; a supported family
     model_family: str
@@ -63,7 +63,7 @@ class ModelAttributes:
     rope_beta_fast: float = 32.0
     # yarn: beta_slow; > 0
     rope_beta_slow: float = 1.0
-    # yarn: the ramp's bounds are whole numbers
+    # yarn: the ramp's bounds are integers
     rope_truncate: bool = True
     # yarn and longrope: factor of cosines and sines; 0: by formula; >= 0
     rope_attention_factor: float = 0.0
@@ -75,7 +75,7 @@ class ModelAttributes:
     rope_short_factors: tuple[float, ...] = ()
     # longrope: long_factor; numbers separated by commas; rotary_embedding / 2 numbers
     rope_long_factors: tuple[float, ...] = ()
-    # base of the layers with a window; 0: the same as of all layers; >= 0; these layers have no rotary scaling (Gemma
+    # rotary base of the layers with a window; 0: same as other layers; >= 0; these layers have no rotary scaling (Gemma
     # 3)
     rope_local_theta: float = 0.0
     # layers with rotation (r) and without (n); empty: all r; letters r and n
@@ -88,11 +88,11 @@ class ModelAttributes:
     # q at position p is multiplied by 1 + q_scale_beta ln(1 + floor(p / q_scale_length)); 0: none; >= 0; after the
     # rotation (Ministral 3)
     q_scale_beta: float = 0.0
-    # positions until q_scale_beta's next factor; >= 0; needed with q_scale_beta
+    # number of positions with the same factor of q_scale_beta; >= 0; needed with q_scale_beta
     q_scale_length: int = 0
-    # attention has slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
+    # attention uses slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
     alibi: bool = False
-    # how many tokens attention looks back; 0: all; >= 0
+    # number of previous tokens that attention reads; 0: all; >= 0
     sliding_window: int = 0
     # layers with the window (s) and without (f); empty: all s; letters s and f
     layer_windows: str = ""
@@ -124,7 +124,7 @@ class ModelAttributes:
     activation: str = "silu"
     # factor of the embedding; > 0
     embedding_scale: float = 1.0
-    # factor of what attention and feed-forward add to the residual stream; > 0; Granite
+    # factor of the output of attention and feed-forward; > 0; Granite
     residual_multiplier: float = 1.0
     # factor of the logits, before the soft cap; > 0; Granite: 1 / logits_scaling; Cohere: logit_scale
     logits_scale: float = 1.0
@@ -132,7 +132,7 @@ class ModelAttributes:
     normalize_output: bool = False
     # experts of a feed-forward layer; 0: dense; >= 0
     num_experts: int = 0
-    # experts that a token goes to; >= 0
+    # experts per token; >= 0
     experts_per_token: int = 0
     # width of an expert; >= 0
     expert_inter_size: int = 0
@@ -140,20 +140,20 @@ class ModelAttributes:
     renormalize_experts: bool = True
     # function of the router's logits; softmax | sigmoid
     router_score: str = "softmax"
-    # the router has a bias for each expert; it is added to the scores to choose experts, and not to their weights
+    # the router has a bias for each expert; it is added to the scores that choose experts, but not to their weights
     router_bias: bool = False
     # groups of experts: the best groups are chosen first, then experts in them; 0: no groups; >= 0; a group's score is
-    # the sum of its two best
+    # the sum of its two best experts' scores
     router_groups: int = 0
     # groups whose experts can be chosen for a token; >= 0
     router_top_groups: int = 0
     # factor of the weights of the chosen experts; > 0
     router_scale: float = 1.0
-    # with renormalize_experts: the least divisor of the weights; >= 0
+    # with renormalize_experts: minimum divisor of the weights; >= 0
     router_norm_min: float = 0.0
-    # the router's weight stays fp32 where the files have it so
+    # the router's weight stays fp32 if it is fp32 in the files
     router_fp32: bool = False
-    # width of the shared expert, which every token goes to; 0: none; >= 0
+    # width of the shared expert, which every token uses; 0: none; >= 0
     shared_expert_inter_size: int = 0
     # the shared expert's output is multiplied by a sigmoid
     shared_expert_gate: bool = False
@@ -163,7 +163,7 @@ class ModelAttributes:
     weight_type: str = "bf16"
     # type of activations and of weights that are not quantised; empty: weight_type;  | bf16 | fp16 | fp32
     data_type: str = ""
-    # input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
+    # input features that share a scale of a quantised weight; 0: one scale per output feature, or not quantised; >= 0
     group_size: int = 0
     # default temperature of requests, from generation_config.json; >= 0
     default_temperature: float = 1.0

@@ -1,4 +1,4 @@
-"""Canonical names to a family's own, from a table of what that family calls them."""
+"""Maps canonical tensor names to a family's names, from a table of the family's module names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls its modules; those of a layer follow its prefix. The defaults are Llama's."""
+    """Module names of a family. Names within a layer follow the layer's prefix. The defaults are Llama's."""
 
     layer: str = "model.layers.{}."
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
     output: str = "lm_head"
     attention_norm: str = "input_layernorm"
-    attention_post_norm: str = "post_attention_layernorm"  # only where ModelConfig.post_norms
+    attention_post_norm: str = "post_attention_layernorm"  # only with ModelConfig.post_norms
     ffn_norm: str = "post_attention_layernorm"
     ffn_post_norm: str = "post_feedforward_layernorm"
     q_norm: str = "self_attn.q_norm"
@@ -28,20 +28,20 @@ class Names:
         "self_attn.q_proj",
         "self_attn.k_proj",
         "self_attn.v_proj",
-    )  # one name: stacked in one tensor
-    qkv_interleaved: bool = False  # the one tensor is [KV head][q heads of its group, k, v][head_dim]
+    )  # a single name: one stacked tensor
+    qkv_interleaved: bool = False  # the stacked tensor is [KV head][q heads of its group, k, v][head_dim]
     attention_output: str = "self_attn.o_proj"
     gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"  # the same name as the gate: stacked in one tensor, the gate first
+    up: str = "mlp.up_proj"  # the same name as `gate`: one stacked tensor, gate first
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
-    router_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name; only where ModelConfig.router_bias
+    router_bias: str = "mlp.gate.e_score_correction_bias"  # the full name; only with ModelConfig.router_bias
     router_bias_row: bool = False  # its shape is [1, experts]
-    shared: str = "mlp.shared_expert."  # the modules in it have the names of an expert's
+    shared: str = "mlp.shared_expert."  # its modules have the same names as an expert's
     shared_gate: str = "mlp.shared_expert_gate"
 
 
@@ -58,7 +58,7 @@ class _Map:
     def linear(
         self, canonical: str, has_bias: bool, *parts: tuple[str, int, int], rows: tuple[_Range, ...] | None = None
     ) -> None:
-        """parts: (name, out, in), stacked; rows: the ranges of the one part, in the order in which they are stacked."""
+        """parts: (name, out, in), stacked. rows: ranges of the single part, in stacking order."""
         ranges: tuple[_Range | None, ...] = rows if rows is not None else (None,)
         self.tensors[f"{canonical}.weight"] = tuple(
             TensorPart(f"{name}.weight", (out, into), taken) for name, out, into in parts for taken in ranges
@@ -70,7 +70,7 @@ class _Map:
 
 
 def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap:
-    """Every canonical tensor of docs/contracts.md that this model has; shapes are `(out, in)` and `(out,)`."""
+    """Return every canonical tensor of docs/contracts.md that the model has. Shapes are `(out, in)` and `(out,)`."""
     hidden = config.hidden_units
     made = _Map()
     table = (config.vocab_size, hidden)
@@ -115,8 +115,8 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
 
 @lru_cache(1)  # the same in every layer
 def _interleaved(head: int, q_heads: int, kv_heads: int) -> tuple[_Range, ...]:
-    """Rows of the q heads, then of the k heads, then of the v heads, where each KV head's group lies together. `head`:
-    a head's size."""
+    """Return the row ranges of the q heads, then the k heads, then the v heads, of a tensor that is grouped by KV head.
+    `head`: size of a head."""
     heads = q_heads // kv_heads
     starts = [group * (heads + 2) * head for group in range(kv_heads)]
     q = [(start, start + heads * head) for start in starts]

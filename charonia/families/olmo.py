@@ -1,7 +1,7 @@
-"""OLMo 2, OLMo 3 and EXAONE 4: norms behind attention and feed-forward, and none before.
+"""OLMo 2, OLMo 3 and EXAONE 4: norms after attention and feed-forward, but not before.
 
-OLMo normalises q and k over all their heads together, EXAONE each head. OLMo 3 and EXAONE 4 have windows. The layers
-without a window are the only ones with scaled rotation in OLMo 3, and are not rotated in EXAONE 4.
+OLMo normalises q and k over all heads together, EXAONE each head. OLMo 3 and EXAONE 4 have windows. Layers without a
+window have scaled rotation in OLMo 3 (the others are not scaled), and no rotation in EXAONE 4.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _olmo3(config: HfConfig, model_name: str) -> ModelSpec:
     config = {"sliding_window": 4096, **config}
     windows = window_settings(config, has_window=lambda layer: (layer + 1) % 4 != 0)
     theta = optional(config, "rope_theta", 5e5)
-    # Layers with a window have the base without any scaling.
+    # Window layers have the same base, but no scaling.
     return _olmo(config, model_name, "olmo3", theta=theta, local_theta=theta, **windows)
 
 
@@ -54,7 +54,7 @@ def _exaone4(config: HfConfig, model_name: str) -> ModelSpec:
 
 
 def _pattern(period: Any, layers: int) -> Any:
-    """Which layers have the window: all but every period-th, or those with an L in a text of L and G, repeated."""
+    """Return which layers have a window: all except every period-th, or the L in a repeated text of L and G."""
     if isinstance(period, str) and period and set(period) <= {"L", "G"}:
         return lambda layer: period[layer % len(period)] == "L" and layer != layers - 1
     if isinstance(period, bool) or not isinstance(period, int) or period <= 0:

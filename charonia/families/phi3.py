@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama's shape with one tensor for q, k and v and one for gate and up."""
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama's architecture with stacked tensors for q, k, v and for gate, up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = Names(qkv=("self_attn.qkv_proj",), gate="mlp.gate_up_proj", up="mlp.gate
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    # The class in transformers has this default, and prefers the key to the one in rope_scaling.
+    # Default in transformers, where this key overrides the one in rope_scaling.
     config = {"original_max_position_embeddings": 4096, **config}
     model = llama_config(
         config,

@@ -1,7 +1,7 @@
-"""Qwen 1: one tensor for q, k and v, and scaling of its own for contexts beyond its training length.
+"""Qwen 1: one tensor for q, k and v, and its own scaling for contexts beyond the trained length.
 
-Its code computes `w1(x) * silu(w2(x))`, each half as wide as `intermediate_size` says. Contexts beyond `seq_length` get
-a rotary base that depends on the prompt's length (dynamic NTK) and queries that grow with the logarithm of their
+The model computes `w1(x) * silu(w2(x))`; each weight is half as wide as `intermediate_size`. For contexts beyond
+`seq_length`, the rotary base depends on the prompt's length (dynamic NTK), and queries grow with the logarithm of their
 position (log-n).
 """
 
@@ -28,7 +28,7 @@ NAMES = Names(
     down="mlp.c_proj",
 )
 
-# Of its vocabulary, the same for all sizes: <|endoftext|>, and <|im_end|> and <|im_start|>.
+# Token ids, equal for all sizes: <|endoftext|>, and <|im_end|> and <|im_start|>.
 _END_OF_TEXT = 151643
 _ENDS_OF_TURN = (151645, 151644)
 
@@ -45,7 +45,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     head_dim = optional(config, "kv_channels", 128)
     inter = required(config, "intermediate_size")
     if inter % 2:
-        raise ModelError(f"config.json: intermediate_size {inter} is odd; Qwen 1's layers are half as wide as it")
+        raise ModelError(f"config.json: intermediate_size {inter} is odd; Qwen 1's layers have half this width")
     if not optional(config, "scale_attn_weights", True):
         raise UnsupportedError("config.json: scale_attn_weights False is not supported; supported: True")
     bias = not optional(config, "no_bias", True)

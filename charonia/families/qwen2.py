@@ -1,6 +1,6 @@
-"""Qwen1.5, Qwen2 and Qwen2.5 (biases on q, k and v) and Qwen3 (norms on the heads of q and k): Llama's shape.
+"""Qwen1.5, Qwen2 and Qwen2.5 (biases on q, k and v) and Qwen3 (norms on the heads of q and k): Llama's architecture.
 
-Where `use_sliding_window` is true, the layers from `max_window_layers` on have the window.
+If `use_sliding_window` is true, the layers from `max_window_layers` on have a window.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _windows(config: HfConfig) -> dict[str, Any]:
 
 
 def _without_chunks(config: HfConfig) -> tuple[HfConfig, tuple[str, ...]]:
-    """Qwen2.5-1M: the context that the model was trained for, since dual chunk attention, which extends it, is not
-    computed (transformers does not compute it either)."""
+    """Qwen2.5-1M: limit the context to the trained length, because dual chunk attention, which extends it, is not
+    supported (nor in transformers)."""
     chunks = config.get(_CHUNKS)
     if chunks is None:
         return config, ()
@@ -33,7 +33,7 @@ def _without_chunks(config: HfConfig) -> tuple[HfConfig, tuple[str, ...]]:
         raise ModelError(f"config.json: {_CHUNKS} is {chunks!r}; it must be an object or null")
     longest = required(config, "max_position_embeddings")
     trained = min(longest, optional(chunks, "original_max_position_embeddings", longest))
-    note = f"config.json: {_CHUNKS} is not computed, so the context is {trained} tokens long and not {longest}"
+    note = f"config.json: {_CHUNKS} is not supported, so the context is {trained} tokens long instead of {longest}"
     return {**config, "max_position_embeddings": trained}, (note,)
 
 
@@ -57,7 +57,7 @@ def _qwen3(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
     return llama_spec(model)
 
 
-# q, k and v have biases, and o has none, whatever config.json says, as in transformers.
+# q, k and v have biases, and o has none, whatever config.json says; same as in transformers.
 _QWEN2_BIASES = {"attention_bias": (False, True), "qkv_bias": (True,)}
 QWEN2 = Family(
     "qwen2",
@@ -67,7 +67,7 @@ QWEN2 = Family(
     keys=WINDOW_KEYS | {_CHUNKS},
     only=_QWEN2_BIASES,
 )
-# The defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers, where they differ from Qwen2 and Qwen3.
+# Defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers that differ from Qwen2 and Qwen3.
 
 
 def _qwen2_vl(config: HfConfig, model_name: str) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Rotary settings of a config.json, in the older spelling of Hugging Face's and in that of transformers 5."""
+"""Rotary settings of config.json, in the formats of transformers 5 and of earlier versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from charonia.families.hf_config import number, optional, required
 from charonia.families.spec import HfConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-# Phi-3 first called longrope su. The three coordinates of Qwen2-VL's mrope are equal for text: the default kind.
+# Phi-3 first called longrope su. For text, Qwen2-VL's mrope equals the default: its three coordinates are equal.
 _ALIASES = {"su": "longrope", "mrope": "default"}
 _NEEDED = {
     "linear": ("factor",),
@@ -18,8 +18,8 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-# Keys of the settings that are read here, and those that change nothing: `finetuned` is about training, the sections of
-# mrope have equal coordinates for text, and `max_position_embeddings` repeats the key of config.json.
+# Keys that this module reads, and keys without effect: `finetuned` is about training, mrope's sections have equal
+# coordinates for text, and `max_position_embeddings` repeats the key of config.json.
 _KNOWN = words(
     """
     attention_factor beta_fast beta_slow factor finetuned high_freq_factor long_factor low_freq_factor
@@ -27,11 +27,11 @@ _KNOWN = words(
     partial_rotary_factor rope_theta rope_type short_factor truncate type
     """
 )
-# Keys that scale. They have no effect without a kind.
+# Scaling keys. They have no effect without a rope_type.
 _SCALES = ("factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "attention_factor")
-# What belongs to the model and not to its scaling: rope_scaling does not replace it.
+# These belong to the model, not to the scaling, so rope_scaling does not replace them.
 _KEPT = ("partial_rotary_factor", "llama_4_scaling_beta")
-_MAX_FACTOR = 1e30  # a float of 32 bits holds it
+_MAX_FACTOR = 1e30  # fits into a 32-bit float
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -45,21 +45,20 @@ def rope_settings(
     local_theta: float = 0.0,
     read: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """ModelConfig's `rotary_embedding` and `rope_...` from `rope_parameters` (transformers 5) and `rope_theta` and
-    `rope_scaling` (before).
+    """Return ModelConfig's `rotary_embedding` and `rope_...` from `rope_parameters` (transformers 5), or `rope_theta`
+    and `rope_scaling` (earlier).
 
-    Where a file has both, `rope_scaling` wins if it names a kind, as in transformers: it is what users add by hand.
-    theta, local_theta: bases where config.json names none; local_theta > 0: layers with a window have a base of their
-    own. per_layer: the family reads settings per layer type. partial: the part of a head that is rotated where
-    config.json does not say it; None: the family's own code rotates whole heads only. read: keys of the settings that
-    the family reads itself. Raises UnsupportedError for a kind of scaling that the engine does not have, for two kinds
-    and for unknown keys, ModelError for values that are missing.
+    If a file has both, `rope_scaling` overrides if it names a type, as in transformers: users add it by hand. theta,
+    local_theta: default bases; local_theta > 0: window layers have a separate base. per_layer: the family reads
+    settings per layer type. partial: default of the rotated part of a head; None: the family supports only full
+    rotation. read: keys of the settings that the family reads itself. Raises UnsupportedError for an unsupported
+    scaling type, for two types and for unknown keys, and ModelError for missing values.
     """
     settings, local = _dictionaries(config, per_layer or local_theta > 0)
     for key, value in (*settings.items(), *local.items()):
         if value is not None and key not in _KNOWN and key not in read:
             raise UnsupportedError(
-                f"config.json: the rope scaling's key {key} ({value!r}) is not known for this family, and results may "
+                f"config.json: the rope scaling's key {key} ({value!r}) is unknown for this family, and results may "
                 "be wrong without it. If the model does not use the key, remove it"
             )
     base = number(settings, "rope_theta", number(config, "rope_theta", theta))
@@ -71,7 +70,7 @@ def rope_settings(
 
 
 def _dictionaries(config: HfConfig, per_layer: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of all layers, or of those without a window, and those of the layers with one."""
+    """Return the settings of all layers, or of those without a window, and the settings of the window layers."""
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if not isinstance(new, dict) or not isinstance(old, dict):
         raise ModelError("config.json: rope_parameters and rope_scaling must be objects or null")
@@ -94,17 +93,17 @@ def _dictionaries(config: HfConfig, per_layer: bool) -> tuple[dict[str, Any], di
 
 
 def rope_dictionary(config: HfConfig) -> dict[str, Any]:
-    """The settings of all layers, of rope_parameters and rope_scaling together. Raises as rope_settings does."""
+    """Return the settings of all layers from rope_parameters and rope_scaling. Raises the errors of rope_settings."""
     return _dictionaries(config, per_layer=False)[0]
 
 
 def rope_value(config: HfConfig, key: str, default: float) -> float:
-    """A number of the settings of all layers that only some families have."""
+    """Return a number in the settings of all layers that only some families have."""
     return number(rope_dictionary(config), key, default)
 
 
 def refuse_scaling(config: HfConfig, reason: str) -> None:
-    """Raises UnsupportedError if config.json has a rotary scaling, which a model does not use. reason: why not."""
+    """Raises UnsupportedError if config.json has a rotary scaling that the model does not use. reason: why not."""
     for key in ("rope_scaling", "rope_parameters"):
         settings = config.get(key)
         if isinstance(settings, dict) and _kind(settings) != "default":
@@ -112,13 +111,13 @@ def refuse_scaling(config: HfConfig, reason: str) -> None:
 
 
 def _merged(config: HfConfig, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """rope_parameters and rope_scaling together. Raises UnsupportedError where they name two kinds of scaling, and
-    ModelError where they name none and would scale."""
+    """Merge rope_parameters and rope_scaling. Raises UnsupportedError if they name different scaling types, and
+    ModelError if they have scaling keys but no type."""
     for name, settings in (("rope_parameters", new), ("rope_scaling", old)):
         without = [key for key in _SCALES if settings.get(key) not in (None, 1)]
         if without and not _names_kind(settings):
             raise ModelError(
-                f"config.json: {name} has {without[0]} and no rope_type, so it would have no effect: add rope_type "
+                f"config.json: {name} has {without[0]} but no rope_type, so it would have no effect: add rope_type "
                 f"({', '.join(KINDS[1:])}), or remove {without[0]}"
             )
     if not _names_kind(old):
@@ -126,10 +125,10 @@ def _merged(config: HfConfig, new: dict[str, Any], old: dict[str, Any]) -> dict[
     kinds = _kind(new), _kind(old)
     if "default" not in kinds and kinds[0] != kinds[1]:
         raise UnsupportedError(
-            f"config.json: rope_parameters is of type {kinds[0]!r} and rope_scaling of type {kinds[1]!r}: remove "
-            "the one that the model is not made for"
+            f"config.json: rope_parameters is of type {kinds[0]!r} but rope_scaling of type {kinds[1]!r}: remove the "
+            "one that is wrong for the model"
         )
-    # The base is from rope_scaling, else from the top level, else from rope_parameters.
+    # The base comes from rope_scaling, then from the top level, then from rope_parameters.
     bases = [place["rope_theta"] for place in (old, config, new) if place.get("rope_theta") is not None]
     kept = {key: new[key] for key in _KEPT if new.get(key) is not None}
     return {**kept, **old, **({"rope_theta": bases[0]} if bases else {})}
@@ -147,7 +146,7 @@ def _kind(settings: dict[str, Any]) -> str:
 
 
 def _local(config: HfConfig, full: dict[str, Any], local: dict[str, Any], default: float) -> dict[str, Any]:
-    """The base of the layers with a window, which have no scaling. Nothing, where they are as all layers are."""
+    """Return the base of the window layers, which have no scaling. Empty if they have the settings of all layers."""
     base = number(local, "rope_theta", number(config, "rope_local_base_freq", default))
     same = {**local, "rope_theta": base} == full
     if _kind(local) != "default" and not same:
@@ -175,9 +174,9 @@ def _scaling(settings: dict[str, Any], config: HfConfig, rotated: int) -> dict[s
         )
     missing = [key for key in _NEEDED.get(kind, ()) if settings.get(key) is None]
     if missing:
-        raise ModelError(f"config.json: rope scaling of type {kind} lacks {', '.join(missing)}")
+        raise ModelError(f"config.json: rope scaling of type {kind} requires {', '.join(missing)}")
     longest = required(config, "max_position_embeddings")
-    # Phi-3 says beside the settings what the others say in them, and there it counts.
+    # Phi-3 has this key outside of the settings, and there it overrides.
     original = optional(
         config, "original_max_position_embeddings", optional(settings, "original_max_position_embeddings", longest)
     )

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's shape, without rotation in every fourth layer or in those that `no_rope_layers` lists."""
+"""SmolLM3: Llama's architecture, without rotation in every fourth layer or in those listed in `no_rope_layers`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from charonia.families.windows import switched_window, window_settings
 
 
 def _rotated(config: HfConfig) -> str:
-    """A letter for each layer: rotated (r) or not (n)."""
+    """Return a letter for each layer: rotated (r) or not (n)."""
     layers, listed = required(config, "num_hidden_layers"), config.get("no_rope_layers")
     if listed is None:
         interval = optional(config, "no_rope_layer_interval", 4)

@@ -1,4 +1,4 @@
-"""What a model family has to say: the engine's model configuration and where each canonical tensor comes from."""
+"""The description of a model family: the engine's configuration, and the source of each canonical tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ModelConfig(ModelAttributes):
     """The read-only keys of config.ini's section [llama]; definitions/model_attributes.toml defines them."""
 
     def settings(self) -> dict[str, str]:
-        """Every key with its value as config.ini spells it."""
+        """Return every key with its value in the format of config.ini."""
         return {entry.name: _spell(getattr(self, entry.name)) for entry in fields(self)}
 
 
@@ -30,23 +30,23 @@ def _spell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a weight is quantised and stored: a quantised tensor's `dtype` and `quantization` in the manifest."""
+    """How a weight is quantised and stored; `dtype` and `quantization` of a quantised tensor in the manifest."""
 
     layout: str  # rows | packed-rows | awq | gptq | mxfp4
     dtype: str  # of the codes: U4 | I8 | F8_E4M3 | F4_E2M1
     group_size: int = 0  # columns that share a scale; 0: all
     zeros: bool = False
-    activations: str = ""  # int8-token | int8-tensor | fp8-token | fp8-tensor; empty: as they are
+    activations: str = ""  # int8-token | int8-tensor | fp8-token | fp8-tensor; empty: not quantised
     group_rows: int = 1  # rows that share a scale
-    zero_offset: int = 1  # gptq: what the stored zeros are less than the zeros
+    zero_offset: int = 1  # gptq: stored zero + zero_offset = zero
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Return the number of bits of a code."""
         return 4 if self.dtype in ("U4", "F4_E2M1") else 8
 
     def entry(self) -> dict[str, Any]:
-        """`quantization` of the manifest: what differs from its defaults."""
+        """Return `quantization` of the manifest: the values that differ from their defaults."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "dtype"}
         defaults = {item.name: item.default for item in fields(self)}
         return {key: value for key, value in values.items() if value != defaults[key]}
@@ -54,7 +54,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Quantised:
-    """A quantised weight's quantisation and the names of its tensors beside the codes; empty: there is none."""
+    """The quantisation of a weight, and the names of its other tensors besides the codes; empty: it has none."""
 
     how: Quantization
     scales: str
@@ -64,31 +64,31 @@ class Quantised:
 
     @property
     def beside(self) -> dict[str, str]:
-        """Names by what they are called in the manifest."""
+        """Return the names by their keys in the manifest."""
         names = {kind: getattr(self, kind) for kind in ("scales", "zeros", "order", "input_scale")}
         return {kind: name for kind, name in names.items() if name}
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a module's weight is quantised. Names are those of tensors behind the module's name; of several the first
-    counts that the module has."""
+    """How the weight of a module is quantised. Names are suffixes after the module's name; with several, the first one
+    that exists counts."""
 
     how: Quantization
-    codes: str  # their name
+    codes: str  # suffix of the codes
     scales: tuple[str, ...]
-    scale_shapes: tuple[str, ...]  # of layout rows: tensor | channel | group | block, which may be found
+    scale_shapes: tuple[str, ...]  # possible shapes with layout rows: tensor | channel | group | block
     zeros: str = ""
     order: str = ""
-    order_expected: bool = False  # without it, an order that is there is the columns' own
+    order_expected: bool = False  # false: an order tensor must be the identity
     input_scale: tuple[str, ...] = ()  # empty: none is needed
-    symmetric_zero: int | None = None  # gptq, without zeros: what the stored zeros must be
+    symmetric_zero: int | None = None  # gptq, without zeros: required value of the stored zeros
 
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """method: compressed-tensors | awq | gptq | fp8 | mxfp4. scheme_of(names of a module) raises UnsupportedError for a
-    scheme that is not supported; None: the module is not quantised. file: the name of the one that says so."""
+    """method: compressed-tensors | awq | gptq | fp8 | mxfp4. scheme_of(names of a module): returns None if the module
+    is not quantised; raises UnsupportedError for an unsupported scheme. file: name of the file with the settings."""
 
     method: str
     scheme_of: Callable[[tuple[str, ...]], Scheme | None]
@@ -97,21 +97,21 @@ class QuantizationConfig:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A Hugging Face tensor or a range of it: its name and the whole tensor's shape that the config promises,
-    `(out, in)` or `(out,)`. Of a quantised weight the name is that of its codes, and the shape still the weight's."""
+    """A Hugging Face tensor or a range of it: its name, and the expected shape of the whole tensor, `(out, in)` or
+    `(out,)`. For a quantised weight, the name of its codes and the shape of the weight."""
 
     name: str
     shape: tuple[int, ...]
     rows: tuple[int, int] | None = None  # [begin, end) of dimension 0; None: all
     cols: tuple[int, int] | None = None  # [begin, end) of dimension 1; None: all
     quantised: Quantised | None = None
-    row_step: int = 1  # n: of the rows the first and every n-th after it; 1 but of quantised weights
-    stack: int = 0  # n: the file's tensor has n matrices, and `shape` is that of all above one another
-    transposed: bool = False  # with `stack`: each matrix lies transposed in the file. A range is then of one of them
+    row_step: int = 1  # n: only every n-th row of the range; always 1 if not quantised
+    stack: int = 0  # n: the file's tensor has n matrices, and `shape` is their shape stacked along dimension 0
+    transposed: bool = False  # with `stack`: each matrix is transposed in the file; a range covers one of them only
 
     @property
     def file_shape(self) -> tuple[int, ...]:
-        """The shape of the file's tensor, where it is not quantised."""
+        """Return the shape of the file's tensor if it is not quantised."""
         if not self.stack:
             return self.shape
         rows, cols = self.shape[0] // self.stack, self.shape[1]
@@ -119,14 +119,14 @@ class TensorPart:
 
     @property
     def taken(self) -> tuple[int, ...]:
-        """The shape of the range."""
+        """Return the shape of the range."""
         ranges = ((self.rows, self.row_step), (self.cols, 1))[: len(self.shape)]
         return tuple(
             len(range(*(taken or (0, size)), step)) for size, (taken, step) in zip(self.shape, ranges, strict=True)
         )
 
     def take(self, dimension: int, begin: int, end: int) -> TensorPart:
-        """[begin, end) of this range along dimension 0 or 1."""
+        """Return [begin, end) of this range along dimension 0 or 1."""
         if not 0 <= begin < end <= self.taken[dimension]:
             raise ValueError(f"[{begin}, {end}) of {self.name} is not within {list(self.taken)}")
         old, step = ((self.rows, self.row_step), (self.cols, 1))[dimension]
@@ -140,34 +140,34 @@ TensorMap = dict[str, tuple[TensorPart, ...]]
 
 
 def stacked_shape(parts: tuple[TensorPart, ...]) -> tuple[int, ...]:
-    """The shape of a canonical tensor."""
+    """Return the shape of a canonical tensor."""
     return (sum(part.taken[0] for part in parts), *parts[0].taken[1:])
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as the engine will run it."""
+    """The description of a model for the engine."""
 
     config: ModelConfig
     tensors: TensorMap
-    # What the files may call the tensors otherwise: (how a name begins there, how it begins in `tensors`).
+    # Alternative name prefixes in the files: (prefix in the file, prefix in `tensors`).
     prefixes: tuple[tuple[str, str], ...] = ()
-    ignored: tuple[str, ...] = ()  # how names of tensors begin that the language model does not need
-    quantization: QuantizationConfig | None = None  # as config.json has it; None: weights are not quantised
-    quantised_cache: bool = False  # config.json wants one, and files may have scales for it
-    tied_output: str = ""  # of tied embeddings: the output layer's weight, which files may have as well
-    notes: tuple[str, ...] = ()  # sentences that the user should read, as warnings
+    ignored: tuple[str, ...] = ()  # name prefixes of tensors that the language model does not need
+    quantization: QuantizationConfig | None = None  # from config.json; None: weights are not quantised
+    quantised_cache: bool = False  # config.json requires a quantised KV cache; the files may have scales for it
+    tied_output: str = ""  # with tied embeddings: name of the output layer's weight, which files may also have
+    notes: tuple[str, ...] = ()  # warnings for the user
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family: `describe(config, model_name)` raises UnsupportedError for what the engine does not have."""
+    """A family. `describe(config, model_name)` raises UnsupportedError if the engine does not support the model."""
 
     name: str
-    model_types: tuple[str, ...]  # of config.json
-    title: str  # for the list of what is supported
+    model_types: tuple[str, ...]  # in config.json
+    title: str  # for the list of supported models
     describe: Callable[[HfConfig, str], ModelSpec]
-    keys: frozenset[str] = frozenset()  # of config.json that it reads, besides config_keys.READ_BY_ALL
-    harmless: frozenset[str] = frozenset()  # of config.json that do not change its results, besides HARMLESS
-    # The values with which keys of config.json change nothing; they win over config_keys.ONLY.
+    keys: frozenset[str] = frozenset()  # keys of config.json that it reads, in addition to config_keys.READ_BY_ALL
+    harmless: frozenset[str] = frozenset()  # keys that do not change its results, in addition to HARMLESS
+    # Values of keys that change nothing; they override config_keys.ONLY.
     only: Mapping[str, Any] = field(default_factory=dict)

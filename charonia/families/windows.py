@@ -15,10 +15,10 @@ _LETTERS = {"sliding_attention": "s", "full_attention": "f"}
 def window_settings(
     config: HfConfig, *, layer_types: bool = True, has_window: Callable[[int], bool] = lambda layer: True
 ) -> dict[str, Any]:
-    """ModelConfig's `sliding_window` and `layer_windows`.
+    """Return ModelConfig's `sliding_window` and `layer_windows`.
 
-    layer_types: the family reads config.json's `layer_types`. has_window: whether a layer has the window where
-    config.json does not list them.
+    layer_types: whether the family reads `layer_types` of config.json. has_window: whether a layer has a window if
+    config.json does not list the layers.
     """
     layers, window = required(config, "num_hidden_layers"), optional(config, "sliding_window", 0)
     types = config.get("layer_types") if layer_types else None
@@ -34,11 +34,11 @@ def window_settings(
 
 
 def switched_window(config: HfConfig, default: int | None) -> HfConfig:
-    """The config with the window that counts: none unless `use_sliding_window` is true. default: where config.json
-    names none. Raises UnsupportedError for unknown layer types."""
+    """Return the config with the effective window: none unless `use_sliding_window` is true. default: used if
+    config.json has no window. Raises UnsupportedError for unknown layer types."""
     if optional(config, "use_sliding_window", False):
         return {**config, "sliding_window": config.get("sliding_window", default)}
-    # The layers that are listed with a window have none then, as in transformers.
+    # Without use_sliding_window, layers listed with a window have none, as in transformers.
     if (types := config.get("layer_types")) is not None:
         _letters(types, required(config, "num_hidden_layers"))
     return {**config, "sliding_window": None, "layer_types": None}

@@ -1,4 +1,4 @@
-"""Yi: Llama's shape without biases. Newer releases call themselves `llama` in config.json, the first ones `Yi`."""
+"""Yi: Llama's architecture without biases. Newer releases have the model_type `llama`, the first ones `Yi`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a model's weights and settings cost in quality: perplexity, distance from the 16-bit model, answers right."""
+"""Measures the quality of a model: perplexity, difference from the 16-bit model, and correct answers."""

@@ -1,4 +1,4 @@
-"""`charonia evaluate`: perplexity, distance from the 16-bit model and answers right, and the record of them."""
+"""`charonia evaluate`: measures perplexity, difference from the 16-bit model and correct answers, and records them."""
 
 from __future__ import annotations
 
@@ -35,22 +35,21 @@ from charonia.weights.quality_record import (
 
 DEFAULT_WINDOW = 1024
 DEFAULT_STRIDE = 512
-# What is measured has few sequences at once: enough rows of logits in a step, and little memory for KV blocks, so that
-# two models fit side by side.
+# Few sequences run at the same time. A step needs many rows of logits, but few KV blocks, so that two models fit.
 _BATCH = 64
 _CACHE_TOKENS = 4096
 _CACHE_KEYS = ("cache_max_entry_count", "cache_size", "cache_users")
-# The reference is measured without what these say: they are part of what is compared.
+# Settings that do not apply to the reference, because their effect is measured.
 _NOT_FOR_REFERENCE = ("quant_policy",)
 
 
 def default_text() -> Path:
-    """The text that comes with the package."""
+    """Return the text that comes with the package."""
     return _data("text.txt")
 
 
 def default_questions() -> Path:
-    """The questions that come with the package."""
+    """Return the questions that come with the package."""
     return _data("questions.jsonl")
 
 
@@ -73,11 +72,11 @@ def evaluate(
     command: str = "",
     show_progress: bool = False,
 ) -> QualityRecord:
-    """Measures `model` (a workspace, a Hugging Face folder or a hub id) and, with save, keeps the record beside it.
+    """Measure `model` (a workspace, a Hugging Face folder or a hub id). save: store the record next to the model.
 
-    against: the 16-bit model to compare with, which is run with the same settings but without quant_policy. text,
-    questions: files; None: those of the package. ask: whether questions are asked. window, stride: tokens. dtype: for
-    Hugging Face folders, of both models. Raises CharoniaError saying what would be right.
+    against: the 16-bit model to compare with; it runs with the same settings, but without quant_policy. text,
+    questions: files; None: the files of the package. ask: whether to ask questions. window, stride: tokens. dtype: data
+    type of both models, for Hugging Face folders. Raises CharoniaError with advice for the user.
     """
     if questions is not None and not ask:
         raise InvalidRequestError(f"questions = {questions} and ask = false (--no-ask) contradict each other")
@@ -89,11 +88,11 @@ def evaluate(
     weights = ""
     if save:
         check_can_save(location)
-        weights = fingerprint_of(location)  # before they are loaded: it is of those, whatever comes in their place
+        weights = fingerprint_of(location)  # before loading, so that it belongs to the loaded weights
     with _load(location, dtype, settings, window) as engine:
         ids = measured.ids(engine)
         _check(engine, measured, asked)
-        # What is wrong is said before another model is loaded, and before anything is measured.
+        # Report errors before another model is loaded and before anything is measured.
         windows(len(ids), window, stride)
         reference: ReferenceScore | None = None
         if against is None:
@@ -103,7 +102,7 @@ def evaluate(
             with _load_reference(against, dtype, settings, window) as other:
                 if measured.ids(other) != ids:
                     raise InvalidRequestError(
-                        f"{against} has another tokenizer than {model}: only models that share one can be compared"
+                        f"{against} has another tokenizer than {model}: models can be compared only if they share one"
                     )
                 _check(other, measured, asked)
                 own, reference = _compare(engine, other, ids, measured, asked, progress)
@@ -112,14 +111,14 @@ def evaluate(
     if save:
         try:
             save_record(location, record)
-        except ModelError as error:  # a disk that is full: what was measured is not lost for it
+        except ModelError as error:  # a full disk: the result is still printed
             progress.warn(str(error))
     return record
 
 
 @dataclass(frozen=True)
 class _Text:
-    """The text that is measured with, in windows of so many tokens."""
+    """The text for measuring perplexity, in windows of `window` tokens."""
 
     file: Path
     content: str
@@ -131,7 +130,7 @@ class _Text:
         return cls(file, _read_text(file), window, stride)
 
     def ids(self, engine: Engine) -> list[int]:
-        """Without transformers' warning that the text is longer than the model's context: windows are not."""
+        """Return the token ids. Suppresses transformers' warning about long texts, because windows are short."""
         log = logging.getLogger("transformers")
         level = log.level
         log.setLevel(logging.ERROR)
@@ -174,12 +173,12 @@ class _Asked:
 
 
 def _check(engine: Engine, text: _Text, asked: _Asked | None) -> None:
-    """Raises InvalidRequestError where the model cannot be measured with that."""
+    """Raises InvalidRequestError if the model cannot be measured with this text and these questions."""
     longest = engine.info.session_len - 1
     if text.window > longest:
         raise InvalidRequestError(
             f"window = {text.window} is out of range: {engine.info.model_name} computes at most {longest} tokens of a "
-            f"text at once (session_len - 1)"
+            f"text together (session_len - 1)"
         )
     if asked:
         check_prompts(engine, asked.questions)
@@ -188,7 +187,7 @@ def _check(engine: Engine, text: _Text, asked: _Asked | None) -> None:
 def _compare(
     engine: Engine, reference: Engine, ids: list[int], text: _Text, asked: _Asked | None, progress: Progress
 ) -> tuple[float, ReferenceScore]:
-    """The engine's perplexity, and how far it is from the reference."""
+    """Return the engine's perplexity, and its difference from the reference."""
     with progress.count("comparison, tokens", len(ids)) as advance:
         found = compare(engine, reference, ids, text.window, text.stride, advance)
     right = asked.right_by(reference, "questions to the reference", progress) if asked else None
@@ -255,7 +254,7 @@ def _read_text(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the text cannot be read from {file}: {error}") from None
     if not content.strip():
-        raise InvalidRequestError(f"{file} has no text: name one of some thousand words, of the kind that users send")
+        raise InvalidRequestError(f"{file} has no text: name a file with some thousand words like those of your users")
     return content
 
 
@@ -264,12 +263,12 @@ def _sha256(content: str) -> str:
 
 
 def _named(file: Path, content: str) -> str:
-    """A name that tells files of the same name apart."""
+    """Return a name that distinguishes files with the same name."""
     return f"{file.name} ({_sha256(content)[:8]})"
 
 
 def show(record: QualityRecord, console: Console) -> None:
-    """Prints a record as a table, and what was measured with."""
+    """Print a record as a table, with the measuring conditions."""
     console.print(quality_table([record]))
     text = record.text
     console.print(

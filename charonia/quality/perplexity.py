@@ -1,4 +1,4 @@
-"""Perplexity over a text, and how far a model's predictions are from those of another one."""
+"""Computes perplexity over a text, and the difference between the predictions of two models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from charonia.api.engine import Engine
 from charonia.api.results import SamplingParams
 from charonia.errors import InvalidRequestError, ModelError
 
-_MOST_NATS = 700.0  # e to more is no double
-_ROWS_AT_ONCE = 64  # of the vocabulary's width, in work that makes copies of them
+_MOST_NATS = 700.0  # exp() of more overflows a double
+_ROWS_AT_ONCE = 64  # rows of vocabulary size that are copied together
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens [begin, end) of a text, computed together; the last `scored` of them are what counts."""
+    """Tokens [begin, end) of a text, computed together. The last `scored` of them count."""
 
     begin: int
     end: int
@@ -28,19 +28,19 @@ class Window:
 
     @property
     def rows(self) -> int:
-        """Predictions of scored tokens: the first token of a text is predicted by none."""
+        """Return the number of predictions of scored tokens: the first token of a text has no prediction."""
         return min(self.scored, self.end - self.begin - 1)
 
 
 def windows(tokens: int, length: int, stride: int) -> list[Window]:
-    """Overlapping windows, each `stride` tokens after the one before, in which each token is scored once.
+    """Return overlapping windows, each `stride` tokens after the previous one. Each token is scored once.
 
-    They are those of transformers' documentation ("Perplexity of fixed-length models").
+    Same windows as in transformers' documentation ("Perplexity of fixed-length models").
     """
     if length < 2:
         raise InvalidRequestError(f"window = {length} is out of range: it must be at least 2 tokens")
-    if not 2 <= stride <= length:  # with 1, all windows but the first would weigh nothing
-        raise InvalidRequestError(f"stride = {stride} is out of range: it must be 2 to the window's {length} tokens")
+    if not 2 <= stride <= length:  # with 1, all windows except the first would have weight 0
+        raise InvalidRequestError(f"stride = {stride} is out of range: it must be 2 to {length}, the window's tokens")
     if tokens < 2:
         raise InvalidRequestError(f"the text has {tokens} tokens: perplexity needs at least 2")
     out: list[Window] = []
@@ -55,9 +55,10 @@ def windows(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 class Perplexity:
-    """e to the mean over windows of their tokens' mean negative log probability.
+    """exp of the weighted mean, over windows, of the mean negative log probability of their tokens.
 
-    A window weighs one less than its scored tokens, as in transformers' documentation, so that figures compare.
+    The weight of a window is its number of scored tokens minus one, as in transformers' documentation, so that results
+    are comparable.
     """
 
     def __init__(self) -> None:
@@ -67,19 +68,19 @@ class Perplexity:
     def add(self, window: Window, log_probabilities: NDArray[Any]) -> None:
         """log_probabilities: of the window's scored tokens, [window.rows]."""
         weight = window.scored - 1
-        if not weight:  # of a text's last token alone
+        if not weight:  # a window that scores only the text's last token
             return
         self._sum -= weight * float(np.mean(log_probabilities, dtype=np.float64))
         self._weight += weight
 
     @property
     def value(self) -> float:
-        """Raises ModelError where it is no number."""
+        """Return the perplexity. Raises ModelError if it is not a finite number."""
         mean = self._sum / self._weight
         if not mean < _MOST_NATS:
             raise ModelError(
-                f"the mean negative log probability of the text's tokens is {mean:g}: the model computes nothing of "
-                "use. Are its files whole, and made for each other?"
+                f"the mean negative log probability of the text's tokens is {mean:g}: the model's output is useless. "
+                "Are its files complete, and do they belong together?"
             )
         return math.exp(mean)
 
@@ -91,7 +92,7 @@ def perplexity(
     stride: int,
     advance: Callable[[int], None] = lambda _: None,
 ) -> float:
-    """Of the text's tokens. advance: gets the number of tokens of each window that is done."""
+    """Return the perplexity of the tokens. advance: called with the number of scored tokens of each window."""
     out = Perplexity()
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
     for window in windows(len(token_ids), length, stride):
@@ -103,14 +104,14 @@ def perplexity(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models over one text. Divergences are D(reference || model) in nats, at each scored token."""
+    """Comparison of two models on one text. Divergences are D(reference || model) in nats, at each scored token."""
 
     perplexity: float
     reference_perplexity: float
     kl_mean: float
-    kl_p99: float  # 99 of 100 places have at most this
+    kl_p99: float  # 99 % of the positions have at most this
     kl_max: float
-    top1_agreement: float  # share of the places where both have the same most likely token
+    top1_agreement: float  # share of positions with the same most likely token in both models
 
 
 def compare(
@@ -121,15 +122,15 @@ def compare(
     stride: int,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Comparison:
-    """The model in `engine` held against `reference`, by whole distributions.
+    """Compare the model in `engine` with `reference`, over complete distributions.
 
-    Memory: the reference's distributions of a window's scored tokens, and what one window's logits take.
+    Memory: the reference's distributions of one window's scored tokens, and the logits of one window.
     """
     if engine.info.vocab_size != reference.info.vocab_size:
         raise InvalidRequestError(
-            f"{engine.info.model_name} has a vocabulary of {engine.info.vocab_size} tokens and "
-            f"{reference.info.model_name} one of {reference.info.vocab_size}: only models with the same one can be "
-            "compared"
+            f"{engine.info.model_name} has a vocabulary of {engine.info.vocab_size} tokens, but "
+            f"{reference.info.model_name} has {reference.info.vocab_size}: models can be compared only with the same "
+            "vocabulary"
         )
     own, others = Perplexity(), Perplexity()
     divergences: list[NDArray[np.float64]] = []
@@ -151,7 +152,7 @@ def compare(
         advance(window.scored)
     all_of_them = np.concatenate(divergences)
     if not np.isfinite(all_of_them).all():
-        raise ModelError("the models' predictions have divergences that are no numbers: their logits are infinite")
+        raise ModelError("the divergences of the models' predictions are not finite numbers: their logits are infinite")
     return Comparison(
         perplexity=own.value,
         reference_perplexity=others.value,
@@ -163,7 +164,7 @@ def compare(
 
 
 def _scored(engine: Engine, ids: list[int], window: Window) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Log probabilities [n, vocab] of the predictions of scored tokens: (number of the first among them, rows)."""
+    """Yield log probabilities [n, vocab] of the predictions of scored tokens: (index of the first one, rows)."""
     skipped = len(ids) - 1 - window.rows
     for position, rows in engine.prompt_logits(ids):
         kept = rows[max(0, skipped - position) :]
@@ -173,7 +174,7 @@ def _scored(engine: Engine, ids: list[int], window: Window) -> Iterator[tuple[in
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Along the last dimension; the sum is taken in double precision."""
+    """Log softmax along the last dimension. The sum is computed in double precision."""
     shifted: NDArray[np.float32] = logits - logits.max(axis=-1, keepdims=True)
     total = np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True, dtype=np.float64))
     shifted -= total.astype(np.float32)

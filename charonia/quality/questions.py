@@ -1,13 +1,13 @@
-"""Questions with known answers, and the share of them that a model answers right.
+"""Questions with known answers. Counts how many of them a model answers correctly.
 
-A file has one JSON object a line, of one of two kinds:
+A file has one JSON object per line, of one of two kinds:
 
     {"prompt": "What is the capital of Norway?", "answer": "Oslo"}
     {"prompt": "What is the capital of Norway?", "choices": ["Bergen", "Oslo"], "answer": 1}
 
-The first is answered in words: right when the answer, or one of a list of them, is in what the model says. In the
-second the model says nothing: its answer is the choice to which it gives the highest probability, counted from 0.
-`prompt` is a text, or a list of chat messages as OpenAI has them.
+For the first kind, the model generates a text. It is correct if it contains the answer, or any answer of a list.
+For the second kind, the model generates nothing: its answer is the most probable choice. `answer` is the index of the
+correct choice, from 0. `prompt` is a text, or a list of chat messages in OpenAI's format.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from charonia.api.results import Output, SamplingParams
 from charonia.errors import InvalidRequestError
 
 MAX_ANSWER_TOKENS = 128
-_AT_ONCE = 32  # questions between two steps of the progress bar
-_ENDS = "?.!:\u3002\uff1f\uff01\uff1a"  # the last four as Chinese has them
+_AT_ONCE = 32  # questions per step of the progress bar
+_ENDS = "?.!:\u3002\uff1f\uff01\uff1a"  # the last four are the Chinese ones
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 
 
@@ -43,27 +43,27 @@ class Question(BaseModel):
     def _answer_fits(self) -> Question:
         if self.choices is None:
             if isinstance(self.answer, int) or not self.answer or not all(map(str.strip, self.answers)):
-                raise ValueError("answer must be a text, or a list of texts, none of them empty")
+                raise ValueError("answer must be a text, or a list of texts, and none of them may be empty")
         elif not all(map(str.strip, self.choices)):
-            raise ValueError("choices must not be empty: of no tokens, one would always be the most likely")
+            raise ValueError("choices must not be empty: a choice without tokens would always be the most likely")
         elif not isinstance(self.answer, int) or not 0 <= self.answer < len(self.choices):
-            raise ValueError(f"answer must be the number of a choice, 0 to {len(self.choices) - 1}")
+            raise ValueError(f"answer must be the index of a choice, 0 to {len(self.choices) - 1}")
         return self
 
     @property
     def answers(self) -> list[str]:
-        """Texts of which one must be in what the model says."""
+        """The accepted answers; the response must contain one of them."""
         assert not isinstance(self.answer, int)
         return [self.answer] if isinstance(self.answer, str) else self.answer
 
     def passes(self, said: str) -> bool:
-        """Whether one of the answers is in `said`, as whole words, whatever the case. "20,000" says 20000."""
+        """Whether `said` contains an accepted answer as whole words, ignoring case. "20,000" matches 20000."""
         said = _THOUSANDS.sub("", said)
         return any(re.search(_as_words(answer), said, re.IGNORECASE) for answer in self.answers)
 
 
 def _as_words(text: str) -> str:
-    """A pattern for the text that finds "7" in "is 7." and "是7。" but not in "17", "7.5" or "7th"."""
+    """Return a pattern that finds "7" in "is 7." and "是7。" but not in "17", "7.5" or "7th"."""
     word = "[A-Za-z0-9]"
     begins = rf"(?<!{word})(?<![0-9][.,])" if re.match(word, text) else ""
     ends = rf"(?!{word})(?![.,][0-9])" if re.search(rf"{word}$", text) else ""
@@ -71,9 +71,9 @@ def _as_words(text: str) -> str:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """Raises InvalidRequestError with the line that is wrong and why."""
+    """Read the questions. Raises InvalidRequestError with the wrong line and the reason."""
     try:
-        # splitlines() would cut within texts, at U+2028 and others.
+        # splitlines() would also cut at U+2028 and similar characters within a text.
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"questions cannot be read from {file}: {error}") from None
@@ -88,21 +88,21 @@ def read_questions(file: Path) -> list[Question]:
             place = ".".join(map(str, first["loc"]))
             raise InvalidRequestError(f"{file}, line {number}: {place or 'the question'}: {first['msg']}") from None
         except json.JSONDecodeError as error:
-            raise InvalidRequestError(f"{file}, line {number} is no JSON object: {error}") from None
+            raise InvalidRequestError(f"{file}, line {number} is not a JSON object: {error}") from None
     if not questions:
-        raise InvalidRequestError(f"{file} has no questions: it takes a JSON object a line, with prompt and answer")
+        raise InvalidRequestError(f"{file} has no questions: each line must be a JSON object with prompt and answer")
     return questions
 
 
 def check_prompts(engine: Engine, questions: Sequence[Question]) -> None:
-    """InvalidRequestError for a question that is longer than the model's context."""
+    """Raises InvalidRequestError for a question that is longer than the model's context."""
     longest = engine.info.session_len - 1
     for question in questions:
         prompts = _choice_prompts(engine, question)[0] if question.choices else [_prompt(engine, question)[0]]
         most = max(map(len, prompts))
         if most > longest:
             raise InvalidRequestError(
-                f"the question {str(question.prompt)[:60]!r} has {most} tokens, and {engine.info.model_name} takes at "
+                f"the question {str(question.prompt)[:60]!r} has {most} tokens, but {engine.info.model_name} takes at "
                 f"most {longest} (session_len - 1)"
             )
 
@@ -110,7 +110,7 @@ def check_prompts(engine: Engine, questions: Sequence[Question]) -> None:
 def answers_right(
     engine: Engine, questions: Sequence[Question], advance: Callable[[int], None] = lambda _: None
 ) -> int:
-    """How many of the questions the model answers right. advance: gets the number of questions that are done."""
+    """Return the number of correct answers. advance: called with the number of questions that are done."""
     right = 0
     for at in range(0, len(questions), _AT_ONCE):
         part = questions[at : at + _AT_ONCE]
@@ -125,7 +125,7 @@ def answers_right(
 
 
 def _prompt(engine: Engine, question: Question) -> tuple[list[int], bool]:
-    """Token ids, and whether they are a chat. A text is a user's message where the model chats."""
+    """Return token ids, and whether they are a chat. A text becomes a user message if the model supports chats."""
     if not isinstance(question.prompt, str):
         return engine.encode(question.prompt), True
     if engine.tokenizer.chat_template is not None:
@@ -139,15 +139,15 @@ def _say(engine: Engine, questions: Sequence[Question]) -> list[str]:
     for question in questions:
         ids, chat = _prompt(engine, question)
         prompts.append(ids)
-        stop = [] if chat else ["\n"]  # a model that does not chat goes on with questions of its own
+        stop = [] if chat else ["\n"]  # a model without chats would continue with more questions
         sampling.append(SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0, stop=stop))
     return [output.text for output in engine.generate(prompts, sampling)] if prompts else []
 
 
 def _choose(engine: Engine, questions: Sequence[Question]) -> list[int]:
-    """The most likely choice of each question: by the sum of its tokens' log probabilities."""
+    """Return the most likely choice of each question, by the sum of its tokens' log probabilities."""
     prompts: list[list[int]] = []
-    begins: list[int] = []  # of the choice, in its prompt
+    begins: list[int] = []  # position of the choice in its prompt
     for question in questions:
         own_prompts, begin = _choice_prompts(engine, question)
         prompts += own_prompts
@@ -162,7 +162,7 @@ def _choose(engine: Engine, questions: Sequence[Question]) -> list[int]:
 
 
 def _choice_prompts(engine: Engine, question: Question) -> tuple[list[list[int]], int]:
-    """The question with each of its choices, and where these begin."""
+    """Return the question with each of its choices, and the position of the choices."""
     ids, chat = _prompt(engine, question)
     texts = [choice if chat else f" {choice.lstrip()}" for choice in question.choices or ()]
     return [ids + engine.tokenizer.encode(text, add_special_tokens=False) for text in texts], len(ids)

@@ -1,1 +1,1 @@
-"""Makes quantised weights with llm-compressor, which has an environment of its own."""
+"""Quantises weights with llm-compressor, which runs in its own environment."""

@@ -1,4 +1,4 @@
-"""`charonia calibrate`: the ranges that quantisation would meet, by layer, and what they advise."""
+"""`charonia calibrate`: measures the value ranges of each layer and recommends quantisation settings."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from charonia.quantize import environment
 from charonia.quantize.command import check_calibration, check_source
 from charonia.quantize.driver import IGNORED
 
-# Rules of thumb, no measurements: relative errors of keys and values up to which so many bits are proposed, and
-# outliers from which on activations of 8 bits want smoothing. What a model really loses, charonia evaluate measures.
+# Rules of thumb, not measurements. MAX_ERROR: the largest relative error of keys and values that is acceptable for a
+# number of bits. MANY_OUTLIERS: 8-bit activations with more outliers need smoothing. `charonia evaluate` measures the
+# real loss of a model.
 MAX_ERROR = {8: 0.02, 4: 0.08}
 MANY_OUTLIERS = 20.0
-_SMOOTHED = re.compile(r".*[.](?:self_attn[.](?:q|k|v|qkv)|mlp[.](?:gate|up|gate_up))_proj")  # as driver.py has it
-_STAYS = re.compile("|".join(one.removeprefix("re:") for one in IGNORED))  # in 16 bits, as routers do
+_SMOOTHED = re.compile(r".*[.](?:self_attn[.](?:q|k|v|qkv)|mlp[.](?:gate|up|gate_up))_proj")  # same as in driver.py
+_STAYS = re.compile("|".join(one.removeprefix("re:") for one in IGNORED))  # modules that keep 16 bits
 
 
 @dataclass(frozen=True)
-class Held:
-    """Keys or values of a layer; errors are relative: root mean square of the error by that of the numbers."""
+class KvStats:
+    """Statistics of the keys or the values of a layer. An error is the RMS error divided by the RMS value."""
 
     min: float
     max: float
@@ -39,9 +40,9 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """Of a linear layer: mean and maximum of absolute values; outliers: the largest channel's maximum by the median
-    channel's."""
+class InputStats:
+    """Statistics of the input of a linear layer: mean and maximum of the absolute values. outliers: the maximum of the
+    largest channel divided by the maximum of the median channel."""
 
     mean: float
     max: float
@@ -50,35 +51,35 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What was seen over `tokens` tokens."""
+    """The statistics of a model over `tokens` tokens."""
 
     model: str
     tokens: int
-    keys: list[Held]  # by layer
-    values: list[Held]
-    inputs: dict[str, Inputs]  # by the module's name
+    keys: list[KvStats]  # by layer
+    values: list[KvStats]
+    inputs: dict[str, InputStats]  # by module name
 
     @property
     def quant_policy(self) -> int:
-        """The one that is advised: 4, 8 or 0."""
+        """The recommended KV-cache policy: 4, 8 or 0."""
         held = [*self.keys, *self.values]
         if all(one.error4 <= MAX_ERROR[4] for one in held):
             return 4
         return 8 if all(one.error8 <= MAX_ERROR[8] for one in held) else 0
 
     def advice(self) -> list[str]:
-        """Sentences for the user."""
+        """Return recommendations for the user, one sentence each."""
         worst8 = max(one.error8 for one in (*self.keys, *self.values))
         worst4 = max(one.error4 for one in (*self.keys, *self.values))
         lines = [
-            f"quant_policy = {self.quant_policy}: the greatest relative error of keys or values in a layer is "
-            f"{worst8:.2%} with 8 bits and {worst4:.2%} with 4 (a rule of thumb takes up to {MAX_ERROR[8]:.0%} and "
+            f"quant_policy = {self.quant_policy}: the largest relative error of keys or values in a layer is "
+            f"{worst8:.2%} with 8 bits and {worst4:.2%} with 4 (rule of thumb: at most {MAX_ERROR[8]:.0%} and "
             f"{MAX_ERROR[4]:.0%}). Measure it: charonia evaluate {self.model} --against {self.model} --quant-policy "
             f"{self.quant_policy or 8}"
         ]
         reach = {
             True: "needs --method smoothquant",
-            False: "may lose much there, as smoothquant reaches only what q, k, v, gate and up get, and no experts",
+            False: "may lose much accuracy there: smoothquant scales the inputs of q, k, v, gate and up, no experts",
         }
         quantised = {name: one for name, one in self.inputs.items() if not _STAYS.match(name)}
         for smoothed, w8a8 in reach.items():
@@ -88,7 +89,7 @@ class Ranges:
             name, most = max(rows.items(), key=lambda item: item[1].outliers)
             lines.append(
                 f"activations have outliers ({name}: {most.outliers:.0f} times the median channel): w8a8 {w8a8}; w8a16 "
-                "and w4a16 leave activations as they are"
+                "and w4a16 do not change activations"
             )
         if len(lines) == 1:
             name, most = max(quantised.items(), key=lambda item: item[1].outliers)
@@ -96,7 +97,7 @@ class Ranges:
         return lines
 
     def content(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the JSON object that `--json` prints."""
         return {**asdict(self), "quant_policy": self.quant_policy, "advice": self.advice()}
 
 
@@ -108,9 +109,9 @@ def calibrate(
     max_length: int = 2048,
     say: Callable[[str], None] = lambda _: None,
 ) -> Ranges:
-    """Runs the model over the calibration text with transformers, in the environment of charonia quantize.
+    """Run the model over the calibration text with transformers, in the environment of `charonia quantize`.
 
-    The arguments are those of quantize(). Raises CharoniaError saying what would be right.
+    The arguments are the same as for quantize(). Raises CharoniaError with advice for the user.
     """
     if calibration is not None:
         check_calibration(calibration)
@@ -133,14 +134,14 @@ def calibrate(
     return Ranges(
         model=str(model),
         tokens=found["tokens"],
-        keys=[Held(**layer["k"]) for layer in found["layers"]],
-        values=[Held(**layer["v"]) for layer in found["layers"]],
-        inputs={name: Inputs(**one) for name, one in found["inputs"].items()},
+        keys=[KvStats(**layer["k"]) for layer in found["layers"]],
+        values=[KvStats(**layer["v"]) for layer in found["layers"]],
+        inputs={name: InputStats(**one) for name, one in found["inputs"].items()},
     )
 
 
 def show(ranges: Ranges, console: Console) -> None:
-    """Prints the ranges as tables, and the advice."""
+    """Print the ranges as tables, then the recommendations."""
     cache = Table(title=f"Keys and values over {ranges.tokens} tokens", title_justify="left")
     cache.add_column("layer", justify="right")
     for kind in ("k", "v"):
@@ -149,7 +150,7 @@ def show(ranges: Ranges, console: Console) -> None:
     for number, pair in enumerate(zip(ranges.keys, ranges.values, strict=True)):
         cells = [(f"{x.min:.3g}", f"{x.max:.3g}", f"{x.error8:.2%}", f"{x.error4:.2%}") for x in pair]
         cache.add_row(str(number), *cells[0], *cells[1])
-    inputs = Table(title="Inputs of linear layers", title_justify="left")
+    inputs = Table(title="InputStats of linear layers", title_justify="left")
     inputs.add_column("module")
     for what in ("mean |x|", "max |x|", "outliers"):
         inputs.add_column(what, justify="right")

@@ -1,4 +1,4 @@
-"""`charonia quantize`: a Hugging Face folder with quantised weights in compressed-tensors' format."""
+"""`charonia quantize`: writes a Hugging Face folder with quantised weights in the compressed-tensors format."""
 
 from __future__ import annotations
 
@@ -31,45 +31,46 @@ from charonia.weights.convert import read_source
 from charonia.weights.quantization_config import read_quantization, says_cache
 
 RECORD_FILE = "charonia_quantize.json"
-_JOB = "job.json"  # of the folder that is worked in, until what is in it is whole
+_JOB = "job.json"  # in the working folder; removed when the model is complete
 # KL divergences from the 16-bit model, in nats a token: 4 bits cost 0.05 to 0.2.
 _GREAT_LOSS_KL, _DESTROYED_KL = 0.25, 1.0
-# A prediction that knows nothing of the text is 3 to 4 nats from a trained model, and about 2 from one of random
-# numbers, which are so flat that rounding to 4 bits costs 1.7: there, what is better than that prediction is taken.
+# A prediction that ignores the text has KL divergences of 3 to 4 nats from a trained model, and about 2 from a model
+# of random numbers. The predictions of a random model are so flat that rounding to 4 bits costs 1.7 nats. For such a
+# model, any result that is better than the prediction that ignores the text is accepted.
 _FLAT_KL = 2.5
-_FLAT_TOKENS = 64  # of fewer tokens the prediction knows too much: their mean is made of them
-# The models with images whose text part AutoModelForCausalLM does not read.
+_FLAT_TOKENS = 64  # with fewer tokens, their mean depends too much on each of them
+# Model types with images whose text part AutoModelForCausalLM cannot read.
 _WITH_IMAGES = {one.model_type for one in COMPOSITES} - {"gemma3"}
-# Families that the release of transformers in requirements.txt has no class for.
+# Families without a class in the release of transformers in requirements.txt.
 _WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qwen", "yi")
 
-# Families whose routers and shared experts have names that the driver does not know.
+# Families whose routers and shared experts have names that driver.py does not know.
 _UNKNOWN_ROUTERS = ("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "mellum", "minimax_m2", "solar_open")
-# Families without norms before attention and feed-forward, which SmoothQuant rescales.
+# Families without norms before attention and feed-forward. SmoothQuant rescales these norms.
 _NO_NORM_TO_RESCALE = ("exaone4", "olmo2", "olmo3")
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a scheme makes of weights, and which methods it can be made with, the first by default."""
+    """The number format of a scheme, and the methods that can produce it. The first method is the default."""
 
     methods: tuple[str, ...]
     bits: int
-    group_size: int = 0  # input features that share a scale; 0: all of an output feature
-    why: str = ""  # why it takes no other method
+    group_size: int = 0  # input features that share a scale; 0: one scale for each output feature
+    why: str = ""  # why other methods are not possible
 
 
 SCHEMES = {
     "w4a16": Scheme(("awq", "gptq", "rtn"), 4, 128, "activations stay in 16 bits, so there is nothing to smooth"),
-    "w8a16": Scheme(("rtn", "gptq"), 8, 0, "with 8 bits, rounding to the nearest loses next to nothing"),
+    "w8a16": Scheme(("rtn", "gptq"), 8, 0, "with 8 bits, rounding to the nearest loses very little"),
     "w8a8": Scheme(("smoothquant", "gptq", "rtn"), 8, 0, "AWQ scales weights for 16-bit activations"),
-    "fp8": Scheme(("rtn",), 8, 0, "its numbers are rounded to the nearest, and activations are scaled as they come"),
+    "fp8": Scheme(("rtn",), 8, 0, "it rounds to the nearest value, and scales activations at run time"),
 }
 _GROUPED = ("w4a16", "w8a16")  # schemes that take a group size
 _MIN_GROUP = 16
 METHODS = {
-    "awq": "scales channels by what their activations need, then rounds with zero points",
-    "gptq": "rounds column by column and makes up for each error in the columns that follow",
+    "awq": "scales channels by the size of their activations, then rounds with zero points",
+    "gptq": "rounds column by column and corrects the following columns for each error",
     "smoothquant": "moves the range of activations into the weights, then GPTQ",
     "rtn": "rounds to the nearest; needs no calibration text",
 }
@@ -88,18 +89,19 @@ def quantize(
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Writes `destination`, which must not exist, and returns it.
+    """Write `destination`, which must not exist, and return it.
 
-    model: a Hugging Face folder or a hub id with 16-bit weights. method, group_size: None is the scheme's own.
-    calibration: a text, or a file with a JSON object a line that has `text` or `messages`; None is the
-    package's short text. samples: at most so many, of at most max_length tokens. say: is told what is being done.
-    Nothing is left behind when it fails, but the environment, and what llm-compressor had written whole where that
-    could not be made `destination`; a model that is destroyed is removed. Raises CharoniaError saying what would be
-    right.
+    model: a Hugging Face folder or a hub id with 16-bit weights. method, group_size: None means the default of the
+    scheme. calibration: a text file, or a file with one JSON object per line that has `text` or `messages`; None means
+    the short text of the package. samples, max_length: the maximum number of samples, and of tokens each. say: called
+    with progress messages.
+
+    On failure, only the environment stays, and the output of llm-compressor if it is complete but could not be moved to
+    `destination`. A destroyed model is removed. Raises CharoniaError with advice for the user.
     """
     method = _method_of(scheme, method)
     group = _group_of(scheme, group_size)
-    destination = _free(destination)
+    destination = _unused_path(destination)
     if calibration is not None:
         check_calibration(calibration)
     if samples < 1 or max_length < 2:
@@ -109,10 +111,10 @@ def quantize(
     if method != "rtn" and calibration is None:
         calibration = default_text()
         say(
-            f"warning: no --calibration, so {method} gets the short text that comes with Charonia. Name a file of the "
-            "kind of text that your users send, with 128 samples or more"
+            f"warning: no --calibration, so {method} uses the short text that comes with Charonia. Name a file with "
+            "texts like those that your users send, with 128 samples or more"
         )
-    partial = _begin(destination, bytes_of_copy(spec, scheme, group), say)
+    partial = _create_partial(destination, bytes_of_copy(spec, scheme, group), say)
     made = partial / "model"
     job: dict[str, Any] = {
         "task": "quantize",
@@ -134,20 +136,20 @@ def quantize(
         _remove(partial)
         if isinstance(error, KeyboardInterrupt):
             say(
-                "interrupted: nothing was written. llm-compressor keeps nothing between layers, so the next run begins "
-                "with the first one again; its environment stays"
+                "interrupted: nothing was written. llm-compressor saves no progress, so the next run starts with the "
+                "first layer again; its environment is kept"
             )
         raise
     try:
         _finish(made, folder, {**job, "command": command, "charonia_version": __version__}, say)
         if os.path.lexists(destination):
-            raise FileExistsError(errno.EEXIST, "something is there by now", str(destination))
+            raise FileExistsError(errno.EEXIST, "it was created in the meantime", str(destination))
         made.rename(destination)
     except _DestroyedError:
         _remove(partial)
         raise
-    except BaseException as error:  # hours of work: it stays
-        whole = f"what llm-compressor has made is in {made}; it wants the tokenizer's files of {folder} beside it"
+    except BaseException as error:  # the result of hours of work stays
+        whole = f"the output of llm-compressor is in {made}; copy the tokenizer files of {folder} into it"
         if isinstance(error, OSError):
             raise ModelError(f"{destination} could not be written ({_reason(error)}): {whole}") from error
         say(whole)
@@ -157,14 +159,14 @@ def quantize(
 
 
 class _DestroyedError(ModelError):
-    """The quantised model says something else than its source."""
+    """The predictions of the quantised model differ too much from its source."""
 
 
-def _free(destination: Path) -> Path:
-    """It as an absolute path, at which there is nothing. Raises ModelError."""
+def _unused_path(destination: Path) -> Path:
+    """Return the absolute path. Raises ModelError if something exists there."""
     try:
         path = destination.expanduser().absolute()
-    except RuntimeError as error:  # of a user who is not there
+    except RuntimeError as error:  # the user in ~user does not exist
         raise ModelError(f"--dst {destination}: {error}") from None
     if path.name in ("", ".."):
         raise ModelError(f"--dst {destination} must end with the name of a new folder")
@@ -173,11 +175,11 @@ def _free(destination: Path) -> Path:
     return path
 
 
-def _begin(destination: Path, needed: int, say: Callable[[str], None]) -> Path:
-    """A new folder beside `destination`, with room for so many bytes."""
+def _create_partial(destination: Path, needed: int, say: Callable[[str], None]) -> Path:
+    """Create a temporary folder next to `destination`. Raises if fewer than `needed` bytes are free."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(destination, say)
+        _remove_leftovers(destination, say)
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     except OSError as error:
         raise ModelError(f"--dst {destination} cannot be written: {_reason(error)}") from error
@@ -193,17 +195,17 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror}: {error.filename}" if error.strerror else str(error)
 
 
-def _sweep(destination: Path, say: Callable[[str], None]) -> None:
-    """Removes what runs for the same destination have left that were killed: folders whose job nobody has locked."""
+def _remove_leftovers(destination: Path, say: Callable[[str], None]) -> None:
+    """Remove the folders of killed runs for the same destination: their job files are not locked."""
     own_name = re.compile(re.escape(f".{destination.name}.") + "[a-z0-9_]{8}")  # as mkdtemp makes them
     for folder in destination.parent.glob(f".{glob.escape(destination.name)}.*"):
         if not own_name.fullmatch(folder.name):
             continue
         with contextlib.suppress(OSError, ValueError), (folder / _JOB).open("r+b") as job:
             fcntl.flock(job, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # One that has ended well removes the file before it lets go of it.
+            # A run that succeeds removes the file before it releases the lock.
             if os.fstat(job.fileno()).st_nlink and _is_job(json.load(job), folder):
-                say(f"removing {folder}, which a run that was killed has left")
+                say(f"removing {folder} of a run that was killed")
                 _remove(folder)
 
 
@@ -212,15 +214,15 @@ def _is_job(job: Any, folder: Path) -> bool:
 
 
 def _remove(partial: Path) -> None:
-    """The job last: while it is there, the next run knows what the rest is."""
+    """Remove the folder, the job file last, so that an interrupted removal can be recognised by the next run."""
     shutil.rmtree(partial / "model", ignore_errors=True)
     shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_calibration(file: Path) -> None:
-    """InvalidRequestError where no sample can be taken of the file: to be asked before a model is loaded."""
+    """Raises InvalidRequestError if the file has no usable sample. Called before a model is loaded."""
     if not file.is_file():
-        raise InvalidRequestError(f"calibration = {file} is no file")
+        raise InvalidRequestError(f"calibration = {file} is not a file")
     try:
         read_calibration(file)
     except JobError as error:
@@ -228,33 +230,33 @@ def check_calibration(file: Path) -> None:
 
 
 def check_source(model: str | os.PathLike[str]) -> Path:
-    """The Hugging Face folder of a model with 16-bit weights. Raises what is wrong with it."""
+    """Return the Hugging Face folder of a model with 16-bit weights. Raises an error if the model is not supported."""
     location = workspace.locate(model)
     if location.is_workspace:
         raise ModelError(
-            f"{location.path} is a workspace; this takes the Hugging Face folder or hub id that it was made from"
+            f"{location.path} is a workspace; name the Hugging Face folder or hub id that it was made from"
         )
     config = read_json(location.path / "config.json")
     if (model_type := config.get("model_type")) in _WITH_IMAGES:
         raise UnsupportedError(
-            f"{location.path} is of type {model_type}, a model with images, and of these only Gemma 3 can be "
-            "quantised: take a copy that is quantised already (AWQ, GPTQ, compressed-tensors), or quant_policy, which "
-            "needs no other weights"
+            f"{location.path} is of type {model_type}, a model with images. Of these only Gemma 3 is supported: use "
+            "a copy that is already quantised (AWQ, GPTQ, compressed-tensors), or quant_policy, which works with the "
+            "same weights"
         )
-    # read_source finds what files beside config.json say, too, and whether the engine will know what comes of it.
+    # read_source also reads the other configuration files, and checks that the engine supports the model.
     spec = None if "quantization_config" in config else read_source(location.path).spec
     if spec is None or spec.quantization is not None:
         if says_cache(location.path, config) and read_quantization(location.path, config) is None:
             raise UnsupportedError(
-                f"{location.path} was made for a quantised KV cache (kv_cache_scheme), and transformers would load it "
-                "with one: name the model that it was made from"
+                f"{location.path} was made for a quantised KV cache (kv_cache_scheme), and transformers would use one: "
+                "name the model that it was made from"
             )
-        raise UnsupportedError(f"{location.path} is quantised already: name the model with 16-bit weights")
+        raise UnsupportedError(f"{location.path} is already quantised: name the model with 16-bit weights")
     if spec.config.model_family in _WITH_CODE_OF_THEIR_OWN:
         raise UnsupportedError(
-            f"{location.path} is of family {spec.config.model_family}, which transformers reads only with code that "
-            "comes with the model, and that code is not run: take a copy that is quantised already (AWQ, GPTQ, "
-            "compressed-tensors), or quant_policy, which needs no other weights"
+            f"{location.path} is of family {spec.config.model_family}. transformers reads it only with code that comes "
+            "with the model, and Charonia does not run such code: use a copy that is already quantised (AWQ, GPTQ, "
+            "compressed-tensors), or quant_policy, which works with the same weights"
         )
     if not any(name.startswith("layers.") for name in spec.tensors):
         raise UnsupportedError(f"{location.path} has no layers: there is nothing to quantise or to calibrate")
@@ -262,7 +264,7 @@ def check_source(model: str | os.PathLike[str]) -> Path:
 
 
 def _quantisable(spec: ModelSpec, scheme: str, method: str, group: int) -> ModelSpec:
-    """Returns the spec. Raises what is wrong with the scheme, the method or the group size for this model."""
+    """Return the spec. Raises an error if the scheme, method or group size does not fit the model."""
     _check_family(spec, method)
     _check_group(spec, scheme, group)
     return spec
@@ -272,9 +274,9 @@ def _check_family(spec: ModelSpec, method: str) -> None:
     family = spec.config.model_family
     if family in _UNKNOWN_ROUTERS:
         raise UnsupportedError(
-            f"models of family {family} are not supported by charonia quantize: it does not know the names of their "
-            "routers and shared experts. Take a copy that is quantised already (AWQ, GPTQ, compressed-tensors), or "
-            "quant_policy, which needs no other weights"
+            f"charonia quantize does not support models of family {family}: it does not know the names of their "
+            "routers and shared experts. Use a copy that is already quantised (AWQ, GPTQ, compressed-tensors), or "
+            "quant_policy, which works with the same weights"
         )
     if family in _NO_NORM_TO_RESCALE and method == "smoothquant":
         raise UnsupportedError(
@@ -293,7 +295,7 @@ def _method_of(scheme: str, method: str | None) -> str:
         raise InvalidRequestError(f"method {method!r} is not known; expected {', '.join(METHODS)}")
     if method not in known.methods:
         raise InvalidRequestError(
-            f"{scheme} is not made with {method}: {known.why}; expected {', '.join(known.methods)}"
+            f"{scheme} is not possible with {method}: {known.why}; expected {', '.join(known.methods)}"
         )
     return method
 
@@ -312,15 +314,15 @@ def _group_of(scheme: str, group_size: int | None) -> int:
 
 
 def _is_quantised(name: str, part: TensorPart) -> bool:
-    """Whether it is quantised: all linear layers but the output layer and routers (driver.py, IGNORED)."""
+    """Whether the tensor is quantised: all linear layers except the output layer and routers (IGNORED in driver.py)."""
     return len(part.shape) == 2 and name.startswith("layers.") and ".feed_forward.gate" not in name
 
 
 def bytes_of_copy(spec: ModelSpec, scheme: str, group: int) -> int:
-    """What the weights take on the disk when they are quantised, with zeros for all groups."""
+    """Return the disk space of the quantised weights in bytes, with zero points for all groups."""
     dense = DTYPES[WEIGHT_TYPES[spec.config.data_type]].itemsize
     bits = SCHEMES[scheme].bits
-    sizes: dict[tuple[Any, ...], int] = {}  # of each range of a tensor; the output layer may be the embedding
+    sizes: dict[tuple[Any, ...], int] = {}  # by tensor and range: the output layer may share the embedding
     for name, parts in spec.tensors.items():
         for part in parts:
             size = math.prod(part.taken) * dense
@@ -332,10 +334,10 @@ def bytes_of_copy(spec: ModelSpec, scheme: str, group: int) -> int:
 
 
 def _check_group(spec: ModelSpec, scheme: str, group: int) -> None:
-    """Every layer's inputs must be whole groups; llm-compressor would say so after it has loaded the model."""
+    """Check that the group size divides the input width of each layer, before llm-compressor loads the model."""
     if not group:
         return
-    widths: dict[str, int] = {}  # input features, by the name of the tensor
+    widths: dict[str, int] = {}  # input features, by tensor name
     for name, (part, *_) in spec.tensors.items():
         if _is_quantised(name, part):
             widths[part.name] = part.shape[1]
@@ -345,16 +347,16 @@ def _check_group(spec: ModelSpec, scheme: str, group: int) -> None:
     common = math.gcd(*widths.values())
     fitting = next((size for size in (128, 64, 32, 16) if common % size == 0), 0)
     raise InvalidRequestError(
-        f"{wrong} has {widths[wrong]} input features, which is no multiple of group_size = {group}: use "
+        f"{wrong} has {widths[wrong]} input features, which is not a multiple of group_size = {group}: use "
         f"--group-size {fitting} ({scheme}), which fits all layers"
     )
 
 
 def _finish(made: Path, source: Path, record: dict[str, Any], say: Callable[[str], None]) -> None:
-    """What llm-compressor has written becomes a folder that others read too: with the source's own tokenizer, which its
-    release of transformers may write in another way. Raises _DestroyedError for a model that is."""
+    """Complete the output of llm-compressor: copy the tokenizer of the source, because the release of transformers may
+    write it differently, and add the record. Raises _DestroyedError if the model lost too much."""
     difference = made.with_name(DIFFERENCE)
-    if difference.is_file():  # else the driver has said why
+    if difference.is_file():  # otherwise driver.py has already printed why it is missing
         record["difference"] = _checked(read_json(difference), record, say)
     for name in TOKENIZER_FILES:
         if name != "config.json" and (source / name).is_file():
@@ -364,13 +366,13 @@ def _finish(made: Path, source: Path, record: dict[str, Any], say: Callable[[str
     try:
         read_source(made)
     except CharoniaError as error:
-        raise ModelError(f"llm-compressor has written what Charonia cannot read: {error}") from error
+        raise ModelError(f"Charonia cannot read the output of llm-compressor: {error}") from error
     kept = {key: value for key, value in record.items() if key not in ("task", "output")}
     (made / RECORD_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def _checked(found: dict[str, Any], job: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """What driver.py's difference() has found, of a model that is not destroyed."""
+    """Return the result of difference() in driver.py. Raises _DestroyedError if the model lost too much."""
     kl, blind = found["kl_mean"], found["kl_blind"]
     flat = blind < _FLAT_KL and found["tokens"] >= _FLAT_TOKENS
     limit = max(_DESTROYED_KL, blind) if flat else _DESTROYED_KL
@@ -383,12 +385,12 @@ def _checked(found: dict[str, Any], job: dict[str, Any], say: Callable[[str], No
         raise _DestroyedError(
             f"the quantised model is destroyed and was removed: {figures}; less than {limit:.2f} is needed: {remedy}"
         )
-    say(f"warning: a great loss: {figures}: measure it, or {remedy}" if kl > _GREAT_LOSS_KL else figures)
+    say(f"warning: a large loss: {figures}: measure it, or {remedy}" if kl > _GREAT_LOSS_KL else figures)
     return found
 
 
 def _remedy(scheme: str, method: str, group: int) -> str:
-    """What else the command takes, and may lose less."""
+    """Return advice with options that may lose less."""
     methods = [other for other in SCHEMES[scheme].methods if other != method]
     ways = [f"--method {' or '.join(methods)}"] if methods else []
     if scheme in _GROUPED and group != _MIN_GROUP:
@@ -396,5 +398,5 @@ def _remedy(scheme: str, method: str, group: int) -> str:
     if scheme == "w4a16":
         ways.append("--scheme w8a16, which has 8 bits")
     elif scheme not in _GROUPED:
-        ways.append("--scheme w8a16, which leaves activations as they are")
-    return f"take {', or '.join(ways)}"
+        ways.append("--scheme w8a16, which does not change activations")
+    return f"use {', or '.join(ways)}"

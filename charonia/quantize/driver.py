@@ -1,10 +1,10 @@
-"""Quantises and calibrates with llm-compressor. It runs in the environment that environment.py makes, with that one's
-packages: it imports nothing of charonia.
+"""Quantises and calibrates with llm-compressor. It runs in the environment that environment.py creates and uses only
+the packages there, so it imports nothing of charonia.
 
     python driver.py JOB.json
 
-The job is what command.py and calibrate.py write. What it has to say goes to stderr, in lines that begin with SAID or
-FAILED; its packages write there too.
+command.py and calibrate.py write the job. Messages go to stderr, in lines that begin with SAID or FAILED. The packages
+write to stderr too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-# Modules that stay in 16 bits: the output layer, the routers of experts, which are small and decide much, and what
-# reads images, which no text calibrates, and of which Gemma 3's has rows that groups do not divide.
+# Modules that stay in 16 bits: the output layer, the routers of experts (small, and sensitive), and the image modules.
+# A text cannot calibrate image modules, and in Gemma 3 the group size does not divide their rows.
 IGNORED = [
     *(
         "lm_head",
@@ -34,11 +34,11 @@ IGNORED = [
     *("re:.*vision_tower[.]", "re:.*multi_modal_projector[.]"),
 ]
 SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
-# What the quantised model is compared on with the one it was made from; a destroyed one shows at once.
+# The quantised model is compared with its source on this many samples and tokens, enough to see a destroyed one.
 COMPARED_SAMPLES, COMPARED_LENGTH = 4, 64
-# Tokens from which on outliers are no chance: of one token of random numbers, the largest is 30 times the median.
+# Outliers count from this many tokens on: in one token of random numbers, the largest value is 30 times the median.
 FEW_TOKENS = 16
-DIFFERENCE = "difference.json"  # beside the output
+DIFFERENCE = "difference.json"  # next to the output
 
 SAID, FAILED = "charonia: ", "charonia failed: "
 # Packages that each task needs.
@@ -49,11 +49,11 @@ NEEDED = {
 
 
 class JobError(Exception):
-    """What the user can do something about."""
+    """An error that the user can fix."""
 
 
 def scheme_of(job: dict[str, Any]) -> dict[str, Any]:
-    """The configuration group of compressed-tensors: what weights and activations become."""
+    """Return the configuration group of compressed-tensors: the formats of weights and activations."""
     group = job["group_size"]
     grouped = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
     by_token = {"strategy": "token", "symmetric": True, "dynamic": True}
@@ -62,7 +62,7 @@ def scheme_of(job: dict[str, Any]) -> dict[str, Any]:
     activations: dict[str, Any] | None = None
     match job["scheme"]:
         case "w4a16":
-            # AWQ's rounding gains from zero points; GPTQ's does without.
+            # AWQ is more accurate with zero points; GPTQ does not need them.
             weights = {**integer, "num_bits": 4, **grouped, "symmetric": job["method"] != "awq"}
         case "w8a16":
             weights = {**integer, "num_bits": 8, **grouped}
@@ -78,13 +78,13 @@ def scheme_of(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
-    """What may be rescaled in each layer, and all that reads what it gives and makes up for it, as llm-compressor's
-    patterns of names; names: of the model's modules.
+    """Return llm-compressor's mappings: each module that may be rescaled, with the modules that read its output and
+    compensate. Both are name patterns. names: the names of all modules of the model.
 
-    Raises JobError if there is nothing for SmoothQuant.
+    Raises JobError if SmoothQuant has nothing to rescale.
 
-    Its own tables are wrong in release 0.14: SmoothQuant's has the norm after attention before Gemma's feed-forward,
-    AWQ's leaves the router of Mixtral as it is, and finds no groups where only some layers have experts.
+    The tables of llm-compressor 0.14 are wrong: for SmoothQuant, Gemma's feed-forward follows the norm after attention;
+    for AWQ, Mixtral's router is not compensated, and models that have experts in some layers only get no mappings.
     """
     before = "pre_feedforward_layernorm" if any("pre_feedforward_layernorm" in name for name in names) else ""
     norm = before or "post_attention_layernorm"
@@ -94,7 +94,7 @@ def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
 
     normed, sparse = layers_with("input_layernorm"), layers_with("mlp.experts")
     layers = normed | layers_with("post_attention_layernorm")
-    # In OLMo 2 and EXAONE 4, which have no input_layernorm, the other norm comes behind attention.
+    # OLMo 2 and EXAONE 4 have no input_layernorm, and their other norm comes after attention.
     fed = normed & layers_with(norm)
     parallel = normed - fed  # Cohere 2: attention and feed-forward read one norm
 
@@ -117,10 +117,8 @@ def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
         *mapping(parallel, "input_layernorm", attention, feed_forward),
     ]
     if method == "smoothquant":  # one scale for all experts of a layer loses more than it gains
-        if not found:  # llm-compressor would use a table of its own
-            raise JobError(
-                "no norm of the model stands before a layer, so smoothquant changes nothing: use --method gptq"
-            )
+        if not found:  # otherwise llm-compressor would use its own table
+            raise JobError("the model has no norm before a layer, so smoothquant changes nothing: use --method gptq")
         return found
     if before and any(name.endswith(".q_norm") for name in names):  # Gemma 3: AWQ loses more there than it gains
         found = found[1:]
@@ -135,7 +133,7 @@ def smoothed(names: list[str], method: str) -> list[tuple[str, list[str]]]:
 
 
 def recipe_of(job: dict[str, Any], model: Any) -> list[Any]:
-    """llm-compressor's modifiers for the job."""
+    """Return llm-compressor's modifiers for the job."""
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
@@ -158,7 +156,7 @@ def recipe_of(job: dict[str, Any], model: Any) -> list[Any]:
 
 
 def read_calibration(file: Path) -> str | list[dict[str, Any]]:
-    """A plain text, or of a file in JSON lines the objects, each with a text or a list of messages. It is not empty."""
+    """Return a plain text, or the objects of a JSON lines file, each with a text or a list of messages. Not empty."""
     try:
         content = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -167,7 +165,7 @@ def read_calibration(file: Path) -> str | list[dict[str, Any]]:
         if not content.strip():
             raise JobError(f"{file} has no text to calibrate with")
         return content
-    # splitlines() would cut within texts, at U+2028 and others.
+    # splitlines() would also cut at U+2028 and similar characters within a text.
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     entries = [entry_of(line, f"{file}, line {number}") for number, line in lines]
     if not any(messages_of(entry) or text_of(entry) for entry in entries):
@@ -176,7 +174,7 @@ def read_calibration(file: Path) -> str | list[dict[str, Any]]:
 
 
 def samples_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
-    """Token ids [samples][2 to max_length] of the calibration file; a plain text is cut."""
+    """Return token ids [samples][2 to max_length] of the calibration file. A plain text is cut into samples."""
     file, length = Path(job["calibration"]), job["max_length"]
     rows = [row[:length] for row in islice(token_ids(file, length, tokenizer), job["samples"])]
     if not rows:
@@ -185,8 +183,8 @@ def samples_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
 
 
 def compared_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
-    """Token ids to compare models on: the ends of samples that end in different ways, as chats begin with one prompt.
-    The first token stays, which models attend to much."""
+    """Return token ids for comparing models: the ends of samples with different ends, because chats start with the same
+    prompt. The first token stays, because models attend to it strongly."""
     file, length = Path(job["compared"]), COMPARED_LENGTH
     rows: dict[tuple[int, ...], None] = {}
     for row in islice(token_ids(file, length, tokenizer), max(job["samples"], COMPARED_SAMPLES)):
@@ -199,7 +197,7 @@ def compared_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
 
 
 def token_ids(file: Path, length: int, tokenizer: Any) -> Iterator[list[int]]:
-    """Those of each sample that has two tokens or more; a plain text is cut into samples of `length`."""
+    """Yield the token ids of each sample with two or more tokens. A plain text is cut into samples of `length`."""
     content = read_calibration(file)
     if isinstance(content, str):
         ids = tokenizer(content, verbose=False)["input_ids"]
@@ -210,7 +208,7 @@ def token_ids(file: Path, length: int, tokenizer: Any) -> Iterator[list[int]]:
 
 
 def ids_of(entry: dict[str, Any], tokenizer: Any) -> list[int]:
-    """Empty where there is no text."""
+    """Return the token ids of an entry; empty if it has no text."""
     ids: list[int] = []
     if messages := messages_of(entry):
         text = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -221,11 +219,11 @@ def ids_of(entry: dict[str, Any], tokenizer: Any) -> list[int]:
 
 
 def entry_of(line: str, place: str) -> dict[str, Any]:
-    """A line's JSON object."""
+    """Parse the JSON object of a line."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise JobError(f"{place} is no JSON object: {error}") from None
+        raise JobError(f"{place} is not a JSON object: {error}") from None
     if not isinstance(entry, dict) or not (
         isinstance(entry.get("messages"), list) or isinstance(entry.get("text"), str)
     ):
@@ -234,22 +232,22 @@ def entry_of(line: str, place: str) -> dict[str, Any]:
 
 
 def messages_of(entry: dict[str, Any]) -> list[Any]:
-    """Empty where there are none."""
+    """Return the messages of an entry; empty if it has none."""
     messages = entry.get("messages")
     return messages if isinstance(messages, list) else []
 
 
 def text_of(entry: dict[str, Any]) -> str:
-    """Empty where there is none but blanks."""
+    """Return the text of an entry; empty if it has none, or only spaces."""
     text = entry.get("text")
     return text if isinstance(text, str) and text.strip() else ""
 
 
 def load(job: dict[str, Any]) -> tuple[Any, Any]:
-    """The model and its tokenizer. Code that comes with the model is not run; transformers would ask whether to."""
+    """Load the model and its tokenizer. Never runs code that comes with the model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-    # AutoTokenizer does not follow tokenizer.json. This environment lacks charonia, which has the rest of the rules.
+    # AutoTokenizer does not follow tokenizer.json. The other rules of charonia are not available in this environment.
     described = (Path(job["model"]) / "tokenizer.json").is_file()
     kind: Any = PreTrainedTokenizerFast if described else AutoTokenizer
     tokenizer = kind.from_pretrained(job["model"], trust_remote_code=False)
@@ -258,8 +256,8 @@ def load(job: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def name_as_before(model: Any) -> None:
-    """Experts' layers, which llm-compressor takes apart, are saved by the names that they had: its release 0.14 writes
-    names of its own for Mixtral's, which nothing reads."""
+    """Save the experts' layers of Mixtral, which llm-compressor splits, under their original names: release 0.14 writes
+    names that no other program reads."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
     if model.config.model_type == "mixtral":
@@ -271,13 +269,13 @@ def name_as_before(model: Any) -> None:
 
 
 def quantize(job: dict[str, Any]) -> None:
-    """Writes config.json and safetensors in compressed-tensors' format to job["output"]."""
+    """Write config.json and safetensors in the compressed-tensors format to job["output"]."""
     from datasets import Dataset
     from llmcompressor import oneshot
 
     model, tokenizer = load(job)
     compared = compared_of(job, tokenizer)
-    say(f"computing what the 16-bit model predicts for {sum(map(len, compared))} tokens")
+    say(f"computing the predictions of the 16-bit model for {sum(map(len, compared))} tokens")
     before = predictions(model, compared)
     given: dict[str, Any] = {}
     if job["calibration"]:
@@ -291,26 +289,26 @@ def quantize(job: dict[str, Any]) -> None:
             "shuffle_calibration_samples": False,
         }
     leave_memory_unpinned()
-    # By layers: a layer is calibrated with what the quantised ones before it give, and one is computed at a time.
+    # Sequential: layers are computed one by one, each calibrated with the output of the quantised layers before it.
     pipeline = {"pipeline": "sequential"} if job["calibration"] else {}
     oneshot(model=model, tokenizer=tokenizer, recipe=recipe_of(job, model), **given, **pipeline)
-    say("comparing it with what the quantised model predicts")
+    say("comparing them with the predictions of the quantised model")
     result = Path(job["output"]).with_name(DIFFERENCE)
     try:
         result.write_text(json.dumps(difference(before, predictions(model, compared))), encoding="utf-8")
-    except Exception as error:  # what took hours is written all the same
+    except Exception as error:  # the result of hours of work is still written
         result.unlink(missing_ok=True)
-        say(f"warning: the quantised model could not be compared with the one that it was made from: {error}")
+        say(f"warning: the quantised model could not be compared with its source: {error}")
     say("writing")
     name_as_before(model)
     model.save_pretrained(job["output"], save_compressed=True)
 
 
 def predictions(model: Any, rows: list[list[int]]) -> Any:
-    """Log probabilities [tokens of all rows, vocabulary] of what follows each token."""
+    """Return log probabilities [tokens of all rows, vocabulary] of the token after each position."""
     import torch
 
-    # At once if they are equally long: weights that are quantised are unpacked for each call.
+    # One batch if the rows have equal lengths, because each call unpacks the quantised weights.
     batches = [rows] if len(set(map(len, rows))) == 1 else [[row] for row in rows]
     with torch.no_grad():
         logits = [model(torch.tensor(batch, device=model.device), use_cache=False).logits for batch in batches]
@@ -318,8 +316,8 @@ def predictions(model: Any, rows: list[list[int]]) -> Any:
 
 
 def difference(before: Any, after: Any) -> dict[str, float]:
-    """How far predictions are from those before, as charonia evaluate has it, in nats. kl_blind: of one prediction for
-    all places, the mean of those before, which knows nothing of the text."""
+    """Return how much predictions differ from `before`, in nats, computed as in `charonia evaluate`. kl_blind: the same
+    for one fixed prediction, the mean of `before`, which ignores the text."""
     blind = (before.logsumexp(0) - math.log(len(before))).expand_as(before)
     return {
         "tokens": len(before),
@@ -330,21 +328,21 @@ def difference(before: Any, after: Any) -> dict[str, float]:
 
 
 def calibrate(job: dict[str, Any]) -> None:
-    """Writes to job["output"] what linear layers get and what the KV cache holds, by layer."""
+    """Write statistics of the inputs of linear layers and of the KV cache to job["output"], by layer."""
     import torch
 
     model, tokenizer = load(job)
     rows = samples_of(job, tokenizer)
     tokens = sum(map(len, rows))
     say(f"running {len(rows)} samples, {tokens} tokens")
-    caches: list[dict[str, Held]] = []
-    inputs: dict[str, dict[int, Inputs]] = {}
+    caches: list[dict[str, KvStats]] = []
+    inputs: dict[str, dict[int, InputStats]] = {}
     for number, row in enumerate(rows, 1):
         with torch.inference_mode(), inputs_seen(model, inputs):
             cache = model(torch.tensor([row]), use_cache=True).past_key_values
         for index, layer in enumerate(cache.layers):
             if index == len(caches):
-                caches.append({"k": Held(), "v": Held()})
+                caches.append({"k": KvStats(), "v": KvStats()})
             caches[index]["k"].see(layer.keys)
             caches[index]["v"].see(layer.values)
         if number % 8 == 0 or number == len(rows):
@@ -358,12 +356,12 @@ def calibrate(job: dict[str, Any]) -> None:
 
 
 @contextmanager
-def inputs_seen(model: Any, inputs: dict[str, dict[int, Inputs]]) -> Iterator[None]:
-    """Adds to `inputs` what every weight but the output layer's is multiplied with, by the weight's name and the
-    expert's number. Experts of a layer are parts of one weight, which no hook of a module would show."""
+def inputs_seen(model: Any, inputs: dict[str, dict[int, InputStats]]) -> Iterator[None]:
+    """Add the inputs of every weight except the output layer's to `inputs`, by weight name and expert number. The
+    experts of a layer are parts of one weight, so module hooks would not see them."""
     import torch
 
-    model.set_experts_implementation("eager")  # the one that multiplies them one by one
+    model.set_experts_implementation("eager")  # multiplies the experts one by one
     output = model.get_output_embeddings().weight.data_ptr()
     weights = sorted(
         (weight.data_ptr(), (weight[0] if weight.ndim == 3 else weight).nbytes, name.removesuffix(".weight"))
@@ -376,7 +374,7 @@ def inputs_seen(model: Any, inputs: dict[str, dict[int, Inputs]]) -> Iterator[No
     def seen(x: Any, weight: Any, bias: Any = None) -> Any:
         if weight.data_ptr() != output:
             start, size, name = weights[bisect_right(starts, weight.data_ptr()) - 1]
-            inputs.setdefault(name, {}).setdefault((weight.data_ptr() - start) // size, Inputs()).see(x)
+            inputs.setdefault(name, {}).setdefault((weight.data_ptr() - start) // size, InputStats()).see(x)
         return linear(x, weight, bias)
 
     torch.nn.functional.linear = seen
@@ -386,16 +384,16 @@ def inputs_seen(model: Any, inputs: dict[str, dict[int, Inputs]]) -> Iterator[No
         torch.nn.functional.linear = linear
 
 
-class Inputs:
-    """What one linear layer gets: the sum of absolute values, and their maximum by channel."""
+class InputStats:
+    """Statistics of the input of one linear layer: the sum of absolute values, and their maximum by channel."""
 
     def __init__(self) -> None:
-        self.count = 0  # of tokens
+        self.count = 0  # tokens
         self.total = 0.0
         self.most: Any = None
 
     def see(self, x: Any) -> None:
-        if x.numel() == 0:  # an expert that nobody chose
+        if x.numel() == 0:  # an expert that no token chose
             return
         rows = x.reshape(-1, x.shape[-1]).float().abs()
         most = rows.amax(0)
@@ -404,14 +402,14 @@ class Inputs:
         self.count += len(rows)
 
     def outliers(self) -> float:
-        """How many times the median channel's maximum the largest channel's is."""
+        """Return the maximum of the largest channel divided by the maximum of the median channel."""
         median = float(self.most.median())
         return float(self.most.max()) / median if median > 0 else 0.0
 
 
-def report_of(parts: list[Inputs]) -> dict[str, float]:
-    """Of one layer, or of a layer's experts: each has channels of its own, so it is the one with most outliers that
-    counts, of those that got more than a few tokens if there are any."""
+def report_of(parts: list[InputStats]) -> dict[str, float]:
+    """Return the statistics of one layer or of its experts. Each expert has its own channels, so the worst
+    expert with at least FEW_TOKENS tokens determines the outliers (any expert, if all have fewer)."""
     parts = [part for part in parts if part.count]
     judged = [part for part in parts if part.count >= FEW_TOKENS] or parts
     return {
@@ -421,9 +419,9 @@ def report_of(parts: list[Inputs]) -> dict[str, float]:
     }
 
 
-class Held:
-    """Keys or values of one layer, as the cache holds them, and what integers make of them: each token and head has a
-    scale and a minimum, as engine/src/ops/kv_quant.h has it."""
+class KvStats:
+    """Statistics of the keys or values of one layer, and of their errors as integers. Each token and head has a scale
+    and a minimum, as in engine/src/ops/kv_quant.h."""
 
     def __init__(self) -> None:
         self.least, self.most = float("inf"), float("-inf")
@@ -443,13 +441,13 @@ class Held:
             self.errors[bits] += float(((x - restored).double() ** 2).sum())
 
     def report(self) -> dict[str, float]:
-        """error8, error4: root mean square of the error, by that of the numbers."""
+        """error8, error4: the RMS error divided by the RMS value."""
         relative = {bits: (error / self.squares) ** 0.5 if self.squares else 0.0 for bits, error in self.errors.items()}
         return {"min": self.least, "max": self.most, "error8": relative[8], "error4": relative[4]}
 
 
 def leave_memory_unpinned() -> None:
-    """llm-compressor 0.14 pins what AWQ keeps, for copies to a GPU, also where there is none, which PyTorch refuses."""
+    """Disable pinned memory without a GPU: llm-compressor 0.14 would pin AWQ's cache, and PyTorch would refuse."""
     import torch
     from llmcompressor.pipelines.cache import IntermediatesCache
 
@@ -458,7 +456,7 @@ def leave_memory_unpinned() -> None:
 
 
 def say(text: str, kind: str = SAID) -> None:
-    """A line of its own, also within a progress bar's."""
+    """Print a line of its own, also while a progress bar is shown."""
     print(f"\n{kind}{text}", file=sys.stderr, flush=True)
 
 
@@ -467,8 +465,8 @@ def check_packages(task: str) -> None:
     if missing:
         requirements = Path(__file__).resolve().parent / "requirements.txt"
         raise JobError(
-            f"{sys.executable} has no {', '.join(missing)}: install the packages of {requirements} and PyTorch there. "
-            "Without CHARONIA_QUANTIZE_PYTHON an environment that has them is made"
+            f"{sys.executable} does not have {', '.join(missing)}: install the packages of {requirements} and PyTorch "
+            "there, or unset CHARONIA_QUANTIZE_PYTHON to let Charonia create an environment"
         )
 
 

@@ -1,4 +1,4 @@
-"""The Python environment that llm-compressor runs in: it needs PyTorch, and other packages than Charonia."""
+"""The Python environment of llm-compressor, which needs PyTorch and other packages than Charonia."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ REQUIREMENTS = Path(__file__).resolve().parent / "requirements.txt"
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PYTHON_VARIABLE = "CHARONIA_QUANTIZE_PYTHON"
-# What it takes on the disk while pip works: 1.5 GB in the end with PyTorch for the CPU, and about 7 GB with CUDA's.
+# Disk space while pip works. The installed size is 1.5 GB with PyTorch for the CPU, and about 7 GB with CUDA.
 _CPU_BYTES, _CUDA_BYTES = 4 << 30, 12 << 30
 _DONE = "complete"
-_PREFIX, _DIGITS = "quantize-", 12  # of the folder's name
+_PREFIX, _DIGITS = "quantize-", 12  # of the folder name
 _UNUSED_S = 7 * 24 * 3600.0
-_STEP = re.compile(r"\((\d+)/(\d+)\): (\w+)")  # of llm-compressor's progress bars
-_MAX_SHOWN = 300  # characters of what another program has said
-_STDERR = 2  # the descriptor: stdout is for what a command has to say
+_STEP = re.compile(r"\((\d+)/(\d+)\): (\w+)")  # in llm-compressor's progress bars
+_MAX_SHOWN = 300  # characters of another program's message
+_STDERR = 2  # file descriptor; stdout is for the result of the command
 
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """The first SIGINT, SIGTERM, SIGHUP or SIGQUIT is a KeyboardInterrupt, so that what was begun is removed; one that
-    is ignored, as under nohup, stays so. Only the main thread can use it."""
+    """Raise KeyboardInterrupt on the first SIGINT, SIGTERM, SIGHUP or SIGQUIT, so that partial work is removed. Ignored
+    signals stay ignored (nohup). Works in the main thread only."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for one in before:  # what is removed now is removed whole; a second Ctrl-C is for a download that hangs
+        for one in before:  # the clean-up is not interrupted, except by a second Ctrl-C, for a download that hangs
             if one != signal.SIGINT:
                 signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -61,20 +61,20 @@ def signals_as_interrupts() -> Iterator[None]:
 
 
 class QuantizeError(CharoniaError):
-    """The environment could not be made, or llm-compressor failed in it."""
+    """The environment could not be created, or llm-compressor failed in it."""
 
 
 @contextmanager
 def interpreter(say: Callable[[str], None]) -> Iterator[Path]:
-    """The environment's Python, which stays as long as it is held. It is made where there is none: some minutes, and a
-    download of 200 MB or more. Environments of other versions go when nobody has used them for a week.
+    """Yield the Python of the environment; the environment is not removed during the context. Creates it if it is
+    missing, which takes minutes and downloads 200 MB or more. Removes other versions that were not used for a week.
 
-    With CHARONIA_QUANTIZE_PYTHON set, that one is taken as it is. say: is told what is being done. Raises
-    QuantizeError.
+    If CHARONIA_QUANTIZE_PYTHON is set, yields that program without checks of its packages. say: called with progress
+    messages. Raises QuantizeError.
     """
     if given := os.environ.get(PYTHON_VARIABLE):
         if not os.access(given, os.X_OK) or not Path(given).is_file():
-            raise QuantizeError(f"{PYTHON_VARIABLE} = {given} is no program that can be run")
+            raise QuantizeError(f"{PYTHON_VARIABLE} = {given} is not an executable program")
         yield Path(given)
         return
     cuda = shutil.which("nvidia-smi") is not None
@@ -98,12 +98,12 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _has_python(folder: Path) -> bool:
-    """False where it is a link to one that is not there any more."""
+    """Whether the environment has a Python. False if it is a link to a removed one."""
     return os.access(folder / "bin" / "python", os.X_OK)
 
 
 def _folder(cuda: bool) -> Path:
-    """Another one for other packages or another Python."""
+    """Return the folder for this set of packages and this Python version."""
     text = f"{sys.version_info[:2]} {TORCH} {cuda}\n{REQUIREMENTS.read_text(encoding='utf-8')}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
     return _run_dir() / f"{_PREFIX}{digest}"
@@ -118,16 +118,16 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _lock(stream: IO[str], how: int, folder: Path, say: Callable[[str], None]) -> None:
-    """how: LOCK_SH of those who use the environment, LOCK_EX of the one who makes or removes it."""
+    """how: LOCK_SH to use the environment, LOCK_EX to create or remove it."""
     try:
         fcntl.flock(stream, how | fcntl.LOCK_NB)
     except BlockingIOError:
-        say(f"another charonia quantize works on {folder}: waiting for it")
+        say(f"another charonia quantize uses {folder}: waiting for it")
         fcntl.flock(stream, how)
 
 
 def _remove_outdated(kept: Path, say: Callable[[str], None]) -> None:
-    """The week is for two installations of Charonia that take turns."""
+    """Remove outdated environments after a week, because two installations of Charonia may be used alternately."""
     for folder in kept.parent.glob(f"{_PREFIX}{'[0-9a-f]' * _DIGITS}"):
         if folder == kept or not (folder / "pyvenv.cfg").is_file():
             continue
@@ -138,19 +138,19 @@ def _remove_outdated(kept: Path, say: Callable[[str], None]) -> None:
                 continue
             if time.time() - os.fstat(lock.fileno()).st_mtime < _UNUSED_S:
                 continue
-            say(f"removing {folder}: llm-compressor's environment for another version of Charonia or Python")
+            say(f"removing {folder}: llm-compressor's environment of another version of Charonia or Python")
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
-    """Where an earlier try was interrupted, it goes on: pip leaves alone what is installed. Without its Python it
-    begins anew."""
-    say(f"installing llm-compressor into {folder}, once: some minutes")
+    """Install the packages. Continues an interrupted installation, because pip skips installed packages. Starts again
+    if the environment has no Python."""
+    say(f"installing llm-compressor into {folder}, once; this takes some minutes")
     clear = ["--clear"] if folder.exists() and not _has_python(folder) else []
     _run([sys.executable, "-m", "venv", *clear, str(folder)], folder)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     index = [] if cuda else ["--extra-index-url", CPU_INDEX]
-    # By itself: of PyTorch's own index nothing else is wanted.
+    # PyTorch alone: its index is not used for other packages.
     _run([*pip, *index, "--no-deps", TORCH], folder)
     _run([*pip, TORCH, "-r", str(REQUIREMENTS)], folder)
     (folder / _DONE).touch()
@@ -161,31 +161,31 @@ def _run(command: list[str], folder: Path) -> None:
         pass
     if installer.returncode != 0:
         raise QuantizeError(
-            f"llm-compressor could not be installed into {folder} (see above): it needs PyPI, or an index that pip is "
-            f"configured for. Run the command again to go on, or set {PYTHON_VARIABLE} to a Python that has the "
-            f"packages of {REQUIREMENTS}"
+            f"llm-compressor could not be installed into {folder} (see above). pip needs PyPI or another configured "
+            f"index. Run the command again to continue, or set {PYTHON_VARIABLE} to a Python that has the packages of "
+            f"{REQUIREMENTS}"
         )
 
 
 def _variables() -> dict[str, str]:
-    """Those of this process, without what would show the environment another one's packages: pip would take them for
-    installed."""
+    """Return the environment variables, without those that add another environment's packages: pip would treat these
+    packages as installed."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
-    """QuantizeError when the file system of `folder` has less than `needed` bytes free."""
+    """Raises QuantizeError if the file system of `folder` has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise QuantizeError(
-            f"{what} needs about {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free there: make room, "
+            f"{what} needs about {needed / 1e9:.1f} GB in {folder}, but {free / 1e9:.1f} GB are free: free some space, "
             "or choose another folder"
         )
 
 
 def run(job: Path, output: Path, say: Callable[[str], None]) -> None:
-    """Runs driver.py with the job, and says what it says. What else it and its packages write goes to a file, which is
-    kept where it fails. output: what it has to write. Raises QuantizeError."""
+    """Run driver.py with the job and pass its messages to `say`. All of its output goes to a log file, which is kept on
+    failure. output: the file or folder that it must write. Raises QuantizeError."""
     variables = _variables() | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONNOUSERSITE": "1"}
     with interpreter(say) as program:
         _run_dir().mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ def run(job: Path, output: Path, say: Callable[[str], None]) -> None:
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as stream:
                 code, error = _follow([str(program), str(DRIVER), str(job)], variables, stream, say)
-        except BaseException:  # mostly Ctrl-C: then nobody asks what went wrong
+        except BaseException:  # mostly Ctrl-C: the log is not needed
             log.unlink()
             raise
     if code == 0 and output.exists():
@@ -203,7 +203,7 @@ def run(job: Path, output: Path, say: Callable[[str], None]) -> None:
     if not error:
         error = f"llm-compressor failed with exit code {code}" if code else f"{program} has written nothing"
         if code < 0:
-            error = f"llm-compressor was killed by signal {-code}; with 9 the machine had too little memory"
+            error = f"llm-compressor was killed by signal {-code}; signal 9 means that the machine ran out of memory"
         last = _last_line(log)
         error += f": {last}" if last else ""
     raise QuantizeError(f"{error} (all of its output: {log})")
@@ -212,7 +212,7 @@ def run(job: Path, output: Path, say: Callable[[str], None]) -> None:
 def _follow(
     command: list[str], variables: dict[str, str], log: IO[bytes], say: Callable[[str], None]
 ) -> tuple[int, str]:
-    """Exit code, and the error that driver.py has said. A line ends also where a progress bar begins anew."""
+    """Return the exit code and the error message of driver.py. A carriage return of a progress bar also ends a line."""
     error, done, rest = "", "", b""
     with ExitStack() as stack:
         program = programs.started(command, variables, _run_dir(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -235,7 +235,7 @@ def _follow(
 
 
 def _last_line(log: Path) -> str:
-    """Of what others than driver.py have said."""
+    """Return the last line that is not a message of driver.py."""
     lines = re.split(r"[\r\n]", log.read_text(encoding="utf-8", errors="replace"))
     said = (line.strip() for line in reversed(lines) if line.strip() and not line.startswith(SAID))
     return next(said, "")[:_MAX_SHOWN]

@@ -1,4 +1,4 @@
-"""Programs that run with all that they start, none of which outlives them."""
+"""Runs programs in process groups, and ends all processes of a group with the program."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typing import IO, Any
 from charonia.parent_death import die_with
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_GONE_S = 5.0  # that killed processes may take to be gone
-_LOOK_MS = 1000  # between two looks whether a program that writes nothing has ended
-_PIPE_BYTES = 1 << 20  # the most that a pipe holds
+_GONE_S = 5.0  # how long killed processes may take to end
+_LOOK_MS = 1000  # interval of the checks whether a program that writes nothing has ended
+_PIPE_BYTES = 1 << 20  # maximum capacity of a pipe
 _PREFIX, _LOCK = "quantize-tmp-", "lock"
 
 
@@ -35,12 +35,12 @@ def started(
     stdout: int | IO[bytes],
     stderr: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that has ended when the context does: it is waited for, or killed after an error. What it started is
-    killed then, and its temporary files, which are in `folder`, are removed, so that pip leaves none of it behind.
+    """Start a program. Wait for its end when the context ends; after an error, kill it. Then kill the processes that
+    it started, and remove its temporary files in `folder`.
 
-    It has a session of its own: of a terminal's keys Ctrl-C reaches this process alone, and Ctrl-Z is passed on.
+    The program has its own session: Ctrl-C in a terminal reaches this process only, and Ctrl-Z is forwarded.
     """
-    with _interrupts_held() as let_through, _children_told(), _temporary(folder) as temporary:
+    with _interrupts_held() as let_through, _default_sigchld(), _temporary(folder) as temporary:
         process = subprocess.Popen(
             command,
             stdout=stdout,
@@ -52,14 +52,14 @@ def started(
         try:
             with let_through(), _stops_with_this_process(process.pid):
                 yield process
-                # It is not reaped yet, so its number is nobody else's.
+                # Not reaped yet, so that no other process can get its id.
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             _kill(process)
 
 
 def output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """What is written until the program has ended: what it has started may keep the pipe open."""
+    """Yield the output until the program ends. Does not wait for its children, which may keep the pipe open."""
     assert process.stdout is not None
     pipe = process.stdout.fileno()
     readable = select.poll()
@@ -76,10 +76,10 @@ def output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def locked(file: Path, text: str) -> Iterator[None]:
-    """A file that is locked from when it has its name; it goes when all went well."""
+    """Create a file that is locked as soon as its name exists. Removes the file if no error occurs."""
     new = file.with_suffix(".new")
     with new.open("w", encoding="utf-8") as stream:
-        with contextlib.suppress(OSError):  # a file system without locks: there nobody sweeps
+        with contextlib.suppress(OSError):  # on a file system without locks, no run removes files of others
             fcntl.flock(stream, fcntl.LOCK_EX)
         stream.write(text)
         stream.flush()
@@ -90,7 +90,7 @@ def locked(file: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def _temporary(parent: Path) -> Iterator[Path]:
-    """A folder for temporary files. Those of runs that were killed, whose lock nobody holds, go."""
+    """Create a folder for temporary files. Removes the folders of killed runs, whose locks are free."""
     for left in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), left.open("r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,20 +106,20 @@ def _temporary(parent: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """The lock last: while it is there, the next run knows what the rest is."""
+    """Remove the folder, the lock file last, so that the next run can recognise an interrupted removal."""
     shutil.rmtree(folder / "t", ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _in_main_thread() -> bool:
-    """The one that may set handlers, and that they run in."""
+    """Only the main thread may set signal handlers, and they run in it."""
     return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """What would interrupt this thread waits, but in the contexts that the value makes. Handlers do it: what a thread
-    masks, the kernel gives to another one, such as NumPy's."""
+    """Delay interrupting signals, except in the contexts that the yielded function creates. Uses handlers, because the
+    kernel would deliver a masked signal to another thread, such as NumPy's."""
     came: list[int] = []
     held = True
 
@@ -142,7 +142,7 @@ def _interrupts_held() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     def hand_on() -> None:
         while came:
             number = came.pop(0)
-            if signal.getsignal(number) != signal.SIG_IGN:  # as after the first one
+            if signal.getsignal(number) != signal.SIG_IGN:  # the first signal makes the others ignored
                 before[number](number, None)
 
     handlers = {number: signal.getsignal(number) for number in INTERRUPTS if _in_main_thread()}
@@ -161,9 +161,9 @@ def _interrupts_held() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
 
 @contextmanager
-def _children_told() -> Iterator[None]:
-    """Where SIGCHLD is ignored, as a process inherits it, the kernel reaps children: their exit code would be lost, and
-    their number another's."""
+def _default_sigchld() -> Iterator[None]:
+    """Set SIGCHLD to its default if it is ignored, because the kernel would then reap children: their exit codes would
+    be lost, and their ids reused."""
     if not _in_main_thread() or signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
         yield
         return
@@ -175,10 +175,10 @@ def _children_told() -> Iterator[None]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Its whole group."""
+    """Kill the whole process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it in the kernel for ever
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block it in the kernel
         process.wait(_GONE_S)
     if process.stdout:
         process.stdout.close()
@@ -186,13 +186,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _stops_with_this_process(group: int) -> Iterator[None]:
-    """Ctrl-Z stops the group, too, and fg or bg lets both go on."""
+    """Forward Ctrl-Z to the group, and continue it when fg or bg continues this process."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         os.killpg(group, signal.SIGSTOP)
         try:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTSTP)  # nothing happens where no shell could continue this process
+            os.kill(os.getpid(), signal.SIGTSTP)  # has no effect if no shell could continue this process
             signal.signal(signal.SIGTSTP, stop)
         finally:
             os.killpg(group, signal.SIGCONT)

@@ -25,7 +25,6 @@ from charonia.serve.fetch import answers, takes_tls
 from charonia.serve.model import model_name, prepare_all
 from charonia.serve.models import Models, Served, make_repository, option_values
 from charonia.serve.process import Child
-from charonia.serve.structured_output import StructuredOutput
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import WEIGHTS
 
@@ -111,7 +110,6 @@ class _Stack:
         self._shared_memory = shared_memory.new_prefix()
         self._num_restarts = 0  # in a row
         self._ready_at = math.inf  # when the Triton that runs became ready
-        self._structured_output = StructuredOutput(self._say)
         self._start_server: Callable[[], Child]  # set by _start()
         self._children: list[Child] = []  # Triton, then the gateway
         self._liveness: Liveness | None = None  # of the Triton that is ready
@@ -144,9 +142,7 @@ class _Stack:
                 self._is_ready()
                 self._take_orders(held, own)
                 self._announce(served, time.monotonic() - began)
-                self._structured_output.look()
                 while not self._signals.wait(_POLL_S * 2):
-                    self._structured_output.look()
                     if self._liveness and self._liveness.hung:
                         self._kill_server(f"answered no request for {settings.hang_timeout_s:g} s and was killed")
                     if self._children[0].exit_status() is None or not self._restart():

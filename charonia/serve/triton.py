@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from charonia import guide_library
 from charonia.serve import logs
 from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
@@ -164,6 +165,7 @@ def environment(distribution: Distribution, base: Mapping[str, str], jemalloc: b
         libraries.append(base["LD_LIBRARY_PATH"])
     return {
         **base,
+        **guide_library.environment(base),
         **(_preloaded(base.get("LD_PRELOAD", "")) if jemalloc else {}),
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
         # The Python models' process finds its packages by the first python3 on PATH.

@@ -1,8 +1,8 @@
-"""Token ids of what a caller sends: texts, chat messages and tools by the chat template, and words that an answer must
-not have; and the tokenizer that makes them.
+"""Converts requests to token ids: texts, chat messages and tools (with the chat template), and words that a response
+must not contain. Also loads the tokenizer.
 
-The Python API imports this module, and charonia convert puts a copy beside the Triton model `preprocessing`: the same
-prompt has the same ids on both ways. So it imports nothing of charonia.
+The Python API imports this module, and `charonia convert` copies it next to the Triton model `preprocessing`, so that
+both produce the same ids. Therefore it imports nothing of charonia.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 # generated: request limits, from definitions/ by `make generate`
-# levels of JSON, the gateway's own limit: what takes values apart level by level needs Python's stack for each
+# nesting levels of JSON, because recursive functions need Python's stack for each level; the gateway has the same limit
 MAX_DEPTH = 200
-# words of a request's bad_words: the engine compares each with the end of every sequence at every step
+# number of bad_words of a request, because the engine compares each with the end of every sequence at every step
 MAX_BAD_WORDS = 1000
-# bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times
+# bytes of a bad word in UTF-8, because each is tokenized three times; stop words have the same limit
 MAX_BAD_WORD_BYTES = 1024
-# of each bias of logit_bias, and the minimum is minus that
+# maximum of each bias in logit_bias; the minimum is the negative value
 MAX_LOGIT_BIAS = 100
 # end of generated: request limits
-# Characters that are tokenized at once of a text that is perhaps too long.
+# Number of characters that are tokenized together in a text that may be too long.
 _SLICE = 1 << 15
-_MAX_SHOWN = 80  # characters of a wrong value in an error
-# Stands for an answer whose tokens the engine has: what a chat template writes after it is what follows the answer. No
-# template changes it, since it has neither spaces nor markup, and nobody writes it.
+_MAX_SHOWN = 80  # characters of a wrong value in an error message
+# Marks a response in a rendered chat. The text that a template writes after the mark is the text after a response. No
+# template changes the mark, because it has neither spaces nor markup, and no user text contains it.
 _ANSWER = "charoniaXanswerXendsXhere"
-# A function that nobody has: a chat template that shows its name shows tools.
-_PROBED = "charoniaXtool"
-_PROBE = {"type": "function", "function": {"name": _PROBED, "description": "", "parameters": {"type": "object"}}}
-# Where a chat template looks for tools: in its variable, or in the system message, as a text; "" nowhere.
+# Name of a test function. A chat template that prints this name prints tools.
+_TEST_TOOL = "charoniaXtool"
+_TEST_DEFINITION = {
+    "type": "function",
+    "function": {"name": _TEST_TOOL, "description": "", "parameters": {"type": "object"}},
+}
+# Where a chat template expects tools: in its variable, or as a text in the system message; "": it ignores tools.
 _ToolPlace = Literal["variable", "system message", ""]
 
 
@@ -52,7 +55,7 @@ _TEKKEN_TOKENS = 131_072
 _TEKKEN_SPECIAL_TOKENS = 1000
 # Special tokens that chat templates and end ids use.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-# Classes (without "Fast") whose add_bos_token decided before transformers 5; true was its default.
+# Tokenizer classes (without "Fast") that follow add_bos_token before transformers 5, with true as the default.
 BEGINNING_CLASSES = (
     "LlamaTokenizer",
     "CodeLlamaTokenizer",
@@ -61,17 +64,17 @@ BEGINNING_CLASSES = (
     "InternLMTokenizer",
     "InternLM2Tokenizer",
 )
-# True in a process that has no other use of transformers: it does not import PyTorch where that is installed. No
-# tokenizer needs it, and it takes two seconds and 250 MB of memory.
+# Set to true in a process that uses transformers for tokenizers only. Then transformers does not import PyTorch, which
+# takes two seconds and 250 MB of memory, and which no tokenizer needs.
 tokenizers_alone = False
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt. strip_leading_space: the answer is a text of its own (a chat turn), not the prompt's continuation.
+    """A prompt. strip_leading_space: whether the response is a separate text (a chat turn), not a continuation.
 
-    continuation_ids: what the prompt adds to a session that has a history; only where a session is asked for. text:
-    what was tokenized. num_begun: characters at its end that are a begun answer.
+    continuation_ids: the tokens that the prompt adds to a session with a history; only for requests with a session.
+    text: the text that was tokenized. num_begun: number of characters at its end that belong to an unfinished response.
     """
 
     token_ids: list[int]
@@ -82,18 +85,18 @@ class Encoded:
 
 
 class TokenizerError(ValueError):
-    """There is no tokenizer in a folder, or none that can be used."""
+    """The folder has no tokenizer, or an unusable one."""
 
 
 class PromptError(ValueError):
-    """What the caller sent cannot be used. The text names the field, what is wrong with it and what would be right."""
+    """A part of the request is wrong. The text names the field, the problem, and the remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
 
 
 class PromptTooLongError(PromptError):
-    """More tokens than the context holds. The engine says the same of what it is given."""
+    """The prompt has more tokens than the context. The engine raises an equal error for long lists of ids."""
 
     def __init__(self, limit: int) -> None:
         ValueError.__init__(
@@ -104,13 +107,13 @@ class PromptTooLongError(PromptError):
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Loads the fast tokenizer of a Hugging Face folder or of a workspace's `tokenizer` folder.
+    """Load the fast tokenizer of a Hugging Face folder or of a workspace's `tokenizer` folder.
 
-    Encodes as tokenizer.json describes, whatever class tokenizer_config.json names. Runs no code of the model's and
-    downloads nothing. tokenizer.model must have been converted, except a file in tiktoken's format.
-    Raises TokenizerError if the folder has no tokenizer, or a tokenizer that cannot be loaded.
+    Follows tokenizer.json, whatever class tokenizer_config.json names. Does not run code of the model, and does not
+    download. A tokenizer.model must have been converted before, except a file in tiktoken's format.
+    Raises TokenizerError if the folder has no tokenizer, or one that cannot be loaded.
     """
-    # transformers' advice on missing frameworks does not help: a tokenizer needs neither PyTorch nor another one.
+    # Disables transformers' advice to install PyTorch, because a tokenizer does not need it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     with _without_torch() if tokenizers_alone else contextlib.nullcontext():
         from transformers import PreTrainedTokenizerFast
@@ -122,17 +125,17 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer: Any
         if described:
-            # AutoTokenizer picks a class, and most classes replace the file's normalizer, pre-tokenizer and decoder.
+            # AutoTokenizer would choose a class, and most classes replace the normalizer, pre-tokenizer and decoder.
             repair: dict[str, Any] = {"fix_mistral_regex": True} if _is_tekken(folder) else {}
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **repair)
-            # The engine limits prompts, and transformers compares this with lengths whatever its type is.
+            # transformers compares model_max_length with lengths without checking its type.
             if not isinstance(tokenizer.model_max_length, int | float):
                 raise TokenizerError(f"model_max_length is {show(tokenizer.model_max_length)}; it must be a number")
             _name_special_tokens(tokenizer, folder, settings)
             _set_beginning(tokenizer, settings)
         else:
             tokenizer = load_by_class(folder)
-    except Exception as error:  # transformers raises whatever its parts raise
+    except Exception as error:  # transformers may raise any error
         raise TokenizerError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TokenizerError(
@@ -143,7 +146,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def load_by_class(folder: Path) -> Any:
-    """Loads a tokenizer with the class that transformers picks by the config files. Raises whatever it raises."""
+    """Load a tokenizer with the class that transformers chooses from the config files. May raise any error."""
     with _without_torch() if tokenizers_alone else contextlib.nullcontext():
         from transformers import AutoTokenizer
 
@@ -153,7 +156,7 @@ def load_by_class(folder: Path) -> Any:
 def _is_tekken(folder: Path) -> bool:
     """Whether tokenizer.json has the vocabulary of Mistral's Tekken: 1,000 special tokens, then all bytes in order.
 
-    Files from before transformers 5 split text wrongly; transformers repairs them only on request.
+    Files from before transformers 5 have a wrong split pattern. transformers corrects it only on request.
     """
     config = _json_object(folder / "config.json")
     inner = config.get("text_config")
@@ -166,7 +169,7 @@ def _is_tekken(folder: Path) -> bool:
 
 
 def _name_special_tokens(tokenizer: Any, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Names special tokens that the folder leaves to its class's defaults, if the vocabulary has them."""
+    """Set special tokens that the folder does not name to the defaults of its class, if the vocabulary has them."""
     missing = [name for name in _NAMED_TOKENS if getattr(tokenizer, name) is None and name not in settings]
     named = settings.get("tokenizer_class") or _json_object(folder / "config.json").get("tokenizer_class")
     if not missing or named in (None, "PreTrainedTokenizerFast", "TokenizersBackend"):
@@ -189,10 +192,10 @@ def _name_special_tokens(tokenizer: Any, folder: Path, settings: Mapping[str, An
 
 
 def _set_beginning(tokenizer: Any, settings: Mapping[str, Any]) -> None:
-    """Adds the beginning token to texts, or removes it, where add_bos_token of tokenizer_config.json decides that.
+    """Add the beginning token to texts, or remove it, according to add_bos_token of tokenizer_config.json.
 
-    transformers 5 ignores add_bos_token beside tokenizer.json. With the classes of BEGINNING_CLASSES it decided before,
-    and models of that time rely on it (DeepSeek's).
+    transformers 5 ignores add_bos_token if there is a tokenizer.json. Earlier versions followed it for the classes in
+    BEGINNING_CLASSES, and models from that time (DeepSeek's) rely on it.
     """
     wanted = settings.get("add_bos_token")
     if class_name(settings) in BEGINNING_CLASSES and isinstance(wanted, bool):
@@ -200,12 +203,12 @@ def _set_beginning(tokenizer: Any, settings: Mapping[str, Any]) -> None:
 
 
 def class_name(settings: Mapping[str, Any]) -> str:
-    """The class that tokenizer_config.json names, without "Fast"; empty if it names none."""
+    """Return the class that tokenizer_config.json names, without "Fast"; empty if it names none."""
     return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
 
 
 def set_beginning(tokenizer: Any, wanted: bool) -> None:
-    """Makes the tokenizer add the beginning token to a text, or not. Changes nothing if it adds other tokens too."""
+    """Make the tokenizer add the beginning token to texts, or not. Changes nothing if it also adds other tokens."""
     if tokenizer.bos_token_id is None:
         return
     from tokenizers import processors
@@ -220,17 +223,17 @@ def set_beginning(tokenizer: Any, wanted: bool) -> None:
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """No import finds PyTorch here, and transformers remembers that there is none."""
+    """Hide PyTorch from imports in this context. transformers caches that it is missing."""
     if "torch" in sys.modules:
         yield
         return
     collects = gc.isenabled()
-    gc.disable()  # what an import makes stays
-    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's way to say that it cannot be imported
+    gc.disable()  # imported objects are never garbage
+    sys.modules["torch"] = None  # type: ignore[assignment]  # makes Python's import fail
     try:
         from transformers.utils.import_utils import is_torch_available
 
-        is_torch_available()  # keeps its answer
+        is_torch_available()  # caches its result
         import_models()
         yield
     finally:
@@ -240,18 +243,18 @@ def _without_torch() -> Iterator[None]:
 
 
 def import_models() -> None:
-    """Imports transformers.models. For what they define, transformers reads the sources of all its models as it is
-    imported itself, and again here, a third of a second each time: here it gets what it found."""
+    """Import transformers.models faster. transformers reads the sources of all its models once when it is imported, and
+    once again here, which takes a third of a second. This function reuses the first result."""
     import transformers
     from transformers.utils import import_utils
 
     utils: Any = import_utils
     read: Any = getattr(utils, "define_import_structure", None)
     if not hasattr(read, "cache_info") or not read.cache_info().currsize:
-        return  # of a version that reads them when they are imported, and that alone
+        return  # this version reads the sources only when transformers.models is imported
 
     def found(*_: Any) -> dict[frozenset[str], dict[str, set[str]]]:
-        whole = read(Path(transformers.__file__).parent / "models", prefix="models")  # as the package itself calls it
+        whole = read(Path(transformers.__file__).parent / "models", prefix="models")  # same call as in the package
         modules = "models."
         return {
             needed: {name.removeprefix(modules): names for name, names in one.items() if name.startswith(modules)}
@@ -266,12 +269,12 @@ def import_models() -> None:
 
 
 def has_own_code(folder: Path) -> bool:
-    """Whether the tokenizer names code of the model's, which is not run. Raises TokenizerError."""
+    """Whether the tokenizer names code of the model. Charonia does not run such code. Raises TokenizerError."""
     return "auto_map" in _json_object(folder / "tokenizer_config.json")
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object; returns an empty one if there is no file. Raises TokenizerError."""
+    """Read a JSON object; returns an empty one if there is no file. Raises TokenizerError."""
     if not file.is_file():
         return {}
     try:
@@ -284,7 +287,7 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def parse_json(field: str, text: str, remedy: str) -> Any:
-    """Raises PromptError for what is no JSON or nested deeper than MAX_DEPTH."""
+    """Parse JSON. Raises PromptError if the text is not valid JSON, or nested deeper than MAX_DEPTH."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -315,7 +318,7 @@ def _too_deep(field: str) -> PromptError:
 
 
 def show(value: Any) -> str:
-    """A wrong value for an error, cut where it is long."""
+    """Format a wrong value for an error message. A long value is cut."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
@@ -329,9 +332,9 @@ def encode_text(
     interactive: bool = False,
     limit: int | None = None,
 ) -> Encoded:
-    """A text as the tokenizer does it on its own, with its beginning token if it has one and `special` asks for it.
+    """Encode a text. special: whether to add the tokens that the tokenizer adds, such as its beginning token.
 
-    field: what errors call it. interactive: it may go on from a session's history. limit: as check_length has it.
+    field: the name in error messages. interactive: whether the text may continue a session. limit: see check_length.
     """
     check_length(tokenizer, field, text, limit)
     token_ids = encode(tokenizer, field, text, special=special)
@@ -342,8 +345,8 @@ def encode_text(
 def encode_ids(
     tokenizer: Any, field: str, token_ids: Sequence[int], *, with_text: bool = False, interactive: bool = False
 ) -> Encoded:
-    """Token ids as they are; with_text: and the text that they spell, special tokens included. Whether ids that need
-    no text are in the vocabulary, the engine checks."""
+    """Return the ids unchanged, and with `with_text` also their text with special tokens. Without `with_text`, the
+    engine checks whether the ids are in the vocabulary."""
     ids = list(token_ids)
     if not ids:
         raise PromptError(field, "empty", "send at least one token id")
@@ -352,7 +355,7 @@ def encode_ids(
         for position, token in enumerate(ids):
             if not 0 <= token < len(tokenizer):
                 raise PromptError(
-                    f"{field}[{position}]", f"{token} is no token", f"send ids from 0 to {len(tokenizer) - 1}"
+                    f"{field}[{position}]", f"{token} is not a token id", f"send ids from 0 to {len(tokenizer) - 1}"
                 )
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return Encoded(ids, False, ids if interactive else [], text)
@@ -370,12 +373,13 @@ def encode_chat(
     continues: bool = False,
     unseen_tools: bool = False,
 ) -> Encoded:
-    """A chat through the model's template, which writes special tokens itself; special: the tokenizer adds its own to
-    them. messages, tools: as OpenAI has them. unseen_tools: they may be left out where the template shows none.
+    """Encode a chat with the model's template, which writes special tokens itself. special: whether the tokenizer adds
+    its own special tokens too. messages, tools: in OpenAI's format. unseen_tools: accept tools that the template
+    ignores.
 
-    interactive: the messages may go on from a session's history; `encode_continuation` says how. limit: as check_length
-    has it. variables: of the template, beside those that every template has. continues: the last message is an answer
-    that has begun, so the prompt ends with its text.
+    interactive: whether the messages may continue a session; see `encode_continuation`. limit: see check_length.
+    variables: additional template variables. continues: the last message is an unfinished response, so the prompt ends
+    with its text.
     """
     checked = check_messages(messages)
     begun = ""
@@ -391,10 +395,10 @@ def encode_chat(
         if not place and not unseen_tools:
             raise PromptError(
                 "tools",
-                "the model's chat template does not show them, so the model would not know them",
-                "serve the model with a chat template that does, or describe them in a message and force calls: send "
-                "tool_choice = required or a function's name. The server must know the model's format of calls for "
-                "that (CHARONIA_TOOL_CALL_PARSER)",
+                "the model's chat template ignores tools, so the model would not see them",
+                "serve the model with a chat template that prints tools, or describe them in a message and force calls "
+                "with tool_choice = required or the name of a function. For this the server must know the model's "
+                "format of calls (CHARONIA_TOOL_CALL_PARSER)",
             )
         checked, shown = _with_tools(checked, shown, place)
     text = render_chat(tokenizer, checked, shown, variables) + begun
@@ -405,35 +409,37 @@ def encode_chat(
 
 
 def _begun_answer(messages: Sequence[Message], *, interactive: bool) -> str:
-    """The text of the last message, which the answer continues."""
+    """Return the text of the last message, an unfinished response."""
     field, last = "continue_final_message", messages[-1]
     if interactive:
-        raise PromptError(field, "a session goes on after whole answers", "send the whole conversation, no interactive")
+        remedy = "send the whole conversation, without interactive"
+        raise PromptError(field, "a session continues after complete responses only", remedy)
     if last["role"] != "assistant" or len(messages) < 2:
-        raise PromptError(field, "the last message is not the assistant's, after others", "send the begun answer last")
+        raise PromptError(
+            field, "the last message is not an assistant's after other messages", "send the unfinished response last"
+        )
     if last.get("tool_calls") or not last["content"]:
-        raise PromptError(field, "the begun answer has calls, or no text", "send its text alone")
+        raise PromptError(field, "the unfinished response has tool calls, or no text", "send only its text")
     return str(last["content"])
 
 
 def check_messages(messages: Sequence[Any]) -> list[Message]:
-    """Messages as chat templates take them.
+    """Return the messages in the form that chat templates expect.
 
-    Content may be a string, null or a list of OpenAI's text parts. Those of an answer are pieces of one text; others
-    are texts of their own, each on a new line. A tool call's arguments, a JSON string with OpenAI, become an object,
-    which is what templates print. Those that are no JSON, as in an answer that was cut off, stay the text that they
-    are.
+    Content may be a string, null or a list of OpenAI's text parts. The parts of a response are joined directly, other
+    parts with newlines. The arguments of a tool call, a JSON string in OpenAI's format, become an object, because
+    templates print objects. Arguments that are not valid JSON, as in a truncated response, stay a string.
     """
     if not messages:
-        raise PromptError("messages", "an empty list is no conversation", "send at least one message")
+        raise PromptError("messages", "the list is empty", "send at least one message")
     return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
 def _check_message(field: str, message: Any) -> Message:
     if not isinstance(message, Mapping):
-        raise PromptError(field, f"{show(message)} is no object", 'send {"role": ..., "content": ...}')
+        raise PromptError(field, f"{show(message)} is not an object", 'send {"role": ..., "content": ...}')
     if not isinstance(message.get("role"), str) or not message["role"]:
-        raise PromptError(f"{field}.role", "missing or no string", 'send "system", "user", "assistant" or "tool"')
+        raise PromptError(f"{field}.role", "missing or not a string", 'send "system", "user", "assistant" or "tool"')
     checked = {**message, "content": _joined(f"{field}.content", message.get("content"), message["role"])}
     if message.get("content") is None and not message.get("tool_calls"):
         raise PromptError(f"{field}.content", "missing", "send the message's text as a string")
@@ -449,28 +455,28 @@ def _joined(field: str, content: Any, role: str) -> str:
         return content
     remedy = 'send a string or a list of {"type": "text", "text": ...}'
     if not isinstance(content, Sequence):
-        raise PromptError(field, f"{show(content)} is no text", remedy)
+        raise PromptError(field, f"{show(content)} is not a text", remedy)
     texts = []
     for number, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise PromptError(f"{field}[{number}]", f"a part of type {kind!r} is not understood", remedy)
+            raise PromptError(f"{field}[{number}]", f"parts of type {kind!r} are not supported", remedy)
         texts.append(part["text"])
     return ("" if role == "assistant" else "\n").join(text for text in texts if text)
 
 
 def _check_calls(field: str, calls: Any) -> list[Any]:
     if not _are_objects(calls):
-        raise PromptError(field, "not a list of objects", "send what the model's answer contained")
+        raise PromptError(field, "not a list of objects", "send the tool calls of the model's response")
     checked = []
     for number, call in enumerate(calls):
-        function = call.get("function", call)  # templates may take calls that are flat
+        function = call.get("function", call)  # some templates expect the function's fields in the call itself
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
             remedy = 'send {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
             raise PromptError(f"{field}[{number}]", f"{show(call)} names no function", remedy)
         if "function" in call and isinstance(function.get("arguments"), str):
-            # Some models and servers write a call without arguments so.
+            # Some models and servers write empty arguments as an empty string.
             text = function["arguments"].strip() or "{}"
             if not _is_json(text):
                 checked.append(call)
@@ -486,13 +492,13 @@ def _is_json(text: str) -> bool:
         json.loads(text)
     except ValueError:
         return False
-    except RecursionError:  # which parse_json says
+    except RecursionError:  # parse_json reports this error
         return True
     return True
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
-    """OpenAI's tools, as chat templates take them."""
+    """Return the tools, in OpenAI's format, in the form that chat templates expect."""
     if not _are_objects(tools):
         remedy = 'send a JSON list such as [{"type": "function", "function": {"name": ..., "parameters": {...}}}]'
         raise PromptError("tools", "not a list of objects", remedy)
@@ -503,7 +509,7 @@ _tool_places: WeakKeyDictionary[Any, dict[tuple[str, bool], _ToolPlace]] = WeakK
 
 
 def _tool_place(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any]) -> _ToolPlace:
-    """Found out once per template, and again for variables where it shows no tools without them."""
+    """Return where the template expects tools. Cached per template; searched again with variables if not found."""
     has_system = messages[0]["role"] == "system"
     known = _tool_places.setdefault(tokenizer, {})
     key = str(tokenizer.chat_template), has_system
@@ -515,7 +521,7 @@ def _tool_place(tokenizer: Any, messages: Sequence[Message], variables: Mapping[
 def _are_shown(
     tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]], variables: Mapping[str, Any]
 ) -> bool:
-    """Whether these messages have these tools in their prompt: the probe may not be such as a template wants."""
+    """Whether the prompt of these messages changes with the tools. The template may not accept the test messages."""
     with_them, without = (render_chat(tokenizer, messages, given, variables) for given in (tools, None))
     return with_them != without
 
@@ -525,10 +531,10 @@ def _probe_tool_place(tokenizer: Any, has_system: bool, variables: Mapping[str, 
     places: tuple[_ToolPlace, ...] = ("variable", "system message")
     for place in places:
         try:
-            text = render_chat(tokenizer, *_with_tools(messages, [_PROBE], place), variables)
-        except PromptError:  # the template says what it refuses, of the caller's messages
+            text = render_chat(tokenizer, *_with_tools(messages, [_TEST_DEFINITION], place), variables)
+        except PromptError:  # the template rejects the test messages; the caller's messages will show the error
             return "variable" if place == "variable" else ""
-        if _PROBED in text:
+        if _TEST_TOOL in text:
             return place
     return ""
 
@@ -536,17 +542,17 @@ def _probe_tool_place(tokenizer: Any, has_system: bool, variables: Mapping[str, 
 def _with_tools(
     messages: list[Message], tools: list[dict[str, Any]], place: _ToolPlace
 ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-    """Messages and tools as a template wants them."""
+    """Return messages and tools, with the tools in the place that the template expects."""
     if place != "system message":
         return messages, tools
     functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     has_system = messages[0]["role"] == "system"
     first = messages[0] if has_system else {"role": "system", "content": ""}
-    # A caller who knows the template may have put them there.
+    # The caller may have put the tools there already.
     return [{**first, "tools": first.get("tools") or functions}, *messages[has_system:]], None
 
 
-# What transformers takes beside a template's variables: what a caller must not set.
+# Arguments of apply_chat_template that are not template variables. Callers must not set them.
 _RESERVED = frozenset(
     [
         *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages"),
@@ -557,12 +563,12 @@ _RESERVED = frozenset(
 
 
 def check_variables(variables: Any) -> dict[str, Any]:
-    """Variables of a chat template, such as enable_thinking."""
+    """Check variables of a chat template, such as enable_thinking."""
     remedy = 'send a JSON object of the chat template\'s variables, such as {"enable_thinking": false}'
     if not isinstance(variables, Mapping):
-        raise PromptError("chat_template_kwargs", f"{show(variables)} is no object", remedy)
+        raise PromptError("chat_template_kwargs", f"{show(variables)} is not an object", remedy)
     if reserved := sorted(_RESERVED.intersection(variables)):
-        raise PromptError("chat_template_kwargs", f"{reserved[0]!r} is no variable that can be set", "leave it out")
+        raise PromptError("chat_template_kwargs", f"the variable {reserved[0]!r} cannot be set", "remove it")
     return dict(variables)
 
 
@@ -578,7 +584,7 @@ def render_chat(
     tools: Sequence[Any] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text that the chat template makes of what was checked before, ending where the answer begins."""
+    """Render checked messages with the chat template. The text ends where the response begins."""
     import jinja2
 
     if tokenizer.chat_template is None:
@@ -595,7 +601,7 @@ def render_chat(
                 **(variables or {}),
             )
         )
-    # Whatever a template does with values that it did not expect, such as a number in place of a list of calls.
+    # A template may raise any of these for unexpected values, such as a number instead of a list of calls.
     except (
         jinja2.TemplateError,
         TypeError,
@@ -606,29 +612,29 @@ def render_chat(
         RecursionError,
     ) as error:
         raise PromptError(
-            "messages", f"the model's chat template refuses them ({error})", "change the roles or their order"
+            "messages", f"the model's chat template rejects them ({error})", "change the roles or their order"
         ) from error
 
 
 def encode_continuation(
     tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """The ids that new messages add to a conversation which ends with an assistant's answer.
+    """Return the ids that new messages add to a conversation that ends with a response.
 
-    What the chat template writes after such an answer: the end of its turn, the messages, and the beginning of the next
-    answer. System messages at their head are left out: they begin a conversation, and this one has begun. Raises
-    PromptError where the template makes that depend on what went before.
+    These are the tokens of the text that the chat template writes after a response: the end of its turn, the messages,
+    and the beginning of the next response. Leading system messages are ignored, because the conversation has already
+    begun. Raises PromptError if this text depends on the earlier messages.
     """
     new = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
     if not new:
-        raise PromptError("messages", "all of them are the system's", "send one of the user's")
+        raise PromptError("messages", "all of them are system messages", "send a user message")
 
     def after_answer(turns: int) -> str:
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * (turns - 1)
         marked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
         parts = render_chat(tokenizer, [*before, *marked, *new], variables=variables).split(_ANSWER)
         if len(parts) != 2:
-            raise _cannot_continue("does not show an earlier answer once and as it was")
+            raise _cannot_continue("does not print an earlier response exactly once and unchanged")
         return parts[1]
 
     text = after_answer(1)
@@ -640,20 +646,20 @@ def encode_continuation(
 def _cannot_continue(what: str) -> PromptError:
     return PromptError(
         "messages",
-        f"the model's chat template {what}, so a session cannot go on with new messages alone",
+        f"the model's chat template {what}, so a session cannot continue with only the new messages",
         "send the whole conversation, without interactive",
     )
 
 
 def check_length(tokenizer: Any, field: str, text: str, limit: int | None) -> None:
-    """Raises PromptTooLongError for a text that is far beyond `limit` tokens, the context's length, without tokenizing
-    all of it. Time and memory follow from `limit`, whatever comes. None: no limit.
+    """Raises PromptTooLongError for a text that is far longer than `limit` tokens, the length of the context, without
+    tokenizing all of it. Time and memory are bounded by `limit`, not by the text. None: no limit.
 
-    What has four characters a token at most goes to the engine, which counts exactly. Of what is longer, slices are
-    tokenized until they have twice the limit: a cut changes the tokens at its edge alone, so the whole has more than
-    the limit, too. No bound in bytes would do. Vocabularies have tokens of 128 spaces and more, and some tokenizers
-    drop white space behind special tokens, or make one token of all that they do not know. Only such a run of more than
-    a slice can be told too long where its whole would fit.
+    A text with at most four characters per token goes to the engine, which counts exactly. For a longer text, slices
+    are tokenized until they have twice the limit. A cut changes only the tokens next to it, so the whole text exceeds
+    the limit too. A limit in bytes would not work: vocabularies have tokens of 128 or more spaces, and some tokenizers
+    remove spaces after special tokens, or map any run of unknown characters to one token. The check can be wrong only
+    for such a run of more than a slice.
     """
     if limit is None or len(text) <= max(_SLICE, 4 * limit):
         return
@@ -665,11 +671,11 @@ def check_length(tokenizer: Any, field: str, text: str, limit: int | None) -> No
 
 
 def encode(tokenizer: Any, field: str, text: str, *, special: bool) -> list[int]:
-    """At least one id. special: with the tokens that the tokenizer puts around a text, such as its beginning token; a
-    chat template writes these itself."""
+    """Return at least one id. special: whether to add the tokens that the tokenizer adds around a text, such as its
+    beginning token. A chat template writes these tokens itself."""
     ids = _token_ids(tokenizer, field, text, special=special)
     if not ids:
-        raise PromptError(field, "no token is left of it", "send a text that is not empty")
+        raise PromptError(field, "it has no tokens", "send a text that is not empty")
     return ids
 
 
@@ -678,7 +684,7 @@ def _token_ids(tokenizer: Any, field: str, text: str, *, special: bool) -> list[
         ids = tokenizer(text, add_special_tokens=special, return_attention_mask=False)["input_ids"]
     except UnicodeEncodeError as error:
         raise PromptError(field, f"a lone surrogate at character {error.start}", "send whole characters") from None
-    except TypeError:  # the Rust tokenizer's complaint about the same
+    except TypeError:  # the Rust tokenizer's error for the same
         raise PromptError(
             field, "text that is not valid Unicode", "send whole characters, no lone surrogates"
         ) from None
@@ -686,32 +692,32 @@ def _token_ids(tokenizer: Any, field: str, text: str, *, special: bool) -> list[
 
 
 def encode_inner(tokenizer: Any, field: str, text: str) -> list[int]:
-    """Tokens of a text that is not the beginning of one: without what a tokenizer puts before a first word."""
+    """Return the tokens of a text that continues another one, without the prefix that some tokenizers add."""
     return _after_newline(tokenizer, field, text) or encode(tokenizer, field, text, special=False)
 
 
 def _after_newline(tokenizer: Any, field: str, text: str) -> list[int]:
-    """The tokens of a text behind the end of a line; [] where they cannot be told from those of the line's end."""
+    """Return the tokens of a text after a newline; [] if they cannot be separated from the newline's tokens."""
     newline = [int(token) for token in tokenizer("\n", add_special_tokens=False)["input_ids"]]
     both = encode(tokenizer, field, "\n" + text, special=False)
     return both[len(newline) :] if both[: len(newline)] == newline else []
 
 
 def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """The token sequences that spell the words at the beginning of a text, after a space and inside a line.
+    """Return the token sequences of the words at the start of a text, after a space, and after a newline.
 
-    A tokenizer may have yet other ways to spell a word (in the middle of another one); those are not found.
+    A tokenizer may produce other sequences for a word inside another word; these are not found.
     """
     if len(words) > MAX_BAD_WORDS:
-        raise PromptError("bad_words", f"of {len(words)} words", f"send at most {MAX_BAD_WORDS}")
+        raise PromptError("bad_words", f"{len(words)} words", f"send at most {MAX_BAD_WORDS}")
     sequences: list[list[int]] = []
     for index, word in enumerate(words):
         field = f"bad_words[{index}]"
         if not word:
-            raise PromptError(field, "empty", "leave it out")
+            raise PromptError(field, "empty", "remove it")
         size = len(word.encode("utf-8", "surrogatepass"))
         if size > MAX_BAD_WORD_BYTES:
-            raise PromptError(field, f"of {size} bytes", f"send at most {MAX_BAD_WORD_BYTES} bytes")
+            raise PromptError(field, f"{size} bytes", f"send at most {MAX_BAD_WORD_BYTES} bytes")
         spellings = [encode(tokenizer, field, text, special=False) for text in (word, " " + word)]
         spellings.append(_after_newline(tokenizer, field, word))
         sequences.extend(ids for ids in spellings if ids)

@@ -1,6 +1,6 @@
-"""SentencePiece's tokenizer.model as a fast tokenizer with the ids of SentencePiece (Kudo and Richardson 2018).
+"""Converts SentencePiece's tokenizer.model to a fast tokenizer with the same ids (Kudo and Richardson 2018).
 
-transformers' own conversion depends on the class that a folder names and on its version.
+The conversion of transformers is not used, because it depends on the class that a folder names and on the version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "tokenizer.model"
 _SPACE = "\u2581"
 _UNIGRAM, _BPE = 1, 2  # TrainerSpec.model_type
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # SentencePiece.type
-# Fields of sentencepiece_model.proto, by their numbers: of ModelProto, SentencePiece, TrainerSpec and NormalizerSpec.
+# Field numbers in sentencepiece_model.proto: ModelProto, SentencePiece, TrainerSpec and NormalizerSpec.
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _SUFFIX, _BYTE_FALLBACK, _UNK_ID, _BOS_ID, _EOS_ID, _UNK_PIECE = 3, 24, 35, 40, 41, 42, 45
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """The parts of a tokenizer.model that describe encoding. A piece's index is its id. An id below 0 means none."""
+    """The parts of a tokenizer.model that affect encoding. The index of a piece is its id. An id below 0 means none."""
 
     pieces: list[Piece]
     type: int
@@ -58,12 +58,12 @@ class SentencePieceModel:
 
 
 def read_model(file: Path) -> SentencePieceModel | None:
-    """Parses a tokenizer.model. Returns None if the file is not SentencePiece's, for example tiktoken's.
+    """Parse a tokenizer.model. Returns None if the file has another format, for example tiktoken's.
 
     Raises ModelError if the file is damaged.
     """
     data = file.read_bytes()
-    if data[:1] != bytes([_PIECE << 3 | 2]):  # a model begins with its pieces
+    if data[:1] != bytes([_PIECE << 3 | 2]):  # a SentencePiece model starts with its pieces
         return None
     try:
         parts = list(_fields(data))
@@ -72,7 +72,7 @@ def read_model(file: Path) -> SentencePieceModel | None:
         trainer, normalizer = (dict(_fields(specs[key])) for key in (_TRAINER, _NORMALIZER))
         if trainer.get(_SUFFIX):
             raise ModelError(
-                f"{file} has spaces behind words (treat_whitespace_as_suffix), which is not supported: a "
+                f"{file} has spaces after words (treat_whitespace_as_suffix), which is not supported: a "
                 "tokenizer.json is needed"
             )
         return SentencePieceModel(
@@ -94,11 +94,11 @@ def read_model(file: Path) -> SentencePieceModel | None:
             *(bool(normalizer.get(key, 1)) for key in (_ADD_PREFIX, _REMOVE_SPACES, _ESCAPE_SPACES)),
         )
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
-        raise ModelError(f"{file} is no SentencePiece model ({error}): download it again") from error
+        raise ModelError(f"{file} is not a SentencePiece model ({error}): download it again") from error
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message in protobuf's wire format: number and value, an int or bytes. Raises ValueError."""
+    """Yield the fields of a message in protobuf's wire format: number and value, an int or bytes. Raises ValueError."""
     position = 0
 
     def varint() -> int:
@@ -128,7 +128,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def load_sentencepiece(folder: Path, model: SentencePieceModel) -> PreTrainedTokenizerFast:
-    """Loads the tokenizer of a folder without tokenizer.json. `model` is what read_model returned.
+    """Load the tokenizer of a folder without tokenizer.json. `model`: the result of read_model.
 
     Special tokens and the chat template come from the folder's JSON files.
     """
@@ -153,7 +153,7 @@ def load_sentencepiece(folder: Path, model: SentencePieceModel) -> PreTrainedTok
 
 
 def convert(model: SentencePieceModel, legacy: bool) -> Tokenizer:
-    """Builds the tokenizer. legacy: a text's prefix also goes before each piece of text behind a special token."""
+    """Build the tokenizer. legacy: whether the prefix is also added to each piece of text after a special token."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     defined = [piece.text for piece in model.pieces if piece.type == _USER_DEFINED]
@@ -166,7 +166,7 @@ def convert(model: SentencePieceModel, legacy: bool) -> Tokenizer:
             unk_token=model.unk_piece,
             fuse_unk=True,
             byte_fallback=model.byte_fallback,
-            ignore_merges=bool(defined),  # symbols of the user's are no merges: they are taken whole
+            ignore_merges=bool(defined),  # user-defined symbols have no merges; they are matched as a whole
         )
     elif model.type == _UNIGRAM:
         made = models.Unigram(
@@ -187,8 +187,8 @@ def convert(model: SentencePieceModel, legacy: bool) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence(normal)
     splits: list[Any] = []
     if model.add_prefix and not legacy:
-        # A Metaspace alone leaves the prefix out if the text begins with a space. The first one puts a space in front,
-        # which no text begins with after normalization; the second one escapes it.
+        # A single Metaspace omits the prefix if the text starts with a space. Here the first one adds a space (no
+        # normalized text starts with one), and the second one replaces spaces.
         splits = [
             pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
             pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="never", split=False),
@@ -206,7 +206,7 @@ def convert(model: SentencePieceModel, legacy: bool) -> Tokenizer:
 
 
 def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
-    """Merges in SentencePiece's order: the piece of the highest score first. It merges ordinary pieces only."""
+    """Return merges in SentencePiece's order: highest score first. SentencePiece merges ordinary pieces only."""
     ranks = {
         piece.text: (-piece.score, token_id) for token_id, piece in enumerate(model.pieces) if piece.type == _NORMAL
     }

@@ -1,8 +1,8 @@
-"""Qwen 1's vocabulary, a file of byte strings with their ranks (tiktoken's format), as a fast tokenizer.
+"""Converts Qwen 1's vocabulary, a file of byte strings with ranks (tiktoken's format), to a fast tokenizer.
 
-Byte-pair encoding by ranks joins, of all neighbours whose joined bytes are a token, the pair of lowest rank first
-(Sennrich et al. 2016). A list of merges in the order of ranks says the same, so each token's merge is the last step by
-which the tokens of lower rank make it.
+Byte-pair encoding by ranks repeatedly joins the neighbours whose joined bytes are the token with the lowest rank
+(Sennrich et al. 2016). A list of merges in the order of ranks is equivalent. The merge of a token is the last step of
+encoding its bytes with the tokens of lower rank.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILE = "qwen.tiktoken"
-# How its code cuts a text before it encodes the pieces.
+# The pattern that Qwen's code uses to split a text before encoding the pieces.
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205)))
-# ChatML, with the system message that its code puts first where a chat has none.
+# ChatML, with the default system message of Qwen's code.
 _CHAT_TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
@@ -36,21 +36,21 @@ _CHAT_TEMPLATE = (
 
 
 def read_ranks(file: Path) -> dict[bytes, int]:
-    """Token bytes to rank, which is the token's id. Raises ModelError for a file that is damaged."""
+    """Return the rank of each token, which is also its id. Raises ModelError if the file is damaged."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
-            raise ModelError(f"{file} line {number} is no token and rank: download it again") from error
+            raise ModelError(f"{file} line {number} is not a token and a rank: download it again") from error
     if sorted(ranks.values()) != list(range(len(ranks))) or any(bytes([byte]) not in ranks for byte in range(256)):
-        raise ModelError(f"{file} does not hold every byte and every rank once: download it again")
+        raise ModelError(f"{file} does not contain every byte and every rank once: download it again")
     return ranks
 
 
 def _merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """The two tokens that make this one, or nothing where tokens of lower rank do not come to two."""
+    """Return the two tokens that are merged to this one; None if tokens of lower rank do not reduce it to two."""
     own = ranks[token]
     parts = [token[index : index + 1] for index in range(len(token))]
     while len(parts) > 2:
@@ -64,7 +64,7 @@ def _merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
 
 
 def load_tiktoken(folder: Path, chat: bool) -> PreTrainedTokenizerFast:
-    """The tokenizer of a folder with `qwen.tiktoken`; chat: it has Qwen's chat template."""
+    """Load the tokenizer of a folder with `qwen.tiktoken`. chat: whether it gets Qwen's chat template."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -88,7 +88,7 @@ def load_tiktoken(folder: Path, chat: bool) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in _SPECIAL])
     settings: dict[str, Any] = {"chat_template": _CHAT_TEMPLATE} if chat else {}
-    make: Any = PreTrainedTokenizerFast  # whose constructor has no types
+    make: Any = PreTrainedTokenizerFast  # its constructor has no type hints
     made: PreTrainedTokenizerFast = make(
         tokenizer_object=tokenizer, eos_token="<|endoftext|>", clean_up_tokenization_spaces=False, **settings
     )

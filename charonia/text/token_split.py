@@ -1,11 +1,12 @@
-"""How a tokenizer splits a text, for the engine's token_split.safetensors: for jump-forward of structured output.
+"""Writes the split rules of a tokenizer to the engine's token_split.safetensors, for jump-forward of structured output.
 
-The engine has no tokenizer. Of BPE (Sennrich et al. 2016) it needs the merges, and where a text is cut before them:
-- Byte-level BPE (Radford et al. 2019) has pre-tokenizers. Those whose patterns are known are listed here, with what
-  they are on ASCII in ECMAScript's syntax. Of each holds what engine/src/text/token_split.cpp says of a text's end.
-- SentencePiece's BPE (Kudo and Richardson 2018) merges the whole text. But no merge goes across two characters that
-  stand side by side in no token, as the last letter of a word and the space behind it: as good as a cut.
-Tests compare with `tokenizers`.
+The engine has no tokenizer. For BPE (Sennrich et al. 2016) it needs the merges and the positions where a text is split
+before merging:
+- Byte-level BPE (Radford et al. 2019) has pre-tokenizers. PATTERNS lists the supported ones, with their equivalents on
+  ASCII in ECMAScript's syntax. engine/src/text/token_split.cpp relies on properties of these patterns.
+- SentencePiece's BPE (Kudo and Richardson 2018) merges the whole text. But no merge joins two characters that are not
+  adjacent in any token, such as the last letter of a word and the next space. Such a pair acts as a split.
+Tests compare the results with `tokenizers`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _GPT2 = r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|
 _HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Patterns of tokenizer.json: of digits, of GPT-2, Qwen, Llama 3 and Phi-4.
+# Patterns in tokenizer.json: for digits, GPT-2, Qwen, Llama 3 and Phi-4.
 PATTERNS = {
     r"\d": "[0-9]",
     r"\p{N}": "[0-9]",
@@ -38,15 +39,15 @@ PATTERNS = {
     _HEAD + r"\p{N}{1,3}" + _TAIL: _CONTRACTIONS + r"|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}" + _AFTER_DIGITS,
 }
 
-_SPACE = "\u2581"  # SentencePiece's
+_SPACE = "\u2581"  # SentencePiece's replacement of a space
 
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """merges[rank]: ids of the two tokens that are merged, and of what they become. stages: the pre-tokenizers'
-    patterns, on ASCII, each of which cuts the pieces of the one before. added: tokens that are found in a text
-    before it is split. characters: SentencePiece's token of each character of ASCII, and joined: those that stand side
-    by side in some token. unsupported: why the split is not known; the others are empty then."""
+    """merges[rank]: ids of the two merged tokens and of the result. stages: patterns of the pre-tokenizers on ASCII;
+    each splits the pieces of the previous one. added: tokens that are found in a text before it is split. characters:
+    SentencePiece's token of each ASCII character. joined: pairs of characters that are adjacent in some token.
+    unsupported: why the split rules are not supported; then the other fields are empty."""
 
     merges: list[tuple[int, int, int]]
     stages: list[str]
@@ -57,8 +58,8 @@ class TokenSplit:
     joined: list[tuple[int, int]] = field(default_factory=list)
 
     def save(self, file: Path) -> None:
-        """Writes token_split.safetensors: `merges` i32 [merges, 3], and of SentencePiece's `characters` i32 [128] and
-        `joined` i32 [pairs, 2]; the rest is metadata."""
+        """Write token_split.safetensors: `merges` i32 [merges, 3], and for SentencePiece `characters` i32 [128] and
+        `joined` i32 [pairs, 2]; the other fields are metadata."""
         metadata = {
             "stages": json.dumps(self.stages),
             "added": json.dumps(self.added),
@@ -73,11 +74,11 @@ class TokenSplit:
 
 
 class _UnknownError(Exception):
-    """The split is not known; the message says what is unknown."""
+    """The split rules are not supported; the message says why."""
 
 
 def build_token_split(tokenizer: PreTrainedTokenizerFast) -> TokenSplit:
-    """The split of a tokenizer. Where it is of a kind that is not known, `unsupported` says so."""
+    """Return the split rules of a tokenizer. `unsupported` is set if they are not supported."""
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
     try:
         return _read(definition)
@@ -88,7 +89,7 @@ def build_token_split(tokenizer: PreTrainedTokenizerFast) -> TokenSplit:
 def _read(definition: dict[str, Any]) -> TokenSplit:
     model, normalizer = definition["model"], definition["normalizer"]
     if model.get("type") != "BPE":
-        raise _UnknownError(f"the tokenizer's model is {model.get('type')}, and not BPE")
+        raise _UnknownError(f"the tokenizer's model is {model.get('type')}, not BPE")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise _UnknownError(f"the tokenizer's BPE has {name} = {model[name]!r}")
@@ -109,7 +110,7 @@ def _read(definition: dict[str, Any]) -> TokenSplit:
             raise _UnknownError("the tokenizer's BPE has byte_fallback and ignore_merges")
         names = [name.replace(_SPACE, " ") for name in names]
         return TokenSplit(merges, [], names, characters=_characters(vocabulary), joined=_joined(merged))
-    # NFC leaves ASCII as it is.
+    # NFC does not change ASCII.
     if normalizer is not None and normalizer["type"] != "NFC":
         raise _UnknownError(f"the tokenizer has the normalizer {normalizer['type']}")
     stages = _stages(definition["pre_tokenizer"])
@@ -117,7 +118,7 @@ def _read(definition: dict[str, Any]) -> TokenSplit:
 
 
 def _check_spaces(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, Any] | None) -> None:
-    """Of SentencePiece: a space is another character within tokens, and a text may begin with one more. No more."""
+    """Check that SentencePiece's normalizer only replaces spaces, and only adds one space before a text."""
     steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
     replaced = 0
     for step in steps:
@@ -127,13 +128,13 @@ def _check_spaces(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, An
             raise _UnknownError(f"the tokenizer has the normalizer {json.dumps(step, ensure_ascii=False)}")
     if pre_tokenizer is not None:
         metaspace = pre_tokenizer["type"] == "Metaspace" and pre_tokenizer["replacement"] == _SPACE
-        # Behind the normalizer there is no space left.
+        # No space is left after the normalizer.
         nothing = replaced and pre_tokenizer["type"] == "Split" and pre_tokenizer["pattern"] == {"String": " "}
         if not nothing and (not metaspace or pre_tokenizer.get("split", True)):
-            raise _UnknownError(f"the pre-tokenizer {json.dumps(pre_tokenizer, ensure_ascii=False)} is not known")
+            raise _UnknownError(f"the pre-tokenizer {json.dumps(pre_tokenizer, ensure_ascii=False)} is not supported")
         replaced += metaspace
     if replaced != 1:
-        raise _UnknownError("the tokenizer has byte_fallback, and does not spell a space in SentencePiece's way")
+        raise _UnknownError("the tokenizer has byte_fallback, but does not replace spaces as SentencePiece does")
 
 
 def _characters(vocabulary: dict[str, int]) -> list[int]:
@@ -160,7 +161,7 @@ def _joined(merged: list[str]) -> list[tuple[int, int]]:
 def _stages(pre_tokenizer: dict[str, Any] | None) -> list[str]:
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if not steps or steps[-1] is None or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
-        raise _UnknownError("the tokenizer's last pre-tokenizer is not ByteLevel without a space in front")
+        raise _UnknownError("the tokenizer's last pre-tokenizer is not ByteLevel without add_prefix_space")
     stages = [_stage(step) for step in steps[:-1]]
     if steps[-1].get("use_regex", True):
         stages.append(_GPT2)
@@ -174,5 +175,5 @@ def _stage(step: dict[str, Any]) -> str:
         return "[0-9]"
     pattern = step.get("pattern", {}).get("Regex")
     if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"] or pattern not in PATTERNS:
-        raise _UnknownError(f"the pre-tokenizer {json.dumps(step, ensure_ascii=False)} is not known")
+        raise _UnknownError(f"the pre-tokenizer {json.dumps(step, ensure_ascii=False)} is not supported")
     return PATTERNS[pattern]

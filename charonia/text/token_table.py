@@ -1,8 +1,8 @@
-"""The bytes of every token, as the tokenizer's own decoder would write them, for the engine's token_table.safetensors.
+"""Computes the bytes of every token, as the tokenizer's decoder writes them, for the engine's token_table.safetensors.
 
-A text is the joined bytes of its tokens: only so can a stream be cut between any two characters. The decoder's
-definition in tokenizer.json says how a token's string becomes bytes; this module reads it and refuses what it does not
-know.
+The text of a sequence is the joined bytes of its tokens, so a stream can be cut between any two characters. The
+decoder's definition in tokenizer.json describes how a token's string becomes bytes. Unknown decoder steps raise an
+error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's printable stand-in for each byte: the byte's own character where that is printable in Latin-1,
-    else the next one from U+0100 on (Radford et al. 2019, GPT-2)."""
+    """Return byte-level BPE's printable character for each byte: the byte's own Latin-1 character if it is printable,
+    otherwise the next character from U+0100 on (Radford et al. 2019, GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -40,7 +40,8 @@ _ALPHABET = byte_alphabet()
 class TokenTable:
     """`tokens[id]` are the token's bytes, b"" for ids that the tokenizer does not have.
 
-    special[id]: the token is no part of a text. strip_leading_space: the decoder drops one leading space of a text.
+    special[id]: whether the token is omitted from texts. strip_leading_space: whether the decoder drops one leading
+    space of a text.
     """
 
     tokens: list[bytes]
@@ -48,11 +49,11 @@ class TokenTable:
     strip_leading_space: bool
 
     def text(self, ids: list[int]) -> bytes:
-        """The joined bytes of the tokens that are part of a text, its leading space kept."""
+        """Return the joined bytes of the tokens that are not special, with the leading space."""
         return b"".join(self.tokens[token] for token in ids if not self.special[token])
 
     def save(self, file: Path) -> None:
-        """Writes token_table.safetensors: `offsets` i64 [vocab + 1], `bytes` u8 [total], `special` u8 [vocab]."""
+        """Write token_table.safetensors: `offsets` i64 [vocab + 1], `bytes` u8 [total], `special` u8 [vocab]."""
         offsets = np.zeros(len(self.tokens) + 1, dtype=np.int64)
         np.cumsum([len(token) for token in self.tokens], out=offsets[1:])
         save_file(
@@ -68,7 +69,7 @@ class TokenTable:
 
 @dataclass
 class _Decoder:
-    """What a decoder does, step by step: strings to strings, then, at most once, strings to bytes."""
+    """The steps of a decoder: strings to strings, then, at most once, strings to bytes."""
 
     rewrites: list[Callable[[str], str]]
     byte_level: bool = False
@@ -78,7 +79,7 @@ class _Decoder:
 
     def token_bytes(self, token: str, added: bool) -> bytes:
         if self.byte_level:
-            # An added token stands for itself; a decoder would take its characters for bytes by accident only.
+            # An added token means its own text, although a decoder would map characters of the alphabet to bytes.
             if added or any(char not in _ALPHABET for char in token):
                 return token.encode()
             return bytes(_ALPHABET[char] for char in token)
@@ -91,7 +92,7 @@ class _Decoder:
 
 def _read_decoder(definition: dict[str, Any] | None) -> _Decoder:
     if definition is None:
-        raise UnsupportedError("tokenizer.json has no decoder, so the bytes of its tokens are not known")
+        raise UnsupportedError("tokenizer.json has no decoder, so the bytes of its tokens are unknown")
     decoder = _Decoder([])
     _add_step(decoder, definition)
     return decoder
@@ -114,7 +115,7 @@ def _add_step(decoder: _Decoder, step: dict[str, Any]) -> None:
     elif kind == "Metaspace":
         mark = step["replacement"]
         decoder.rewrites.append(lambda token: token.replace(mark, " "))
-        # Older files say add_prefix_space; when neither is there the default is to prepend.
+        # Older files have add_prefix_space. If neither is set, the default is to prepend.
         scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
         decoder.strip_leading_space |= scheme in ("always", "first")
     elif kind == "Strip" and _strips_one_leading_space(step) and decoder.fused:
@@ -124,8 +125,8 @@ def _add_step(decoder: _Decoder, step: dict[str, Any]) -> None:
     else:
         raise UnsupportedError(
             f"tokenizer.json: a decoder step {json.dumps(step, ensure_ascii=False)} is not supported; supported: "
-            "ByteLevel and, as SentencePiece models have them, Replace of a string, Metaspace, ByteFallback, Fuse and "
-            "Strip of one leading space after Fuse"
+            "ByteLevel and, as in SentencePiece models, Replace of a string, Metaspace, ByteFallback, Fuse and Strip "
+            "of one leading space after Fuse"
         )
 
 
@@ -134,10 +135,9 @@ def _strips_one_leading_space(step: dict[str, Any]) -> bool:
 
 
 def build_token_table(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> TokenTable:
-    """The table of a tokenizer, padded to the model's vocabulary with empty special tokens.
+    """Build the table of a tokenizer, padded to the model's vocabulary with empty special tokens.
 
-    Raises UnsupportedError for a decoder that is not known, ModelError when the tokenizer can produce ids past
-    vocab_size.
+    Raises UnsupportedError for an unknown decoder, and ModelError if the tokenizer can produce ids >= vocab_size.
     """
     backend = tokenizer.backend_tokenizer
     definition = json.loads(backend.to_str())
@@ -149,10 +149,10 @@ def build_token_table(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> To
         entry = added.get(token_id)
         if token_id >= vocab_size:
             if entry is not None:
-                continue  # added tokens that the model was never resized for; the engine refuses them as input
+                continue  # an added token that the model was never resized for; the engine rejects it as input
             raise ModelError(
                 f"the tokenizer's token {token!r} has id {token_id}, but the model's vocab_size is {vocab_size}: "
-                "the tokenizer is not this model's"
+                "the tokenizer does not belong to this model"
             )
         tokens[token_id] = decoder.token_bytes(token, entry is not None)
         special[token_id] = bool(entry and entry["special"])

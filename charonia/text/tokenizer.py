@@ -1,4 +1,4 @@
-"""Loads and copies a model's tokenizer: whatever makes token ids and the table of their bytes must agree."""
+"""Loads and copies a model's tokenizer, so that token ids and the table of token bytes always agree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
 )
 
 
-# Short texts that tokenizers treat differently: spaces, digits, capitals, marks, code, scripts, composed characters.
+# Short texts that tokenizers treat differently: spaces, digits, capitals, accents, code, scripts, composed characters.
 PROBES = (
     "Hello world",
     " two  spaces\tand a tab\n\n  lines \n",
@@ -46,10 +46,10 @@ PROBES = (
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Loads a tokenizer as prompt_ids.py does. Also converts Qwen 1's vocabulary and SentencePiece's tokenizer.model;
-    a workspace has both as tokenizer.json.
+    """Load a tokenizer as prompt_ids.py does. Also converts Qwen 1's vocabulary and SentencePiece's tokenizer.model,
+    which a workspace stores as tokenizer.json.
 
-    Raises ModelError if there is no tokenizer, or none that can be loaded or converted.
+    Raises ModelError if there is no tokenizer, or one that cannot be loaded or converted.
     """
     pieces = folder / sentencepiece_model.FILE
     try:
@@ -64,8 +64,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def source_notes(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Names what a folder with tokenizer.json also has and what gives other token ids: tokenizer_config.json, the class
-    that transformers picks, tokenizer.model. Each note says which one Charonia uses. `tokenizer` is the folder's."""
+    """Return notes about files next to tokenizer.json that give other token ids: tokenizer_config.json, the class that
+    transformers chooses, tokenizer.model. Each note says which one Charonia uses. `tokenizer`: of the folder."""
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").is_file():
@@ -74,12 +74,12 @@ def source_notes(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     described.no_truncation()
     described.no_padding()
     if difference := _difference(used, described):
-        return [f"{folder}: tokenizer.json has a wrong split pattern, and Charonia uses Tekken's own: {difference}"]
+        return [f"{folder}: tokenizer.json has a wrong split pattern, so Charonia uses Tekken's pattern: {difference}"]
     notes = []
     if used.encode("").ids != described.encode("").ids:
         notes.append(f"{folder}: Charonia follows add_bos_token of tokenizer_config.json, not tokenizer.json")
     others: dict[str, Tokenizer] = {}
-    with contextlib.suppress(Exception), _transformers_silent():  # it raises whatever its parts raise
+    with contextlib.suppress(Exception), _transformers_silent():  # transformers may raise any error
         by_class = prompt_ids.load_by_class(folder)
         others[f"transformers' {type(by_class).__name__}"] = by_class.backend_tokenizer
     pieces = folder / sentencepiece_model.FILE
@@ -88,13 +88,13 @@ def source_notes(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[str]:
             others[pieces.name] = sentencepiece_model.convert(model, legacy=True)
     for name, other in others.items():
         if difference := _difference(used, other):
-            notes.append(f"{folder}: Charonia uses tokenizer.json, and {name} differs from it: {difference}")
+            notes.append(f"{folder}: Charonia uses tokenizer.json, but {name} differs from it: {difference}")
     return notes
 
 
 @contextlib.contextmanager
 def _transformers_silent() -> Iterator[None]:
-    """Without transformers' warnings about config files: what Charonia reads of them, it checks itself."""
+    """Suppress transformers' warnings about config files, because Charonia checks the fields that it reads."""
     from transformers.utils import logging as theirs
 
     level = theirs.get_verbosity()
@@ -106,7 +106,7 @@ def _transformers_silent() -> Iterator[None]:
 
 
 def _difference(used: Tokenizer, other: Tokenizer) -> str:
-    """The first of PROBES that the two encode differently, with its ids; empty if there is none."""
+    """Return the first of PROBES that the two encode differently, with its ids; empty if there is none."""
     for text in PROBES:
         ours, theirs = (one.encode(text, add_special_tokens=False).ids for one in (used, other))
         if ours != theirs:
@@ -115,19 +115,19 @@ def _difference(used: Tokenizer, other: Tokenizer) -> str:
 
 
 def end_of(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> int | None:
-    """The id of the tokenizer's eos_token; None if it has none, or one that the model cannot generate."""
+    """Return the id of the tokenizer's eos_token; None if it has none, or one that the model cannot generate."""
     end = tokenizer.eos_token_id
     return end if isinstance(end, int) and 0 <= end < vocab_size else None
 
 
 def _is_chat(folder: Path) -> bool:
-    """Qwen 1 says in generation_config.json which of its models chat."""
+    """Whether a Qwen 1 model is a chat model, according to its generation_config.json."""
     file = folder / "generation_config.json"
     return file.is_file() and read_json(file).get("chat_format") == "chatml"
 
 
 def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination: Path) -> None:
-    """Writes a `tokenizer` folder that prompt_ids.py loads to an equal tokenizer, without code of the model's."""
+    """Write a `tokenizer` folder that prompt_ids.py loads to an equal tokenizer, without code of the model."""
     destination.mkdir(parents=True, exist_ok=True)
     if (folder / "tokenizer.json").is_file() and not prompt_ids.has_own_code(folder):
         for name in TOKENIZER_FILES:

@@ -1,1 +1,1 @@
-"""The chat page with one command: `charonia web`."""
+"""`charonia web`: serves the chat page with one command."""

@@ -14,28 +14,29 @@ from charonia.serve.command import model_settings, setting_option
 from charonia.settings import env_name, environment, read_settings
 
 
-@with_engine_options(environment=False)  # inference_settings reads it, and .env
+@with_engine_options(environment=False)  # inference_settings reads the environment and .env
 def web_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model). Of several "
-            "the page offers a choice; each has its folder's name, or NAME=MODEL (MODEL and CHARONIA_MORE_MODELS)",
+            help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model). With several "
+            "models the page offers a choice; their names are the folder names, or NAME in NAME=MODEL (MODEL and "
+            "CHARONIA_MORE_MODELS)",
             metavar="[MODEL]...",
         ),
     ] = None,
     triton: Annotated[
         str | None,
-        typer.Option("--triton", help="Load no model: ask the Triton server with this gRPC port.", metavar="HOST:PORT"),
+        typer.Option("--triton", help="Load no model: use the Triton server with this gRPC port.", metavar="HOST:PORT"),
     ] = None,
     more_models: Annotated[
         str | None,
         typer.Option(
-            help="With --triton: further models of that server, separated by commas, NAME or NAME=LABEL where Triton "
-            "calls them ensemble.LABEL and so on (CHARONIA_GATEWAY_MORE_MODELS)"
+            help="With --triton: further models of that server, separated by commas, as NAME, or as NAME=LABEL if "
+            "their Triton models are called ensemble.LABEL and so on (CHARONIA_GATEWAY_MORE_MODELS)"
         ),
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this machine.")] = False,
     host: Annotated[
         str | None, typer.Option(help="address that the page listens on (CHARONIA_HOST; default 127.0.0.1)")
     ] = None,
@@ -47,12 +48,12 @@ def web_command(
     reasoning_parser: Annotated[str | None, setting_option("reasoning_parser")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Chat with a model, or several, in a browser: the page and the REST API of the gateway, before an engine in this
-    process, or with --triton before a Triton server that runs elsewhere. Ctrl-C ends it at once,
-    unless --drain-timeout-s gives running answers time.
+    """Chat with one or more models in a browser. Starts the gateway with its page and REST API, with an engine in this
+    process, or with --triton as a gateway of a Triton server elsewhere. Ctrl-C ends it immediately, unless
+    --drain-timeout-s gives running responses time.
 
-    Environment and `.env` set what no option does: the names above, the gateway's, and CHARONIA_<KEY> for the
-    inference parameters (docs/configuration.md).
+    The environment and `.env` set everything that no option sets: the variables above, the gateway's, and
+    CHARONIA_<KEY> for inference parameters (docs/configuration.md).
     """
     from charonia.web.serve import serve_elsewhere, serve_engine
 
@@ -60,12 +61,12 @@ def web_command(
         **model_settings(models),
         model_name=model_name,
         model_shares=model_shares,
-        host=host or environment().get(env_name("host")) or "127.0.0.1",  # charonia serve's default is for servers
+        host=host or environment().get(env_name("host")) or "127.0.0.1",  # not the default of charonia serve
         gateway_port=gateway_port,
         run_dir=run_dir,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
-        # Whatever a .env says of a Triton of `charonia serve`.
+        # Ignore Triton settings in .env, which are for `charonia serve`.
         triton_address="127.0.0.1",
         http_inference=False,
         gateway=True,
@@ -73,7 +74,7 @@ def web_command(
     if triton is None:
         if more_models is not None:
             raise InvalidRequestError(
-                f"--more-models {more_models} is for --triton: name the models one after the other, charonia web A B"
+                f"--more-models {more_models} requires --triton: otherwise list the models, charonia web A B"
             )
         serve_engine(chosen, spell_settings(settings or {}), open_browser=open_browser)
         return
@@ -86,5 +87,5 @@ def web_command(
     of_engine = [name for name, value in given.items() if value is not None]
     if models or of_engine:
         what = f"MODEL {models[0]}" if models else f"--{of_engine[0].replace('_', '-')}"
-        raise InvalidRequestError(f"{what} and --triton: the server has its models and its settings; leave one out")
+        raise InvalidRequestError(f"{what} and --triton: the server has its own models and settings; remove one")
     serve_elsewhere(chosen, triton, more_models, open_browser=open_browser)

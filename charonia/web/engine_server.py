@@ -1,9 +1,10 @@
-"""An engine in this process, with the methods by which the gateway asks a Triton server."""
+"""An engine in this process, with the methods that the gateway uses on a Triton server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from charonia_client.tensors import encode, encode_tokenize
 from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
 
-from charonia import _engine, errors
+from charonia import _engine, errors, guide_library
 from charonia.api.prompts import native_sampling
 from charonia.api.results import SamplingParams
 from charonia.api.sampling_fields import VALUES
@@ -39,13 +40,11 @@ from charonia.weights import workspace
 
 Made = TypeVar("Made")
 
-# As the backend in Triton marks them (docs/contracts.md).
+# The status codes of the Triton backend (docs/contracts.md).
 _CODES: dict[type[errors.CharoniaError], int] = {
     errors.InvalidRequestError: 400,
     errors.OverloadedError: 429,
-    errors.UnsupportedError: 501,
     errors.EngineClosedError: 503,
-    errors.PendingError: 503,
     errors.DeadlineExceededError: 504,
 }
 
@@ -61,7 +60,7 @@ def _translated() -> Iterator[None]:
         yield
     except errors.CharoniaError as error:
         raise _to_client(error) from error
-    except ValueError as error:  # PromptError, and numbers that no tensor can hold
+    except ValueError as error:  # PromptError, and numbers that do not fit into a tensor
         raise BadRequest(str(error)) from error
 
 
@@ -73,9 +72,9 @@ class _Running:
 
 
 class EngineServer:
-    """A charonia_gateway.endpoints.Server. Loads the workspace at `location`; `name` is for messages, `settings` are
-    config.ini's keys, `environment` is what TextModels takes. All methods are for one event loop. Raises the errors of
-    charonia.Engine.
+    """Implements charonia_gateway.endpoints.Server. Loads the workspace at `location`. `name` is used in messages,
+    `settings` are keys of config.ini, `environment` is passed to TextModels. All methods are for one event loop. Raises
+    the errors of charonia.Engine.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class EngineServer:
         assert location.weights
         self.target = f"the engine of {name}"
         self._weights = location.weights
+        os.environ.update(guide_library.environment(os.environ))
         self._native = _engine.Engine(location.weights, dict(settings))
         self.info = self._native.info()
         try:
@@ -92,19 +92,19 @@ class EngineServer:
         except BaseException:
             self._native.shutdown(0)
             raise
-        # A tokenizer is for one thread at a time, and long texts are not to hold up the others' streams.
+        # A tokenizer is for one thread at a time, and long texts must not delay the streams.
         self._thread = ThreadPoolExecutor(1, "text")
         self._vocabulary = Vocabulary(self.look_up)
         self._active: dict[str, _Running] = {}
-        self._over = ""  # why it takes nothing any more
+        self._over = ""  # why the engine accepts no requests any more
 
     def shutdown(self) -> None:
-        """Ends what runs and frees the model. Once more it does nothing."""
+        """Cancel all requests and free the model. Can be called again."""
         self._native.shutdown(0)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def close(self) -> None:
-        """As shutdown(), and those who wait for answers get an error."""
+        """Like shutdown(), but waiting callers receive an error."""
         self._over = "the engine is shutting down"
         for running in self._active.values():
             running.results.put_nowait(Unavailable(self._over))
@@ -120,9 +120,9 @@ class EngineServer:
         if timeout_s is not None:
             late = DeadlineExceeded(f"the engine did not answer in time ({max(0, round(timeout_s, 2)):g} s)")
             deadline = asyncio.get_running_loop().call_later(timeout_s, running.results.put_nowait, late)
-        left = request.n or 1  # answers that have not ended
+        left = request.n or 1  # responses that have not ended
         parser = ResponseParser(request, self._text.answer_formats) if request.parsed else None
-        echoed: set[int] = set()  # answers whose first part has come
+        echoed: set[int] = set()  # responses whose first part was sent
         try:
             made = await self._in_thread(lambda: self._prepare(request, request_id))
             with _translated():
@@ -151,7 +151,7 @@ class EngineServer:
 
     def _prepare(self, request: GenerateRequest, request_id: str) -> Any:
         with _translated():
-            encode(request, request_id, "ensemble")  # refuses what Triton's tensors cannot hold
+            encode(request, request_id, "ensemble")  # rejects values that do not fit into Triton's tensors
             return self._text.prepare(request)
 
     def _submit(self, request: GenerateRequest, made: Any, request_id: str, running: _Running) -> None:
@@ -167,7 +167,7 @@ class EngineServer:
         loop = asyncio.get_running_loop()
 
         def deliver(result: _engine.Result) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(running.results.put_nowait, result)
 
         running.handle = self._native.submit(
@@ -191,7 +191,7 @@ class EngineServer:
     async def _response(
         self, request: GenerateRequest, made: Any, result: _engine.Result, *, first: bool
     ) -> GenerateResponse:
-        """first: of its answer."""
+        """first: whether this is the first part of a response."""
         response = GenerateResponse(
             (made.echo if first else "") + result.text,
             tuple(result.token_ids),
@@ -255,7 +255,7 @@ class EngineServer:
         return self._text.tokenizer_info()
 
     async def quality(self, timeout_s: float = 0) -> list[dict[str, Any]]:
-        """timeout_s: of a server elsewhere."""
+        """timeout_s: only used by remote servers."""
         return (await asyncio.to_thread(workspace.read_manifest, self._weights)).quality
 
     async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
@@ -273,5 +273,5 @@ class EngineServer:
 
 
 def _tops(rows: Sequence[Sequence[tuple[int, float]]], count: int) -> list[list[TopToken]]:
-    """A row for each of `count` tokens; where none was asked for, the engine gives no rows."""
+    """Return a row for each of `count` tokens. The engine returns no rows if none were requested."""
     return [[TopToken(*entry) for entry in row] for row in rows] or [[] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Runs the gateway's application with its page in this process, before engines in it or before a Triton elsewhere."""
+"""Runs the gateway with its page in this process, with engines in this process or with a Triton server elsewhere."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _END_VARIABLE = "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S"
 
 
 def serve_engine(settings: ServeSettings, inference: Mapping[str, str], *, open_browser: bool = False) -> None:
-    """Returns after Ctrl-C or SIGTERM. inference: inference parameters that win over the environment. Raises
-    CharoniaError for a model or a setting that cannot be used, and for a port that is taken."""
+    """Serve until Ctrl-C or SIGTERM. inference: parameters that override the environment. Raises CharoniaError for an
+    unusable model or setting, and for a port that is in use."""
     chosen = inference_settings(inference)
     of_end = {"shutdown_timeout_s": inference["drain_timeout_s"]} if "drain_timeout_s" in inference else {}
-    _begin(settings)
+    _check_before_start(settings)
     _check_files(_gateway_settings(settings, more_models="", **of_end))  # before a model is loaded
     began = time.monotonic()
     with ExitStack() as loaded:
@@ -64,7 +64,7 @@ def _load(model: Served, inference: Mapping[str, str], settings: ServeSettings) 
         if (value := getattr(settings, name)) is not None
     }
     _say(f"Loading {model.name}")
-    with _dies_by_ctrl_c():
+    with _default_sigint():
         location = workspace.locate(model.workspace)
         return EngineServer(model.name, location, {**inference, **model.settings}, {**environment(), **of_answers})
 
@@ -72,11 +72,11 @@ def _load(model: Served, inference: Mapping[str, str], settings: ServeSettings) 
 def serve_elsewhere(
     settings: ServeSettings, triton: str, more_models: str | None = None, *, open_browser: bool = False
 ) -> None:
-    """The same before the Triton server(s) at `triton`, as CHARONIA_TRITON_ENDPOINTS has them, with the models beside
-    the first as CHARONIA_GATEWAY_MORE_MODELS names them; None: as it does. They need not be there yet."""
+    """Serve with the Triton servers at `triton` (format of CHARONIA_TRITON_ENDPOINTS). more_models: further models in
+    the format of CHARONIA_GATEWAY_MORE_MODELS; None: use that variable. The servers may start later."""
     if not triton.strip(" ,\n"):
-        raise InvalidRequestError("--triton is empty: give the gRPC port of a Triton server, HOST:PORT")
-    _begin(settings)
+        raise InvalidRequestError("--triton is empty: name the gRPC port of a Triton server, HOST:PORT")
+    _check_before_start(settings)
     more = {} if more_models is None else {"more_models": more_models}
     given = _gateway_settings(settings, triton_endpoints=triton, **more)
 
@@ -86,15 +86,15 @@ def serve_elsewhere(
 
     async def wait_for(name: str, pool: Pool) -> None:
         if reason := await pool.why_not_ready():
-            _say(f"No answer from {name} yet: {reason}. The page shows this too, and works as soon as Triton is there")
+            _say(f"{name} is not ready: {reason}. The page shows this too, and works as soon as Triton is ready")
             while await pool.why_not_ready():
                 await asyncio.sleep(given.endpoint_check_interval_s)
-        _say(f"{name} at {triton} answers")
+        _say(f"{name} at {triton} is ready")
 
     _run(given, f"A gateway before Triton at {triton}. ", open_browser, then=tell)
 
 
-def _begin(settings: ServeSettings) -> None:
+def _check_before_start(settings: ServeSettings) -> None:
     for warning in misspelled():
         _say(f"warning: {warning}")
     checks.check_packages(own_triton=False, gateway=True, liveness=False)
@@ -105,7 +105,7 @@ def _begin(settings: ServeSettings) -> None:
 
 
 def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
-    """What environment and `.env` say of the gateway, under the options of this command."""
+    """Return the gateway settings: environment and `.env`, overridden by the options of this command."""
     from charonia_gateway.check import explained
     from charonia_gateway.settings import Settings
     from pydantic import ValidationError
@@ -113,21 +113,21 @@ def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
     options: dict[str, Any] = {"host": settings.host, "port": settings.gateway_port, "page": True}
     if settings.model_name:
         options["model_name"] = settings.model_name
-    if _END_VARIABLE not in environment():  # where the gateway reads CHARONIA_DRAIN_TIMEOUT_S, which is a service's
+    if _END_VARIABLE not in environment():  # else the gateway would use CHARONIA_DRAIN_TIMEOUT_S of the service
         options["shutdown_timeout_s"] = 0.0
     options |= more
     try:
         given = Settings(**options)
     except ValidationError as error:
         raise InvalidRequestError("\n".join(explained(error))) from None
-    # A person waits at a terminal: no line for what goes well.
+    # A person reads the output, so successful requests are not logged.
     if "log_level" not in given.model_fields_set:
         given = given.model_copy(update={"log_level": "warning"})
     return given
 
 
 def _check_files(settings: Settings) -> None:
-    """Those that the gateway reads at its start. Raises InvalidRequestError for one that cannot be used."""
+    """Check the files that the gateway reads at its start. Raises InvalidRequestError if one cannot be used."""
     from charonia_gateway.check import SettingsError, check_files
 
     try:
@@ -144,8 +144,8 @@ def _run(
     servers: Mapping[str, EngineServer] | None = None,
     then: Callable[[FastAPI], Any] | None = None,
 ) -> None:
-    """head: what is said before the address. servers: in place of Triton, by model. then: what runs beside the gateway
-    from its start on."""
+    """head: text printed before the address. servers: engines instead of Triton, by model. then: coroutine that runs
+    next to the gateway."""
     from charonia_gateway.logs import configure_logging
     from charonia_gateway.port import PortError
     from charonia_gateway.process import serve
@@ -157,7 +157,7 @@ def _run(
     def started(app: FastAPI) -> None:
         wait = settings.shutdown_timeout_s
         ends = (
-            f"Ctrl-C lets running answers end, for {wait:g} s at most; a second one does not."
+            f"Ctrl-C lets running responses finish, for at most {wait:g} s; a second Ctrl-C does not."
             if wait
             else "Ctrl-C ends it."
         )
@@ -170,13 +170,13 @@ def _run(
     configure_logging(settings)
     try:
         serve(settings, servers, started)
-    except (ValueError, PortError) as error:  # of a file, or a port that was taken since
+    except (ValueError, PortError) as error:  # an unusable file, or a port that was taken in the meantime
         raise InvalidRequestError(str(error)) from error
 
 
 def _open(url: str) -> None:
     if not webbrowser.open(url):
-        _say(f"no browser was found here: open {url} in one")
+        _say(f"no browser was found: open {url} in one")
 
 
 def _device(info: Any) -> str:
@@ -186,8 +186,8 @@ def _device(info: Any) -> str:
 
 
 @contextmanager
-def _dies_by_ctrl_c() -> Iterator[None]:
-    """Python would see Ctrl-C when the engine has loaded the model, and not before."""
+def _default_sigint() -> Iterator[None]:
+    """Let Ctrl-C end the process immediately. Python would handle it only after the engine has loaded the model."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield

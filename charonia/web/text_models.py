@@ -19,8 +19,7 @@ from charonia.weights import workspace
 
 
 def _modules(*names: str) -> list[Any]:
-    """Imports modules of the Triton models. They import each other as files of one folder, as they lie in a
-    workspace."""
+    """Import modules of the Triton models. They import each other like files in one folder, as in a workspace."""
     folders = [source_dir() / name for name in ("preprocessing", "postprocessing")]
     before = list(sys.path)
     sys.path[:0] = [str(folder) for folder in (*folders, Path(prompt_ids.__file__).parent)]
@@ -31,10 +30,10 @@ def _modules(*names: str) -> list[Any]:
 
 
 class TextModels:
-    """Of a workspace. prepare() and tokenize() are for one thread at a time, the rest for the event loop's.
+    """The text models of a workspace. At most one thread may call prepare() and tokenize(); the event loop the rest.
 
-    limit: tokens of the longest sequence. environment: settings by variable. Raises ModelError for a tokenizer that
-    cannot be used, and InvalidRequestError for a setting that names no format.
+    limit: tokens of the longest sequence. environment: settings by variable. Raises ModelError for an unusable
+    tokenizer, and InvalidRequestError for a setting that names an unknown format.
     """
 
     def __init__(self, location: workspace.Location, limit: int, environment: Mapping[str, str]) -> None:
@@ -65,7 +64,7 @@ class TextModels:
         self.answer_formats: dict[str, Any] = self._preparation.formats.describe()
 
     def prepare(self, request: GenerateRequest) -> Any:
-        """What preprocessing makes of it: prepare.Prepared. ValueError for what is wrong with it."""
+        """Preprocess a request; returns prepare.Prepared. Raises ValueError if the request is wrong."""
         given = self._prepare.Fields().guide
         guide = type(given)(request.guide.type, request.guide.text) if request.guide else given
         return self._preparation.prepare(
@@ -84,7 +83,7 @@ class TextModels:
         )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        """ValueError for what is wrong with it."""
+        """Tokenize a request. Raises ValueError if the request is wrong."""
         made = self._preparation.prepare(
             self._prepare.Fields(
                 **_prompt_fields(request),
@@ -103,11 +102,11 @@ class TextModels:
         return info
 
     def token_bytes(self, ids: Sequence[int]) -> tuple[bytes, ...]:
-        """The bytes of each token; empty for special tokens."""
+        """Return the bytes of each token; empty for special tokens."""
         return tuple(map(self._table.piece, ids))
 
     def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        """The bytes of each token, and whether it is special."""
+        """Return the bytes of each token, and whether it is special."""
         found: tuple[list[bytes], list[bool]] = self._table.lookup(np.array(ids, np.int32))
         return found
 

@@ -1,1 +1,1 @@
-"""A model's files: checkpoints that are read, the workspace that they become, and what it needs of memory."""
+"""Model files: reads checkpoints, writes workspaces, and plans the memory that a model needs."""

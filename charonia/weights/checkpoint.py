@@ -1,4 +1,4 @@
-"""Reads the tensors of a Hugging Face folder: safetensors, sharded or not, and old PyTorch .bin checkpoints."""
+"""Reads the tensors of a Hugging Face folder: safetensors (one file or sharded) and old PyTorch .bin checkpoints."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from charonia.json_files import read_json
 
 Array = npt.NDArray[Any]
 
-# safetensors' names of the float types that weights come in.
+# The float types of weights, by their names in safetensors.
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# And of the others that can be read: the tensors of quantised weights.
+# All types that can be read, also those of quantised weights.
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     **DTYPES,
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -36,15 +36,15 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }
-# AutoGPTQ's old names of weight files, of which a large model has several.
+# Old file names of AutoGPTQ. A large model has several files.
 _GPTQ_FILE = re.compile(r"(gptq_model-.+?)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?")
-# config.ini's weight_type to safetensors' name.
+# From weight_type in config.ini to the name in safetensors.
 WEIGHT_TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and what it is. `dtype` is safetensors' name."""
+    """The file and the type of a tensor. `dtype` is the name in safetensors."""
 
     name: str
     file: Path
@@ -55,12 +55,12 @@ class TensorInfo:
 class Checkpoint(Protocol):
     """The tensors of a model, read one at a time."""
 
-    linkable: bool  # the engine can map the files themselves
+    linkable: bool  # whether the engine can map the files directly
     tensors: dict[str, TensorInfo]
-    notes: tuple[str, ...]  # sentences that the user should read, as warnings
+    notes: tuple[str, ...]  # warnings for the user
 
     def read(self, name: str) -> Array:
-        """The tensor; valid until the checkpoint goes. The caller must not write to it."""
+        """Return the tensor; valid as long as the checkpoint exists. The caller must not write to it."""
         ...
 
 
@@ -75,12 +75,12 @@ class _Extent:
 class SafetensorsCheckpoint:
     """Memory-mapped safetensors files."""
 
-    # safetensors' own numpy reader has no bfloat16, hence this reading of its header:
+    # The numpy reader of safetensors does not support bfloat16, so this class parses the header itself:
     # u64 length, JSON {name: {dtype, shape, data_offsets}}, data.
     linkable = True
 
     def __init__(self, files: Iterable[Path], places: Mapping[str, Path] | None = None) -> None:
-        """places: the file of each tensor, as an index names it. It decides where several files have a tensor."""
+        """places: the file of each tensor according to an index. It decides if several files have the same tensor."""
         self.tensors: dict[str, TensorInfo] = {}
         self.notes: tuple[str, ...] = ()
         self._extents: dict[str, _Extent] = {}
@@ -98,7 +98,7 @@ class SafetensorsCheckpoint:
                 raise ValueError("its header is longer than the file")
             header = json.loads(data[8 : 8 + length].tobytes())
             if not isinstance(header, dict):
-                raise ValueError("its header is no JSON object")
+                raise ValueError("its header is not a JSON object")
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 info = TensorInfo(name, file, entry["dtype"], tuple(entry["shape"]))
@@ -108,13 +108,13 @@ class SafetensorsCheckpoint:
                     continue
                 self.tensors[name], self._extents[name] = info, _Extent(8 + length + begin, 8 + length + end)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ModelError(f"{file} is no complete safetensors file ({error}): download it again") from error
+            raise ModelError(f"{file} is not a complete safetensors file ({error}): download it again") from error
         self._maps[file] = data
 
     def read(self, name: str) -> Array:
         info, extent = self.tensors[name], self._extents[name]
         data = self._maps[info.file][extent.begin : extent.end]
-        # frombuffer: the data of a file begins at any byte, a view would need alignment.
+        # frombuffer: the data may start at any byte, but a view needs alignment.
         return np.frombuffer(data, dtype=NUMPY_TYPES[info.dtype]).reshape(info.shape)
 
 
@@ -136,14 +136,14 @@ def _replaces(checkpoint: Checkpoint, info: TensorInfo, places: Mapping[str, Pat
 
 
 def _check_entry(info: TensorInfo, begin: Any, end: Any, size: int) -> None:
-    """ValueError unless a header's tensor lies at [begin, end) of `size` bytes of data."""
+    """Raises ValueError unless the tensor has `size` or fewer bytes of data at [begin, end)."""
     if not isinstance(info.dtype, str) or not all(_is_count(number) for number in (*info.shape, begin, end)):
         raise ValueError(f"tensor {info.name} has no valid dtype, shape and data_offsets")
     if not begin <= end <= size:
         raise ValueError(f"tensor {info.name} ends after the file does")
     dtype = NUMPY_TYPES.get(info.dtype)
     if dtype is not None and math.prod(info.shape) * dtype.itemsize != end - begin:
-        raise ValueError(f"tensor {info.name} has {end - begin} bytes, which is not what its shape takes")
+        raise ValueError(f"tensor {info.name} has {end - begin} bytes, which does not match its shape")
 
 
 def _is_count(value: Any) -> bool:
@@ -151,13 +151,13 @@ def _is_count(value: Any) -> bool:
 
 
 class TorchCheckpoint:
-    """PyTorch .bin files, loaded with weights_only=True; needs torch. Files of PyTorch before 1.6, which are no zip
-    archives, cannot be mapped: they are read into memory whole."""
+    """PyTorch .bin files, loaded with weights_only=True; needs torch. Files of PyTorch before 1.6 are not zip archives,
+    so they cannot be mapped and are read into memory completely."""
 
     linkable = False
 
     def __init__(self, files: Iterable[Path], places: Mapping[str, Path] | None = None) -> None:
-        """places: as of SafetensorsCheckpoint."""
+        """places: same as in SafetensorsCheckpoint."""
         try:
             import torch
         except ImportError as error:
@@ -174,7 +174,7 @@ class TorchCheckpoint:
                 raise ModelError(f"the weight file {file} is missing: was the download complete?")
             try:
                 content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-            except Exception as error:  # whatever the unpickler meets
+            except Exception as error:  # the unpickler may raise any error
                 reason = next(iter(str(error).splitlines()), "") or type(error).__name__
                 raise ModelError(
                     f"{file} cannot be read as PyTorch weights ({reason}): download it again, or convert the model's "
@@ -206,7 +206,7 @@ class TorchCheckpoint:
 
 
 def _is_file(path: Path) -> bool:
-    """False, too, for a name that no file can have."""
+    """Whether the path is a file. False also for names that are too long for a file."""
     try:
         return path.is_file()
     except OSError:
@@ -214,7 +214,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:
-    """The files that an index names. They are in its folder: a link there may lead out of it, a name may not."""
+    """Return the files that an index names. They are inside the folder: links may lead out of it, names may not."""
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name:
             raise ModelError(f"{index}: weight_map says {name!r} for {tensor}; it must be the name of a file")
@@ -227,19 +227,19 @@ def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Opens the weights of a Hugging Face folder."""
+    """Open the weights of a Hugging Face folder."""
     files, places = _find_weights(folder)
     return (TorchCheckpoint if files[0].suffix == ".bin" else SafetensorsCheckpoint)(files, places)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a Hugging Face folder's weights: safetensors where there are any, else .bin files. Those that an
-    index names may be missing. Raises ModelError or UnsupportedError where there are none."""
+    """Return the weight files of a Hugging Face folder: safetensors if there are any, otherwise .bin files. Files that
+    an index names may be missing. Raises ModelError or UnsupportedError if there are no weights."""
     return _find_weights(folder)[0]
 
 
 def _find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
-    """The files of weight_files(), and the file of each tensor where there is an index."""
+    """Return the files of weight_files(), and the file of each tensor if there is an index."""
     for name in _names_of_weights(folder):
         index = folder / f"{name}.index.json"
         if index.is_file():
@@ -253,7 +253,7 @@ def _find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     for pattern in ("gptq_model*.bin", "gptq_model*.pt"):
         for file in sorted(folder.glob(pattern)):
             raise UnsupportedError(
-                f"{file}: quantised weights in .{pattern.rpartition('.')[2]} files are not supported: take a copy with "
+                f"{file}: quantised weights in .{pattern.rpartition('.')[2]} files are not supported: use a copy with "
                 "safetensors files"
             )
     raise ModelError(
@@ -262,8 +262,8 @@ def _find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
 
 
 def _names_of_weights(folder: Path) -> Iterator[str]:
-    """Those that an unsharded file would have. Old ones are looked for where the usual one is not there: only then it
-    matters whether they are of one quantisation."""
+    """Yield the possible names of an unsharded file. AutoGPTQ's old names come after the usual name, because
+    gptq_stem() raises an error if there are several."""
     yield "model.safetensors"
     old = gptq_stem(folder, {file.name for file in folder.glob("*")})
     if old is not None:
@@ -272,9 +272,9 @@ def _names_of_weights(folder: Path) -> Iterator[str]:
 
 
 def gptq_stem(folder: Path, names: Collection[str]) -> str | None:
-    """What the weights are called that AutoGPTQ wrote before it took the usual name, as gptq_model-4bit-128g.
+    """Return the file name, without suffix, of weights in the old format of AutoGPTQ, like gptq_model-4bit-128g.
 
-    folder: where quantize_config.json is. names: of the model's files. Raises ModelError where they are of several.
+    folder: has quantize_config.json. names: the files of the model. Raises ModelError if there are several such names.
     """
     config = folder / "quantize_config.json"
     if not config.is_file():
@@ -285,12 +285,12 @@ def gptq_stem(folder: Path, names: Collection[str]) -> str | None:
     stems = sorted({match[1] for match in map(_GPTQ_FILE.fullmatch, names) if match})
     if len(stems) > 1:
         raise ModelError(
-            f"{folder} has the weights of several quantisations, {', '.join(stems)}: leave the one that "
-            "quantize_config.json is of"
+            f"{folder} has the weights of several quantisations, {', '.join(stems)}: keep only the one that "
+            "quantize_config.json describes"
         )
     return stems[0] if stems else None
 
 
 def gptq_shards(stem: str, names: Iterable[str]) -> list[str]:
-    """The files of a name that gptq_stem() has found."""
+    """Return the files whose name starts with the result of gptq_stem()."""
     return [name for name in names if re.fullmatch(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors", name)]

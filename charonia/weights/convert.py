@@ -1,4 +1,4 @@
-"""Makes workspaces: `convert` writes a model's tensors anew, `link_workspace` points into the Hugging Face files."""
+"""Creates workspaces. `convert` copies a model's tensors; `link_workspace` refers to the Hugging Face files."""
 
 from __future__ import annotations
 
@@ -57,19 +57,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 AUTO_FORMAT = "auto"
-BIN_REFUSAL = (
-    "{model}: quantised weights ({method}) in .bin files are not supported: take a copy with safetensors files"
-)
+BIN_REFUSAL = "{model}: quantised weights ({method}) in .bin files are not supported: use a copy with safetensors files"
 _MODEL_FORMATS = (AUTO_FORMAT, DENSE, *FORMATS)
 _TORCH_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _CODE_TYPES = {"U4": "int4", "I8": "int8", "F8_E4M3": "fp8", "F4_E2M1": "mxfp4"}  # weight_type of quantised weights
-# Values of generation_config.json that leave config.json's as it is. 0 is none of them: it is a token id.
+# Values of generation_config.json that mean "not set", so config.json counts. 0 is not one of them: it is a token id.
 _UNSAID: tuple[Any, ...] = (None, [], "")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A Hugging Face folder, understood: what the engine will run, and the tensors that it needs, checked."""
+    """A checked Hugging Face folder: the model's description and its tensors."""
 
     folder: Path
     spec: ModelSpec
@@ -77,17 +75,17 @@ class Source:
 
     @property
     def linkable(self) -> bool:
-        """Whether the engine can map the files themselves."""
+        """Whether the engine can map the files directly."""
         parts = (part for parts in self.spec.tensors.values() for part in parts)
         return self.checkpoint.linkable and not any(part.transposed for part in parts)
 
 
 def read_source(folder: Path, dtype: str = "auto") -> Source:
-    """Reads config.json and the headers of the weights; dtype: auto | bf16 | fp16 | fp32, auto is the model's own. Of
-    quantised weights it is the type of activations and of what is not quantised.
+    """Read config.json and the headers of the weights. dtype: auto | bf16 | fp16 | fp32; auto is the model's own type.
+    With quantised weights it is the type of activations and of weights that are not quantised.
 
-    Raises UnsupportedError for what the engine does not have, ModelError for tensors that are missing or have another
-    shape than config.json says.
+    Raises UnsupportedError if the engine does not support the model, and ModelError if tensors are missing or have
+    other shapes than config.json says.
     """
     spec = read_config(folder, dtype)
     checkpoint = open_checkpoint(folder)
@@ -98,14 +96,13 @@ def read_source(folder: Path, dtype: str = "auto") -> Source:
 
 
 def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
-    """What config.json promises, not held against any file: of the type and the names of the tensors it says nothing
-    certain."""
+    """Read config.json without checking it against the weight files. The types and names of tensors are provisional."""
     if dtype != "auto" and dtype not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {dtype!r} is not known; expected auto, {', '.join(WEIGHT_TYPES)}")
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     generated = read_json(generation) if generation.is_file() else {}
-    # Each file and each part may name end ids that the other ones lack. Qwen 1 has more of them if chat_format says so.
+    # Each file and each part may have its own end ids. For Qwen 1, chat_format adds more of them.
     if ends := _end_ids(generated, config, text_part(config)):
         config["eos_token_id"] = ends
     if generated.get("chat_format") not in _UNSAID:
@@ -114,9 +111,9 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
     try:
         _engine.check_settings(spec.config.settings())
     except InvalidRequestError as error:
-        raise ModelError(f"{folder / 'config.json'} describes a model that the engine cannot have: {error}") from error
+        raise ModelError(f"{folder / 'config.json'}: the engine does not support this model: {error}") from error
     quantization = read_quantization(folder, config)
-    # What the quantised weights become beside each other has no tensor of its own to tell.
+    # No tensor shows the data type if all weights are quantised.
     promised = promised_type(config) if quantization else ""
     return replace(
         spec,
@@ -127,14 +124,14 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
 
 
 def _end_ids(*configs: Mapping[str, Any]) -> list[Any]:
-    """The values of eos_token_id in all of the files, each once."""
+    """Return the values of eos_token_id in all of the files, each once."""
     named = (config.get("eos_token_id") for config in configs)
     ids = [end for value in named if value not in _UNSAID for end in (value if isinstance(value, list) else [value])]
     return list({repr(end): end for end in ids}.values())
 
 
 def _with_end_of_tokenizer(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> ModelConfig:
-    """Adds the tokenizer's eos_token to the end ids, which end a response. Warns if there is no end id at all."""
+    """Add the tokenizer's eos_token to the end ids, which end a response. Warns if there is no end id at all."""
     end = end_of(tokenizer, config.vocab_size)
     if end is not None and end not in config.end_id:
         config = replace(config, end_id=(*config.end_id, end))
@@ -147,18 +144,17 @@ def _with_end_of_tokenizer(config: ModelConfig, tokenizer: PreTrainedTokenizerFa
 
 
 def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
-    """What a user should know of a model that was made for a quantised KV cache; None: nothing, or the settings say how
-    it is held."""
+    """Return a warning if the model was made for a quantised KV cache, and the settings do not choose a KV type."""
     if not spec.quantised_cache or "quant_policy" in settings:
         return None
     return (
-        f"{spec.config.model_name} was made for a quantised KV cache (kv_cache_scheme), and has it in 16 bits here: "
-        "quant_policy = 8 quantises it, with scales of its own"
+        f"{spec.config.model_name} was made for a quantised KV cache (kv_cache_scheme), but its KV cache has 16 bits "
+        "here: quant_policy = 8 quantises it, with scales that the engine computes"
     )
 
 
 def promised_type(config: Mapping[str, Any]) -> str:
-    """The weight type that a config.json names, of a model with images in text_config; empty: it names none."""
+    """Return the weight type that config.json or its text_config names; empty if it names none."""
     for part in (config, text_part(config)):
         for key in ("dtype", "torch_dtype"):
             if weight_type := _TORCH_TYPES.get(str(part.get(key))):
@@ -169,8 +165,8 @@ def promised_type(config: Mapping[str, Any]) -> str:
 def check_spec(
     folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str = "auto", read: Read | None = None
 ) -> ModelSpec:
-    """The spec with the tensors' own names and types; raises as read_source does. read: a tensor's values, where they
-    are at hand."""
+    """Return the spec with the names and types of the actual tensors. Raises the errors of read_source. read: reads the
+    values of a tensor, if available."""
     spec = _as_named(_untied(folder, spec, tensors, read), tensors)
     found = find_quantised(folder, spec, tensors, read)
     spec = found.spec
@@ -178,15 +174,15 @@ def check_spec(
     config = spec.config
     data_type = (config.data_type or _own_type(spec, tensors)) if dtype == "auto" else dtype
     weight_type, group_size = _quantised_type(spec) or (data_type, 0)
-    # The scale is a weight as well: models were trained with its rounded value.
+    # The scale is rounded like a weight, because models were trained with the rounded value.
     scale = float(np.array(config.embedding_scale, DTYPES[WEIGHT_TYPES[data_type]]))
     config = replace(config, weight_type=weight_type, data_type=data_type, group_size=group_size, embedding_scale=scale)
     return replace(spec, config=config)
 
 
 def _untied(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None) -> ModelSpec:
-    """The spec with the files' own output layer, where config.json ties it to the embedding and the files have another
-    one, as transformers 5 does. An equal one is ignored."""
+    """Return the spec with the output layer of the files, if config.json ties it to the embedding but the files have a
+    different one (transformers 5 does the same). An equal one is ignored."""
     tied = spec.tied_output
     if not tied:
         return spec
@@ -202,10 +198,10 @@ def _untied(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], re
     if read is None:
         note = (
             f"{folder}: config.json ties the output layer to the embedding, and the files have {name} as well. If the "
-            "two differ, the output layer of the files is used, and this plan lacks the memory for it"
+            "two differ, the output layer of the files is used, and this plan does not include its memory"
         )
         return replace(ignored, notes=(*spec.notes, note))
-    # A bias beside the weight is no part of a tied layer.
+    # A tied layer has no bias.
     if embedding in tensors and all(
         one.endswith(".weight") and _are_equal(one, embedding, tensors, read) for one in found
     ):
@@ -229,15 +225,15 @@ def _are_equal(name: str, other: str, tensors: Mapping[str, TensorInfo], read: R
     if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in DTYPES:
         return False
     x, y = (read(one).reshape(-1).view(np.uint8) for one in (name, other))
-    # Piece by piece, since two different layers differ early.
+    # In pieces, because different layers usually differ in the first piece.
     return all(
         np.array_equal(x[at : at + _PIECE_BYTES], y[at : at + _PIECE_BYTES]) for at in range(0, len(x), _PIECE_BYTES)
     )
 
 
 def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
-    """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes) or where all
-    experts of a layer are in one tensor."""
+    """Return the spec with the tensor names of these files, if their prefixes differ (ModelSpec.prefixes) or if one
+    tensor holds all experts of a layer."""
     named: dict[str, str] = {}
     for found in tensors:
         module, _, kind = found.rpartition(".")
@@ -270,7 +266,7 @@ def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
 
 
 def _model_name(folder: Path) -> str:
-    # The hub's cache: models--owner--name/snapshots/<commit>
+    # Folder of the hub's cache: models--owner--name/snapshots/<commit>
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.split("--")[-1]
     resolved = folder.resolve()
@@ -278,8 +274,8 @@ def _model_name(folder: Path) -> str:
 
 
 def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], beside: set[str]) -> None:
-    """Every tensor is there, in the promised shape and a float type, and none is left over that would be ignored.
-    Quantised ones have been checked. beside: known tensors that are not of `spec.tensors`."""
+    """Check that every tensor exists with the expected shape and a float type, and that no unknown tensor exists.
+    Quantised tensors were checked before. beside: known tensors that are not in `spec.tensors`."""
     output = spec.tensors.get("output.weight")
     if output and output[0].name not in tensors:
         raise ModelError(f"{folder}: tensor {output[0].name} is missing, and config.json does not tie the embeddings")
@@ -299,10 +295,10 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         if info.dtype not in DTYPES:
             raise UnsupportedError(
                 f"{folder}: tensor {part.name} is of type {info.dtype}; supported: {', '.join(DTYPES)}, and others "
-                "where config.json has a quantization_config"
+                "if config.json has a quantization_config"
             )
     known = beside | {part.name for part in wanted}
-    # Tables that older versions of transformers saved and that follow from the config.
+    # rotary_emb.inv_freq: tables that older versions of transformers saved; they follow from the config.
     unknown = [
         name
         for name in tensors
@@ -316,7 +312,7 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
 
 
 def _own_type(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
-    """The type of most dense weights; config.json's dtype is often that of another copy."""
+    """Return the type of most dense weights. The dtype in config.json is often wrong for converted copies."""
     counts: dict[str, int] = {}
     for parts in spec.tensors.values():
         for part in parts:
@@ -329,7 +325,7 @@ def _own_type(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
 
 
 def _quantised_type(spec: ModelSpec) -> tuple[str, int] | None:
-    """weight_type and group_size of most of the quantised weights; None where there are none."""
+    """Return weight_type and group_size of most quantised weights; None if there are none."""
     counts: dict[tuple[str, int], int] = {}
     for parts in spec.tensors.values():
         for part in parts:
@@ -342,8 +338,8 @@ def _quantised_type(spec: ModelSpec) -> tuple[str, int] | None:
 def _write_tensors(
     file: Path, source: Source, tensors: TensorMap, manifest: workspace.Manifest, progress: Progress
 ) -> None:
-    """Writes a rank's file, one tensor in memory at a time, and adds it and its tensors to the manifest. Dense tensors
-    become one part of the type that the model is computed in; parts of quantised ones are copied as they are stored."""
+    """Write the file of a rank, with one tensor in memory at a time, and add the file and its tensors to the manifest.
+    The parts of dense tensors are joined and cast to the data type. The parts of quantised tensors are copied."""
     dense_type = WEIGHT_TYPES[source.spec.config.data_type]
     writers: dict[str, Callable[[], Iterator[Array]]] = {}
     types: dict[str, str] = {}
@@ -356,7 +352,7 @@ def _write_tensors(
             yield _cast(values, DTYPES[dtype], part.name)
 
     def type_of(name: str) -> str:
-        """The biases of a router differ by little, so they stay fp32. Some models have its weight in fp32 too."""
+        """Return the type of a tensor. Router biases differ little, so they stay fp32; so do some router weights."""
         weight = name.endswith(".feed_forward.gate.weight") and source.spec.config.router_fp32
         wide = weight and source.checkpoint.tensors[tensors[name][0].name].dtype == "F32"
         return "F32" if wide or name.endswith(".feed_forward.gate.bias") else dense_type
@@ -372,7 +368,7 @@ def _write_tensors(
         if not parts[0].quantised:
             pieces = {name: parts}
             if name.endswith(".bias") and tensors[f"{name.removesuffix('bias')}weight"][0].quantised:
-                # A quantised weight stays in its parts, and each has its bias.
+                # The parts of a quantised weight stay separate, so each needs its own bias.
                 pieces = {f"{name}.{index}": (part,) for index, part in enumerate(parts)}
             for piece, some_parts in pieces.items():
                 types[piece], shapes[piece] = type_of(name), stacked_shape(some_parts)
@@ -418,7 +414,7 @@ _PIECE_BYTES = 1 << 24
 
 
 def _check_finite(values: Array, name: str) -> None:
-    """ModelError when a value is NaN or infinite: then all of its exponent's bits are set."""
+    """Raises ModelError if a value is NaN or infinite: all bits of its exponent are set."""
     mask = {2: 0x7C00 if values.dtype == np.float16 else 0x7F80, 4: 0x7F800000}[values.dtype.itemsize]
     bits = values.reshape(-1).view({2: np.uint16, 4: np.uint32}[values.dtype.itemsize])
     for piece in np.array_split(bits, max(1, min(len(bits), values.nbytes // _PIECE_BYTES))):
@@ -429,7 +425,7 @@ def _check_finite(values: Array, name: str) -> None:
 
 
 def _cast(values: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """Finite values, rounded to nearest even. Raises UnsupportedError where they are too large for fp16."""
+    """Cast finite values with rounding to nearest even. Raises UnsupportedError if they are too large for fp16."""
     if values.dtype == dtype:
         return values
     wide = values.astype(np.float32)
@@ -446,10 +442,9 @@ def _cast(values: Array, dtype: np.dtype[Any], name: str) -> Array:
 def write_weights(
     source: Source, weights: Path, *, link: bool, settings: Mapping[str, str], progress: Progress
 ) -> None:
-    """Writes a `weights` folder: config.ini, token table, manifest and, unless linked, the tensors.
+    """Write a `weights` folder: config.ini, token table, manifest and, unless linked, the tensors.
 
-    settings: inference parameters for config.ini. tensor_para_size among them is the number of ranks that the weights
-    are split over.
+    settings: inference parameters for config.ini. Its tensor_para_size is the number of ranks that share the weights.
     """
     spec = source.spec
     ranks = ranks_of(settings)
@@ -475,7 +470,7 @@ def write_weights(
 
 
 def _quality_of(folder: Path, spec: ModelSpec) -> list[dict[str, Any]]:
-    """The quality that was measured of these weights, where they keep their type."""
+    """Return the measured quality of these weights, if they keep their type."""
     records = records_of_folder(folder)
     return [record.content() for record in records if record.weight_type == spec.config.weight_type]
 
@@ -487,7 +482,7 @@ def _file_of(rank: int) -> str:
 def _copy_tensors(
     weights: Path, source: Source, tensors: TensorMap, manifest: workspace.Manifest, progress: Progress
 ) -> None:
-    """Writes a file for each rank. An output layer that is tied to the embedding is read from where that is."""
+    """Write a file for each rank. An output layer that is tied to the embedding refers to the embedding's rows."""
     config = source.spec.config
     dtype = WEIGHT_TYPES[config.data_type]
     for rank in range(manifest.ranks):
@@ -502,7 +497,7 @@ def _copy_tensors(
 
 def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspace.Manifest) -> None:
     def linked(name: str) -> str:
-        """The file that a tensor lies in."""
+        """Return the file of a tensor, and add it to the manifest."""
         file = checkpoint.tensors[name].file.resolve()
         manifest.files[str(file)] = {"bytes": file.stat().st_size}
         return str(file)
@@ -525,8 +520,8 @@ def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspac
 
 
 def write_description(spec: ModelSpec, weights: Path, ranks: int, folder: Path | None = None) -> None:
-    """Writes config.ini and a manifest without files: what a model takes can be computed from them, not the model.
-    folder: the model's, where it is here."""
+    """Write config.ini and a manifest without files, enough to compute the memory of a model but not to load it.
+    folder: the model's folder, if it is available here."""
     workspace.write_config_ini(weights / "config.ini", spec.config.settings())
     quality = [] if folder is None else _quality_of(folder, spec)
     manifest = workspace.Manifest(spec.config.model_name, ranks, quality=quality)
@@ -547,12 +542,12 @@ def convert(
     settings: Mapping[str, str] | None = None,
     show_progress: bool = False,
 ) -> Path:
-    """Converts a Hugging Face folder or hub id to a workspace (docs/contracts.md) and returns its path.
+    """Convert a Hugging Face folder or hub id to a workspace (docs/contracts.md) and return its path.
 
-    tp: tensor-parallel ranks that the weights are split over, setting tensor_para_size by its short name. model_format:
-    what the weights are, auto (as found) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4. dtype:
-    auto | bf16 | fp16 | fp32. settings: inference parameters written to config.ini. Nothing is left behind when it
-    fails. Raises UnsupportedError, ModelError or InvalidRequestError saying what would be right.
+    tp: number of tensor-parallel ranks, short for the setting tensor_para_size. model_format: format of the weights,
+    auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4. dtype: auto | bf16 | fp16 |
+    fp32. settings: inference parameters for config.ini. On failure, the destination is not changed. Raises
+    UnsupportedError, ModelError or InvalidRequestError with advice for the user.
     """
     settings = dict(settings or {})
     if tp is not None and settings.setdefault("tensor_para_size", str(tp)) != str(tp):
@@ -572,11 +567,12 @@ def link_workspace(
     settings: Mapping[str, str] | None = None,
     show_progress: bool = False,
 ) -> Path:
-    """A workspace whose manifest points into the model's safetensors files: quick, and good as long as these stay.
+    """Create a workspace whose manifest refers to the model's safetensors files. It is fast, and valid as long as these
+    files exist.
 
-    Weights of another type than the files' are converted when the engine loads them. .bin checkpoints are converted
-    here, and so are experts whose matrices are stored transposed. For
-    several ranks (settings' tensor_para_size) the manifest names the ranges of the tensors that each one holds.
+    If the data type differs from the files, the engine converts the weights when it loads them. .bin checkpoints and
+    experts with transposed matrices are always copied. With several ranks (tensor_para_size in settings) the manifest
+    has the tensor ranges of each rank.
     """
     return _make(
         model, Path(dst_path), dtype, model_format, force, settings or {}, link=True, show_progress=show_progress
@@ -601,12 +597,12 @@ def _make(
     location = workspace.locate(model)
     if location.is_workspace:
         raise ModelError(
-            f"{location.path} is a workspace already; convert takes a Hugging Face model folder or a hub id"
+            f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
         )
     source = read_source(location.path, dtype)
     found = source.spec.quantization.method if source.spec.quantization else DENSE
     if model_format not in (AUTO_FORMAT, found):
-        raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: leave it out")
+        raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: omit this option")
     progress = Progress(show_progress)
     for note in source.spec.notes:
         progress.warn(note)
@@ -614,14 +610,14 @@ def _make(
         progress.warn(cached, lasting=False)
     if found == "mxfp4":
         progress.warn(
-            f"{location.path}: rows of gate and up are taken to alternate in experts.gate_up_proj, as in GPT-OSS. "
-            "Files do not say so: if all of gate come first, the weights are wrong"
+            f"{location.path}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
+            "GPT-OSS. The files do not record this: if all gate rows come first, the results are wrong"
         )
     if force and workspace.is_held(destination.expanduser()):
         file = destination.expanduser() / workspace.LOCKED
         progress.warn(
-            f"{destination} is served now (`fuser -v {file}` says by whom): that server goes on with what it has "
-            "loaded, and takes the new one when it is started again",
+            f"{destination} is in use by a server (`fuser -v {file}` shows which): that server continues with files "
+            "that it has loaded, and uses the new ones after a restart",
             lasting=False,
         )
     with workspace.atomic_folder(destination, force) as root:
@@ -642,7 +638,7 @@ def _make(
 
 
 def _write_models(root: Path) -> None:
-    """Triton's side: the models, their links, the repository and the script that serves it from a container."""
+    """Write the files for Triton: models, their links, the repository, and the script that serves it in a container."""
     from charonia.triton_models import answers_dir, source_dir
 
     models, repository = root / "triton_models", root / "model_repository"

@@ -1,4 +1,4 @@
-"""Tells whether the weights of a folder are still those that something was measured of."""
+"""Computes a fingerprint of weight files, to check whether a measurement still belongs to the current weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def fingerprint(folder: Path) -> str:
-    """32 hex digits of a Hugging Face folder's weight files: of the size of each, and of 64 pieces of 4 KiB that are
-    spread evenly over it, the header among them. That is quick for files of any size, and other training or another
-    quantisation changes next to all bytes. Names and times do not count: copies and downloads have others.
+    """Return 32 hex digits from the sizes of a Hugging Face folder's weight files, and from 64 pieces of 4 KiB that are
+    spread evenly over each file, the header included. This is fast for files of any size, and a changed model changes
+    almost all bytes. Names and times do not count, because they differ between copies.
 
-    Raises ModelError where there are no weights.
+    Raises ModelError if there are no weights.
     """
-    from charonia.weights.checkpoint import weight_files  # with NumPy, which a start takes long to import
+    from charonia.weights.checkpoint import weight_files  # late import: NumPy takes long to import
 
     try:
         digests = sorted(_digest(file) for file in weight_files(folder))

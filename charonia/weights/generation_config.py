@@ -1,4 +1,4 @@
-"""Sampling defaults of a model's generation_config.json, which become attributes of the model."""
+"""Sampling defaults from a model's generation_config.json. They become attributes of the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PREFIX = "default_"
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Reads temperature, top_k and the like, by the names of ModelConfig: default_temperature, default_top_k.
+    """Read temperature, top_k and others, with the names of ModelConfig: default_temperature, default_top_k.
 
-    A key that is missing or null is left out, as is the whole file. do_sample has no effect: a temperature counts also
-    beside `do_sample: false`. Raises ModelError for a value that is out of range.
+    Missing or null keys are omitted; so are all keys if the file is missing. do_sample has no effect: a temperature
+    counts even with `do_sample: false`. Raises ModelError for a value that is out of range.
     """
     file = folder / FILE
     content = read_json(file) if file.is_file() else {}

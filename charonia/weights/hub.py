@@ -1,4 +1,4 @@
-"""The Hugging Face hub: a model's files, or before their download what they say of themselves."""
+"""Access to the Hugging Face hub: downloads a model's files, or only their headers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def parse_id(model: str) -> tuple[str, str | None]:
-    """owner/name and revision (a branch, a tag or a commit; None: the main branch) of owner/name or
-    owner/name@revision."""
+    """Split owner/name or owner/name@revision into owner/name and the revision: a branch, a tag, a commit, or None for
+    the main branch."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     repository, at, revision = model.partition("@")
-    wrong = f"{model} does not exist, and {model!r} is no hub id (owner/name or owner/name@revision)"
+    wrong = f"{model} does not exist, and {model!r} is not a hub id (owner/name or owner/name@revision)"
     parts = repository.split("/")
     if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~"):
         raise ModelError(wrong)
@@ -36,13 +36,13 @@ def parse_id(model: str) -> tuple[str, str | None]:
     except HFValidationError as error:
         raise ModelError(f"{wrong}: {_reason(error)}") from None
     if at and not _REVISION.fullmatch(revision):
-        raise ModelError(f"{wrong}: {revision!r} is no name of a branch, tag or commit")
+        raise ModelError(f"{wrong}: {revision!r} is not a valid name of a branch, tag or commit")
     return repository, revision if at else None
 
 
 def pinned_id(model: str, folder: Path) -> str | None:
-    """owner/name@commit of the files in `folder`, which `model` named; None where that is what it said, or where the
-    folder is not of the hub's cache."""
+    """Return owner/name@commit of the files in `folder`, which were downloaded for `model`. None if `model` already has
+    the commit, or if the folder is not in the hub's cache."""
     if folder.parent.name != "snapshots" or not _COMMIT.fullmatch(folder.name) or Path(model).expanduser().exists():
         return None
     pinned = f"{parse_id(model)[0]}@{folder.name}"
@@ -50,9 +50,9 @@ def pinned_id(model: str, folder: Path) -> str | None:
 
 
 def download(model: str) -> Path:
-    """The folder of the hub's cache with all files of the model, which are downloaded where they are not there.
+    """Download the model's files that are not in the hub's cache, and return the folder in the cache.
 
-    Raises ModelError, as all functions here do: `model` is no hub id, the hub does not have it or cannot be reached.
+    All functions here raise ModelError if `model` is not a hub id, if the hub does not have it, or cannot be reached.
     """
     import huggingface_hub
 
@@ -60,15 +60,15 @@ def download(model: str) -> Path:
     with _explained(model):
         folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=_FILES))
         if not any(folder.glob("*.safetensors")):
-            # Of the same commit, whatever has become of the branch since.
+            # Uses the same commit, because the branch may have changed since.
             patterns = [*_FILES, _BIN]
             folder = Path(huggingface_hub.snapshot_download(repository, revision=folder.name, allow_patterns=patterns))
     return folder
 
 
 def download_config(model: str) -> Path:
-    """The folder of the hub's cache with config.json and, where the model has them, generation_config.json and what
-    older models say of their quantisation."""
+    """Return the folder of the hub's cache with config.json and, if the model has them, generation_config.json and the
+    quantisation files of older models."""
     import huggingface_hub
 
     repository, revision = parse_id(model)
@@ -77,11 +77,10 @@ def download_config(model: str) -> Path:
 
 
 def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
-    """The tensors of the model's safetensors files; None for a model that has .bin files only, which are read whole or
-    not at all.
+    """Return the tensors of the model's safetensors files. None for a model with .bin files only, which have no header.
 
-    folder: of `download_config`. Weights that are there are read there; of others the hub sends the headers alone,
-    about 100 kB of each file.
+    folder: the result of `download_config`. Local weights are read from there; otherwise the hub sends only the
+    headers, about 100 kB per file.
     """
     import huggingface_hub
     from huggingface_hub.errors import NotASafetensorsRepoError
@@ -90,7 +89,7 @@ def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
 
     try:
         return open_checkpoint(folder).tensors
-    except ModelError:  # not downloaded, or not all of them
+    except ModelError:  # not downloaded, or not completely
         pass
     api = huggingface_hub.HfApi()
     repository, _ = parse_id(model)
@@ -116,7 +115,7 @@ def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
 
 
 def _tensors_of(folder: Path, files: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """files: huggingface_hub's headers, by the name of the file."""
+    """files: the headers from huggingface_hub, by file name."""
     from charonia.weights.checkpoint import TensorInfo
 
     return {
@@ -128,7 +127,7 @@ def _tensors_of(folder: Path, files: Mapping[str, Any]) -> dict[str, TensorInfo]
 
 @contextmanager
 def _explained(model: str) -> Iterator[None]:
-    """Says in a ModelError why the hub's library gave up, and what would help."""
+    """Translate errors of huggingface_hub into a ModelError with the reason and advice."""
     from huggingface_hub import errors
 
     missing = f"{model} does not exist here, and"
@@ -148,11 +147,11 @@ def _explained(model: str) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         repository, revision = parse_id(model)
         raise ModelError(
-            f"{missing} the hub's {repository} has no revision {revision}: name a branch, a tag or a whole commit"
+            f"{missing} the hub's {repository} has no revision {revision}: name a branch, a tag or a full commit"
         ) from error
     except errors.SafetensorsParsingError as error:
-        raise ModelError(f"{model} has a file on the hub that is no safetensors file: {_reason(error)}") from error
-    except Exception as error:  # the hub's library has changed its HTTP client twice, each has errors of its own
+        raise ModelError(f"a file of {model} on the hub is not a safetensors file: {_reason(error)}") from error
+    except Exception as error:  # huggingface_hub changed its HTTP client twice, and each has its own errors
         raise ModelError(
             f"{missing} it cannot be downloaded from the hub ({_reason(error)}): check the network, HF_ENDPOINT and "
             "HF_HUB_OFFLINE, or name a folder with the model's files"

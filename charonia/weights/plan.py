@@ -1,4 +1,4 @@
-"""What a model takes of a machine's memory, and how many users with how much context fit, before anything is loaded."""
+"""Computes, before anything is loaded, how much memory a model needs and how many users with how much context fit."""
 
 from __future__ import annotations
 
@@ -32,47 +32,47 @@ from charonia.weights.convert import (
 from charonia.weights.quality_record import parse_records, quality_table, records_of_weights
 from charonia.weights.tensor_parallel import ranks_of
 
-LEAST_CONTEXT = 2048  # of the contexts that are listed when none is asked for; each is four times the one before
+LEAST_CONTEXT = 2048  # shortest context in the default list; each next one is four times as long
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes of all ranks together; num_blocks is what the cache settings give, 0 when the model does not fit."""
+    """Sizes are sums over all ranks. num_blocks follows from the cache settings; 0 if the model does not fit."""
 
     model_name: str
     weight_type: str
-    data_type: str  # of activations and of weights that are not quantised
-    group_size: int  # of quantised weights; 0: a scale for each output feature, or not quantised
+    data_type: str  # type of activations and of weights that are not quantised
+    group_size: int  # of quantised weights; 0: one scale for each output feature, or not quantised
     ranks: int
     device: str  # cpu | cuda
-    device_note: str  # why device = auto is the CPU
+    device_note: str  # why device = auto chose the CPU
     weight_bytes: int
-    activation_bytes: int  # and other memory that steps need
+    activation_bytes: int  # includes other memory that steps need
     kv_token_bytes: int
     kv_block_bytes: int
-    free_bytes: int  # now, or as it was given
+    free_bytes: int  # measured, or as given by the user
     num_blocks: int
     cache_block_seq_len: int
     session_len: int
-    max_batch_size: int  # as computed with, as is token_budget
+    max_batch_size: int  # the value used for the plan; token_budget too
     token_budget: int
     warnings: list[str] = field(default_factory=list)
-    quality: list[dict[str, Any]] = field(default_factory=list)  # that was measured, of quality_record.py
+    quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
 
     def blocks(self, tokens: int) -> int:
-        """The blocks that a sequence of so many tokens takes."""
+        """Return the number of blocks of a sequence with `tokens` tokens."""
         return -(-tokens // self.cache_block_seq_len)
 
     def most_users(self, context: int) -> int:
-        """Sequences of `context` tokens whose keys and values fit at once; 0 for a context beyond session_len."""
+        """Return how many sequences of `context` tokens fit together; 0 for a context beyond session_len."""
         return self.num_blocks // self.blocks(context) if context <= self.session_len else 0
 
     def longest_context(self, users: int) -> int:
-        """Tokens that each of so many sequences may have at once."""
+        """Return how many tokens each of `users` sequences may have if all run together."""
         return min(self.session_len, self.num_blocks // users * self.cache_block_seq_len)
 
     def contexts(self) -> list[int]:
-        """2k, 8k, 32k ... up to session_len."""
+        """Return 2k, 8k, 32k ... up to session_len."""
         out = []
         context = LEAST_CONTEXT
         while context < self.session_len:
@@ -81,7 +81,7 @@ class Plan:
         return [*out, self.session_len]
 
     def user_counts(self) -> list[int]:
-        """1, 4, 16 ... up to max_batch_size."""
+        """Return 1, 4, 16 ... up to max_batch_size."""
         out = []
         users = 1
         while users < self.max_batch_size:
@@ -90,9 +90,9 @@ class Plan:
         return [*out, self.max_batch_size]
 
     def refusal(self, users: int | None, context: int | None) -> str | None:
-        """Why so many users with so much context do not fit, with the numbers and what would help; None when they do.
+        """Return why this many users with this much context do not fit, with numbers and advice; None if they fit.
 
-        What is not given is 1.
+        A missing argument counts as 1.
         """
         if self.num_blocks == 0:
             return self.warnings[-1]
@@ -100,7 +100,7 @@ class Plan:
         if context > self.session_len:
             return (
                 f"a context of {context} tokens is more than session_len = {self.session_len}: raise it with "
-                f"--session-len {context} where the model can read so far"
+                f"--session-len {context} if the model supports it"
             )
         if users > self.max_batch_size:
             return (
@@ -112,13 +112,13 @@ class Plan:
             return None
         return (
             f"{users} users with {context} tokens each need {needed} KV blocks "
-            f"({spell_bytes(needed * self.kv_block_bytes)}), and there are {self.num_blocks} "
+            f"({spell_bytes(needed * self.kv_block_bytes)}), but there are {self.num_blocks} "
             f"({spell_bytes(self.num_blocks * self.kv_block_bytes)}): {self.most_users(context)} users with {context} "
             f"tokens fit, or {users} with {self.longest_context(users)}"
         )
 
     def answers(self, users: int | None, context: int | None) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the JSON object that `--json` prints."""
         contexts = [context] if context else self.contexts()
         counts = [users] if users else self.user_counts()
         refusal = self.refusal(users, context)
@@ -139,11 +139,11 @@ def make_plan(
     dtype: str = "auto",
     memory: str = "",
 ) -> Plan:
-    """The plan of a workspace, a Hugging Face folder or a hub id, whose weights are not downloaded.
+    """Return the plan of a workspace, a Hugging Face folder or a hub id. Does not download weights.
 
-    settings: keys of config.ini, which win over the environment's CHARONIA_<KEY>. memory: of each GPU, or of the
-    machine for the CPU ("80GiB"), in place of what is free here; device = cuda then needs no GPU. Raises
-    InvalidRequestError, ModelError or UnsupportedError saying what would be right.
+    settings: keys of config.ini; they override CHARONIA_<KEY> of the environment. memory: memory of each GPU, or of the
+    machine for the CPU ("80GiB"), instead of the free memory of this machine; device = cuda then needs no GPU. Raises
+    InvalidRequestError, ModelError or UnsupportedError with advice for the user.
     """
     overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
     notes: list[str] = []
@@ -157,10 +157,10 @@ def make_plan(
 def _weights(
     model: str | os.PathLike[str], dtype: str, settings: Mapping[str, str], notes: list[str]
 ) -> Iterator[Path]:
-    """A weights folder with the model's config.ini and manifest; of a Hugging Face model it has nothing else, and is
-    for the settings' number of ranks.
+    """Yield a weights folder with config.ini and a manifest. For a Hugging Face model it has no other files, and its
+    tensors are split for the number of ranks in the settings.
 
-    notes: gets what the plan takes for granted.
+    notes: receives the assumptions of the plan.
     """
     if workspace.existing(model) is not None:
         location = workspace.locate(model)
@@ -182,7 +182,7 @@ def _weights(
 
 
 def _spec_on_hub(model: str, dtype: str, notes: list[str]) -> ModelSpec:
-    """From config.json and the headers of the weights, without their download."""
+    """Describe a model on the hub from config.json and the headers of its weights, without downloading the weights."""
     folder = hub.download_config(model)
     spec = read_config(folder, dtype)
     tensors = hub.read_headers(model, folder)
@@ -193,18 +193,18 @@ def _spec_on_hub(model: str, dtype: str, notes: list[str]) -> ModelSpec:
     weight_type = promised_type(read_json(folder / "config.json")) if dtype == "auto" else dtype
     if not weight_type:
         raise InvalidRequestError(
-            f"{model} has .bin weights, and its config.json does not say their type (torch_dtype): name it with "
+            f"{model} has .bin weights, and its config.json does not name their type (torch_dtype): name it with "
             f"--dtype {' | '.join(WEIGHT_TYPES)}"
         )
     notes.append(
-        f"{model} has .bin weights, which cannot be checked before their download: the plan is what config.json says, "
+        f"{model} has .bin weights, which can be checked only after their download: the plan follows config.json, "
         f"with weights in {weight_type}"
     )
     return replace(spec, config=replace(spec.config, weight_type=weight_type, data_type=weight_type))
 
 
 def show(plan: Plan, users: int | None, context: int | None, console: Console) -> None:
-    """Prints the plan as tables."""
+    """Print the plan as tables."""
     ranks = f", {plan.ranks} ranks" if plan.ranks > 1 else ""
     memory = Table(title=f"{plan.model_name} ({plan.weight_type}) on {plan.device}{ranks}", title_justify="left")
     memory.add_column("memory")
@@ -233,7 +233,7 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     if plan.num_blocks == 0:
         return
     if not (users and context):
-        fits = Table(title="Most users at once", title_justify="left")
+        fits = Table(title="Maximum number of users", title_justify="left")
         fits.add_column("context", justify="right")
         fits.add_column("users that fit", justify="right")
         fits.add_column("computed together", justify="right")
@@ -250,14 +250,14 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     elif plan.refusal(users, context) is None:
         needed = users * plan.blocks(context)
         console.print(
-            f"{users} users with {context} tokens each fit: they take {needed} of {plan.num_blocks} blocks "
+            f"{users} users with {context} tokens each fit: they need {needed} of {plan.num_blocks} blocks "
             f"({spell_bytes(needed * plan.kv_block_bytes)}).",
             highlight=False,
         )
 
 
 def spell_bytes(count: int) -> str:
-    """Three digits or so, in units of 1024."""
+    """Format a size with about three digits, in units of 1024."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     amount, unit = float(count), 0
     while amount >= 1000 and unit + 1 < len(units):

@@ -1,5 +1,5 @@
-"""Measured quality of a model's weights, kept beside them: in a workspace's manifest (`quality`), and in a file of its
-own in a Hugging Face folder. `charonia evaluate` measures it."""
+"""Records of measured model quality. They are stored next to the weights: in the `quality` list of a workspace's
+manifest, or in a separate file in a Hugging Face folder. `charonia evaluate` measures them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ log = logging.getLogger("charonia")
 
 
 class _Part(BaseModel):
-    # Of what a newer version wrote, what this one knows is read.
-    # JSON has no infinity and no NaN: the engine refuses a manifest with them.
+    # Fields of newer versions are ignored.
+    # JSON has no infinity and no NaN, and the engine rejects a manifest with them.
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class TextScore(_Part):
-    """Perplexity over a text by a sliding window. name: of the file, with the first digits of its sha256."""
+    """Perplexity over a text with a sliding window. name: the file name with the first digits of its sha256."""
 
     name: str
     sha256: str
@@ -42,7 +42,7 @@ class TextScore(_Part):
 
 
 class ReferenceScore(_Part):
-    """The model that was compared with. Divergences are D(reference || model) in nats, over the scored tokens."""
+    """Scores of the reference model. Divergences are D(reference || model) in nats, over the scored tokens."""
 
     model: str
     weight_type: str
@@ -50,12 +50,12 @@ class ReferenceScore(_Part):
     kl_mean: float
     kl_p99: float
     kl_max: float
-    top1_agreement: float  # share of the places where both have the same most likely token
+    top1_agreement: float  # share of positions with the same most likely token in both models
     questions_right: int | None = None
 
 
 class QuestionScore(_Part):
-    """Questions answered right. name: as of TextScore."""
+    """Number of correct answers. name: same as in TextScore."""
 
     name: str
     sha256: str
@@ -64,28 +64,28 @@ class QuestionScore(_Part):
 
 
 class QualityRecord(_Part):
-    """What `charonia evaluate` measured, once."""
+    """The result of one run of `charonia evaluate`."""
 
     date: str  # ISO 8601, UTC
     charonia_version: str
-    command: str  # which /v1/models leaves out
+    command: str  # not shown by /v1/models
     model: str
     weight_type: str
     weight_bytes: int
     quant_policy: int
     device: str
-    weights: str = ""  # fingerprint.py's of the Hugging Face folder; of a converted workspace none
+    weights: str = ""  # fingerprint of the Hugging Face folder; empty for a converted workspace
     text: TextScore
     reference: ReferenceScore | None = None
     questions: QuestionScore | None = None
 
     def content(self) -> dict[str, Any]:
-        """As it is stored, and as users of `--json`, of the plan and of /v1/models see it."""
+        """Return the stored form, which `--json`, the plan and /v1/models also show."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
 def parse_records(content: object) -> list[QualityRecord]:
-    """Those of a manifest's or a side file's list that this version understands."""
+    """Return the records in a manifest or a side file that this version can read."""
     records = []
     for entry in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
         try:
@@ -96,22 +96,22 @@ def parse_records(content: object) -> list[QualityRecord]:
 
 
 def records_of_folder(folder: Path) -> list[QualityRecord]:
-    """Of a Hugging Face folder, those of the weights that it has now."""
+    """Return the records of a Hugging Face folder that belong to its current weights."""
     file = folder / SIDE_FILE
     return _of_these_weights(parse_records(read_json(file).get("records")), folder, file) if file.is_file() else []
 
 
 def records_of_weights(weights: Path) -> list[QualityRecord]:
-    """Of a workspace's weights folder; of a linked one those of the weights that it points to now."""
+    """Return the records of a workspace's weights folder. A linked workspace: only for its current weights."""
     file = weights / "manifest.json"
     manifest = read_json(file)
     records, source = parse_records(manifest.get("quality")), _linked_source(manifest)
-    # A converted workspace is written at once, with checksums of its files.
+    # A converted workspace never changes: its manifest has checksums of its files.
     return records if source is None or not records else _of_these_weights(records, source, file)
 
 
 def fingerprint_of(location: Location) -> str:
-    """What a record of it has as `weights`. Raises ModelError."""
+    """Return the value of `weights` in records of this location. Raises ModelError."""
     if location.weights is None:
         return fingerprint(location.path)
     source = _linked_source(read_json(location.weights / "manifest.json"))
@@ -119,7 +119,7 @@ def fingerprint_of(location: Location) -> str:
 
 
 def drop_outdated(location: Location) -> None:
-    """Removes a workspace's records of weights that its source has no more."""
+    """Remove a workspace's records that do not belong to the current weights of its source."""
     if location.weights is None:
         return
     file = location.weights / "manifest.json"
@@ -130,11 +130,11 @@ def drop_outdated(location: Location) -> None:
         try:
             _write(file, {**content, "quality": [one.content() for one in kept]})
         except OSError as error:
-            log.warning("%s cannot be written (%s): /v1/models goes on showing those records", file, error)
+            log.warning("%s cannot be written (%s): /v1/models still shows outdated records", file, error)
 
 
 def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
-    """The Hugging Face folder whose files a manifest points to, where it does and the folder is there."""
+    """Return the Hugging Face folder that a manifest refers to; None if it does not exist."""
     files = manifest.get("files")
     linked = isinstance(files, dict) and any("sha256" not in entry for entry in files.values())
     source = Path(str(manifest.get("source")))
@@ -148,7 +148,7 @@ def _of_these_weights(records: list[QualityRecord], folder: Path, file: Path) ->
     kept = [record for record in records if record.weights == now]
     if len(kept) < len(records):
         log.warning(
-            "%d of the quality records in %s are of other weights than %s has now, and do not count: measure again "
+            "%d of the quality records in %s belong to other weights than %s has now, and are ignored: measure again "
             "with charonia evaluate",
             len(records) - len(kept),
             file,
@@ -158,7 +158,7 @@ def _of_these_weights(records: list[QualityRecord], folder: Path, file: Path) ->
 
 
 def check_can_save(location: Location) -> None:
-    """ModelError where save_record() would find a folder that cannot be written: to be asked before hours of work."""
+    """Raises ModelError if save_record() could not write the record. Called before hours of work."""
     if not os.access(location.weights or location.path, os.W_OK):
         raise _cannot_write(_file_of(location), "the folder cannot be written")
 
@@ -172,8 +172,8 @@ def _cannot_write(file: Path, why: object) -> ModelError:
 
 
 def save_record(location: Location, record: QualityRecord) -> Path:
-    """Adds the record to those of the model; it replaces one that was taken with the same KV quantisation. Returns the
-    file that it is in. Raises ModelError where that cannot be written."""
+    """Add the record to the model's records, replacing one with the same KV quantisation. Return the file with the
+    records. Raises ModelError if it cannot be written."""
     file = _file_of(location)
     if location.weights is not None:
         key, content, known = "quality", read_json(file), records_of_weights(location.weights)
@@ -189,7 +189,7 @@ def save_record(location: Location, record: QualityRecord) -> Path:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    """At once, so that a reader finds the old content or the new."""
+    """Write atomically, so that a reader sees either the old or the new content."""
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     partial = Path(name)
     try:
@@ -203,7 +203,7 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def quality_table(records: Sequence[QualityRecord]) -> Table:
-    """A column for each record, with its reference before the first that has the same one."""
+    """Return a table with a column for each record, and a column for its reference before the first record with it."""
     columns: list[tuple[str, list[str]]] = []
     seen: list[ReferenceScore] = []
     for record in records:
@@ -226,7 +226,7 @@ def quality_table(records: Sequence[QualityRecord]) -> Table:
     table = Table(title="Measured quality", title_justify="left")
     table.add_column("")
     for name, _ in columns:
-        table.add_column(Text(name), justify="right")  # as it is, brackets too
+        table.add_column(Text(name), justify="right")  # Text: brackets are not markup
     for number, what in enumerate(_ROWS):
         values = [scores[number] for _, scores in columns]
         if any(values):
@@ -248,7 +248,7 @@ _ROWS = (
 
 
 def _same(one: ReferenceScore, other: ReferenceScore) -> bool:
-    """Whether both say the same of the reference itself."""
+    """Whether both are scores of the same reference model."""
     return (one.model, one.weight_type, one.perplexity) == (other.model, other.weight_type, other.perplexity)
 
 

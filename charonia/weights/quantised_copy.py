@@ -1,4 +1,4 @@
-"""Cuts ranges out of the tensors of quantised weights as they are stored, without decoding them."""
+"""Cuts ranges out of the tensors of quantised weights without decoding them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from charonia.errors import ModelError
 from charonia.families import Quantization, TensorPart
 from charonia.weights.checkpoint import Array, Checkpoint
 
-_TOO_LARGE = 253  # MXFP4's stored exponent of 2^126: four times that is infinite in fp32, and codes are up to 6
+_TOO_LARGE = 253  # MXFP4's stored exponent of 2^126: codes are up to 6, and 4 * 2^126 is infinite in fp32
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A tensor to write; `read` gives its values."""
+    """A tensor to write; `read` returns its values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -25,10 +25,10 @@ class Cut:
 
 
 def cut_parts(checkpoint: Checkpoint, parts: tuple[TensorPart, ...]) -> tuple[Quantization, list[dict[str, Cut]]]:
-    """The quantisation of the copy, and of each part its tensors: codes, scales and what else it has. The parts are of
-    a quantised weight, and `cut_obstacle` finds none."""
+    """Return the quantisation of the copy, and for each part its tensors: codes, scales and others. The parts must
+    belong to a quantised weight without a `cut_obstacle`."""
     how = _how_of(parts[0])
-    # Where a range begins within a block of rows that share a scale, every row gets its own.
+    # If a range starts within a block of rows that share a scale, every row gets its own scale.
     spread = any((part.rows or (0, 0))[0] % how.group_rows for part in parts)
     kept = replace(how, group_rows=1) if spread else how
     return kept, [_cut(checkpoint, part, spread) for part in parts]
@@ -42,7 +42,7 @@ def _how_of(part: TensorPart) -> Quantization:
 def _cut(checkpoint: Checkpoint, part: TensorPart, spread: bool) -> dict[str, Cut]:
     assert part.quantised is not None
     how = part.quantised.how
-    # Of other layouts scales and zeros would be those of other rows.
+    # With other layouts, a row step would need different scales and zeros.
     assert part.row_step == 1 or how.layout == "mxfp4"
     rows = range(*(part.rows or (0, part.shape[0])), part.row_step)
     cols = range(*(part.cols or (0, part.shape[1])))
@@ -65,14 +65,14 @@ def _cut(checkpoint: Checkpoint, part: TensorPart, spread: bool) -> dict[str, Cu
             cuts[kind] = _range(checkpoint, name, *by_rows[kind])
         elif kind == "scales" and len(info.shape) and info.shape != (1,):
             cuts[kind] = _row_scales(checkpoint, name, how, spread, rows, groups)
-        else:  # one number for all, or the order, which goes with whole rows
+        else:  # one number for all rows, or the column order of whole rows
             cuts[kind] = Cut(info.dtype, info.shape, lambda name=name: checkpoint.read(name))  # type: ignore[misc]
     return cuts
 
 
 def _range(checkpoint: Checkpoint, name: str, first: range, second: range) -> Cut:
     info = checkpoint.tensors[name]
-    # Of stacked experts the second dimension has the rows of one, and what follows is a row.
+    # Stacked experts: dimension 1 has the rows of one expert, and the later dimensions are one row.
     height = math.prod(info.shape[: 1 if len(info.shape) < 3 else 2])
     return Cut(
         info.dtype,
@@ -86,7 +86,7 @@ def _slice(taken: range) -> slice:
 
 
 def _row_scales(checkpoint: Checkpoint, name: str, how: Quantization, spread: bool, rows: range, groups: range) -> Cut:
-    """Scales of layout rows: of each row, or of blocks of them."""
+    """Cut the scales of layout "rows": one per row, or one per block of rows."""
     info = checkpoint.tensors[name]
     block = how.group_rows
     if spread:
@@ -102,14 +102,14 @@ def _row_scales(checkpoint: Checkpoint, name: str, how: Quantization, spread: bo
 
 
 def check_values(values: Array, kind: str, how: Quantization, name: str) -> None:
-    """ModelError for what the engine would refuse when it loads the copy. kind: of the tensor, as Cuts have it."""
+    """Raises ModelError for values that the engine would reject. kind: key of the tensor in Cuts."""
     if kind == "codes" and how.dtype == "F8_E4M3" and ((values.view(np.uint8) & 0x7F) == 0x7F).any():
         raise ModelError(f"tensor {name} has values that are not finite (NaN): download the model again")
     if kind == "scales" and how.layout == "mxfp4" and (values >= _TOO_LARGE).any():
         if (values == 0xFF).any():
             raise ModelError(f"tensor {name} has scales that are not finite (NaN): download the model again")
         raise ModelError(
-            f"tensor {name} has scales of 2^126 or more, with which weights may be infinite: download the model again"
+            f"tensor {name} has scales of 2^126 or more, so weights may be infinite: download the model again"
         )
     if kind == "input_scale" and not (values > 0).all():
         raise ModelError(f"tensor {name} is {float(values.min())}, expected more than 0: download the model again")
@@ -119,5 +119,5 @@ def check_values(values: Array, kind: str, how: Quantization, name: str) -> None
 
 
 def names_in_copy(canonical: str, cuts: list[dict[str, Cut]]) -> list[Mapping[str, str]]:
-    """What each tensor of each part is called in the rank's file, by its kind."""
+    """Return the names of the tensors of each part in the rank's file, by kind."""
     return [{kind: f"{canonical}.{index}.{kind}" for kind in part} for index, part in enumerate(cuts)]

@@ -1,4 +1,4 @@
-"""Finds the tensors of quantised weights in a checkpoint and holds them against what its configuration says."""
+"""Finds the tensors of quantised weights in a checkpoint and checks them against its configuration."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from charonia.families import ModelSpec, Quantised, Quantization, QuantizationCo
 from charonia.weights import stacked_experts
 from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, Array, TensorInfo
 
-CODES = ("weight_packed", "qweight")  # what a module has in place of its weight
-_EXPONENT_TYPES = ("U8", "F8_E8M0")  # of MXFP4's scales: the same bytes
-_CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layout; others: I32
-_QUANTISED_TYPES = ("I8", "U8", "F8_E4M3", "I32")  # of a tensor `weight` that is no dense one
-# Tensors of quantised modules that repeat what is known: the weight's shape, and zeros where they say nothing.
+CODES = ("weight_packed", "qweight")  # tensors that a quantised module has instead of `weight`
+_EXPONENT_TYPES = ("U8", "F8_E8M0")  # of MXFP4 scales: both have the same bytes
+_CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layout; all others: I32
+_QUANTISED_TYPES = ("I8", "U8", "F8_E4M3", "I32")  # types of a quantised tensor with the name `weight`
+# Optional tensors of quantised modules that contain known information: the weight's shape, or unused zero points.
 _BESIDE = ("weight_shape", "weight_zero_point", "weight_g_idx", "g_idx", "qzeros", "input_scale", "input_zero_point")
-_LEAST_GROUP = 8  # columns of the groups that a short block leaves: a CPU kernel's step
+_LEAST_GROUP = 8  # minimum columns of a short last group: one step of the CPU kernels
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
-_ORDERED_LAYOUTS = ("packed-rows", "gptq")  # that the engine reads with an order
+_ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports with a column order
 _QUANTISABLE = re.compile(
     r"output\.weight|layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
 _FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight")
-# Scales of keys and values, which the engine quantises with scales of its own (quant_policy).
+# Scales of keys and values. The engine ignores them, because it computes its own (quant_policy).
 _KV_SCALE = re.compile(r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_(?:scale|zero_point))$")
 
 Read = Callable[[str], Array]
@@ -36,15 +36,15 @@ Read = Callable[[str], Array]
 
 @dataclass
 class Found:
-    """A spec whose parts name the quantised tensors, and what belongs to them."""
+    """A spec whose parts name the quantised tensors, and the names of further tensors."""
 
     spec: ModelSpec
-    known: set[str] = field(default_factory=set)  # names of tensors beside those of spec.tensors
+    known: set[str] = field(default_factory=set)  # names of tensors that are not in spec.tensors
 
 
 def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None = None) -> Found:
-    """Raises ModelError or UnsupportedError naming the tensor. read: the values, where they are at hand: then those
-    that decide how others are understood are checked too."""
+    """Find the tensors. Raises ModelError or UnsupportedError with the tensor's name. read: reads the values of a
+    tensor, if available; then the values that affect other tensors are checked too."""
     config = spec.quantization
     cache_scales = {name for name in tensors if _KV_SCALE.fullmatch(name)}
     if config is None:
@@ -52,9 +52,9 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         codes = next((name for name in tensors if name.endswith(endings)), None)
         if codes is not None:
             raise ModelError(
-                f"{folder}: tensor {codes} is quantised, and nothing says how: config.json has no quantization_config, "
-                "and no quantize_config.json or quant_config.json is beside it. Download the model's files again, all "
-                "of them"
+                f"{folder}: tensor {codes} is quantised, but its format is unknown: config.json has no "
+                "quantization_config, and there is no quantize_config.json or quant_config.json. Download all files of "
+                "the model again"
             )
         return Found(spec, cache_scales if spec.quantised_cache else set())
     finder = _Finder(folder, config, tensors, read, spec.config.num_experts)
@@ -67,15 +67,15 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     if finder.missing:
         raise ModelError(
             f"{folder}: {len(finder.missing)} tensors are missing: {some(finder.missing)}: download the model again, "
-            f"or correct {config.file}, by which {config.method} weights have them{finder.why_missing}"
+            f"or correct {config.file}, which requires them for {config.method} weights{finder.why_missing}"
         )
     for parts in made.values():
         _check_alike(folder, parts)
     if not finder.known:
         raise ModelError(
-            f"{folder}: {config.file} says that the model is quantised ({config.method}), and no tensor is: download "
-            "its weights again, or remove quantization_config, or the quantize_config.json or quant_config.json beside "
-            "it"
+            f"{folder}: {config.file} says that the model is quantised ({config.method}), but no tensor is: download "
+            "its weights again, or remove quantization_config, quantize_config.json or quant_config.json, whichever is "
+            "there"
         )
     _check_places(folder, spec, made)
     _check_together(folder, made)
@@ -86,7 +86,7 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
 
 
 def some(names: Iterable[str]) -> str:
-    """The first names of a list."""
+    """Return the first names of a list as text."""
     listed = list(names)
     return ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
 
@@ -105,15 +105,15 @@ class _Finder:
         self._file = config.file
         self._tensors = tensors
         self._read = read
-        self._experts = experts  # of a layer
-        self._done: dict[str, TensorPart] = {}  # by the name of the weight: fused modules are asked for several times
+        self._experts = experts  # in each layer
+        self._done: dict[str, TensorPart] = {}  # by weight name; fused modules are looked up several times
         self._modules: list[str] = []
         self.missing: dict[str, None] = {}
         self.why_missing = ""
         self.known: set[str] = set()
 
     def part(self, part: TensorPart) -> TensorPart:
-        """The part with the names and the quantisation of its tensors; a dense one as it is."""
+        """Return the part with the names and the quantisation of its tensors. A dense part is unchanged."""
         if part.name not in self._done:
             self._done[part.name] = self._look_up(part)
         found = self._done[part.name]
@@ -140,19 +140,19 @@ class _Finder:
             raise self._not_quantised(codes, module)
         if f"{module}.{scheme.codes}" != codes:
             raise ModelError(
-                f"{self._folder}: tensor {codes} is not what {self._file} says of {module} ({self._config.method}, "
-                f"{module}.{scheme.codes})"
+                f"{self._folder}: tensor {codes} does not match {self._file}, which has {module}.{scheme.codes} for "
+                f"{module} ({self._config.method})"
             )
         return self._quantised(part, module, scheme)
 
     def _not_quantised(self, codes: str, module: str) -> ModelError:
         return ModelError(
-            f"{self._folder}: tensor {codes} is quantised, and {self._file} says that {module} is not: download the "
-            "model's files again, all of one version"
+            f"{self._folder}: tensor {codes} is quantised, but {self._file} says that {module} is not: download all "
+            "files of the model again, in one version"
         )
 
     def _stacked(self, part: TensorPart) -> TensorPart:
-        """A range of the tensor that all experts of a layer are in."""
+        """Return a range of the tensor with all experts of a layer."""
         codes, module = part.name, part.name.rpartition(".")[0]
         scheme = self._config.scheme_of((module,))
         if scheme is None:
@@ -171,7 +171,7 @@ class _Finder:
 
     def _quantised(self, part: TensorPart, module: str, scheme: Scheme) -> TensorPart:
         def named(names: tuple[str, ...]) -> str:
-            """The first that is there; of none the first is missed."""
+            """Return the first name that exists; if none does, record the first one as missing."""
             full = [f"{module}.{name}" for name in names]
             found = next((name for name in full if name in self._tensors), None)
             if found is None:
@@ -185,7 +185,7 @@ class _Finder:
             self.why_missing = f" ({'sym' if self._config.method == 'gptq' else 'symmetric'} is false there)"
         order = f"{module}.{scheme.order}" if scheme.order else ""
         orders = [name for kind in _ORDERS if (name := f"{module}.{kind}") in self._tensors]
-        # compressed-tensors leaves its order away where the columns lie in order, whatever actorder is.
+        # compressed-tensors omits the order if the columns are in order, whatever actorder is.
         if scheme.order_expected and self._config.method == "gptq" and named((scheme.order,)) in self.missing:
             self.why_missing = " (desc_act is true there)"
         input_scale = named(scheme.input_scale) if scheme.input_scale else ""
@@ -197,13 +197,13 @@ class _Finder:
         rows, cols = part.shape
         how = scheme.how
         if how.group_size >= cols and how.layout != "mxfp4":
-            how = replace(how, group_size=0)  # so that ranks may have ranges of it
+            how = replace(how, group_size=0)  # so that the columns can be split between ranks
         self._check_divides(how, codes, rows, cols)
         types = _CODE_TYPES.get(how.layout, ("I32",))
         self._check(codes, [_code_shape(how, rows, cols)], types, part, self._bits_hint(how, codes, part))
         if how.layout == "rows" and self._tensors[codes].dtype != how.dtype:
             raise ModelError(
-                f"{self._folder}: tensor {codes} is of type {self._tensors[codes].dtype} where {self._file} says "
+                f"{self._folder}: tensor {codes} is of type {self._tensors[codes].dtype}, but {self._file} says "
                 f"{how.dtype}"
             )
         types = _EXPONENT_TYPES if how.layout == "mxfp4" else tuple(DTYPES)
@@ -213,21 +213,21 @@ class _Finder:
             self._check(zeros, [_zero_shape(how, rows, cols)], ("I32",), part)
         if input_scale:
             self._check(input_scale, [(), (1,)], tuple(DTYPES), part)
-        # All that are there are looked at: those that the scheme does not name must say nothing.
+        # Checks all order tensors that exist: one that the scheme does not use must not change the order.
         ordered = [name for name in orders if self._is_order(name, how, scheme, part)]
         order = order if order in ordered else ""
         self._check_values(module, how, scheme, part)
         return replace(part, name=codes, quantised=Quantised(how, scales, zeros, order, input_scale))
 
     def _check_divides(self, how: Quantization, codes: str, rows: int, cols: int) -> None:
-        """Groups, and the numbers that codes and zeros are packed into, divide the weight."""
+        """Check that the sizes of groups and of packed words divide the weight's size."""
         may_be_short = how.layout == "rows"  # the last group
         short = cols % how.group_size if may_be_short and 0 < how.group_size < cols else 0
         if short and math.gcd(how.group_size, cols) % _LEAST_GROUP:
             raise UnsupportedError(
-                f"{self._folder}: tensor {codes} is of a weight with {cols} columns, of which blocks of "
-                f"{how.group_size} leave the last one with {short}: these must be multiples of {_LEAST_GROUP}. Take "
-                "a copy that has a scale for each channel, or the 16-bit original"
+                f"{self._folder}: tensor {codes} belongs to a weight with {cols} columns. With blocks of "
+                f"{how.group_size}, the last block has {short}, but a multiple of {_LEAST_GROUP} is needed. Use a copy "
+                "with a scale for each channel, or the 16-bit original"
             )
         packed_cols = {"packed-rows": 32 // how.bits, "gptq": 32 // how.bits, "mxfp4": 2}.get(how.layout, 1)
         packed_rows = 32 // how.bits if how.layout in ("awq", "gptq") else 1
@@ -238,14 +238,14 @@ class _Finder:
         ):
             if size % unit:
                 raise UnsupportedError(
-                    f"{self._folder}: tensor {codes} is of a weight with {size} {what}, which {units} of {unit} do not "
-                    "divide: this is not supported"
+                    f"{self._folder}: tensor {codes} belongs to a weight with {size} {what}, which is not divisible "
+                    f"into {units} of {unit}: this is not supported"
                 )
 
     def _check(
         self, name: str, shapes: list[tuple[int, ...]], types: tuple[str, ...], part: TensorPart, hint: str = ""
     ) -> None:
-        """hint: what else could be wrong, where the shape is."""
+        """hint: another possible cause of a wrong shape."""
         info = self._tensors[name]
         if info.dtype not in types:
             raise UnsupportedError(
@@ -254,12 +254,12 @@ class _Finder:
         if info.shape not in shapes:
             said = " or ".join(str(list(shape)) for shape in shapes)
             raise ModelError(
-                f"{self._folder}: tensor {name} has shape {list(info.shape)} where {self._file} says {said}, of a "
-                f"weight {list(part.shape)}: {hint}download the model's files again, all of one version"
+                f"{self._folder}: tensor {name} has shape {list(info.shape)}, but {self._file} says {said}, for a "
+                f"weight {list(part.shape)}: {hint}download all files of the model again, in one version"
             )
 
     def _group_hint(self, how: Quantization, scales: str, part: TensorPart) -> str:
-        """Which group_size the scales' shape is of."""
+        """Return a hint with the group_size that matches the shape of the scales."""
         rows, cols = part.shape
         found = self._tensors[scales].shape
         if how.layout in ("awq", "gptq"):
@@ -267,17 +267,17 @@ class _Finder:
         if how.group_rows > 1 or len(found) != 2 or found[0] != rows or not found[1] or cols % found[1]:
             return ""
         said = how.group_size or "all of a row"
-        return f"group_size is {said} there, and the tensor is of group_size = {cols // found[1]}: correct it, or "
+        return f"group_size is {said} there, but the tensor has group_size = {cols // found[1]}: correct it, or "
 
     def _bits_hint(self, how: Quantization, codes: str, part: TensorPart) -> str:
-        """Of how many bits the codes' shape is."""
+        """Return a hint with the number of bits that matches the shape of the codes."""
         other = replace(how, dtype={"U4": "I8", "I8": "U4"}.get(how.dtype, how.dtype))
         if other == how or how.layout == "rows" or self._tensors[codes].shape != _code_shape(other, *part.shape):
             return ""
-        return f"{how.bits} bits are said there, and the tensor is of {other.bits}: correct it, or "
+        return f"it says {how.bits} bits, but the tensor has {other.bits}: correct it, or "
 
     def _is_order(self, order: str, how: Quantization, scheme: Scheme, part: TensorPart) -> bool:
-        """Whether columns are quantised in another order than their own."""
+        """Whether the tensor gives the columns another order than their own."""
         cols = part.shape[1]
         self._check(order, [(cols,)], ("I32",), part)
         if self._read is None:
@@ -286,16 +286,16 @@ class _Finder:
         if np.array_equal(groups, np.arange(cols) // size):
             return False
         if order.endswith(".weight_g_idx") and (groups == -1).any():
-            return False  # compressed-tensors' mark of an order that was never set
+            return False  # compressed-tensors marks an unused order with -1
         if how.layout not in _ORDERED_LAYOUTS or order.rpartition(".")[2] != scheme.order:
             raise UnsupportedError(
-                f"{self._folder}: tensor {order} orders the columns, which is supported as weight_g_idx of "
-                "pack-quantized weights and as g_idx of GPTQ: take a copy that is quantised without actorder, or with "
+                f"{self._folder}: tensor {order} orders the columns. This is supported only for weight_g_idx of "
+                "pack-quantized weights and g_idx of GPTQ: use a copy that is quantised without actorder, or with "
                 "actorder static"
             )
         if not scheme.order_expected:
             raise ModelError(
-                f"{self._folder}: tensor {order} orders the columns, and {self._file} says that they are not: set "
+                f"{self._folder}: tensor {order} orders the columns, but {self._file} says that they are not: set "
                 f"{'desc_act to true' if self._config.method == 'gptq' else 'actorder to group'} there"
             )
         counts = np.bincount(np.clip(groups, 0, cols), minlength=cols // size)
@@ -309,21 +309,21 @@ class _Finder:
             return
         if scheme.symmetric_zero is not None and zeros in self._tensors:
             self._check(zeros, [_zero_shape(how, *part.shape)], ("I32",), part)
-            # Some tools store the zero itself and call the file gptq all the same. Symmetric codes have one zero, so
-            # that either is understood.
+            # Some tools store the zero without the offset and still call the file gptq. Both values are accepted,
+            # because symmetric codes have only one zero.
             spellings = {scheme.symmetric_zero, 2 ** (how.bits - 1)}
             packed = [sum(zero << shift for shift in range(0, 32, how.bits)) for zero in spellings]
             stored = self._read(zeros).view(np.uint32)
             if not any((stored == words).all() for words in packed):
                 raise ModelError(
-                    f"{self._folder}: tensor {zeros} has other zeros than a symmetric quantisation's, and {self._file} "
-                    "says sym true: set it to false there"
+                    f"{self._folder}: tensor {zeros} does not have the zeros of a symmetric quantisation, but "
+                    f"{self._file} says sym true: set it to false there"
                 )
         for kind in ("input_zero_point",) if how.zeros else ("weight_zero_point", "input_zero_point"):
             unused = f"{module}.{kind}"
             if unused in self._tensors and self._values(unused).any():
                 raise ModelError(
-                    f"{self._folder}: tensor {unused} is not zero, and {self._file} says symmetric true: set it to "
+                    f"{self._folder}: tensor {unused} is not zero, but {self._file} says symmetric true: set it to "
                     "false there"
                 )
         shape = f"{module}.weight_shape"
@@ -331,12 +331,12 @@ class _Finder:
             found = self._values(shape).tolist()
             if found != list(part.shape):
                 raise ModelError(
-                    f"{self._folder}: tensor {shape} says {found} where config.json says {list(part.shape)}: download "
-                    "the model's files again, all of one version"
+                    f"{self._folder}: tensor {shape} says {found}, but config.json says {list(part.shape)}: download "
+                    "all files of the model again, in one version"
                 )
 
     def _values(self, name: str) -> Array:
-        """Of a tensor that must say what is known anyhow: one that cannot be read may say otherwise."""
+        """Read a tensor with known content. Raises UnsupportedError if its type cannot be read to verify this."""
         assert self._read is not None
         dtype = self._tensors[name].dtype
         if dtype not in NUMPY_TYPES:
@@ -346,7 +346,7 @@ class _Finder:
         return self._read(name)
 
     def empty_biases(self) -> set[str]:
-        """Biases that GPTQ's tools add to modules without one."""
+        """Return the names of the all-zero biases that GPTQ's tools add to modules without a bias."""
         names = {f"{module}.bias" for module in self._modules} & self._tensors.keys()
         if self._read is None:
             return names
@@ -354,7 +354,7 @@ class _Finder:
 
 
 def _refuse_unread(folder: Path, spec: ModelSpec, names: Iterable[str]) -> None:
-    """Of the tensors that GPT-OSS has, those that no family here computes with."""
+    """Raises UnsupportedError for GPT-OSS tensors that no supported family uses."""
     for name in names:
         if name.startswith(spec.ignored):
             continue
@@ -362,25 +362,25 @@ def _refuse_unread(folder: Path, spec: ModelSpec, names: Iterable[str]) -> None:
             modules = stacked_experts.expert_modules(spec)
             why = f"belongs to no layer with experts{f'; expected in {some(modules)}' if modules else ''}"
             if name.rpartition(".")[0] in modules:
-                why = "has experts that are there one by one too"
+                why = "has experts that also exist as separate tensors"
             raise UnsupportedError(
-                f"{folder}: tensor {name} {why}: download the model's files again, all of one version"
+                f"{folder}: tensor {name} {why}: download all files of the model again, in one version"
             )
         if name.endswith((stacked_experts.CODES, "_scales")):
             raise UnsupportedError(
-                f"{folder}: tensor {name}: this MXFP4 is supported for the experts of a layer (experts.gate_up_proj, "
-                "experts.down_proj). Take a copy that has the rest in 16 bits, or one that is quantised as "
-                "mxfp4-pack-quantized of compressed-tensors"
+                f"{folder}: tensor {name}: this MXFP4 format is supported for the experts of a layer only "
+                "(experts.gate_up_proj, experts.down_proj). Use a copy that has the other weights in 16 bits, or one "
+                "in the format mxfp4-pack-quantized of compressed-tensors"
             )
         if name.endswith("_proj_bias"):
             raise UnsupportedError(
                 f"{folder}: tensor {name}: experts of family {spec.config.model_family} have no biases, and results "
-                "without these would be wrong: take a copy whose experts have none"
+                "without these biases would be wrong: use a copy whose experts have none"
             )
 
 
 def _names(module: str) -> tuple[str, ...]:
-    """What a configuration may call a module of the files: of models with images the inner model's name too."""
+    """Return the names that a configuration may use for a module; image models may omit the outer model's name."""
     for theirs, ours in (
         ("model.language_model.", "model."),
         ("language_model.model.", "model."),
@@ -427,26 +427,26 @@ def _scale_shapes(how: Quantization, kinds: tuple[str, ...], rows: int, cols: in
 
 
 def _check_alike(folder: Path, parts: tuple[TensorPart, ...]) -> None:
-    """Parts of a tensor have one quantisation, since the engine computes them together."""
+    """Check that all parts of a tensor have the same quantisation, because the engine computes them together."""
     if len({part.quantised.how if part.quantised else None for part in parts}) > 1:
         raise _differently(folder, *(part.name for part in parts))
 
 
 def _check_places(folder: Path, spec: ModelSpec, tensors: TensorMap) -> None:
-    """Only the products of layers and the output layer are computed with quantised weights."""
+    """Check that only linear layers and the output layer are quantised."""
     for canonical, (part, *_) in tensors.items():
         normalised = canonical == "output.weight" and spec.config.normalize_output
         if part.quantised and (normalised or not _QUANTISABLE.fullmatch(canonical)):
             what = "output layer of Baichuan 2" if normalised else canonical
             raise UnsupportedError(
-                f"{folder}: tensor {part.name}: a quantised {what} is not supported: take a copy of the model that has "
+                f"{folder}: tensor {part.name}: a quantised {what} is not supported: use a copy of the model that has "
                 "it in 16 bits"
             )
 
 
 def _check_together(folder: Path, tensors: TensorMap) -> None:
-    """Gate and up of a layer are computed together, and so are those of all its experts, and their w2. The shared
-    expert is computed alone."""
+    """Check that gate and up of a layer have the same quantisation, also over all experts, and that all w2 do, because
+    they are computed together. The shared expert is separate."""
     seen: dict[str, tuple[str, Quantization | None]] = {}
     for canonical, (part, *_) in tensors.items():
         match = _FEED_FORWARD.fullmatch(canonical)
@@ -461,28 +461,28 @@ def _check_together(folder: Path, tensors: TensorMap) -> None:
 
 def _differently(folder: Path, *names: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{folder}: tensors {some(names)} are computed together and quantised differently, which is not supported: "
-        "quantise them alike, or none of them"
+        f"{folder}: tensors {some(names)} are computed together but quantised differently, which is not supported: "
+        "quantise all of them in the same way, or none"
     )
 
 
 def cut_obstacle(part: TensorPart) -> str:
-    """Why the range of a quantised weight cannot be cut out of its tensors; empty: it can."""
+    """Return why the range of a quantised weight cannot be cut out of its tensors; empty if it can."""
     if part.quantised is None:
         return ""
     how = part.quantised.how
     if part.cols and part.cols != (0, part.shape[1]) and part.quantised.order:
-        return f"the columns of {part.name} are quantised in an order of their own (desc_act)"
+        return f"the columns of {part.name} are quantised in their own order (desc_act)"
     per_number = 32 // how.bits
     col_unit = {"rows": 1, "awq": 1, "mxfp4": 2}.get(how.layout, per_number)
     group = how.group_size or 1
     for bound in part.cols or ():
         if bound % group and bound != part.shape[1]:
-            return f"column {bound} of {part.name} is within a group of {group}"
+            return f"column {bound} of {part.name} is within a group of {group} columns"
         if bound % col_unit:
-            return f"column {bound} of {part.name} is within the {col_unit} that are packed together"
+            return f"column {bound} of {part.name} is within {col_unit} columns that are packed together"
     row_unit = per_number if how.layout in ("awq", "gptq") or (how.layout == "packed-rows" and how.zeros) else 1
     for bound in part.rows or ():
         if bound % row_unit and bound != part.shape[0]:
-            return f"row {bound} of {part.name} is within the {row_unit} that are packed together"
+            return f"row {bound} of {part.name} is within {row_unit} rows that are packed together"
     return ""

@@ -1,6 +1,6 @@
-"""What a checkpoint says of its quantisation: `quantization_config` of config.json, and older places of the same.
+"""Reads a checkpoint's quantisation settings: `quantization_config` in config.json, or the files of older formats.
 
-A config says how a module is quantised where it is; whether it is, its tensors say.
+The configuration says how a module is quantised if it is quantised. Its tensors show whether it is.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from charonia.json_files import read_json
 from charonia.weights import quantization_methods as methods
 from charonia.weights.quantization_settings import FORMATS, REMEDY, Settings
 
-# Files of folders from before config.json said it, with the method that they are of unless they say another.
+# Files of folders without quantization_config in config.json, with the default quant_method of each file.
 OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationConfig | None:
-    """None for a model whose weights are not quantised. config: config.json of the folder.
+    """Return None for a model whose weights are not quantised. config: config.json of the folder.
 
-    Raises UnsupportedError for a method that is not supported and ModelError for values that are missing or wrong.
+    Raises UnsupportedError for an unsupported method and ModelError for missing or wrong values.
     """
     found = _find(folder, config)
     if found is None:
@@ -39,7 +39,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
     }
     if method not in readers:
         raise UnsupportedError(
-            f"{place} is of method {method!r}, which is not supported; supported: {', '.join(FORMATS)}: {REMEDY}"
+            f"{place} has method {method!r}, which is not supported; supported: {', '.join(FORMATS)}: {REMEDY}"
         )
     made = readers[method](Settings(place, settings))
     return replace(made, file=file) if made else None
@@ -52,7 +52,7 @@ def says_cache(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:
-    """The file, the key in it, what that says and its method."""
+    """Return the file, the key in it, the settings and the method."""
     for part in (config, text_part(config)):
         for key in ("quantization_config", "compression_config"):
             value = part.get(key)
@@ -70,5 +70,5 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[st
 
 
 def _bits_and_bytes(value: Mapping[str, Any]) -> str:
-    # The first folders of bitsandbytes name no method.
+    # The first folders of bitsandbytes do not name the method.
     return "bitsandbytes" if value.get("load_in_4bit") or value.get("load_in_8bit") else "unknown"

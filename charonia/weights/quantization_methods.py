@@ -1,4 +1,4 @@
-"""The schemes of each method of quantisation, from what its configuration says."""
+"""Builds the quantisation schemes of each method from its configuration."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from charonia.families import Quantization, QuantizationConfig, Scheme
 from charonia.weights.module_patterns import ModulePattern, PatternError, module_pattern
 from charonia.weights.quantization_settings import Settings
 
-CACHE_SCHEME = "kv_cache_scheme"  # compressed-tensors' key of how keys and values are quantised
+CACHE_SCHEME = "kv_cache_scheme"  # compressed-tensors' key for quantised keys and values
 _PACKED_TYPES = {4: "U4", 8: "I8"}
-_MX_GROUP = 32  # of OCP microscaling formats
+_MX_GROUP = 32  # group size of the OCP microscaling formats
 _MAX_SHOWN = 80  # characters of a wrong pattern in an error
 
 
 def awq(settings: Settings) -> QuantizationConfig:
-    """AutoAWQ's: 4 bits with zeros, packed for its GEMM kernel."""
+    """AutoAWQ's format: 4 bits with zero points, packed for its GEMM kernel."""
     bits = settings.integer("bits", "w_bit", default=4)
     if bits != 4:
         raise settings.unsupported("bits", bits, "4")
@@ -30,7 +30,7 @@ def awq(settings: Settings) -> QuantizationConfig:
 
 
 def gptq(settings: Settings) -> QuantizationConfig:
-    """AutoGPTQ's and GPTQModel's: 4 or 8 bits; `dynamic` may say otherwise of some modules."""
+    """The format of AutoGPTQ and GPTQModel: 4 or 8 bits. `dynamic` may change it for some modules."""
     if settings.flag("is_marlin_format", False):
         raise settings.unsupported("is_marlin_format", True, "checkpoint_format gptq and gptq_v2")
     form = settings.get("checkpoint_format", "format") or "gptq"
@@ -74,8 +74,8 @@ def _gptq_scheme(settings: Settings, form: str) -> Scheme:
 
 
 def _gptq_rules(settings: Settings, form: str) -> list[tuple[ModulePattern, Scheme | None]]:
-    """GPTQModel's `dynamic`: patterns of modules, with -: those that are not quantised, with +: or nothing what differs
-    for them."""
+    """Return the rules of GPTQModel's `dynamic`: patterns of modules. "-:" marks modules that are not quantised; "+:"
+    or no prefix changes settings for the modules."""
     rules: list[tuple[ModulePattern, Scheme | None]] = []
     dynamic = settings.inner("dynamic")
     for key in dynamic.values if dynamic else ():
@@ -91,12 +91,12 @@ def _pattern(settings: Settings, text: str, end: str = "") -> ModulePattern:
         return module_pattern(text, end)
     except PatternError as error:
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-        expected = f"a regular expression that RE2 knows ({error}); look-ahead is known at its beginning alone"
+        expected = f"a regular expression that RE2 supports ({error}); look-ahead is supported at its start only"
         raise settings.wrong("a pattern of modules", shown, expected) from error
 
 
 def fp8(settings: Settings) -> QuantizationConfig:
-    """What DeepSeek and Qwen publish, with blocks of 128 x 128, and the older one of whole tensors or channels."""
+    """The format of DeepSeek and Qwen (blocks of 128 x 128), and an older one: a scale per tensor or channel."""
     kind = settings.text("fmt", "e4m3")
     if kind not in ("e4m3", "float8_e4m3fn"):
         raise settings.unsupported("fmt", kind, "e4m3")
@@ -128,9 +128,9 @@ def _block(settings: Settings, key: str, value: Any) -> tuple[int, int]:
 
 
 def mxfp4(settings: Settings) -> QuantizationConfig:
-    """GPT-OSS': the experts of a layer in one tensor; everything else is in 16 bits."""
+    """The format of GPT-OSS: one tensor has all experts of a layer; all other weights have 16 bits."""
     kept = settings.names("modules_to_not_convert")
-    # A name or an expression of it, up to the end of a module's name; or how a module's name ends.
+    # An entry is the start of a module's name, or a pattern of it, up to a dot; or the end of a module's name.
     patterns = [_pattern(settings, name, r"(?:\.|$)") for name in kept]
     scheme = Scheme(Quantization("mxfp4", "F4_E2M1", _MX_GROUP), "blocks", ("scales",), ("group",))
 
@@ -142,14 +142,14 @@ def mxfp4(settings: Settings) -> QuantizationConfig:
     return QuantizationConfig("mxfp4", scheme_of)
 
 
-# compressed-tensors: what llm-compressor writes.
+# compressed-tensors: the format of llm-compressor.
 
-_CLASSES = ("Linear", "Module")  # of PyTorch, of every module that is quantised here
+_CLASSES = ("Linear", "Module")  # PyTorch classes that every quantised module belongs to
 _UNUSED = ("dense", None, "identity")
 
 
 def compressed_tensors(settings: Settings) -> QuantizationConfig | None:
-    """Groups of modules, each with a scheme, and modules that are left out. None: the KV cache alone is quantised."""
+    """Groups of modules, each with a scheme, and ignored modules. Returns None if only the KV cache is quantised."""
     _refuse_beside(settings)
     groups = settings.inner("config_groups")
     has_weights = groups is not None and any(
@@ -160,7 +160,7 @@ def compressed_tensors(settings: Settings) -> QuantizationConfig | None:
     if groups is None or not groups.values:
         raise settings.wrong("config_groups", settings.get("config_groups"), "an object that names a scheme")
     form = settings.text("format", "")
-    schemes: dict[str, Scheme | None] = {}  # by target; where groups have the same one, the last counts
+    schemes: dict[str, Scheme | None] = {}  # by target; the last group with a target counts
     for key in groups.values:
         group = groups.inner(key)
         if group is not None:
@@ -170,7 +170,7 @@ def compressed_tensors(settings: Settings) -> QuantizationConfig | None:
     for name in (*ignored, *schemes):
         if name.startswith("re:"):
             _pattern(settings, name[3:])
-    # The order in which compressed-tensors looks: names, then patterns, both by the alphabet, then classes.
+    # compressed-tensors searches in this order: names, then patterns, each in alphabetical order, then classes.
     targets = sorted(schemes, key=lambda target: ("re:" in target, target))
 
     def scheme_of(names: tuple[str, ...]) -> Scheme | None:
@@ -185,12 +185,12 @@ def compressed_tensors(settings: Settings) -> QuantizationConfig | None:
 
 
 def _is_named(names: tuple[str, ...], target: str) -> bool:
-    """Whether a target or an ignored name is one of a module's, or a pattern of it."""
+    """Whether a target or an ignored name equals a name of the module, or is a pattern that matches a name."""
     return module_pattern(target[3:]).any_match(names) if target.startswith("re:") else target in names
 
 
 def _refuse_beside(settings: Settings) -> None:
-    """What changes the weights otherwise."""
+    """Raises UnsupportedError for other settings that change the weights."""
     sparsity = settings.inner("sparsity_config")
     if sparsity is not None and sparsity.get("format") not in _UNUSED:
         raise sparsity.unsupported("format", sparsity.get("format"), "dense")
@@ -237,7 +237,7 @@ def _packed(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
     zeros = not weights.flag("symmetric", True)
     activations = _activations(group, "int")
     if bits == 4:
-        activations = ""  # stay as they are: rounding them loses precision and helps no kernel here
+        activations = ""  # keep 16 bits: rounding loses precision and makes no kernel here faster
     return Scheme(
         Quantization("packed-rows", _PACKED_TYPES[bits], size, zeros, activations),
         "weight_packed",
@@ -251,7 +251,7 @@ def _packed(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
 
 
 def _is_ordered(weights: Settings) -> bool:
-    """Whether groups are of columns that are all over the weight; `static` and `weight` leave them where they are."""
+    """Whether the columns of a group are spread over the weight. With `static` and `weight` they are adjacent."""
     return weights.get("actorder") in ("group", "dynamic", True)
 
 
@@ -276,7 +276,7 @@ def _rows(group: Settings, weights: Settings, dtype: str, kind: str) -> Scheme:
         how = replace(how, group_size=weights.group_size("group_size"))
     if strategy == "block":
         value = weights.get("block_structure")
-        if isinstance(value, str):  # as older files spell it: 128x128
+        if isinstance(value, str):  # older files: 128x128
             value = [int(size) if size.isdecimal() else 0 for size in value.split("x")]
         rows, columns = _block(weights, "block_structure", value)
         how = replace(how, group_size=columns, group_rows=rows)
@@ -312,8 +312,8 @@ def _mxfp4(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
 
 
 def _activations(group: Settings, kind: str) -> str:
-    """The manifest's `activations`. Those that are dynamic by groups of columns stay as they are, which is more precise
-    and needs nothing from the file."""
+    """Return the manifest's `activations`. Dynamic scales per group of columns are ignored: 16-bit activations are more
+    precise, and the file has no values for them."""
     inputs = group.inner("input_activations")
     if inputs is None:
         return ""

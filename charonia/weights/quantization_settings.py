@@ -1,4 +1,4 @@
-"""How the values of a configuration that says how modules are quantised are read."""
+"""Reads and checks the values of a quantisation configuration."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from charonia.errors import ModelError, UnsupportedError
 
 FORMATS = ("compressed-tensors", "awq", "gptq", "fp8", "mxfp4")
-DENSE = "hf"  # what --model-format calls weights that are not quantised
+DENSE = "hf"  # the name that --model-format has for weights that are not quantised
 REMEDY = (
-    "take the model's 16-bit original, or a copy that is quantised as compressed-tensors (llm-compressor writes them), "
+    "use the model's 16-bit original, or a copy that is quantised as compressed-tensors (written by llm-compressor), "
     "AWQ, GPTQ or FP8"
 )
 
 
 class Settings:
-    """Values of an object in a JSON file, of which errors name the place."""
+    """The values of an object in a JSON file. Error messages name its place in the file."""
 
     def __init__(self, place: str, values: Mapping[str, Any]) -> None:
         self.place = place
         self.values = values
 
     def get(self, *keys: str) -> Any:
-        """The value of the first key that is there and not null."""
+        """Return the value of the first key that exists and is not null."""
         return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
 
     def integer(self, *keys: str, default: int | None = None) -> int:
@@ -67,7 +67,7 @@ class Settings:
         return Settings(f"{self.place}.{key}", value)
 
     def group_size(self, *keys: str, default: int | None = None) -> int:
-        """Columns that share a scale, 0 for all: files say -1 for that."""
+        """Return the number of columns that share a scale; 0 means all columns, which files write as -1."""
         size = self.integer(*keys, default=default)
         if size != -1 and size <= 0:
             raise self.wrong(keys[0], size, "a positive number, or -1 for all columns")

@@ -1,6 +1,6 @@
-"""Writes safetensors one tensor at a time; the library's own writer wants all of them in memory.
+"""Writes safetensors files with one tensor in memory at a time. The library's own writer needs all of them in memory.
 
-The format: u64 length of the header, little-endian; the header, JSON {name: {dtype, shape, data_offsets}}; the data.
+Format: u64 length of the header, little-endian; the header, JSON {name: {dtype, shape, data_offsets}}; the data.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def write_safetensors(
     *,
     checksum: bool = True,
 ) -> dict[str, Any]:
-    """Writes the tensors of `shapes` in that order. dtype: safetensors' type of all of them, or of each by its name.
+    """Write the tensors of `shapes` in this order. dtype: one safetensors type for all of them, or one for each name.
 
-    values(name): the tensor in pieces that follow each other along dimension 0, of its type. advance gets the bytes of
-    each piece. Returns {"bytes", "sha256"} of the file; without `checksum`, which takes longer than writing, no sha256.
+    values(name): yields the pieces of a tensor along dimension 0, in its type. advance: called with the bytes of each
+    piece. Returns {"bytes", "sha256"} of the file; without `checksum`, which takes longer than writing, no sha256.
     """
     header: dict[str, Any] = {}
     offset = 0
@@ -39,7 +39,7 @@ def write_safetensors(
         header[name] = {"dtype": types[name], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
-    text += b" " * (-(len(text) + 8) % 64)  # the data begins at a multiple of 64 bytes
+    text += b" " * (-(len(text) + 8) % 64)  # aligns the data to 64 bytes
     digest = hashlib.sha256()
     with file.open("wb") as stream:
 
@@ -57,5 +57,5 @@ def write_safetensors(
                 write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 advance(piece.nbytes)
             if stream.tell() - start != math.prod(shape) * NUMPY_TYPES[types[name]].itemsize:
-                raise ValueError(f"the pieces of {name} do not make {shape}")
+                raise ValueError(f"the pieces of {name} do not add up to {shape}")
         return {"bytes": stream.tell(), **({"sha256": digest.hexdigest()} if checksum else {})}

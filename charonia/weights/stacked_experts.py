@@ -1,5 +1,5 @@
-"""Tensors that have all experts of a layer: quantised as in GPT-OSS' checkpoints, where rows of gate and up alternate,
-or not quantised, where gate comes before up."""
+"""Tensors with all experts of a layer. In GPT-OSS checkpoints they are quantised, and rows of gate and up alternate.
+Others are not quantised, and all gate rows come before the up rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from charonia.families import ModelSpec, QuantizationConfig, TensorMap, TensorPart
 
-CODES = "_blocks"  # how the names of the codes end: [experts, rows, groups, bytes of a group]
+CODES = "_blocks"  # name suffix of the codes: [experts, rows, groups, bytes of a group]
 _STACKED = re.compile(r"(?:.*\.)?experts\.(?:gate_up|down)_proj_(?:blocks|scales)")
 _EXPERT = re.compile(r"layers\.\d+\.feed_forward\.experts\.(\d+)\.(w[123])\.0\.weight")
-# Of a canonical weight: the tensor that it is in, its first row in an expert's part of that, and its row step.
+# By canonical weight: the stacked tensor, the first row within an expert's part, and the row step.
 _PLACES = {"w1": ("gate_up_proj", 0, 2), "w3": ("gate_up_proj", 1, 2), "w2": ("down_proj", 0, 1)}
 
 
 def stacked_experts(spec: ModelSpec, config: QuantizationConfig, tensors: Collection[str]) -> TensorMap:
-    """The spec's tensors, where weights of experts are ranges of the files' stacked ones, by the names of their codes.
-    Experts that `tensors` has one by one, or that `config` leaves in 16 bits, stay as they are."""
+    """Return the spec's tensors with experts' weights as ranges of the stacked tensors, named by their codes. Experts
+    with separate tensors, and experts that `config` keeps in 16 bits, are unchanged."""
     made: TensorMap = {}
     for canonical, parts in spec.tensors.items():
         match = _EXPERT.fullmatch(canonical)
@@ -29,9 +29,9 @@ def stacked_experts(spec: ModelSpec, config: QuantizationConfig, tensors: Collec
 
 
 def fused_experts(spec: ModelSpec, shape_of: Callable[[str], tuple[int, ...] | None]) -> ModelSpec:
-    """The spec, where weights of experts are ranges of `gate_up_proj` [experts, 2 * inter, hidden] and `down_proj`
-    [experts, hidden, inter], if there are such and an expert has no tensor of its own. Both may have their last two
-    dimensions the other way round, as Qwen3-VL's have. shape_of: a tensor's; None: it is not there."""
+    """Return the spec with experts' weights as ranges of `gate_up_proj` [experts, 2 * inter, hidden] and `down_proj`
+    [experts, hidden, inter], if these exist and the expert has no tensor of its own. The last two dimensions of both
+    may be swapped, as in Qwen3-VL. shape_of: returns a tensor's shape, or None if it does not exist."""
     made: TensorMap = {}
     for canonical, parts in spec.tensors.items():
         match = _EXPERT.fullmatch(canonical)
@@ -51,7 +51,7 @@ def _fused(
     found = tuple(map(shape_of, names))
     if None in found:
         return None
-    # One of the two matrices may be square.
+    # Compare both shapes, because one matrix may be square.
     transposed = found == ((count, hidden, 2 * inter), (count, inter, hidden))
     transposed = transposed and found != ((count, 2 * inter, hidden), (count, hidden, inter))
     if kind == "w2":
@@ -63,12 +63,12 @@ def _fused(
 
 
 def is_stacked(name: str) -> bool:
-    """Whether a tensor is called as one of all experts of a layer."""
+    """Whether the name belongs to a tensor with all experts of a layer."""
     return _STACKED.fullmatch(name) is not None
 
 
 def expert_modules(spec: ModelSpec) -> list[str]:
-    """What the files call the experts of each layer."""
+    """Return the module names of each layer's experts in the files."""
     found = ((_EXPERT.fullmatch(canonical), parts[0].name) for canonical, parts in spec.tensors.items())
     return list(dict.fromkeys(_module(name, int(match[1])) for match, name in found if match))
 

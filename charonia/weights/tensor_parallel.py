@@ -1,9 +1,9 @@
-"""Splits a model over tensor-parallel ranks: which range of which tensor each rank holds.
+"""Splits a model over tensor-parallel ranks: computes the range of each tensor that each rank holds.
 
-Column and row parallel in turn, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM, 2019): q,
-k, v, gate and up by their output features, o and down by their input features. Experts are split like dense layers:
-every rank has a share of each of them, and of the shared expert. The output layer is split by its rows. The engine
-reads all of this from the shapes in the manifest.
+Layers are split by columns, then by rows, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM,
+2019): q, k, v, gate and up by output features, o and down by input features. Experts are split like dense layers: every
+rank has a share of each expert and of the shared expert. The output layer is split by rows. The engine reads the split
+from the shapes in the manifest.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from charonia import _engine
 from charonia.errors import UnsupportedError
 from charonia.families import ModelConfig, TensorMap, TensorPart
 
-_LOGITS_ALIGNMENT = 4  # of a rank's share: 16 bytes of logits
+_LOGITS_ALIGNMENT = 4  # logits in a rank's share are a multiple of this: 16 bytes
 _LAYER_TENSOR = re.compile(
     r"(layers\.\d+\.(?:attention|feed_forward(?:\.experts\.\d+|\.shared)?)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)"
 )
 
 
 def ranks_of(settings: Mapping[str, str]) -> int:
-    """tensor_para_size of these settings, 1 when it is not among them. Raises InvalidRequestError for a setting that
-    the engine's table does not allow."""
+    """Return tensor_para_size of these settings, or 1 if they do not contain it. Raises InvalidRequestError for a
+    setting that the engine does not allow."""
     _engine.check_settings(dict(settings))
     return int(settings.get("tensor_para_size", 1))
 
 
 def _check_ranks(tensors: TensorMap, config: ModelConfig, ranks: int) -> None:
-    """Raises UnsupportedError, with the numbers of ranks that would do, when the model cannot be split into `ranks`."""
+    """Raises UnsupportedError, with the possible numbers of ranks, if the model cannot be split over `ranks`."""
 
     def obstacle_of(count: int) -> str:
         return _obstacle(config, count) or _cut_obstacle(tensors, config, count)
@@ -46,7 +46,7 @@ def _check_ranks(tensors: TensorMap, config: ModelConfig, ranks: int) -> None:
 def _obstacle(config: ModelConfig, ranks: int) -> str:
     for key in ("head_num", *_widths(config)):
         if getattr(config, key) % ranks:
-            return f"{key} = {getattr(config, key)} is no multiple of {ranks}"
+            return f"{key} = {getattr(config, key)} is not a multiple of {ranks}"
     if config.kv_head_num % ranks and ranks % config.kv_head_num:
         return f"kv_head_num = {config.kv_head_num} is neither a multiple nor a divisor of {ranks}"
     if output_rows(config, ranks - 1, ranks)[0] >= config.vocab_size:
@@ -55,7 +55,7 @@ def _obstacle(config: ModelConfig, ranks: int) -> str:
 
 
 def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
-    """Of the quantised weights: what is packed together or shares a scale stays together."""
+    """Check that values that are packed together or share a scale stay together."""
     if not any(part.quantised for parts in tensors.values() for part in parts):
         return ""
     from charonia.weights.quantised_tensors import cut_obstacle
@@ -65,7 +65,7 @@ def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
 
 
 def _widths(config: ModelConfig) -> list[str]:
-    """The keys that say how wide the model's feed-forward layers are."""
+    """Return the keys of the widths of the model's feed-forward layers."""
     dense = not config.num_experts or "d" in config.layer_experts
     shared = bool(config.shared_expert_inter_size)
     return (
@@ -76,19 +76,19 @@ def _widths(config: ModelConfig) -> list[str]:
 
 
 def output_rows(config: ModelConfig, rank: int, ranks: int) -> tuple[int, int]:
-    """[begin, end) of a rank's rows of the output layer: equal shares, of which the last one may be shorter."""
+    """Return a rank's rows [begin, end) of the output layer. Shares are equal, but the last one may be shorter."""
     unit = ranks * _LOGITS_ALIGNMENT if ranks > 1 else 1
     share = -(-config.vocab_size // unit) * unit // ranks
     return rank * share, min(config.vocab_size, (rank + 1) * share)
 
 
 def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
-    """The tensors of all ranks by canonical name; those of the whole model, which name rank 0, are what is given.
+    """Return the tensors of all ranks by canonical name. `tensors`: the whole model, with names of rank 0.
 
-    With more ranks than KV heads, several ranks hold the same one. Biases that are added after the sum over the ranks
-    are rank 0's alone. What has no rank in its name (embedding, norms, router) is there once for all. The output layer
-    is `output.<rank>.weight`; where it is tied to the embedding, these are ranges of that. Raises UnsupportedError,
-    with the numbers of ranks that would do, for a number that would not.
+    With more ranks than KV heads, several ranks hold the same KV head. Only rank 0 has the biases that are added after
+    the sum over the ranks. Tensors without a rank in the name (embedding, norms, router) exist once for all ranks. The
+    output layer is `output.<rank>.weight`; if it is tied to the embedding, these are ranges of the embedding. Raises
+    UnsupportedError, with the possible numbers of ranks, if the model cannot be split over `ranks`.
     """
     _check_ranks(tensors, config, ranks)
     return _split(tensors, config, ranks)
@@ -125,7 +125,7 @@ def _parts_of(
             return parts if rank == 0 else ()
         return tuple(_share(part, 1, rank, ranks) for part in parts)
     if module == "w_qkv":
-        # Ranks beyond the KV heads share one: that of the group that the rank's q heads belong to.
+        # With more ranks than KV heads, each rank uses the KV head of its group of q heads.
         groups = min(ranks, config.kv_head_num)
         group = rank * groups // ranks
         q_size, kv_size = config.head_num * config.size_per_head, config.kv_head_num * config.size_per_head
@@ -142,7 +142,7 @@ def _parts_of(
 
 
 def _stacked_rows(parts: tuple[TensorPart, ...], begin: int, end: int) -> tuple[TensorPart, ...]:
-    """Rows [begin, end) of the parts stacked along dimension 0."""
+    """Return rows [begin, end) of the parts stacked along dimension 0."""
     taken: list[TensorPart] = []
     first = 0
     for part in parts:
@@ -155,12 +155,12 @@ def _stacked_rows(parts: tuple[TensorPart, ...], begin: int, end: int) -> tuple[
 
 
 def _share(part: TensorPart, dimension: int, index: int, count: int) -> TensorPart:
-    """The index-th of `count` equal shares along a dimension."""
+    """Return the index-th of `count` equal shares along a dimension."""
     size = part.taken[dimension] // count
     return part.take(dimension, index * size, (index + 1) * size)
 
 
 def rank_of(name: str) -> int | None:
-    """The rank in a canonical name; None for what is there once for all."""
+    """Return the rank in a canonical name; None for tensors that exist once for all ranks."""
     match = re.search(r"\.(\d+)\.(?:weight|bias)$", name)
     return int(match.group(1)) if match else None

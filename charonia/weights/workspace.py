@@ -1,4 +1,4 @@
-"""The workspace: its layout, its manifest and config.ini, and what a path that a user names leads to."""
+"""The workspace: its layout, manifest and config.ini, and finding the model that a path names."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
 TOKEN_TABLE = "token_table.safetensors"
 TOKEN_SPLIT = "token_split.safetensors"
-# A file that stays as it was made: those who serve the workspace hold a lock on it.
 NOTES = "notes.txt"
+# A file that never changes: servers of the workspace hold a lock on it.
 LOCKED = Path("triton_models", "ensemble", "config.pbtxt")
 
 
 @dataclass
 class Manifest:
-    """manifest.json: what the weights folder is made of. See docs/contracts.md."""
+    """manifest.json, which describes the weights folder. See docs/contracts.md."""
 
     source: str
     ranks: int = 1
-    weights: str = ""  # fingerprint.py's of the files in `source`
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, where it was computed, sha256
+    weights: str = ""  # fingerprint of the files in `source`
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, if computed, sha256
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)  # by canonical name
-    quality: list[dict[str, Any]] = field(default_factory=list)  # of quality_record.py
+    quality: list[dict[str, Any]] = field(default_factory=list)  # see quality_record.py
 
     def add(
         self,
@@ -53,9 +53,9 @@ class Manifest:
         parts: Sequence[Mapping[str, Any]] = (),
         how: Quantization | None = None,
     ) -> None:
-        """A tensor of safetensors' type `dtype`; of a quantised one, `how`, that is the type of its codes. parts, which
-        are stacked: file, name and, where they differ from the whole tensor of that name, dtype, rows and cols; none in
-        a manifest that says only how large a model is."""
+        """Add a tensor of safetensors' type `dtype`; for a quantised one, `how`, the type of its codes. parts: stacked
+        along dimension 0; each has file, name and, if they differ from the file's tensor, dtype, rows and cols. A
+        manifest that only describes the size of a model has no parts."""
         rank = rank_of(name)
         self.tensors[name] = {
             **({} if rank is None else {"rank": rank}),
@@ -81,7 +81,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Location:
-    """What a path holds: `weights` for a workspace or a weights folder, else `hf`, a Hugging Face folder."""
+    """The content of a path: `weights` for a workspace or a weights folder, otherwise a Hugging Face folder."""
 
     path: Path
     weights: Path | None = None
@@ -93,9 +93,9 @@ class Location:
 
 
 def locate(model: str | os.PathLike[str]) -> Location:
-    """Finds out what `model` is: a workspace, its weights folder, a Hugging Face folder or a hub id (downloaded).
+    """Find out what `model` is: a workspace, its weights folder, a Hugging Face folder or a hub id (downloads it).
 
-    Raises ModelError saying what was looked for.
+    Raises ModelError if it is something else.
     """
     path = existing(model)
     if path is None:
@@ -116,20 +116,20 @@ def locate(model: str | os.PathLike[str]) -> Location:
 
 
 def existing(model: str | os.PathLike[str]) -> Path | None:
-    """The path that `model` is, None where there is none."""
+    """Return the path if it exists, otherwise None."""
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError):  # longer than a file's name may be; the home folder of nobody
+    except (OSError, RuntimeError):  # the name is too long, or the user in ~user does not exist
         return None
 
 
-_LOOK_S = 1.0  # for more than what is_held() takes
+_LOOK_S = 1.0  # longer than is_held() takes
 
 
 def hold(root: Path, until: ExitStack) -> bool:
-    """Says that a workspace is served, until `until` is closed or this process dies. False where it is gone, or is
-    being removed."""
+    """Lock a workspace as served, until `until` is closed or this process ends. Returns False if it does not exist or
+    is being removed."""
     deadline = time.monotonic() + _LOOK_S
     while True:
         with ExitStack() as end:
@@ -137,13 +137,13 @@ def hold(root: Path, until: ExitStack) -> bool:
                 file = end.enter_context((root / LOCKED).open("rb"))
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if os.fstat(file.fileno()).st_ino != (root / LOCKED).stat().st_ino:
-                    continue  # another workspace has just taken this one's place
+                    continue  # another workspace has just replaced this one
             except FileNotFoundError:
                 return False
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     return False
-                time.sleep(_LOOK_S / 100)  # somebody may only look whether it is held
+                time.sleep(_LOOK_S / 100)  # another process may be in is_held()
                 continue
             except OSError:  # a file system without locks
                 pass
@@ -154,21 +154,21 @@ def hold(root: Path, until: ExitStack) -> bool:
 
 
 def is_held(root: Path) -> bool:
-    """Whether somebody serves it; false where that cannot be known."""
+    """Whether a server uses the workspace; false if this cannot be known."""
     with ExitStack() as end:
         return not _only_here(root, end)
 
 
 def remove_unheld(root: Path) -> None:
-    """Removes a workspace that nobody serves."""
+    """Remove a workspace that no server uses."""
     with ExitStack() as end:
         if _only_here(root, end):
             shutil.rmtree(root, ignore_errors=True)
 
 
 def _only_here(root: Path, until: ExitStack) -> bool:
-    """Keeps others from hold() until `until` is closed; false where somebody has it."""
-    with contextlib.suppress(OSError):  # of what is no whole workspace, and of a file system without locks
+    """Block hold() in other processes until `until` is closed. Returns False if another process holds the workspace."""
+    with contextlib.suppress(OSError):  # an incomplete workspace, or a file system without locks
         file = until.enter_context((root / LOCKED).open("r+b"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,7 +178,7 @@ def _only_here(root: Path, until: ExitStack) -> bool:
 
 
 def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:
-    """Writes section [llama] with every key of the engine's table: the given values, else the defaults.
+    """Write section [llama] with every key of the engine's table: the given values, otherwise the defaults.
 
     Raises InvalidRequestError for a key or a value that the table does not allow.
     """
@@ -196,15 +196,15 @@ def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:
 
 
 def model_attributes() -> set[str]:
-    """The keys that belong to a model and are no user's to set."""
+    """Return the keys that describe a model. Users cannot set them."""
     return {entry.key for entry in _engine.config_fields() if entry.model_attribute}
 
 
 @contextmanager
 def atomic_folder(destination: Path, force: bool) -> Iterator[Path]:
-    """A folder beside `destination` to write into; renamed to it at the end, removed after an error.
+    """Yield a new folder next to `destination`. It is renamed to `destination` at the end, or removed after an error.
 
-    Raises ModelError when the destination holds something and `force` is false, or is no workspace although it is true.
+    Raises ModelError if the destination has content and `force` is false, or if it is not a workspace.
     """
     destination = destination.expanduser().absolute()
     occupied = destination.exists() and (not destination.is_dir() or any(destination.iterdir()))
@@ -214,7 +214,7 @@ def atomic_folder(destination: Path, force: bool) -> Iterator[Path]:
         )
     if occupied and not (destination / "triton_models").is_dir():
         raise ModelError(
-            f"{destination} is not empty and no workspace, so --force does not replace it: remove it yourself"
+            f"{destination} is not empty and is not a workspace, so --force does not replace it: remove it yourself"
         )
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
@@ -231,7 +231,7 @@ def atomic_folder(destination: Path, force: bool) -> Iterator[Path]:
 
 
 def sha256(file: Path, progress: Callable[[int], None] = lambda _: None) -> str:
-    """The file's SHA-256 as hex; progress gets the number of bytes of each piece that was read."""
+    """Return the file's SHA-256 in hex. progress: called with the number of bytes of each piece that was read."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while piece := stream.read(1 << 24):
@@ -241,25 +241,25 @@ def sha256(file: Path, progress: Callable[[int], None] = lambda _: None) -> str:
 
 
 def write_notes(root: Path, notes: Sequence[str]) -> None:
-    """Keeps warnings about the model in the workspace, one a line, for each start of a server."""
+    """Save warnings about the model in the workspace, one per line. Servers print them at each start."""
     if notes:
         (root / NOTES).write_text("".join(f"{' '.join(note.split())}\n" for note in notes), encoding="utf-8")
 
 
 def read_notes(root: Path) -> list[str]:
-    """The warnings of write_notes()."""
+    """Return the warnings that write_notes() saved."""
     file = root / NOTES
     return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
 def read_manifest(weights: Path) -> Manifest:
-    """manifest.json of a weights folder; ModelError names the command that mends what does not fit."""
+    """Read manifest.json of a weights folder. A ModelError names the command that fixes the workspace."""
     content = read_json(weights / "manifest.json")
     source, ranks = content.get("source", "MODEL"), content.get("ranks")
-    mend = f"run: {convert_command(source, _workspace_of(weights), ranks if isinstance(ranks, int) else 1)}"
+    fix = f"run: {convert_command(source, _workspace_of(weights), ranks if isinstance(ranks, int) else 1)}"
     version = content.get("format_version")
     if version != FORMAT_VERSION:
-        raise ModelError(f"{weights} has format_version {version}, this version reads {FORMAT_VERSION}: {mend}")
+        raise ModelError(f"{weights} has format_version {version}, this version reads {FORMAT_VERSION}: {fix}")
     try:
         return Manifest(
             content["source"],
@@ -270,30 +270,30 @@ def read_manifest(weights: Path) -> Manifest:
             content.get("quality", []),
         )
     except KeyError as error:
-        raise ModelError(f"{weights / 'manifest.json'} has no {error}: {mend}") from error
+        raise ModelError(f"{weights / 'manifest.json'} has no {error}: {fix}") from error
 
 
 def total_bytes(manifest: Manifest) -> int:
-    """Bytes of all files that have a checksum."""
+    """Return the total size of all files that have a checksum."""
     return sum(entry["bytes"] for entry in manifest.files.values() if "sha256" in entry)
 
 
 def check(weights: Path, progress: Callable[[int], None] = lambda _: None) -> Iterable[str]:
-    """Compares every file with the manifest; yields one line for each difference, with what would mend it."""
+    """Compare every file with the manifest. Yields one line for each difference, with the command that fixes it."""
     manifest = read_manifest(weights)
-    mend = f"run: {convert_command(manifest.source, _workspace_of(weights), manifest.ranks)}"
+    fix = f"run: {convert_command(manifest.source, _workspace_of(weights), manifest.ranks)}"
     for name, entry in manifest.files.items():
         file = weights / name
         if not file.is_file():
-            yield f"{file} is missing: {mend}"
+            yield f"{file} is missing: {fix}"
         elif file.stat().st_size != entry["bytes"]:
-            yield f"{file} has {file.stat().st_size} bytes where {entry['bytes']} were written: {mend}"
+            yield f"{file} has {file.stat().st_size} bytes, but {entry['bytes']} were written: {fix}"
         elif "sha256" in entry and sha256(file, progress) != entry["sha256"]:
-            yield f"{file} has another SHA-256 than when it was written: {mend}"
+            yield f"{file} has a different SHA-256 than when it was written: {fix}"
 
 
 def convert_command(source: str, destination: str | Path, ranks: int = 1) -> str:
-    """What a user types to make a workspace anew."""
+    """Return the command that creates a workspace again."""
     tp = f" --tp {ranks}" if ranks > 1 else ""
     return f"charonia convert {source} --dst-path {destination}{tp} --force"
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from .ebnf import is_lark
 from .tag_parts import NoTagError
 
 # A class or a text whose end is missing reaches to the end of all, so that none is looked for twice: time is linear.
@@ -17,6 +18,7 @@ _TEXT = r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|(?P<open_text>\\?\Z))'
 _CHARS = re.compile(r"\\.|.", re.DOTALL)
 _IN_REGEX = re.compile(rf"{_CLASS}|{_CHARS.pattern}", re.DOTALL)
 _IN_EBNF = re.compile(rf"{_TEXT}|{_CLASS}|#[^\n]*", re.DOTALL)
+_LARK_REGEX = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 _CODES = tuple("\\" + letter for letter in "xuUpPcNk0123456789")  # escapes of more than one character
 _WIDE_FORMATS = ("email", "uri", "uri-reference", "uri-template")
 
@@ -29,8 +31,7 @@ def check(kind: str, guide: str, marks: Sequence[str]) -> None:
         elif kind == "regex":
             found = _can_make(_regex_parts(guide), mark)
         else:
-            macros = re.search("Token|TagDispatch", guide)
-            found = bool(macros) or _can_make(_ebnf_parts(guide), mark)
+            found = _grammar_can_make(guide, mark)
         if found:
             raise NoTagError(f"beside tools no text may have {mark} in it, which begins a call, and this one can")
 
@@ -40,9 +41,7 @@ def check_bare(kind: str, guide: str, bracket: str) -> None:
     "[", lists in Python."""
     if bracket == "[":
         if kind in ("regex", "ebnf_grammar"):
-            found = bool(re.search("Token|TagDispatch", guide)) or _can_make(
-                _regex_parts(guide) if kind == "regex" else _ebnf_parts(guide), "[(="
-            )
+            found = _can_make(_regex_parts(guide), "[(=") if kind == "regex" else _grammar_can_make(guide, "[(=")
         else:
             found = kind == "choice" and any(one.lstrip().startswith("[") for one in json.loads(guide))
         if found:
@@ -52,9 +51,8 @@ def check_bare(kind: str, guide: str, bracket: str) -> None:
             )
         return
     if kind in ("regex", "ebnf_grammar"):
-        found = bool(re.search("Token|TagDispatch", guide)) or _can_make(
-            _regex_parts(guide) if kind == "regex" else _ebnf_parts(guide), '{"name"'
-        )
+        mark = '{"name"'
+        found = _can_make(_regex_parts(guide), mark) if kind == "regex" else _grammar_can_make(guide, mark)
     elif kind == "choice":
         found = any(one.lstrip().startswith("{") for one in json.loads(guide))
     else:
@@ -107,6 +105,17 @@ def _keyword(schema: Mapping[str, Any], mark: str) -> str:
     if isinstance(names, Mapping) and any(_can_make(_regex_parts(one), mark) for one in names):
         return "patternProperties"
     return ""
+
+
+def _grammar_can_make(grammar: str, mark: str) -> bool:
+    """The same for a grammar, in EBNF or in Lark."""
+    parts = _ebnf_parts(grammar)
+    if is_lark(grammar):
+        if re.search(r"%(json|regex|import|override|extend)|[~&]|\.\.|<\[", grammar):
+            return True
+        for expression in _LARK_REGEX.findall(grammar):
+            parts |= _regex_parts(expression)
+    return "Token(" in grammar or _can_make(parts, mark)
 
 
 def _can_make(parts: Collection[str], mark: str) -> bool:

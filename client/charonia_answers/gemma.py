@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .ebnf import literal
 from .scanners import GEMMA_VALUE, GEMMA_WORD, MAX_WORD
 from .schemas import UnsupportedSchemaError, target_of, values_of
 
@@ -41,6 +40,11 @@ def any_object(quote: str, token: int | None) -> str:
 def object_of(schema: Mapping[str, Any], quote: str, token: int | None) -> str:
     """Raises UnsupportedSchemaError."""
     return _Writer(schema, quote, token).write()
+
+
+def literal(text: str) -> str:
+    """A text in EBNF."""
+    return '"' + re.sub(r'["\\\x00-\x1f\x7f]', lambda found: f"\\x{ord(found.group()):02x}", text) + '"'
 
 
 def _quote(quote: str, token: int | None) -> str:

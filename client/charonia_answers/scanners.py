@@ -14,7 +14,7 @@ import sys
 from typing import Protocol
 
 # generated: request limits, from definitions/ by `make generate`
-# levels of JSON, the gateway's own limit: what takes values apart level by level needs Python's stack for each
+# nesting levels of JSON, because recursive functions need Python's stack for each level; the gateway has the same limit
 MAX_DEPTH = 200
 # end of generated: request limits
 MAX_WORD = 256  # characters of a key or a number that Gemma writes without quotes

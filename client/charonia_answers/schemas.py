@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ _DEFINITIONS = ("$defs", "definitions")
 # Keywords whose values are schemas by name, and those whose values are none.
 _BY_NAME = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependencies")
 _VALUES = ("enum", "const", "default", "examples", "required")
+_ANY = "any-json"
+_ANY_REFERENCE = f"#/$defs/{_ANY}"
 _MAX_REFERENCE = 256  # characters
 _MAX_VISITS = 10_000
 
@@ -155,3 +158,50 @@ def references(schema: Any) -> Iterator[str]:
                     waiting += value.values()
                 elif key not in _VALUES:
                     waiting.append(value)
+
+
+def without_characters(schema: Any, characters: str) -> Any:
+    """The same schema, whose strings and names of properties have none of some ASCII characters. Patterns, values and
+    formats stay as they are: the caller checks them."""
+    pattern = f"^[^{re.escape(characters)}]*$"
+    needs_any = False
+
+    def changed(one: Any) -> Any:
+        nonlocal needs_any
+        if not isinstance(one, Mapping):
+            needs_any |= one is True
+            return {"$ref": _ANY_REFERENCE} if one is True else one
+        out = dict(one)
+        for key, value in one.items():
+            if key in _BY_NAME and isinstance(value, Mapping):
+                out[key] = {name: changed(inner) for name, inner in value.items()}
+            elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+                out[key] = [changed(inner) for inner in value]
+            elif key in ("items", "additionalProperties"):
+                out[key] = changed(value)
+        kinds = out.get("type")
+        kinds = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else None
+        if kinds is None and not any(key in out for key in ("$ref", "anyOf", "oneOf", "allOf", "const", "enum")):
+            needs_any = True
+            return {**out, "$ref": _ANY_REFERENCE}
+        kinds = kinds or set()
+        if "string" in kinds and not any(key in out for key in ("pattern", "const", "enum", "format")):
+            out["pattern"] = pattern
+        if "array" in kinds:
+            out.setdefault("items", changed(True))
+        if "object" in kinds and "properties" not in out and "patternProperties" not in out:
+            out["patternProperties"] = {pattern: out.get("additionalProperties", changed(True))}
+            out["additionalProperties"] = False
+        return out
+
+    made = changed(schema)
+    if needs_any:
+        reference = {"$ref": _ANY_REFERENCE}
+        options = [
+            {"type": ["null", "boolean", "number"]},
+            {"type": "string", "pattern": pattern},
+            {"type": "array", "items": reference},
+            {"type": "object", "patternProperties": {pattern: reference}, "additionalProperties": False},
+        ]
+        made["$defs"] = {**made.get("$defs", {}), _ANY: {"anyOf": options}}
+    return made

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .schemas import without_characters
+
 Format = dict[str, Any]
 
 ANY_TEXT: Format = {"type": "any_text"}
-# White space as models like it, and no more: small ones go on with it for ever.
-_JSON = {"type": "json_schema", "max_whitespace_cnt": 1}
-ANY_OBJECT: Format = {**_JSON, "json_schema": {"type": "object"}}
+ANY_OBJECT: Format = {"type": "json_schema", "json_schema": {"type": "object"}}
 
 
 class NoTagError(ValueError):
@@ -22,9 +22,14 @@ def const(value: str) -> Format:
 
 
 def json_of(schema: Any, name: str, without: Sequence[str] = ()) -> Format:
-    """JSON that follows a schema. name: what errors call that. without: what no text in it holds."""
-    excludes = {"excludes": list(without)} if without else {}
-    return {**_JSON, **excludes, "name": name, "json_schema": schema}
+    """JSON that follows a schema. name: its name in errors. without: no string has the first characters of these."""
+    first = "".join(sorted({text[0] for text in without if text}))
+    return {"type": "json_schema", "name": name, "json_schema": without_characters(schema, first) if first else schema}
+
+
+def choice(values: Iterable[str]) -> Format:
+    """One of some texts."""
+    return {"type": "choice", "values": list(values)}
 
 
 def any_text(*excludes: str) -> Format:

@@ -1,8 +1,7 @@
-"""Structural tags, of which the engine makes a grammar: for calls that are forced, for arguments that follow a schema,
-and for a text that follows reasoning. They are made of the same descriptions by which the parser reads the answer.
+"""Formats of responses, which become grammars: for calls that are forced, for arguments that follow a schema, and for a
+text that follows reasoning. The parser reads the response by the same descriptions.
 
-A tag is xgrammar's, with a few words of the engine's own: `called` and `name` say what errors call the tag or a schema
-in it, and `"space": "free"` that white space at the beginning means nothing.
+A format is one of xgrammar's structural tags. Its `name` is the name of a schema in errors.
 """
 
 from __future__ import annotations
@@ -14,17 +13,29 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import beside_calls, gemma, xml
-from .ebnf import literal
 from .formats import CallFormat, Frame, ReasoningFormat
+from .lark import grammars_of
 from .parser import MAX_NAME, PYTHON_NAME
 from .schemas import UnsupportedSchemaError
-from .tag_parts import ANY_OBJECT, Format, NoTagError, any_text, const, either, json_of, optional, sequence, star
+from .tag_parts import (
+    ANY_OBJECT,
+    Format,
+    NoTagError,
+    any_text,
+    choice,
+    const,
+    either,
+    json_of,
+    optional,
+    sequence,
+    star,
+)
 
 # What the prompt says of reasoning: the answer may have some, goes on with it, or has none.
 ReasoningState = Literal["possible", "open", "none"]
 
-_SPACE_AFTER_TOKEN: Format = {"type": "regex", "pattern": " ?"}  # SentencePiece's, after a special token
-_SPACE_AFTER_REASONING: Format = {"type": "regex", "pattern": "[ \\n]{0,4}"}
+_SPACE_AFTER_TOKEN = optional(const(" "))  # SentencePiece's, after a special token
+_SPACE_AFTER_REASONING = optional({"type": "regex", "pattern": "[ \\n]{1,4}"})
 # What a name that stands without quotes cannot hold.
 _NO_NAME = {"named": re.compile(r"[\s\[{\"]"), "gemma": re.compile(r"[\s\[{\"]"), "xml": re.compile(r"[\s<>]")}
 _NUMBER: Format = {"type": "regex", "pattern": "[0-9]{1,4}"}
@@ -86,7 +97,7 @@ class Tags:
             return made
         schema = json.loads(guide) if guide else ANY_OBJECT["json_schema"]
         beside_calls.check_json(schema, marks)
-        return {**made, "excludes": marks}
+        return json_of(schema, called, marks)
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> Format:
         """Calls and nothing else. several: more than one may come."""
@@ -112,8 +123,12 @@ class Tags:
             return sequence([text, rest])
         # A text that begins with the bracket is a call; and one that begins like markup is that.
         first = "".join(re.escape(char) for char in sorted({self._calls.bracket, *(mark[0] for mark in marks)}))
-        begun = sequence([{"type": "regex", "pattern": f"[ \\t\\r\\n]*[^{first} \\t\\r\\n]"}, text])
-        return either([self.forced(functions, several=several), sequence([optional(begun), rest])])
+        begun: Format = {"type": "regex", "pattern": f"[ \\t\\r\\n]*[^{first} \\t\\r\\n]"}
+        return either([self.forced(functions, several=several), sequence([begun, text, rest]), rest])
+
+    def guide(self, format: Format, called: str) -> str:
+        """The format as the engine takes it. called: its name in errors."""
+        return grammars_of(format, called, self._tokens)
 
     def after_reasoning(self, format: Format, state: ReasoningState) -> Format:
         """The format, where reasoning may come before it, or does."""
@@ -147,9 +162,7 @@ class Tags:
         assert self._calls is not None
         middle = [*([const(":"), _NUMBER] if frame.numbered else []), *self._markup(frame.middle)]
         free = [self._calls.frame(one.name).name for one in functions if one.parameters is None]
-        # As a grammar: there may be many of them, and so they are shortest.
-        names = {"type": "grammar", "grammar": f"root ::= {' | '.join(map(literal, free))}"}
-        options = [sequence([names, *middle, self._arguments(None)])] if free else []
+        options = [sequence([choice(free), *middle, self._arguments(None)])] if free else []
         copies = xml.Copies()
         for one in functions:
             if one.parameters is not None:
@@ -223,15 +236,6 @@ class Tags:
         return parts
 
 
-def tag(format: Format, called: str) -> str:
-    """The structural tag as the engine takes it. called: what errors call it."""
-    return json.dumps(
-        {"type": "structural_tag", "called": called, "space": "free", "format": format},
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
-
-
 def guide_format(kind: str, guide: str, called: str) -> Format | None:
     """The format of a guide, as tensors of `guided_decoding` have it; None for one that is wrong, which the engine says
     best. called: what errors call a schema."""
@@ -250,8 +254,7 @@ def guide_format(kind: str, guide: str, called: str) -> Format | None:
     if kind == "json_schema" and isinstance(value, dict | bool):
         return json_of(value, called)
     if kind == "choice" and isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        # As a grammar: there may be many of them, and so they are shortest.
-        return {"type": "grammar", "grammar": f"root ::= {' | '.join(map(literal, value))}", "name": called}
+        return choice(value)
     if kind == "structural_tag" and isinstance(value, dict):
         return value["format"] if isinstance(value.get("format"), dict) else _of_structures(value)
     return None

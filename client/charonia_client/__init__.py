@@ -8,12 +8,10 @@ from charonia_client.errors import (
     DeadlineExceeded,
     NotReady,
     Overloaded,
-    Pending,
     ServerError,
     TooManyRounds,
     Unavailable,
     Unresponsive,
-    Unsupported,
 )
 from charonia_client.tls import Tls
 from charonia_client.tools import ToolResult, Tools, converse
@@ -41,7 +39,6 @@ __all__ = [
     "ModelMetadata",
     "NotReady",
     "Overloaded",
-    "Pending",
     "ServerError",
     "ServerMetadata",
     "Timings",
@@ -54,6 +51,5 @@ __all__ = [
     "Tools",
     "Unavailable",
     "Unresponsive",
-    "Unsupported",
     "converse",
 ]

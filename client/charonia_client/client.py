@@ -180,8 +180,7 @@ class Client:
         Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
         server, and a session drops the turn. `request_id` must be unique among the running requests; by default it is a
         new UUID. `timeout_s` is a limit for the whole call, the request's `timeout_ms` for its work on the server.
-        Raises
-        BadRequest, Overloaded, Pending, Unsupported, DeadlineExceeded, Unavailable or ServerError.
+        Raises BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())
         stream = self._begin(request, request_id)

@@ -19,34 +19,34 @@ class ScalarFields:
     timeout_ms: int | None = None
     # longest completion in tokens; unset: until session_len is reached; >= 1
     max_tokens: int | None = None
-    # end ids and stop words do not end the sequence before; >= 0
+    # minimum output tokens; before that, end ids and stop words do not end the sequence; >= 0
     min_tokens: int | None = None
     # 0 is greedy; >= 0; unset: the model's default, else 1
     temperature: float | None = None
-    # sample from the k tokens of highest probability; >= 0 (0: all tokens); unset: the model's default, else 0
+    # sample from the k most probable tokens; >= 0 (0: all tokens); unset: the model's default, else 0
     top_k: int | None = None
     # sample from the fewest tokens whose probabilities add up to it; in (0, 1]; unset: the model's default, else 1
     top_p: float | None = None
-    # minimum probability, relative to that of the most probable token; in [0, 1]; unset: the model's default, else 0
+    # minimum probability, relative to the most probable token; in [0, 1]; unset: the model's default, else 0
     min_p: float | None = None
-    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]; unset: the
-    # model's default, else 1
+    # for tokens of prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100];
+    # unset: the model's default, else 1
     repetition_penalty: float | None = None
     # subtracted from the logits of tokens that are in the output; in [-2, 2]
     presence_penalty: float | None = None
-    # subtracted from the logits of tokens for each time that they are in the output; in [-2, 2]
+    # subtracted from the logits of tokens for each occurrence in the output; in [-2, 2]
     frequency_penalty: float | None = None
-    # the same request with the same seed has the same tokens; unset: a fresh one for each request
+    # equal requests with the same seed give the same tokens; unset: a new seed for each request
     seed: int | None = None
     # end ids do not end the sequence
     ignore_eos: bool | None = None
-    # log probabilities of the tokens of the prompt from the second on, and of this many top tokens; unset: none;
+    # log probabilities of the prompt's tokens from the second one on, and of this many top tokens; unset: none;
     # in [0, 20]
     prompt_logprobs: int | None = None
     # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
     n: int | None = None
-    # sequences to sample, n at least; the n of largest mean log probability per token are returned, best first. More
-    # than n: only without streaming; in [1, 128]
+    # sequences to sample, at least n; the n sequences with the largest mean log probability per token are returned,
+    # best first. More than n: only without streaming; in [1, 128]
     best_of: int | None = None
 
 

@@ -1,8 +1,7 @@
 """The client's errors, and their creation from errors of Triton and gRPC.
 
 docs/contracts.md defines the prefixes of error texts. `[400] `: the caller's error. `[429] ` with `retry after N s`:
-overload. `[501] `: this server lacks a feature that the request needs. `[503] `: shutdown or unload; with `retry after
-N s`, a feature is not ready yet. `[504] `: the request's own time limit. Any other text is an error of the server.
+overload. `[503] `: shutdown or unload. `[504] `: the request's own time limit. Other errors are the server's own.
 """
 
 from __future__ import annotations
@@ -30,18 +29,6 @@ class Overloaded(CharoniaError):
 
 class Unavailable(CharoniaError):
     """The server cannot be reached, is shutting down, or broke off in mid-answer."""
-
-
-class Pending(CharoniaError):
-    """The server works, but a feature that this request needs is not ready yet. Retry after `retry_after` seconds."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class Unsupported(CharoniaError):
-    """The server works, but lacks a feature that this request needs. It must be installed there."""
 
 
 class NotReady(Unavailable):
@@ -95,10 +82,8 @@ def from_triton(message: str) -> CharoniaError:
             return BadRequest(body)
         case "429":
             return Overloaded(body, float(retry.group(1)) if retry else 1.0)
-        case "501":
-            return Unsupported(body)
         case "503":
-            return Pending(body, float(retry.group(1))) if retry else Unavailable(body)
+            return Unavailable(body)
         case "504":
             return DeadlineExceeded(body)
     if _FULL.search(text):

@@ -77,7 +77,9 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
             _numbers(message, name, datatype, [value])
     if request.guide is not None:
         if not isinstance(request.guide, Guide):
-            raise TypeError(f"guide = {request.guide!r} is not valid: create it with a function such as Guide.regex")
+            raise TypeError(
+                f"guide = {request.guide!r} is not valid: it is made by Guide.regex, Guide.json_schema or the like"
+            )
         _texts(message, "guided_decoding_guide_type", [request.guide.type.encode()])
         if request.guide.text:
             _texts(message, "guided_decoding_guide", [request.guide.text.encode()])

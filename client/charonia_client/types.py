@@ -25,32 +25,33 @@ class Guide:
 
     @classmethod
     def json(cls) -> Guide:
-        """Any JSON object."""
+        """Require any JSON object."""
         return cls("json")
 
     @classmethod
     def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Guide:
-        """A JSON value that is valid under the schema, which is a mapping or its JSON text."""
+        """Require a JSON value that is valid under the schema, a mapping or its JSON text."""
         return cls("json_schema", schema if isinstance(schema, str) else _json("json_schema", schema))
 
     @classmethod
     def regex(cls, expression: str) -> Guide:
-        """A text that the regular expression matches completely."""
+        """Require a text that the regular expression matches completely."""
         return cls("regex", expression)
 
     @classmethod
-    def grammar(cls, ebnf: str) -> Guide:
-        """A text of a grammar in EBNF with the start rule `root`."""
-        return cls("ebnf_grammar", ebnf)
+    def grammar(cls, text: str) -> Guide:
+        """Require a text of a grammar in Lark with the rule `start`. A server also accepts EBNF with the rule `root`."""
+        return cls("ebnf_grammar", text)
 
     @classmethod
     def structural_tag(cls, tag: str | Mapping[str, Any]) -> Guide:
-        """Tagged parts in free text, as xgrammar's structural tags describe them."""
+        """Require tagged parts in free text, by a structural tag of xgrammar. Only a server accepts it, not an Engine in
+        this process."""
         return cls("structural_tag", tag if isinstance(tag, str) else _json("structural_tag", tag))
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Guide:
-        """Exactly one of these texts."""
+        """Require a text from this list."""
         return cls("choice", _json("choice", _texts(texts)))
 
 

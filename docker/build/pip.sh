@@ -1,7 +1,7 @@
 #!/bin/sh
-# pip.sh VENV ARGUMENT...: the distribution's pip, for a virtual environment that has none. Build secrets, all optional:
+# pip.sh VENV ARGUMENT...: runs the distribution's pip for a virtual environment without pip. Build secrets, all optional:
 #   ca_bundle   certificates to trust, PEM
-#   pip_conf    a pip.conf, as with a private index
+#   pip_conf    a pip.conf, for example for a private index
 set -eu
 venv=$1
 shift

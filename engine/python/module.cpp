@@ -27,10 +27,10 @@
 #include "charonia/engine.h"
 #include "charonia/error.h"
 #include "charonia/types.h"
+#include "grammar/guide_compiler.h"
 #include "kernel_bench.h"
 #include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
-#include "runtime/guide_library.h"
 #include "runtime/settings.h"
 #include "runtime/stream_interval.h"
 #include "text/token_split.h"
@@ -199,8 +199,6 @@ const char* error_class(ErrorCode code) {
       return "OverloadedError";
     case ErrorCode::unavailable:
       return "EngineClosedError";
-    case ErrorCode::pending:
-      return "PendingError";
     case ErrorCode::deadline_exceeded:
       return "DeadlineExceededError";
     case ErrorCode::unsupported:
@@ -478,17 +476,8 @@ PYBIND11_MODULE(_engine, m) {
   bind_split(m);
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { registry().close(); }, py::call_guard<py::gil_scoped_release>()));
-  m.def(
-      "guide_library",
-      [] {
-        using State = runtime::GuideLibraryStatus::State;
-        const auto status = runtime::guide_library_status();
-        return py::make_tuple(status.state == State::there       ? "there"
-                              : status.state == State::compiling ? "compiling"
-                                                                 : "missing",
-                              status.problem);
-      },
-      "Whether the library of structured output is there; and what is wrong and what to do, unless it is.");
+  m.def("schema_for_llguidance", &grammar::schema_for_llguidance, py::arg("schema"),
+        "The text of a JSON schema as llguidance gets it. Raises InvalidRequestError.");
   py::class_<EngineHolder>(m, "Engine", "A loaded model; see engine/include/charonia/engine.h.")
       .def(py::init<const std::filesystem::path&, const Settings&>(), py::arg("weights_dir"),
            py::arg("overrides") = Settings{})

@@ -1,6 +1,7 @@
-// Structured output in the engine: a request waits for its grammar, others do not, and the text is what was asked for.
+// Structured output in the engine: a request waits for its grammar, others do not, and the text has the requested form.
 #include <regex>
 #include <string>
+#include <vector>
 
 #include "engine_fixture.h"
 
@@ -11,14 +12,14 @@ using testing::Collector;
 using testing::error_of;
 using testing::request;
 
-// Some seconds of compiling.
-std::string slow() {
-  std::string out = "root ::= a0\n";
-  for (int i = 0; i < 1200; ++i) {
-    const auto next = "a" + std::to_string((i + 1) % 1200);
-    out += "a" + std::to_string(i) + " ::= [a-z]{0,90} | " + next + " \"x\" " + next + "\n";
+// A schema with many schemas inside one another, which llguidance compiles by recursion.
+std::string deep(int levels) {
+  std::string out = R"({"$ref": "#/$defs/a0", "$defs": {)";
+  for (int i = 0; i < levels; ++i) {
+    out += "\"a" + std::to_string(i) + R"(": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a)" +
+           std::to_string(i + 1) + "\"}}},";
   }
-  return out;
+  return out + "\"a" + std::to_string(levels) + R"(": {"type": "null"}}})";
 }
 
 class EngineGuideTest : public testing::EngineFixture {
@@ -127,34 +128,31 @@ TEST_P(EngineGuideTest, WhatContradictsAGuideIsRejectedAtOnce) {
             "structural_tag, choice");
 }
 
-TEST_P(EngineGuideTest, OthersGoOnWhileAGrammarIsCompiledAndItCanBeCancelled) {
+TEST_P(EngineGuideTest, ADeepSchemaIsCompiledOnALargeStack) {
   const auto one = engine({{"guide_max_bytes", "1000000"}});
-  Collector waiting, cancelled, other;
-  one->submit(guided(GuideType::ebnf_grammar, slow()), waiting.callback());
-  const auto handle = one->submit(guided(GuideType::ebnf_grammar, slow()), cancelled.callback());
-  auto timed = guided(GuideType::ebnf_grammar, slow());
-  timed.timeout_ms = 1;
-  Collector late(*one, timed);
-  one->submit(request({1, 2}, 50), other.callback());
-  EXPECT_EQ(other.tokens().size(), 50U);
-  Collector quick(*one, guided(GuideType::regex, "abc"));
-  EXPECT_EQ(quick.text(), "abc");
-  EXPECT_FALSE(waiting.ended());
-  EXPECT_TRUE(one->cancel(handle));
-  EXPECT_EQ(cancelled.last().finish_reason, FinishReason::cancelled);
-  EXPECT_EQ(late.last().error_code, ErrorCode::deadline_exceeded);
-  one->close();
-  EXPECT_EQ(waiting.last().finish_reason, FinishReason::cancelled);
-}
-
-TEST_P(EngineGuideTest, AGrammarThatTakesTooLongIsRejectedAndTheNextDoesNotWaitForIt) {
-  const auto one = engine({{"guide_max_bytes", "1000000"}, {"guide_timeout_s", "0.2"}});
-  Collector slow_one, next;
-  one->submit(guided(GuideType::ebnf_grammar, slow()), slow_one.callback());
-  EXPECT_EQ(slow_one.last().error_code, ErrorCode::invalid_argument);
-  EXPECT_NE(slow_one.last().error.find("guide_timeout_s"), std::string::npos) << slow_one.last().error;
+  Collector out;
+  one->submit(guided(GuideType::json_schema, deep(5000)), out.callback());
+  EXPECT_NE(out.last().finish_reason, FinishReason::stop);  // the vocabulary has no brackets
+  Collector next;
   one->submit(guided(GuideType::regex, "abc"), next.callback());
   EXPECT_EQ(next.text(), "abc");
+}
+
+TEST_P(EngineGuideTest, ARequestThatWaitsForItsGrammarCanBeCancelled) {
+  const auto one = engine({{"guide_max_bytes", "1000000"}});
+  std::vector<Collector> waiting(8);
+  for (auto& out : waiting) {
+    const auto handle = one->submit(guided(GuideType::json_schema, deep(2000)), out.callback());
+    one->cancel(handle);
+  }
+  for (auto& out : waiting) EXPECT_NE(out.last().finish_reason, FinishReason::stop);
+  Collector other;
+  one->submit(request({1, 2}, 50), other.callback());
+  EXPECT_EQ(other.tokens().size(), 50U);
+  Collector last;
+  one->submit(guided(GuideType::json_schema, deep(2000)), last.callback());
+  one->close();
+  EXPECT_NE(last.last().finish_reason, FinishReason::none);
 }
 
 }  // namespace

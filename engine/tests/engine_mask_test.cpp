@@ -116,57 +116,6 @@ TEST_P(EngineMaskTest, NoTokenAndAnExceptionAreErrorsThatSaySo) {
   one->check_integrity();
 }
 
-TEST_P(EngineMaskTest, LateMasksDelayNoOtherSequence) {
-  const auto one = engine({{"max_batch_size", "32"}});
-  const auto step = [](TokenId token, std::span<const TokenId> output) {
-    return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
-  };
-  std::atomic<bool> held = true;
-  const auto late = [&](TokenId token, std::span<const TokenId> output) {
-    held.wait(true);
-    return step(token, output);
-  };
-  std::vector<std::unique_ptr<Collector>> slow;
-  for (TokenId i = 0; i < 12; ++i) {
-    slow.push_back(std::make_unique<Collector>());
-    one->submit(masked({1, 2, i % kVocab}, 12, late), slow.back()->callback());
-  }
-  Collector cheap, other;
-  one->submit(masked({6, 7}, 30, step), cheap.callback());
-  one->submit(request({3, 4, 5}, 50), other.callback());
-  other.wait();
-  held = false;
-  held.notify_all();
-  EXPECT_EQ(other.tokens(), alone(request({3, 4, 5}, 50)));
-  EXPECT_EQ(cheap.tokens().size(), 30U);
-  std::vector<TokenId> expected{5};
-  while (expected.size() < 12) expected.push_back((expected.back() + 3) % kVocab);
-  for (const auto& out : slow) EXPECT_EQ(out->tokens(), expected);
-  one->check_integrity();
-}
-
-TEST_P(EngineMaskTest, ASequenceWhoseMaskIsLateCanBeCancelled) {
-  const auto one = engine();
-  std::atomic<bool> held = true;
-  auto asked = masked({1, 2}, 50, [&](TokenId token, std::span<const TokenId> output) {
-    if (output.size() == 3) held.wait(true);
-    return token > 0;
-  });
-  Collector out, other, after;
-  const auto handle = one->submit(std::move(asked), out.callback());
-  out.wait_for(3);
-  one->submit(request({3}, 5), other.callback());
-  other.wait();  // steps go on without the masked sequence
-  one->cancel(handle);
-  EXPECT_EQ(out.last().finish_reason, FinishReason::cancelled);
-  EXPECT_EQ(out.tokens().size(), 3U);
-  one->submit(request({3}, 5), after.callback());
-  EXPECT_EQ(after.tokens().size(), 5U);
-  one->check_integrity();
-  held = false;
-  held.notify_all();
-}
-
 // The provider must live until its call has returned; records when it is destroyed.
 class SlowMask : public TokenMaskProvider {
  public:

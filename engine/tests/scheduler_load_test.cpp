@@ -122,7 +122,6 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   void leave(SeqId id) {
     ASSERT_TRUE(scheduler_.remove(id));
     clients_.erase(id);
-    held_.erase(id);
     steps_since_end_ = 0;
   }
 
@@ -164,35 +163,9 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     }
   }
 
-  // Holds some of the sequences without placeholder for a while.
-  void hold_and_resume() {
-    for (const auto& [id, client] : clients_) {
-      if (holds_() % 500 == 0 && scheduler_.tokens(id).back() >= 0) {
-        scheduler_.hold(id);
-        held_.insert(id);
-      } else if (holds_() % 3 == 0) {
-        scheduler_.resume(id);
-        held_.erase(id);
-      }
-    }
-    ASSERT_NO_THROW(scheduler_.check_integrity());
-  }
-
-  // Samples of the step in flight that failed: their sequences are held.
-  void lose_samples() {
-    auto sampled = in_flight_->result.sampled.begin();
-    for (const auto& part : in_flight_->plan.seqs) {
-      if (!part.samples) continue;
-      auto& token = *sampled++;
-      if (holds_() % 80 != 0 || !clients_.contains(part.id)) continue;
-      token = kNotSampled;
-      held_.insert(part.id);
-    }
-  }
-
   // Appends some of the next tokens, as in structured output; perhaps all of them.
   void append_known(SeqId id) {
-    if (held_.contains(id) || appends_() % 4 != 0) return;
+    if (appends_() % 4 != 0) return;
     const auto& expected = clients_.at(id).expected;
     const auto begin = scheduler_.tokens(id).size();
     const auto end = std::min(expected.size(), begin + 1 + appends_() % 8);
@@ -205,7 +178,6 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
 
   // planned: the next step is already planned.
   void settle(bool planned) {
-    if (!planned && holds_any_) lose_samples();
     const auto settled = std::exchange(in_flight_, std::nullopt);
     scheduler_.resolve(settled->plan, settled->result.sampled);
     ASSERT_NO_THROW(scheduler_.check_integrity());
@@ -289,8 +261,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
       ++impossible_;
       leave(id);
     }
-    EXPECT_TRUE(!plan->empty() || clients_.size() == held_.size() || in_flight_);
-    EXPECT_TRUE(std::ranges::none_of(planned, [this](SeqId id) { return held_.contains(id); }));
+    EXPECT_TRUE(!plan->empty() || clients_.empty() || in_flight_);
     return plan;
   }
 
@@ -322,7 +293,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
 
   Load load_ = std::get<0>(GetParam());
   std::mt19937_64 random_{std::get<1>(GetParam())};
-  std::mt19937_64 times_{random_}, holds_{random_}, appends_{random_};
+  std::mt19937_64 times_{random_}, appends_{random_};
   std::unique_ptr<BlockManager> pool_;
   // Every second seed has no limit.
   StepTime step_time_{std::get<1>(GetParam()) % 2 == 0 ? 0 : -1, 0, load_.limits.token_budget};
@@ -332,8 +303,6 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   std::map<SeqId, Client> clients_;
   std::map<SeqId, Voice> voices_;
   std::vector<Session> sessions_;
-  std::set<SeqId> held_;
-  bool holds_any_ = false;
   std::optional<InFlight> in_flight_;
   SeqId next_id_ = 1;
   int steps_since_end_ = 0;
@@ -349,8 +318,6 @@ TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
       while (clients_.size() < 40 && one_in(burst ? 2 : 8)) arrive();
       maybe_one_leaves();
     }
-    holds_any_ = i > kSteps / 2;  // before, pools are as full as possible
-    if (holds_any_) hold_and_resume();
     run_step(std::get<2>(GetParam()));
     ASSERT_FALSE(HasFailure()) << "in step " << i;
     // In the worst case every running sequence reaches its second last token before the first of them ends.

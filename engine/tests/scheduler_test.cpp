@@ -381,21 +381,6 @@ TEST(Scheduler, PrefillOfHigherPriorityLeavesOneAppendedTokenOfEach) {
   EXPECT_EQ(plan.num_tokens, 10);
 }
 
-TEST(Scheduler, AppendedTokensAreRecomputedAfterHold) {
-  BlockManager pool(64, 4, false);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(2, 100), 40);
-  step(scheduler);
-  for (const TokenId token : {7, 8, 9}) scheduler.append(1, token);
-  scheduler.hold(1);
-  EXPECT_TRUE(step(scheduler).empty());
-  scheduler.resume(1);
-  const auto plan = step(scheduler);
-  ASSERT_EQ(plan.seqs.size(), 1U);
-  EXPECT_EQ(plan.seqs[0].num_tokens, 6);
-  EXPECT_FALSE(plan.seqs[0].forced) << "the rest must be ordinary prefill";
-}
-
 TEST(Scheduler, AppendingToAFullOrPendingSequenceIsAnError) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 100}, pool);

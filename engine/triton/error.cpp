@@ -25,7 +25,6 @@ TRITONSERVER_Error_Code code_of(const std::exception& error) {
       return TRITONSERVER_ERROR_INVALID_ARG;
     case ErrorCode::resource_exhausted:
     case ErrorCode::unavailable:
-    case ErrorCode::pending:
     case ErrorCode::deadline_exceeded:
       return TRITONSERVER_ERROR_UNAVAILABLE;
     case ErrorCode::unsupported:
@@ -44,13 +43,11 @@ const char* prefix_of(const std::exception& error) {
       return "[400] ";
     case ErrorCode::resource_exhausted:
       return "[429] ";
-    case ErrorCode::unsupported:
-      return "[501] ";
     case ErrorCode::unavailable:
-    case ErrorCode::pending:
       return "[503] ";
     case ErrorCode::deadline_exceeded:
       return "[504] ";
+    case ErrorCode::unsupported:
     case ErrorCode::internal:
       break;
   }

@@ -57,9 +57,8 @@ void log_error(const std::string& text);
 // An error for the server, when it loads or unloads a model. The text is what().
 ErrorPtr to_triton(const std::exception& error);
 
-// An error for a client. The text begins with `[400] ` for an invalid request, `[429] ` for overload, `[501] ` if the
-// server lacks a part that the request needs, `[503] ` if the engine ends or a part is not ready yet, and `[504] ` if
-// the request's time limit was reached. Other errors have no prefix.
+// An error for a client. Its text begins with `[400] ` if the request is wrong, `[429] ` if the server is overloaded,
+// `[503] ` if the engine is shutting down, and `[504] ` if the request's own time ran out. Other errors have no prefix.
 ErrorPtr to_client(const std::exception& error);
 // The text of to_client().
 std::string client_text(const std::exception& error);

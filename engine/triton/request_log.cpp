@@ -35,7 +35,6 @@ const char* kind_of(const std::exception& error) {
     case ErrorCode::unsupported: return "unsupported";
     case ErrorCode::resource_exhausted: return "resource_exhausted";
     case ErrorCode::unavailable: return "unavailable";
-    case ErrorCode::pending: return "pending";
     case ErrorCode::deadline_exceeded: return "deadline_exceeded";
     case ErrorCode::internal: break;
   }

@@ -26,7 +26,6 @@ _ERRORS = {
     413: "the body is too large",
     415: "the body is not JSON",
     429: "a limit of the key is reached, or the server is overloaded; Retry-After says when to retry",
-    501: "the server has no structured output: its library is missing or cannot be opened",
     503: "Triton or the engine is not available or is shutting down; Retry-After says when to retry",
     504: "the request's own `timeout` ran out",
 }

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, Overloaded, Pending, Unavailable, Unsupported
+from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, Overloaded, Unavailable
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -143,12 +143,6 @@ def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) ->
             return ApiError(
                 429, text, type="rate_limit_error", code="overloaded", headers={"Retry-After": str(seconds)}
             )
-        case Pending():
-            return unavailable(text, math.ceil(error.retry_after), code="not_ready_yet")
-        case Unsupported():
-            # Only the server's operator can fix that. OpenAI's and Anthropic's clients retry after other 5xx.
-            headers = {"x-should-retry": "false"}
-            return ApiError(501, text, type="server_error", code="not_installed", headers=headers)
         case DeadlineExceeded():
             return ApiError(504, text, type="timeout_error", code="deadline_exceeded")
         case NotLoaded():

@@ -15,13 +15,13 @@ class GatewayFields(BaseSettings):
         "charonia",
         min_length=1,
         validation_alias=AliasChoices("charonia_model_name", "model_name"),
-        description="name under which clients ask for the model",
+        description="name of the model for clients",
     )
     more_models: str = Field(
         "",
         validation_alias=AliasChoices("charonia_gateway_more_models", "more_models"),
-        description="models beside CHARONIA_MODEL_NAME that the same Triton servers have, separated by commas: NAME, "
-        "or NAME=LABEL where their models in Triton are ensemble.LABEL and so on; default: none; "
+        description="further models of the same Triton servers besides CHARONIA_MODEL_NAME, separated by commas: "
+        "NAME, or NAME=LABEL if their Triton models are called ensemble.LABEL and so on; default: none; "
         "`charonia serve` sets it",
     )
     host: str = Field(
@@ -53,7 +53,7 @@ class GatewayFields(BaseSettings):
         "",
         validation_alias=AliasChoices("charonia_triton_endpoints", "triton_endpoints"),
         description="Triton servers of the same model, separated by commas: HOST:PORT of gRPC, or dns:///HOST:PORT "
-        "for every address of a name; default: the one of CHARONIA_TRITON_HOST and CHARONIA_GRPC_PORT",
+        "for every address of a name; default: CHARONIA_TRITON_HOST and CHARONIA_GRPC_PORT",
     )
     endpoint_check_interval_s: float = Field(
         1,
@@ -65,7 +65,8 @@ class GatewayFields(BaseSettings):
         2,
         gt=0,
         validation_alias=AliasChoices("charonia_endpoint_check_timeout_s", "endpoint_check_timeout_s"),
-        description="maximum time for an answer to a check, in seconds; a server that misses three in a row is down",
+        description="maximum time in seconds for the response to a check; a server is down after three checks without"
+        " a response",
     )
     workers: int = Field(
         0,
@@ -92,76 +93,75 @@ class GatewayFields(BaseSettings):
         1000,
         ge=0,
         validation_alias=AliasChoices("charonia_gateway_max_responses", "max_responses"),
-        description="maximum number of answers of /v1/responses that are stored for clients which ask for it; 0: none"
-        " is stored",
+        description="maximum number of stored responses of /v1/responses, for clients that request it; 0: none",
     )
     max_response_bytes: int = Field(
         67108864,
         ge=1024,
         validation_alias=AliasChoices("charonia_gateway_max_response_bytes", "max_response_bytes"),
-        description="maximum bytes of all stored answers with their conversations; the oldest are forgotten first",
+        description="maximum bytes of all stored responses with their conversations; the oldest are deleted first",
     )
     response_ttl_s: float = Field(
         3600,
         gt=0,
         validation_alias=AliasChoices("charonia_gateway_response_ttl_s", "response_ttl_s"),
-        description="seconds after which a stored answer is forgotten",
+        description="seconds after which a stored response is deleted",
     )
     request_timeout_s: float = Field(
         0,
         ge=0,
         validation_alias=AliasChoices("charonia_gateway_request_timeout_s", "request_timeout_s"),
-        description="maximum time for one answer in seconds, after which it ends with status 504; 0 for no limit",
+        description="maximum time in seconds for one response, which then ends with status 504; 0: no limit",
     )
     heartbeat_s: float = Field(
         15,
         ge=0,
         validation_alias=AliasChoices("charonia_gateway_heartbeat_s", "heartbeat_s"),
-        description="seconds of silence after which a stream sends a heartbeat, below what proxies wait; 0 for none",
+        description="seconds of silence after which a stream sends a heartbeat; less than the timeout of proxies; 0: "
+        "no heartbeat",
     )
     read_timeout_s: float = Field(
         60,
         ge=0,
         le=86400,
         validation_alias=AliasChoices("charonia_gateway_read_timeout_s", "read_timeout_s"),
-        description="seconds for which a request may take to arrive, body included, before its connection ends with "
-        "408, 0 for any",
+        description="seconds in which a request with its body must arrive, otherwise its connection ends with 408; 0:"
+        " no limit",
     )
     page: bool = Field(
         True,
         validation_alias=AliasChoices("charonia_gateway_page", "page"),
-        description="the chat page at /",
+        description="whether to serve the chat page at /",
     )
     allowed_origins: str = Field(
         "",
         validation_alias=AliasChoices("charonia_gateway_allowed_origins", "allowed_origins"),
         description="origins of web pages that may use the gateway, such as https://chat.example.com, separated by "
-        "commas; * for all; default: only its own, under an IP address or localhost",
+        "commas; *: all; default: only its own page, at an IP address or localhost",
     )
     keys_file: Path | None = Field(
         None,
         validation_alias=AliasChoices("charonia_gateway_keys_file", "keys_file"),
-        description="file of the API keys, as `charonia keys` writes it; it is read again when it changes; default: "
-        "no key is asked for",
+        description="file of API keys, written by `charonia keys`; it is read again when it changes; default: no key "
+        "is required",
     )
     cache_by_key: bool = Field(
         True,
         validation_alias=AliasChoices("charonia_gateway_cache_by_key", "cache_by_key"),
-        description="each API key finds in the prefix cache only what its own requests computed; false: all keys "
-        "share it, and each can find out which prompts others have sent",
+        description="each API key uses only its own entries of the prefix cache; false: all keys share the cache, and"
+        " can find out which prompts others have sent",
     )
     redis_url: str = Field(
         "",
         validation_alias=AliasChoices("charonia_gateway_redis_url", "redis_url"),
         description="Redis or Valkey in which several processes or gateways share the limits of keys, stored "
-        "responses and the servers of sessions: redis://HOST:PORT; default: one process keeps it in "
-        "memory",
+        "responses and the servers of sessions: redis://HOST:PORT; default: in memory, with one process",
     )
     tls_cert: Path | None = Field(
         None,
         validation_alias=AliasChoices("charonia_gateway_tls_cert", "tls_cert"),
-        description="TLS of REST: the certificate with its chain, a PEM file; it is read again when it changes, as "
-        "the next two are; default: REST without TLS",
+        description="TLS of REST: the certificate with its chain, a PEM file; this and the next two files are read "
+        "again when they change; default: REST without TLS",
     )
     tls_key: Path | None = Field(
         None,
@@ -171,24 +171,24 @@ class GatewayFields(BaseSettings):
     tls_client_ca: Path | None = Field(
         None,
         validation_alias=AliasChoices("charonia_gateway_tls_client_ca", "tls_client_ca"),
-        description="TLS of REST: clients need a certificate of one of these, a PEM file; default: no certificate is "
-        "asked for",
+        description="TLS of REST: clients need a certificate of one of these authorities, a PEM file; default: no "
+        "client certificate is required",
     )
     triton_tls: bool = Field(
         False,
         validation_alias=AliasChoices("charonia_triton_tls", "triton_tls"),
-        description="TLS to Triton's gRPC; each of the next four means it too",
+        description="TLS to Triton's gRPC; each of the next four settings implies it",
     )
     triton_tls_ca: Path | None = Field(
         None,
         validation_alias=AliasChoices("charonia_triton_tls_ca", "triton_tls_ca"),
-        description="TLS to Triton's gRPC: certificates that the server's comes from, a PEM file, read at the start; "
+        description="TLS to Triton's gRPC: authorities of the server's certificate, a PEM file, read at the start; "
         "default: public ones",
     )
     triton_tls_cert: Path | None = Field(
         None,
         validation_alias=AliasChoices("charonia_triton_tls_cert", "triton_tls_cert"),
-        description="TLS to Triton's gRPC: the gateway's own certificate, for a server that asks for one; default: "
+        description="TLS to Triton's gRPC: the gateway's own certificate, for a server that requires one; default: "
         "none",
     )
     triton_tls_key: Path | None = Field(
@@ -199,14 +199,15 @@ class GatewayFields(BaseSettings):
     triton_tls_name: str = Field(
         "",
         validation_alias=AliasChoices("charonia_triton_tls_name", "triton_tls_name"),
-        description="TLS to Triton's gRPC: whom the server's certificate is for; default: the host of its address",
+        description="TLS to Triton's gRPC: expected host name in the server's certificate; default: the host of its "
+        "address",
     )
     write_timeout_s: float = Field(
         60,
         ge=0,
         le=86400,
         validation_alias=AliasChoices("charonia_gateway_write_timeout_s", "write_timeout_s"),
-        description="seconds for which a client may take nothing of what is sent before its connection ends, 0 for any",
+        description="seconds without progress in sending after which a client's connection is closed; 0: no limit",
     )
     shutdown_timeout_s: float = Field(
         30,
@@ -214,7 +215,7 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices(
             "charonia_gateway_shutdown_timeout_s", "charonia_drain_timeout_s", "shutdown_timeout_s"
         ),
-        description="seconds that running answers have to end after SIGTERM; no new request is taken meanwhile",
+        description="seconds that running responses have to end after SIGTERM; new requests are rejected meanwhile",
     )
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         "info",
@@ -225,7 +226,7 @@ class GatewayFields(BaseSettings):
         "",
         pattern="^(https?://.+)?$",
         validation_alias=AliasChoices("charonia_tracing_endpoint", "tracing_endpoint"),
-        description="collector that gets traces by OTLP over HTTP, such as http://collector:4318; default: none",
+        description="collector that receives traces by OTLP over HTTP, such as http://collector:4318; default: none",
     )
     access_log: bool = Field(
         False,
@@ -240,5 +241,5 @@ class GatewayFields(BaseSettings):
     log_prompts: bool = Field(
         False,
         validation_alias=AliasChoices("charonia_log_prompts", "log_prompts"),
-        description="with access_log, log the text of prompts and answers; otherwise no log has such text",
+        description="with access_log, log the text of prompts and responses; otherwise no log contains it",
     )

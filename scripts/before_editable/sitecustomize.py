@@ -1,4 +1,4 @@
-"""With this folder's copy on PYTHONPATH, the package charonia beside it comes before an editable installation."""
+"""With a copy of this folder on PYTHONPATH, the charonia package next to it precedes an editable installation."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""deploy/ as Kubernetes would get it: rendered by kubectl's kustomize, and read as tests ask for it."""
+"""deploy/ as Kubernetes gets it: rendered by kubectl's kustomize, with accessors for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from missing_tools import missing_tool
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # each test reads all manifests: libyaml is ten times as fast
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
 
 GIB = 1 << 30
@@ -33,7 +33,7 @@ def bytes_of(quantity: str) -> int:
 
 @cache
 def kubectl() -> str:
-    """Its path; the test is skipped, with the reason, where none can be had."""
+    """Return the path of kubectl. Skips the test, with the reason, if there is none."""
     found = subprocess.run([ROOT / "scripts" / "get_kubectl.sh"], capture_output=True, text=True)
     if found.returncode:
         missing_tool(f"no kubectl: {found.stderr.strip().splitlines()[-1]}")
@@ -53,7 +53,7 @@ def render(folder: Path) -> Manifests:
 
 
 def write_overlay(folder: Path, bases: Sequence[Path], components: Sequence[Path] = (), **more: Any) -> Path:
-    """A kustomization of a user's own, in a folder of its own."""
+    """Write a user's kustomization to its own folder."""
     folder.mkdir(parents=True, exist_ok=True)
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -68,11 +68,11 @@ def write_overlay(folder: Path, bases: Sequence[Path], components: Sequence[Path
 
 @dataclass(frozen=True)
 class Workload:
-    """A stateful set or a deployment, with its one container."""
+    """A stateful set or a deployment with one container."""
 
     object: Object
-    settings: dict[str, str]  # the variables whose values are in the manifests
-    references: dict[str, Object]  # variable to where its value comes from
+    settings: dict[str, str]  # variables with values in the manifests
+    references: dict[str, Object]  # variable -> source of its value
 
     @property
     def name(self) -> str:
@@ -120,7 +120,7 @@ class Manifests:
         return found
 
     def selected(self, labels: dict[str, str]) -> list[str]:
-        """The workloads whose pods have these labels."""
+        """Return the workloads whose pods have these labels."""
         return [item.name for item in self.workloads if labels.items() <= item.labels.items()]
 
     def _workload(self, item: Object) -> Workload:
@@ -138,7 +138,7 @@ class Manifests:
 
 
 def label_selectors(value: Any) -> Iterator[dict[str, str]]:
-    """Every matchLabels in an object."""
+    """Yield every matchLabels in an object."""
     if isinstance(value, dict):
         if "matchLabels" in value:
             yield value["matchLabels"]

@@ -1,7 +1,7 @@
-"""Whether an object is one that Kubernetes takes: every field known, every value of its type.
+"""Checks whether Kubernetes accepts an object: every field is known, and every value has the right type.
 
-The packages that know it are imported by the test that asks: they take seconds, and every process that runs tests
-collects all files.
+Tests import the packages with schemas when they need them, because the import takes seconds, and every process that
+runs tests collects all files.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-OLDEST = "1.30"  # the first that has preStop.sleep without being asked for it
-LATEST = "latest"  # that kubernetes-validate knows
+OLDEST = "1.30"  # the first version with preStop.sleep enabled by default
+LATEST = "latest"  # newest version that kubernetes-validate supports
 VERSIONS = (OLDEST, LATEST)
-# What is no field of a pod in KServe's kinds.
+# Fields of KServe's kinds that are not fields of a pod.
 _KSERVE_PREDICTOR = {"minReplicas", "maxReplicas", "model"}
 _KSERVE_RUNTIME = {"annotations", "supportedModelFormats", "protocolVersions", "multiModel"}
 _PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
-# The Gateway API's HTTPRoute v1 and its inference extension's InferencePool v1, of whose schemas no package exists: the
-# fields that are used here, with values that the API takes. They were held against the resource definitions of the
-# Gateway API 1.6.1 (its standard channel) and of the inference extension 1.6.0. What passes here passes there, by the
-# rules between fields, too; what else they take is refused.
+# The Gateway API's HTTPRoute v1 and its inference extension's InferencePool v1. No package has their schemas; this is
+# the part of them that deploy/ uses. It was compared with the resource definitions of the Gateway API 1.6.1 (standard
+# channel) and of the inference extension 1.6.0. Everything accepted here is accepted there, also by the rules between
+# fields. Other valid fields are rejected here.
 _NAME = {"type": "string", "maxLength": 253, "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}
 _PORT = {
     "type": "object",
@@ -48,11 +48,11 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:
 
 _GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
     ("inference.networking.k8s.io/v1", "InferencePool"): _object(
-        ["selector", "targetPorts", "endpointPickerRef"],  # the last may be left out since 1.6
+        ["selector", "targetPorts", "endpointPickerRef"],  # the last one is optional since 1.6
         selector=_object(["matchLabels"], matchLabels=_LABELS),
         targetPorts={"type": "array", "minItems": 1, "maxItems": 8, "uniqueItems": True, "items": _PORT},
         endpointPickerRef=_object(
-            ["name", "port"],  # the port of a Service, which `kind` is where it is not said
+            ["name", "port"],  # the port of a Service, which is the default `kind`
             name=_NAME,
             port=_PORT,
             failureMode={"enum": ["FailOpen", "FailClose"]},
@@ -60,12 +60,12 @@ _GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
     ),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): _object(
         [],
-        # Of several, those of the same parent would need section names.
+        # Several routes with the same parent would need section names.
         parentRefs={"type": "array", "maxItems": 1, "items": _object(["name"], name=_NAME)},
         rules={
             "type": "array",
             "minItems": 1,
-            "maxItems": 2,  # all rules together have at most 128 matches
+            "maxItems": 2,  # the limit is 128 matches in all rules together
             "items": _object(
                 [],
                 matches={
@@ -76,7 +76,7 @@ _GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
                 backendRefs={
                     "type": "array",
                     "maxItems": 16,
-                    # What names no group and no kind is a Service, which needs a port.
+                    # Without group and kind it is a Service, which needs a port.
                     "items": _object(
                         ["group", "kind", "name"],
                         group={"const": "inference.networking.k8s.io"},
@@ -84,7 +84,7 @@ _GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
                         name=_NAME,
                     ),
                 },
-                # Of another `request`, `backendRequest` would have to be a part.
+                # With another value of `request`, `backendRequest` would have to be smaller.
                 timeouts=_object(["request"], request={"const": "0s"}, backendRequest=_DURATION),
             ),
         },
@@ -93,12 +93,12 @@ _GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
 
 
 class NotTakenError(Exception):
-    """With what is wrong as its text."""
+    """Kubernetes does not accept the object. The text says why."""
 
 
 @functools.cache
 def _kubernetes_validate() -> Any:
-    """The package, which would read all definitions of a version for each object."""
+    """Import the package with a cache: it would read all definitions of a version for each object."""
     import kubernetes_validate
 
     kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
@@ -120,7 +120,7 @@ def _check_pod(spec: dict[str, Any], version: str) -> None:
 
 
 def _check_pod_monitor(item: dict[str, Any]) -> None:
-    """The operator's own schema as a model. It drops what it does not know, so what it kept must be all."""
+    """Check with the operator's schema as a model. The model drops unknown fields, so no field may be missing."""
     from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 
     kept = prometheus_operator.PodMonitor.model_validate(item).model_dump(
@@ -148,9 +148,10 @@ def _check_gateway_api(item: dict[str, Any]) -> None:
 
 @functools.cache
 def _kserve_fields(kind: str) -> dict[str, str] | None:
-    """The fields of a kind of KServe's and their types, as the package kserve has them. None: not a kind of KServe's.
+    """Return the fields of a KServe kind and their types from the package kserve. None: not a kind of KServe.
 
-    The package's classes, made of the OpenAPI document, are read and not imported: that needs all that serves models.
+    Reads the package's classes, which are generated from the OpenAPI document, without importing them: the import would
+    need all packages for serving models.
     """
     (folder,) = importlib.util.find_spec("kserve").submodule_search_locations  # type: ignore[union-attr]
     file = Path(folder) / "models" / f"{re.sub('(?<!^)(?=[A-Z])', '_', kind).lower()}.py"
@@ -166,7 +167,7 @@ def _kserve_fields(kind: str) -> dict[str, str] | None:
 
 
 def _check_kserve(value: Any, kind: str, place: str) -> None:
-    """Kinds of Kubernetes' own are looked at with the pod that they are part of."""
+    """Kinds of Kubernetes itself are checked together with their pod."""
     if (many := re.fullmatch(r"list\[(.+)\]", kind)) and isinstance(value, list):
         for index, one in enumerate(value):
             _check_kserve(one, many[1], f"{place}/{index}")
@@ -184,7 +185,7 @@ def _check_kserve(value: Any, kind: str, place: str) -> None:
 
 
 def check(item: dict[str, Any], version: str) -> None:
-    """Raises NotTakenError for what Kubernetes `version` would not take."""
+    """Raises NotTakenError if Kubernetes `version` would not accept the object."""
     if (item["apiVersion"], item["kind"]) in _GATEWAY_API:
         return _check_gateway_api(item)
     match item["apiVersion"], item["kind"]:

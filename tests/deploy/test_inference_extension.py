@@ -1,6 +1,6 @@
 """deploy/inference-extension: servers in an InferencePool, the endpoint picker and the route to them.
 
-That the metrics which the picker reads are there is checked by tests/stack/test_monitoring_live.py.
+tests/stack/test_monitoring_live.py checks that the metrics exist which the picker reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def container(server: Object, name: str) -> Object:
 
 @pytest.fixture
 def config(rendered: Manifests) -> dict[str, Any]:
-    """The picker's own, out of the map that it mounts."""
+    """Return the picker's own configuration from its config map."""
     (picker,) = rendered.of("Deployment")
     (volume,) = [one for one in picker["spec"]["template"]["spec"]["volumes"] if one["name"] == "config"]
     (name, text), *others = rendered.one("ConfigMap", volume["configMap"]["name"])["data"].items()
@@ -66,7 +66,7 @@ def test_every_object_is_one_that_kubernetes_takes(rendered: Manifests, version:
         ("InferencePool", ("targetPort",), 23333),
         ("InferencePool", ("targetPorts",), [{"number": 70_000}]),
         ("InferencePool", ("targetPorts",), []),
-        ("InferencePool", ("selector",), {"app.kubernetes.io/name": "charonia"}),  # that of v1alpha2
+        ("InferencePool", ("selector",), {"app.kubernetes.io/name": "charonia"}),  # the form of v1alpha2
         ("InferencePool", ("endpointPickerRef", "failureMode"), "FailOpenly"),
         ("InferencePool", ("endpointPickerRef", "portNumber"), 9002),
         ("InferencePool", ("endpointPickerRef",), {"name": "charonia-picker"}),
@@ -105,7 +105,7 @@ def test_the_pool_is_the_servers_by_the_gateway_beside_each(rendered: Manifests,
 
 
 def test_the_gateway_beside_a_server_is_the_one_of_the_base(rendered: Manifests, server: Object) -> None:
-    """But for the names that a pod has once, and for when it stops: not before the server."""
+    """Except for the names, which must be unique in a pod, and the order of stopping: not before the server."""
     own = container(server, "gateway")
     base = deepcopy(render(KUSTOMIZE / "overlays" / "cpu").workload("charonia-gateway").container)
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):

@@ -65,7 +65,7 @@ def test_the_model_is_served_by_this_runtime(rendered: Manifests) -> None:
 
 
 def test_the_container_is_the_servers(rendered: Manifests) -> None:
-    """Ports, probes and rights are those of the stateful set; KServe takes probes' ports by number."""
+    """Ports, probes and security contexts equal those in the stateful set. KServe needs numeric ports in probes."""
     (runtime,) = rendered.of("ServingRuntime")
     (container,) = runtime["spec"]["containers"]
     server = render(KUSTOMIZE / "overlays" / "cpu").workload("charonia-server")

@@ -1,4 +1,4 @@
-"""deploy/kustomize: what Kubernetes takes, and what agrees with the rest of this repository."""
+"""deploy/kustomize: Kubernetes accepts it, and it agrees with the rest of this repository."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cores_of(quantity: str) -> float:
 
 @pytest.fixture(scope="module", params=[*OVERLAYS, *(f"cpu with {name}" for name in COMPONENTS)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each overlay, and each component on top of the overlay cpu as a user would add it."""
+    """Each overlay, and each component on top of the overlay cpu, as a user would add it."""
     overlay, _, component = request.param.partition(" with ")
     folder = KUSTOMIZE / "overlays" / overlay
     if component:
@@ -58,7 +58,7 @@ def rendered(folder: Path) -> Manifests:
     return render(folder)
 
 
-# --- what Kubernetes takes
+# --- objects that Kubernetes accepts
 
 
 @pytest.mark.parametrize("version", schemas.VERSIONS)
@@ -127,7 +127,7 @@ def test_services_lead_to_ports_that_the_containers_have(rendered: Manifests) ->
 
 
 def test_the_gateway_finds_every_server_that_is_ready_and_no_other(rendered: Manifests) -> None:
-    """A headless service has an address for each, and loses it as soon as the pod is asked to shut down."""
+    """A headless service has an address for each pod, and removes it when the pod starts to shut down."""
     server = rendered.workload(SERVER)
     service = rendered.one("Service", server.spec["serviceName"])
     assert service["spec"]["clusterIP"] == "None" and not service["spec"].get("publishNotReadyAddresses")
@@ -192,7 +192,7 @@ def test_values_of_settings_are_allowed(rendered: Manifests, monkeypatch: pytest
             for name, value in workload.settings.items():
                 environment.setenv(name, value)
             settings = check()
-    assert settings.host == "0.0.0.0"  # the gateway's
+    assert settings.host == "0.0.0.0"  # of the gateway
     keys = {entry.key for entry in _engine.config_fields()}
     inference = {name.removeprefix(PREFIX).lower(): value for name, value in server.settings.items()}
     _engine.check_settings({key: value for key, value in inference.items() if key in keys})
@@ -223,7 +223,7 @@ def test_the_engine_has_as_many_threads_and_gpus_as_its_container(rendered: Mani
     assert gpus is None or gpus == server.settings["CHARONIA_TENSOR_PARA_SIZE"]
 
 
-# --- life and death
+# --- start and end
 
 
 def probe_seconds(probe: dict[str, Any]) -> int:
@@ -243,7 +243,7 @@ def test_readiness_goes_sooner_than_the_life(rendered: Manifests) -> None:
 
 
 def test_pods_may_end_in_order(rendered: Manifests) -> None:
-    """The grace period covers preStop, the drain and what comes after it."""
+    """The grace period covers preStop, the drain and the rest of the shutdown."""
 
     def times(workload: Workload) -> tuple[float, float, float]:
         sleep = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -261,7 +261,7 @@ def test_nodes_are_emptied_one_pod_at_a_time(rendered: Manifests) -> None:
         assert item["spec"]["maxUnavailable"] == 1
 
 
-# --- budgets and rights
+# --- resources and privileges
 
 
 def test_every_container_has_its_share(rendered: Manifests) -> None:
@@ -282,7 +282,7 @@ def test_the_servers_memory_holds_what_it_is_told_to_take(rendered: Manifests) -
 
 
 def test_pods_have_no_more_rights_than_they_need(rendered: Manifests) -> None:
-    """Kubernetes' profile `restricted`, a root file system that cannot be written, and no token."""
+    """Kubernetes' profile `restricted`, a read-only root file system, and no token."""
     for workload in rendered.workloads:
         pod, container = workload.pod, workload.container
         assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
@@ -313,8 +313,8 @@ def test_what_is_written_is_on_a_volume(rendered: Manifests) -> None:
 
 
 def test_a_secret_is_only_where_it_is_used(rendered: Manifests) -> None:
-    """The token of the hub is a file of the server; API keys and a certificate are files of the gateway, which needs
-    them to start. No variable holds a secret, and none is in the manifests."""
+    """The token of the hub is a file of the server. API keys and a certificate are files of the gateway, which needs
+    them to start. No variable contains a secret, and the manifests contain none."""
     readers = {
         "hub-token": ["HF_TOKEN_PATH"],
         "api-keys": ["CHARONIA_GATEWAY_KEYS_FILE"],
@@ -374,7 +374,7 @@ def _peers(rule: dict[str, Any], side: str, rendered: Manifests) -> list[str]:
 
 
 def flows(rendered: Manifests) -> tuple[set[tuple[str, str, int]], set[tuple[str, str, int]]]:
-    """(who, whom, port) that policies let in, and that they let out."""
+    """Return (client, server, port) of the connections that policies accept, and of those that they let out."""
     let_in, let_out = set(), set()
     for policy in rendered.of("NetworkPolicy"):
         (own,) = rendered.selected(policy["spec"]["podSelector"]["matchLabels"])
@@ -403,7 +403,7 @@ def test_the_network_carries_what_is_needed_and_no_more(rendered: Manifests) -> 
 
 
 def test_labels_of_this_application_are_on_no_one_elses_pods(rendered: Manifests) -> None:
-    """A kustomization that adds labels to selectors would add them to Prometheus's and DNS's in the policies, too."""
+    """A kustomization that adds labels to selectors would also add them to Prometheus and DNS in the policies."""
     own = {"app.kubernetes.io/name", "app.kubernetes.io/component"}
     for item in rendered.objects:
         for labels in label_selectors(item.get("spec", {})):
@@ -420,7 +420,7 @@ def test_labels_of_this_application_are_on_no_one_elses_pods(rendered: Manifests
 def test_the_gateways_files_are_mounted_as_a_folder_so_that_a_change_is_seen(
     tmp_path: Path, component: str, overlay: str, variables: list[str]
 ) -> None:
-    """At the same place as with compose."""
+    """At the same path as with compose."""
     rendered = render(write_overlay(tmp_path, [KUSTOMIZE / "overlays" / "cpu"], [KUSTOMIZE / "components" / component]))
     gateway = rendered.workload(GATEWAY)
     (mount,) = [one for one in gateway.container["volumeMounts"] if one["name"] == component]
@@ -451,7 +451,7 @@ def test_probes_and_prometheus_ask_a_gateway_with_keys_and_tls_as_it_wants(tmp_p
 
 
 def test_with_tls_compose_has_prometheus_ask_the_same_gateway_by_https() -> None:
-    """The two jobs' targets change places."""
+    """The targets of the two jobs are exchanged."""
     overlay = yaml.safe_load((ROOT / "docker-compose.tls.yml").read_text(encoding="utf-8"))["services"]["prometheus"]
     base = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["prometheus"]
     folder, mounted, _ = base["volumes"][0].split(":")

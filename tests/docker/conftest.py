@@ -1,8 +1,8 @@
-"""The images, built once per run, and stacks of them. Without a Docker engine the tests are skipped, but fail in
-continuous integration.
+"""The images, built once per run, and stacks of them. Without a Docker engine, tests are skipped with the reason; in
+continuous integration they fail.
 
-CHARONIA_TEST_DOCKER_UP: a command that starts an engine if no engine responds. The builds receive pip's settings
-(PIP_CERT, PIP_INDEX_URL and pip.conf) as secrets, for package mirrors and intercepted TLS.
+CHARONIA_TEST_DOCKER_UP: a command that starts an engine if none responds. If packages come from a mirror, or TLS is
+intercepted, the builds receive pip's settings (PIP_CERT, PIP_INDEX_URL and pip.conf) as secrets.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ sys.path.append(str(ROOT / "tests" / "stack"))  # tiny_models
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            # The first test builds the images.
+            # The first one builds the images.
             item.add_marker(pytest.mark.timeout(BUILD_LIMIT_S + 600))
 
 
 def _answers(*command: str) -> str | None:
-    """None if the command succeeds, else the reason for its failure."""
+    """Return None if the command succeeds, otherwise the reason."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except OSError as error:
@@ -65,13 +65,13 @@ def _pip_setting(name: str) -> str | None:
 
 @pytest.fixture(scope="session")
 def secret_marker() -> str:
-    """A text in a secret of the build. No image may contain it."""
+    """A text in one build secret. No image may contain it."""
     return f"secret-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")
 def build_settings(tmp_path_factory: pytest.TempPathFactory, secret_marker: str) -> dict[str, str]:
-    """The settings in .env for building images on this machine."""
+    """The build settings in .env."""
     pip_conf = tmp_path_factory.mktemp("build") / "pip.conf"
     index = os.environ.get("PIP_INDEX_URL") or _pip_setting("global.index-url")
     pip_conf.write_text(f"# {secret_marker}\n[global]\n" + (f"index-url = {index}\n" if index else ""))
@@ -83,7 +83,7 @@ def build_settings(tmp_path_factory: pytest.TempPathFactory, secret_marker: str)
 def images(engine: None, build_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every image, built from this checkout."""
     project = Project(tmp_path_factory.mktemp("images"), build_settings)
-    # In sequence: the builds share downloads and compiled files.
+    # One after the other, because they share downloads and the compiler's time.
     for service in ("prometheus", "gateway", "server"):
         project.compose("build", "--quiet", service, limit_s=BUILD_LIMIT_S)
 
@@ -102,7 +102,7 @@ def demo(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pro
 
 @pytest.fixture(scope="session")
 def slow_model(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model `slow`, which takes some milliseconds for a token and never ends by itself."""
+    """A folder with the model `slow`, which takes some milliseconds per token and generates no end token."""
     from tiny_models import write_model
 
     folder = tmp_path_factory.mktemp("models")
@@ -113,7 +113,7 @@ def slow_model(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow(slow_model: Path, tmp_path: Path) -> Iterator[Project]:
-    """A separate stack that serves the slow model, with enough time to end on a busy machine."""
+    """A separate stack with the slow model, and enough time to end on a busy machine."""
     settings = {
         "CHARONIA_MODELS": str(slow_model),
         "MODEL": "/models/slow",

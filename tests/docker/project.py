@@ -1,4 +1,4 @@
-"""docker compose with a separate project for the tests."""
+"""docker compose with a separate project, for the tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (ROOT / "docker-compose.yml", ROOT / "tests" / "docker" / "compose.yml")
-TAG = "test"  # so that a user's own images stay unchanged
-# Limit of every wait. Only a hang reaches it, even on a slow and busy machine.
+TAG = "test"  # so that a user's images do not change
+# Timeout for every wait of the tests, on slow and busy machines too: only a hang reaches it.
 HANG_S = 300
 BUILD_LIMIT_S = 3000
 
 
 def docker(*arguments: str, check: bool = True) -> str:
-    """The output of `docker ARGUMENTS`."""
+    """Return the output of `docker ARGUMENTS`."""
     return run(["docker", *arguments], check=check).stdout
 
 
@@ -35,14 +35,14 @@ def run(
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment of this process, without variables of Charonia and compose."""
+    """Return this process's environment, without variables of Charonia and compose."""
     own = ("CHARONIA_", "MODEL", "COMPOSE_", "GRAFANA_", "HF_", "BUILD_")
     return {**{name: value for name, value in os.environ.items() if not name.startswith(own)}, **more}
 
 
 @dataclass
 class Project:
-    """`settings` are what a user writes into .env; `folder` is for the tests' own files."""
+    """`settings`: the content of a user's .env. `folder`: for files of the tests."""
 
     folder: Path
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Project:
 
     def compose(self, *arguments: str, check: bool = True, limit_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
         env_file = self.folder / f"{self.name}.env"
-        # Docker chooses free ports for the published ports.
+        # Docker chooses free ports for published ports.
         settings = {
             "CHARONIA_TAG": TAG,
             "CHARONIA_GATEWAY_ADDRESS": "127.0.0.1",
@@ -73,17 +73,17 @@ class Project:
         return self.compose("up", "--no-build", "--wait", check=check)
 
     def logs(self, service: str) -> str:
-        """The logs without the terminal sequences that compose always writes."""
+        """Remove the sequence that clears a line, which compose writes even without a terminal."""
         return self.compose("logs", "--no-log-prefix", "--no-color", service).stdout.replace("\x1b[2K", "")
 
     def container(self, service: str) -> Any:
-        """The output of docker inspect for the service's container."""
+        """Return the output of docker inspect for the service's container."""
         found = self.compose("ps", "--all", "--quiet", service).stdout.split()
         assert len(found) == 1, f"{service}: {found}"
         return json.loads(docker("inspect", found[0]))[0]
 
     def address(self, service: str, port: int) -> str:
-        """http://HOST:PORT under which this machine reaches a published port."""
+        """Return the http://HOST:PORT of a published port on this machine."""
         return f"http://{self.compose('port', service, str(port)).stdout.strip()}"
 
     @property
@@ -93,7 +93,7 @@ class Project:
 
 @contextlib.contextmanager
 def running(project: Project) -> Iterator[Project]:
-    """The project, up and healthy; it is removed completely at the end."""
+    """Start the project, wait until it is healthy, and remove everything at the end."""
     try:
         done = project.up(check=False)
         assert done.returncode == 0, f"{done.stderr}\n{project.compose('logs', '--tail', '60').stdout}"

@@ -1,4 +1,4 @@
-"""docker compose up with default settings: the services, the published ports, and the ports that stay internal."""
+"""docker compose up: its defaults, its published ports, and its internal ports."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from charonia import _engine
 SERVICES = ("server", "gateway", "prometheus")
 
 
-def test_one_command_starts_healthy_services(demo: Project) -> None:
+def test_everything_is_healthy_with_one_command(demo: Project) -> None:
     for service in SERVICES:
         assert demo.container(service)["State"]["Health"]["Status"] == "healthy"
 
 
-def test_gateway_answers_chat(demo: Project) -> None:
+def test_the_gateway_answers_a_chat(demo: Project) -> None:
     with openai.OpenAI(base_url=f"{demo.gateway}/v1", api_key="none", max_retries=0, timeout=HANG_S) as client:
         question = [{"role": "user", "content": "What is the capital of France?"}]
         answer = client.chat.completions.create(model="demo", messages=question, temperature=0, max_tokens=64)
@@ -40,7 +40,7 @@ def test_gateway_answers_chat(demo: Project) -> None:
         assert streamed == answer.choices[0].message.content
 
 
-def test_gateway_serves_chat_page_with_libraries(demo: Project) -> None:
+def test_the_gateway_has_the_chat_page_with_its_libraries(demo: Project) -> None:
     with httpx.Client(base_url=demo.gateway, timeout=HANG_S) as gateway:
         page = gateway.get("/")
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
@@ -49,7 +49,7 @@ def test_gateway_serves_chat_page_with_libraries(demo: Project) -> None:
         assert {file: gateway.get(f"/{file}").status_code for file in files} == dict.fromkeys(files, 200)
 
 
-def test_prometheus_scrapes_services_and_has_rules(demo: Project) -> None:
+def test_prometheus_scrapes_server_and_gateway_and_has_the_rules(demo: Project) -> None:
     with httpx.Client(base_url=demo.address("prometheus", 9090), timeout=HANG_S) as prometheus:
         for query in ('up{job="triton"} == 1', 'up{job="gateway"} == 1', "charonia_num_requests_running"):
             deadline = time.monotonic() + HANG_S
@@ -62,7 +62,7 @@ def test_prometheus_scrapes_services_and_has_rules(demo: Project) -> None:
     assert not [rule for group in groups for rule in group["rules"] if rule["health"] == "err"]
 
 
-def test_only_gateway_and_grafana_are_published(demo: Project) -> None:
+def test_only_the_gateway_and_grafana_are_published(demo: Project) -> None:
     services = Project(demo.folder, files=[ROOT / "docker-compose.yml"]).config("--profile", "*")["services"]
     published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
     assert set(published) == {"gateway", "grafana"}
@@ -70,7 +70,7 @@ def test_only_gateway_and_grafana_are_published(demo: Project) -> None:
     assert demo.container("server")["HostConfig"]["PortBindings"] == {}
 
 
-def test_secrets_reach_only_their_service(demo: Project) -> None:
+def test_secrets_are_only_with_the_service_that_needs_them(demo: Project) -> None:
     services = demo.config("--profile", "*")["services"]
     with_password = {name for name, service in services.items() if "grafanas-password" in json.dumps(service)}
     assert with_password == {"grafana"}
@@ -83,7 +83,7 @@ def test_secrets_reach_only_their_service(demo: Project) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_containers_have_minimal_rights(demo: Project, service: str) -> None:
+def test_containers_have_no_more_rights_than_they_need(demo: Project, service: str) -> None:
     container = demo.container(service)
     host = container["HostConfig"]
     assert host["ReadonlyRootfs"]
@@ -98,7 +98,7 @@ def test_containers_have_minimal_rights(demo: Project, service: str) -> None:
     assert "Read-only" in refused.stderr
 
 
-def test_server_has_shared_memory_for_triton(demo: Project) -> None:
+def test_the_server_has_the_shared_memory_that_triton_needs(demo: Project) -> None:
     assert demo.container("server")["HostConfig"]["ShmSize"] == 1 << 30
 
 
@@ -111,7 +111,7 @@ def test_every_inference_parameter_can_be_set(demo: Project) -> None:
 
 @pytest.fixture
 def closed(demo: Project, tmp_path: Path) -> Project:
-    """The demo with API keys, and with TLS for REST and for Triton. The key in the file `alice` is for inference."""
+    """The demo with API keys, and with TLS for REST and to Triton. The key in the file `alice` allows inference."""
     authority = Authority(tmp_path)
     for service, name in (("gateway", "localhost"), ("server", "server")):
         pair = authority.issue(service, name)
@@ -121,7 +121,7 @@ def closed(demo: Project, tmp_path: Path) -> Project:
             shutil.copy(source, folder / file)
     keys = tmp_path / "keys" / "keys.json"
     keys.parent.mkdir()
-    # As in docs/security.md for users who have only Docker.
+    # As described in docs/security.md for users with Docker only.
     make = ["run", "--rm", "--no-deps", "--no-TTY", "--user", f"{os.getuid()}:{os.getgid()}"]
     make += ["--volume", f"{keys.parent}:/keys", "--entrypoint", "charonia_gateway_keys", "gateway"]
     for name, access in (("alice", "inference"), ("prometheus", "metrics")):
@@ -142,8 +142,10 @@ def closed(demo: Project, tmp_path: Path) -> Project:
     return replace(demo, folder=tmp_path, settings={**demo.settings, **more}, files=[*demo.files, *overlays])
 
 
-def test_down_is_graceful_and_second_start_reuses_workspace(demo: Project, closed: Project) -> None:
-    """The second start enables API keys and TLS for this and the following checks."""
+def test_down_ends_every_container_in_order_and_a_second_start_does_not_convert_again(
+    demo: Project, closed: Project
+) -> None:
+    """The second start has API keys and TLS, and the demo keeps them for the next tests."""
     look = "stat -c '%i %Y' /var/lib/charonia/workspaces/*/triton_models/weights/manifest.json"
 
     def workspaces() -> str:
@@ -152,7 +154,7 @@ def test_down_is_graceful_and_second_start_reuses_workspace(demo: Project, close
     before = workspaces()
     assert len(before.splitlines()) == 1
     try:
-        # `down` would also remove the containers with their exit codes.
+        # `down` would also remove the containers, and with them their exit codes.
         demo.compose("stop")
         ended = {service: demo.container(service)["State"]["ExitCode"] for service in SERVICES}
         assert ended == dict.fromkeys(SERVICES, 0), "137 is a container that had to be killed"
@@ -184,20 +186,20 @@ def check_keys_and_tls(closed: Project) -> None:
             time.sleep(0.5)
 
 
-def test_wrong_model_is_one_log_line(images: None, tmp_path: Path) -> None:
+def test_a_wrong_model_is_one_line_in_the_logs(images: None, tmp_path: Path) -> None:
     project = Project(tmp_path, {"MODEL": "/models/nowhere"})
     try:
         done = project.up(check=False)
         assert done.returncode != 0
         assert "model" in done.stderr
         said = project.logs("model").strip()
-        assert said.startswith("error: /models/nowhere does not exist, and '/models/nowhere' is no hub id (owner/name")
+        assert said.startswith("error: /models/nowhere does not exist, and '/models/nowhere' is not a hub id")
         assert project.logs("server") == ""
     finally:
         remove(project)
 
 
-def test_wrong_setting_is_one_log_line(images: None, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_one_line_in_the_logs(images: None, tmp_path: Path) -> None:
     project = Project(tmp_path, {"CHARONIA_THREADS": "many"})
     try:
         assert project.up(check=False).returncode != 0
@@ -209,7 +211,7 @@ def test_wrong_setting_is_one_log_line(images: None, tmp_path: Path) -> None:
         remove(project)
 
 
-def test_gpu_file_reserves_and_builds_for_gpus(engine: None, tmp_path: Path) -> None:
+def test_the_file_for_gpus_reserves_them_and_builds_for_them(engine: None, tmp_path: Path) -> None:
     files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"]
     services = Project(tmp_path, {"TRITON_IMAGE": "triton:24.10"}, files).config()["services"]
     server = services["server"]

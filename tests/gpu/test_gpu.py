@@ -1,8 +1,7 @@
-"""What only a GPU shows: shapes for which its kernels are made, results that do not depend on the batch, guides,
-memory.
+"""Tests that need a GPU: shapes with special kernels, results that do not depend on the batch, guides, memory.
 
-They run with CHARONIA_DEVICE=cuda, on a GPU or, in a build with the kernels as plain C++ (`scripts/gpu_check.sh
---emulated`), on the emulated device: with fewer and shorter requests there, as it is slow.
+They run with CHARONIA_DEVICE=cuda on a GPU, or on the emulated device (`scripts/gpu_check.sh --emulated`), which runs
+the kernels as plain C++. That is slow, so requests are fewer and shorter there.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ DEVICE = os.environ.get("CHARONIA_DEVICE", "")
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="CHARONIA_DEVICE is not cuda (scripts/gpu_check.sh)")
 TORCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EMULATED = TORCH_DEVICE == "cpu"
-# Around the edges of blocks and tiles, and far beyond both.
+# Lengths next to the edges of blocks and tiles, and far beyond both.
 LENGTHS = (1, 17, 70) if EMULATED else (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 300, 513, 1000)
 NEW_TOKENS = 4 if EMULATED else 24
 TIE = 1e-4
 
-# head_dim, heads, KV heads: what models have.
+# (head_dim, heads, KV heads) of real models.
 HEADS = [(64, 8, 8), (64, 14, 2), (128, 8, 8), (128, 8, 2), (128, 8, 1), (80, 4, 2), (96, 4, 4)]
 if EMULATED:
     HEADS = [(64, 2, 1)]
@@ -98,7 +97,7 @@ def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transfor
         outputs = engine.generate(prompts, sampling())
 
     def said_by(model: Any) -> Any:
-        """The log probability of each token that we chose."""
+        """Return the log probability of each token that the engine chose."""
         rows = []
         for prompt, output in zip(prompts, outputs, strict=True):
             logprobs = logprobs_of(model, prompt, output.token_ids).cpu()

@@ -1,4 +1,4 @@
-"""What a person does on the chat page."""
+"""Actions of a user on the chat page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ expect = playwright.expect
 expect.set_options(timeout=HANG_S * 1000)
 
 
-# A notice goes after some seconds: what it said is asked for, not what it says.
+# A notice disappears after some seconds, so this reads the text of earlier notices.
 NOTE = """
   window.notices = [];
   new MutationObserver(() => {
@@ -26,7 +26,7 @@ NOTE = """
 """
 
 
-# Whether the browser has stored all chats that the list shows, with whole answers.
+# Whether the browser has stored all chats in the list, with complete responses.
 KEPT = """async () => {
   const { openDB } = await import("/page/libraries/idb/build/index.js");
   const database = await openDB("charonia");
@@ -38,7 +38,7 @@ KEPT = """async () => {
 
 
 def opened(page: Page, server: Scripted) -> Page:
-    """The chat page, once it knows the server's models: what a test scripts from now on is not for its beginning."""
+    """Open the chat page and wait until it has the server's models, so that later scripts do not affect its start."""
     page.add_init_script(NOTE)
     page.goto(server.url)
     expect(page.get_by_label("Model", exact=True)).not_to_have_value("")
@@ -46,12 +46,12 @@ def opened(page: Page, server: Scripted) -> Page:
 
 
 def noticed(page: Page, text: str) -> None:
-    """Returns once a notice with this text has been shown."""
+    """Wait until a notice with this text has been shown."""
     page.wait_for_function("(text) => notices.some((said) => said.includes(text))", arg=text)
 
 
 def until(page: Page, holds: str, arg: Any = None) -> None:
-    """Returns once the function says so. It may be asynchronous: Page.wait_for_function takes a promise for a yes."""
+    """Wait until the function returns true. It may be asynchronous; Page.wait_for_function treats a promise as true."""
     deadline = time.monotonic() + HANG_S
     while not page.evaluate(holds, arg):
         assert time.monotonic() < deadline, holds
@@ -59,7 +59,7 @@ def until(page: Page, holds: str, arg: Any = None) -> None:
 
 
 def kept(page: Page) -> None:
-    """Returns once what the page shows is stored: what is not yet may be lost with the page."""
+    """Wait until the page has stored its content, because unsaved content is lost with the page."""
     until(page, KEPT)
 
 
@@ -77,7 +77,7 @@ def answers(page: Page) -> Locator:
 
 
 def finished(page: Page, count: int = 1) -> Locator:
-    """The last of `count` answers, whole."""
+    """Return the last of `count` responses when it is complete."""
     expect(answers(page)).to_have_count(count)
     expect(answers(page).last).to_have_attribute("aria-busy", "false")
     return answers(page).last

@@ -1,4 +1,4 @@
-"""The pages before scripted answers."""
+"""The pages with scripted responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(shared_server: Scripted) -> Scripted:
 
 @pytest.fixture
 def page(server: Scripted, new_context: Callable[..., BrowserContext]) -> Page:
-    """The chat page, before the scripted server."""
-    from chat import opened  # which needs what may not be installed
+    """The chat page of the scripted server."""
+    from chat import opened  # its dependencies may not be installed
 
     return opened(new_context(viewport={"width": 1200, "height": 800}).new_page(), server)

@@ -1,4 +1,4 @@
-"""The pages before answers that a test has written."""
+"""The pages with responses that a test defines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HANG_S = 120
 
 @dataclass
 class Scripted:
-    """scripted_server.py as a process."""
+    """scripted_server.py in a process."""
 
     port: int
     process: subprocess.Popen[bytes] | None = None
@@ -42,12 +42,12 @@ class Scripted:
             self.process.wait()
 
     def script(self, *replies: dict[str, Any] | list[Any] | str, **conditions: Any) -> None:
-        """Sets the next answers. A list holds the pieces of one answer. A text is sent in pieces of five characters."""
+        """Set the next responses. A list contains the pieces of one response. A text has pieces of 5 characters."""
         body = {"replies": [_reply(one) for one in replies], **conditions}
         httpx.post(f"{self.url}/_script", json=body, timeout=HANG_S)
 
     def release(self) -> None:
-        """Goes on after {"wait": True}."""
+        """Continue after {"wait": True}."""
         with contextlib.suppress(httpx.TransportError):  # the next piece may end the server
             httpx.post(f"{self.url}/_release", timeout=HANG_S)
 
@@ -56,7 +56,7 @@ class Scripted:
         return found
 
     def health_asked(self) -> int:
-        """How often /health/ready was asked for."""
+        """Return the number of requests for /health/ready."""
         found: int = httpx.get(f"{self.url}/_health_asked", timeout=HANG_S).json()
         return found
 

@@ -1,12 +1,12 @@
-"""The gateway's pages before answers that a test has written: `python scripted_server.py PORT`.
+"""Serves the gateway's pages with responses that a test defines: `python scripted_server.py PORT`.
 
-POST /_script sets what the next requests for answers get, in order, and forgets those that were seen; it also says
-whether the server is not ready (reason), wants a key, refuses the page's origin (refused), or has other models. GET
-/_requests lists the bodies that came. A reply is {"status", "headers", "error", "code"}, {"status", "headers", "page"}
-with HTML, as of a proxy, or {"pieces"}. A piece is a text, a delta of OpenAI's form, {"sleep": seconds}, {"wait":
-true}, which waits for POST /_release, {"cut": true}, which ends the stream too early, {"error": {...}}, or {"die":
-true}, which ends this process; {"finish": reason} says how the answer ends, {"timings": {...}} what the server
-measured. Without a script an answer is "Hello!".
+POST /_script sets the next responses, in order, and clears the list of received requests. It also sets whether the
+server is not ready (reason), requires a key, rejects the page's origin (refused), or has other models. GET /_requests
+returns the received bodies. A reply is {"status", "headers", "error", "code"}, {"status", "headers", "page"} with HTML,
+like a proxy's, or {"pieces"}. A piece is a text, an OpenAI delta, {"sleep": seconds}, {"wait": true}, which waits for
+POST /_release, {"cut": true}, which ends the stream too early, {"error": {...}}, or {"die": true}, which ends this
+process. {"finish": reason} sets the finish reason, {"timings": {...}} the server's timings. Without a script, the
+response is "Hello!".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _event(choice: dict[str, Any]) -> str:
 
 
 async def _events(pieces: list[Any], prompt_tokens: int, text: bool) -> AsyncIterator[str]:
-    """text: as /v1/completions has it."""
+    """text: whether to use the format of /v1/completions."""
     finish, count, measured = "stop", 0, {}
     for piece in pieces:
         if isinstance(piece, str):
@@ -154,13 +154,13 @@ async def requests() -> list[dict[str, Any]]:
 
 @app.get("/_health_asked")
 async def count_of_health() -> int:
-    """How often /health/ready was asked for."""
+    """Return the number of requests for /health/ready."""
     return health_asked
 
 
 @app.get("/openapi.json")
 def document(request: Request) -> Response:
-    """The gateway's own description of chat requests and models. What it takes is imported once it is asked for."""
+    """Return the gateway's description of chat requests and models. Imports it only when it is requested."""
     from charonia_gateway.access import is_open
     from charonia_gateway.documentation import complete_schema
     from charonia_gateway.routes import chat

@@ -1,4 +1,4 @@
-"""What each part of the chat page does, in a browser, before scripted answers."""
+"""Each part of the chat page in a browser, with scripted responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripted import Scripted
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Locator, Page
 
-# --- Answers
+# --- Responses
 
 
 def test_an_answer_is_streamed_with_its_figures(page: Page, server: Scripted) -> None:
@@ -31,7 +31,7 @@ def test_an_answer_is_streamed_with_its_figures(page: Page, server: Scripted) ->
     expect(page.get_by_role("meter")).to_have_attribute("aria-label", "16 of 100 tokens of the context are used")
     (asked,) = server.requests()
     assert asked["messages"] == [{"role": "user", "content": "Count"}]
-    # As the server measured it: an answer that comes at once does not show how fast it was made.
+    # The server's measurement: an immediate response does not show how fast it was generated.
     server.script([*"abcd", {"timings": {"predicted_per_second": 25.5}}])
     say(page, "Again")
     expect(finished(page, 2).locator(".stats")).to_contain_text("4 tokens · 25.5 tokens/s")
@@ -50,7 +50,7 @@ def test_stop_and_continue(page: Page, server: Scripted) -> None:
     answer = finished(page)
     expect(answer.locator(".markdown")).to_have_text("Once upon a time.")
     expect(answer).not_to_contain_text("Stopped")
-    expect(answer.locator(".stats")).to_contain_text("11 tokens")  # a token is a byte of the begun answer, then a piece
+    expect(answer.locator(".stats")).to_contain_text("11 tokens")  # a byte of the begun response counts as a token
     conversation, going_on = server.requests()
     messages = json.dumps(conversation["messages"], separators=(", ", ": "))
     assert bytes(going_on["prompt"]).decode() == messages + "Once upon"
@@ -121,7 +121,7 @@ def test_calls_of_functions_are_shown_and_answered(page: Page, server: Scripted)
 
 
 def copy_code(page: Page, answer: Locator) -> None:
-    """Returns once the button has said that it has: it does so for a second and a half."""
+    """Click the button, and wait until it confirms the copy, which it shows for 1.5 seconds."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     copy = button(answer, "Copy code")
     copy.evaluate(
@@ -159,7 +159,7 @@ $$\\sum_{i=1}^n i$$
     expect(answer.locator("td").last).to_have_css("text-align", "end")
     link = answer.get_by_role("link", name="link")
     assert link.get_attribute("rel") == "noopener noreferrer nofollow"
-    # What KaTeX places is placed by styles, which the page's policy must let through.
+    # KaTeX positions elements with styles, which the page's policy must allow.
     assert answer.locator(".katex-display .vlist > span").first.evaluate("(one) => one.style.top") != ""
     copy_code(page, answer)
     assert page.evaluate("navigator.clipboard.readText()").strip() == 'def f(): return "x"'
@@ -184,7 +184,7 @@ def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None
           return !area.dispatchEvent(new Kind(kind, options));
         }"""
         assert field(page).evaluate(taken, [kind, name])
-        expect(page.locator(".chip").last).to_have_text(name)  # it has been read
+        expect(page.locator(".chip").last).to_have_text(name)  # the file has been read
     expect(page.locator(".chip")).to_have_text(["notes.txt", "dropped.txt", "pasted.txt"])
     button(page, "Remove dropped.txt").click()
     expect(page.locator(".chip")).to_have_text(["notes.txt", "pasted.txt"])
@@ -195,7 +195,7 @@ def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None
     assert asked["messages"][0]["content"] == f"{notes}\n\npasted.txt\n```\nof pasted.txt\n```\n\nSum up"
 
 
-# --- Hostile answers
+# --- Hostile responses
 
 HOSTILE = """<script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">
 <iframe src="https://evil.example"></iframe>
@@ -258,7 +258,7 @@ def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> N
     assert answer.locator("td").count() == 400 * 50
     box = answer.locator(".table").bounding_box()
     assert box and box["width"] < 800
-    # Again where the page has been drawn, with its end in view, before it noticed.
+    # Again after the page has been drawn with its end in view, before it notices this.
     page.wait_for_function(
         """() => {
           document.getElementById("scroller").scrollTop = 0;
@@ -270,7 +270,7 @@ def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> N
     expect(page.locator("article").last.locator(".actions")).to_be_in_viewport()
 
 
-# --- Servers that are busy, away, or want a key
+# --- Servers that are busy or away, or require a key
 
 
 def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
@@ -295,7 +295,6 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
         come_again(429, "overloaded", "the queue is full"),
         come_again(429, "rate_limit_exceeded", "the key 'ann' has 4 requests running"),
         come_again(503, "model_not_loaded", "unloaded"),
-        come_again(503, "not_ready_yet", "structured output is still being compiled"),
         come_again(503, "service_unavailable", "no server can take requests"),
         {**come_again(502, None, "of a proxy"), "page": "<html>Bad gateway</html>"},
         "At last",
@@ -307,16 +306,14 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
         "The server has too much to do. Next try in 1 s (429: the queue is full)",
         "A limit of your API key is reached. Next try in 1 s (429: the key 'ann' has 4 requests running)",
         "The server has not loaded first at present. Next try in 1 s; you can stop and choose another model",
-        "The server is still preparing structured output, which this request needs, as it does after its first start. "
-        "It answers other requests meanwhile, and this one by itself when that is done. Next try in 1 s",
         "The server is away, or is being restarted. Next try in 1 s (503: no server can take requests)",
         "The server is away, or is being restarted. Next try in 1 s (502: Bad Gateway)",
     ]
-    # A screen reader reads each once, and not the server's words.
+    # A screen reader reads each message once, but not the server's text.
     assert [words for words in page.evaluate("spoken") if "Next try" in words] == [
-        wait.partition(" (")[0] for wait in waits[:5]
+        wait.partition(" (")[0] for wait in waits[:4]
     ]
-    assert len(server.requests()) == 7
+    assert len(server.requests()) == 6
 
 
 def test_a_refusal_is_shown(page: Page, server: Scripted) -> None:
@@ -334,7 +331,7 @@ def test_a_refusal_is_shown(page: Page, server: Scripted) -> None:
 def ask_again(page: Page, server: Scripted, reply: Any, version: int) -> Locator:
     server.script(reply)
     button(page, "Regenerate").click()
-    expect(answers(page).locator(".versions")).to_have_text(re.compile(f"{version} / {version}"))  # not the one before
+    expect(answers(page).locator(".versions")).to_have_text(re.compile(f"{version} / {version}"))  # the newest one
     return finished(page)
 
 
@@ -359,7 +356,7 @@ def test_a_server_that_dies_in_mid_answer_and_comes_back(new_context: Callable[.
         expect(field(page)).to_have_value("a draft")
         kept(page)
         page.reload()
-        expect(field(page)).to_have_value("")  # it is of the conversation, and a new one is shown
+        expect(field(page)).to_have_value("")  # the text belongs to the old conversation, and a new one is shown
         page.get_by_role("button", name="Tell", exact=True).click()
         expect(field(page)).to_have_value("a draft")
         expect(answers(page)).to_have_count(2)
@@ -377,7 +374,7 @@ def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
     asked = server.health_asked()
     while server.health_asked() < asked + 2:
         page.wait_for_timeout(50)
-    assert len(server.requests()) == 1  # each costs a key one of its requests
+    assert len(server.requests()) == 1  # each request counts against the limits of a key
     server.script()
     noticed(page, "The server is back")
     expect(finished(page)).to_contain_text("Hello!")
@@ -385,7 +382,7 @@ def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
 
 def test_a_server_that_comes_back_with_another_model(page: Page, server: Scripted) -> None:
     page.get_by_label("Model", exact=True).select_option("second/model")
-    server.script(models=["third"])  # nobody has noticed that it was away
+    server.script(models=["third"])  # while the server is away, unnoticed by the page
     say(page, "Hello?")
     expect(finished(page)).to_contain_text("Hello!")
     assert [one["model"] for one in server.requests()] == ["second/model", "third"]
@@ -394,7 +391,7 @@ def test_a_server_that_comes_back_with_another_model(page: Page, server: Scripte
     page.evaluate("dispatchEvent(new Event('online'))")
     expect(page.get_by_text("The server is not ready yet")).to_be_visible()
     server.script()
-    expect(page.get_by_label("Model", exact=True)).to_have_value("second/model")  # the one that was chosen
+    expect(page.get_by_label("Model", exact=True)).to_have_value("second/model")  # the chosen one
 
 
 def test_formulas_and_colours_come_when_their_libraries_can_be_fetched(page: Page, server: Scripted) -> None:
@@ -439,7 +436,7 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
         button(dialog, "Save").click()
         expect(dialog).to_contain_text(f"The server did not take this key: {said}")
     button(dialog, "Cancel").click()
-    expect(dialog).to_be_hidden()  # which is with the next frame; what is typed before goes to the dialog
+    expect(dialog).to_be_hidden()  # it closes with the next frame; earlier input would go to the dialog
     say(page, "Hello?")
     expect(dialog).to_contain_text(none)
     dialog.get_by_label("Key", exact=True).fill(" k-\u200b123\n")
@@ -451,8 +448,8 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
     assert page.evaluate("[sessionStorage.length, localStorage['charonia-key'] ?? null]") == (
         [0, "k-123"] if remember else [1, None]
     )
-    another = context.new_page()  # a tab of its own has a session of its own
-    posts: list[str] = []  # each costs the key one of its requests
+    another = context.new_page()  # each tab has its own session
+    posts: list[str] = []  # each request counts against the limits of the key
     another.on("request", lambda request: posts.append(request.url) if request.method == "POST" else None)
     another.goto(server.url)
     if remember:
@@ -540,7 +537,7 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
         exported.write_text(wrong)
         chooser.set_input_files(exported)
         noticed(page, f"This file cannot be imported: {said}")
-    message["parent"] = message["id"]  # a circle
+    message["parent"] = message["id"]  # a cycle
     exported.write_text(json.dumps(file))
     chooser.set_input_files(exported)
     noticed(page, "is not a message before")
@@ -557,7 +554,7 @@ def test_settings_are_the_gateways(page: Page, server: Scripted) -> None:
     assert (temperature.get_attribute("min"), temperature.get_attribute("max")) == ("0", "2")
     expect(page.locator("#help-temperature")).to_have_text("0 is greedy; unset: the model's default · 0 to 2")
     temperature.fill("9")
-    temperature.blur()  # refused
+    temperature.blur()  # the value is rejected
     page.get_by_label("reasoning_effort").select_option("high")
     button(page, "Reset to defaults").click()
     expect(temperature).to_have_value("")
@@ -679,7 +676,7 @@ def test_the_documentation_asks_for_the_key(page: Page, server: Scripted) -> Non
     key.fill("wrong")
     key.press("Enter")
     expect(page.get_by_role("alert")).to_have_text("The server did not take this key: no such key")
-    key.fill("k-1\u200b23")  # no header can carry it
+    key.fill("k-1\u200b23")  # not allowed in a header
     key.press("Enter")
     expect(page.get_by_role("alert")).to_have_text("The server did not take this key:")
     expect(key).to_have_value("")
@@ -749,7 +746,7 @@ def test_a_full_storage_stops_nothing(page: Page, server: Scripted) -> None:
     )
     page.get_by_label("Model", exact=True).select_option("second/model")
     field(page).fill("Hello?\n\n\n")
-    assert field(page).evaluate("(area) => area.clientHeight >= area.scrollHeight")  # it grew with the text
+    assert field(page).evaluate("(area) => area.clientHeight >= area.scrollHeight")  # it has grown with the text
     field(page).press("Enter")
     finished(page)
     assert server.requests()[0]["model"] == "second/model"

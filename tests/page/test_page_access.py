@@ -36,7 +36,7 @@ def f(x: int) -> str: return "text" + str(12)
 
 
 def problems(page: Page) -> list[str]:
-    """Rules that are broken, with where. Of all impacts: the page has none to get used to."""
+    """Return violated rules with their places, for all impact levels."""
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
         f"{rule['id']} ({rule['impact']}): {node['target']} {node['failureSummary']}"

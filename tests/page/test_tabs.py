@@ -1,4 +1,4 @@
-"""Several tabs of one browser with the chat page."""
+"""Several tabs of one browser on the chat page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scripted import Scripted
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
-LOOK = "dispatchEvent(new Event('online'))"  # the page asks the server at once
-MAX_CONNECTIONS = 6  # of a browser to a server over HTTP/1.1
+LOOK = "dispatchEvent(new Event('online'))"  # makes the page check the server immediately
+MAX_CONNECTIONS = 6  # of a browser to one server with HTTP/1.1
 
 
 def another_tab(page: Page, server: Scripted) -> Page:
@@ -20,7 +20,7 @@ def another_tab(page: Page, server: Scripted) -> Page:
 
 
 def beside_a_writing_one(page: Page, server: Scripted) -> Page:
-    """Another tab with the chat "Tell", in which this one writes: its answer is "Once" until the server is released."""
+    """Open another tab with the chat "Tell" while this one streams: its response is "Once" until release()."""
     server.script(["Once", {"wait": True}, " more"])
     say(page, "Tell")
     expect(answers(page)).to_contain_text("Once")
@@ -73,7 +73,7 @@ def test_a_name_that_is_typed_stays_when_another_tab_changes_the_chat(page: Page
     button(other, "Older").click()
     say(other, "Again")
     finished(other, 2)
-    expect(page.locator(".chat-item").first.locator("input")).to_have_value("half")  # it is the newest now
+    expect(page.locator(".chat-item").first.locator("input")).to_have_value("half")  # now the newest chat
     button(other, "Rename: Older").click()
     other.get_by_role("textbox", name="Rename").fill("Renamed elsewhere")
     other.get_by_role("textbox", name="Rename").press("Enter")
@@ -112,7 +112,7 @@ def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, serv
     field(page).fill("a draft")
     button(other, "Delete: Tell").click()
     noticed(page, "This chat was deleted in another tab")
-    expect(field(page)).to_have_value("a draft")  # of a new chat now
+    expect(field(page)).to_have_value("a draft")  # now in a new chat
     for tab in (page, other):
         expect(tab.locator(".chat-title")).to_have_count(0)
     other.reload()
@@ -152,7 +152,7 @@ def test_an_answer_that_goes_on_is_the_one_that_is_stored(page: Page, server: Sc
     server.release()
     kept(page)
     other = another_tab(page, server)
-    # The button is of the answer as it was drawn, and the other tab's change comes before the next drawing.
+    # The button belongs to the response as it was drawn, and the other tab's change arrives before the next drawing.
     page.evaluate("""async () => {
       window.actions = await import("/page/state.js");
       const { messages, leaf } = actions.state.current;
@@ -186,7 +186,7 @@ def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripte
 
 def test_an_answer_whose_tab_is_closed_is_broken_off_in_the_others(page: Page, server: Scripted) -> None:
     other = beside_a_writing_one(page, server)
-    expect(answers(other)).to_contain_text("Once")  # it is kept
+    expect(answers(other)).to_contain_text("Once")  # it is stored
     page.close()
     expect(finished(other)).to_contain_text("The connection was lost in the middle of this answer")
     other.reload()
@@ -204,7 +204,7 @@ def test_fifty_tabs_share_six_connections_and_what_they_hear_of_the_server(
     for tab in tabs:
         tab.get_by_label("Model", exact=True).wait_for()
 
-    # Streams that have all connections, with questions and a message behind them.
+    # Streams use all connections, and questions and a message wait for one.
     streaming, waiting, rest = tabs[:MAX_CONNECTIONS], tabs[MAX_CONNECTIONS], tabs[MAX_CONNECTIONS + 1 :]
     slow = [*["word "] * 3, {"wait": True}, "end"]
     server.script(*[slow] * MAX_CONNECTIONS, "at last")

@@ -1,8 +1,8 @@
-"""Families that transformers does not have, computed with numpy in double precision, one plain line after the other.
+"""Families that transformers does not have, computed with numpy in double precision, in simple code.
 
-Written from what their published code computes: InternLM 1 and 2, Qwen 1, Baichuan 1 and 2 with 7 and with 13 billion
-parameters. `logits` takes a whole sequence at once. That is what a run token by token gives, since attention is causal
-and every rule for long contexts below depends on a token's position and the prompt's length alone.
+Written from their published code: InternLM 1 and 2, Qwen 1, Baichuan 1 and 2 with 7 and with 13 billion parameters.
+`logits` takes a whole sequence. The result equals a run token by token, because attention is causal, and every rule for
+long contexts depends only on a token's position and the prompt's length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class NumpyFamily:
-    """A config.json, the tensors that its checkpoints hold (name to shape) and what they compute."""
+    """A config.json, the tensors of its checkpoints (name to shape) and the function that they compute."""
 
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
@@ -40,7 +40,7 @@ def silu(x: Array) -> Array:
 
 
 def rotate(x: Array, bases: Array) -> Array:
-    """x [n, heads, d], the token at position p turned with the base bases[p]; pairs are (i, i + d / 2)."""
+    """x [n, heads, d]: rotates the token at position p with the base bases[p]; pairs are (i, i + d / 2)."""
     n, _, d = x.shape
     frequencies = bases[:, None] ** (-np.arange(0, d, 2) / d)  # [n, d / 2]
     angles = (np.arange(n)[:, None] * frequencies)[:, None, :]
@@ -55,7 +55,7 @@ def attend(q: Array, k: Array, v: Array, slopes: Array | None = None) -> Array:
     n, heads, d = q.shape
     k, v = (np.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
     scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(d)
-    distance = np.arange(n)[None, :] - np.arange(n)[:, None]  # of the key from the query
+    distance = np.arange(n)[None, :] - np.arange(n)[:, None]  # from the query to the key
     if slopes is not None:
         scores = scores + slopes[:, None, None] * distance
     scores = np.where(distance > 0, -np.inf, scores)
@@ -64,13 +64,13 @@ def attend(q: Array, k: Array, v: Array, slopes: Array | None = None) -> Array:
 
 
 def dynamic_bases(n: int, prompt: int, theta: float, factor: float, trained: int, d: int) -> Array:
-    """Dynamic NTK: the length that counts is the prompt's for its tokens and a token's own position after them."""
+    """Dynamic NTK: the length is the prompt's length for its tokens, and the position of a token after the prompt."""
     lengths = np.maximum(np.maximum(np.arange(1, n + 1), prompt), trained)
     return theta * (factor * lengths / trained - (factor - 1)) ** (d / (d - 2))
 
 
 def alibi_slopes(heads: int) -> Array:
-    """Press et al. 2021: powers of two; for other numbers of heads every second slope of the next power fills up."""
+    """Press et al. 2021: powers of two; for other numbers of heads, every second slope of the next power is added."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
@@ -78,7 +78,7 @@ def alibi_slopes(heads: int) -> Array:
 
 
 def log_n(n: int, trained: int) -> Array:
-    """[n, 1, 1]: what the query at a position is multiplied by: log_trained(position + 1), and 1 up to `trained`."""
+    """[n, 1, 1]: the factor of the query at each position: log_trained(position + 1), and 1 up to `trained`."""
     return (np.log(np.maximum(np.arange(1, n + 1), trained)) / np.log(trained))[:, None, None]
 
 
@@ -112,7 +112,7 @@ def _internlm2(
 
 
 def internlm2(bias: bool, *, trained: int = 512, dynamic: bool = False, with_log_n: bool = False) -> NumpyFamily:
-    """with_log_n: the engine's setting use_logn_attn, which no InternLM 2 has by itself."""
+    """with_log_n: the engine's setting use_logn_attn, which InternLM 2 does not set itself."""
     hidden, inter, heads, kv_heads, d, layers, vocab = 96, 160, 6, 2, 16, 3, 320
     config = {
         "architectures": ["InternLM2ForCausalLM"],
@@ -216,7 +216,7 @@ def qwen(trained: int) -> NumpyFamily:
     return NumpyFamily(config, shapes, _qwen)
 
 
-# --- Baichuan: the models with 7 billion parameters rotate, those with 13 billion have slopes
+# --- Baichuan: the models with 7 billion parameters have a rotation, those with 13 billion have ALiBi slopes
 
 
 def _baichuan(config: dict[str, Any], w: dict[str, Array], ids: Array, prompt: int) -> Array:
@@ -277,7 +277,7 @@ def baichuan(billions: int, version: int, heads: int = 6) -> NumpyFamily:
 
 
 class NumpyModel:
-    """A family with random weights, written to a folder as its checkpoints are."""
+    """A family with random weights, written to a folder like its checkpoints."""
 
     def __init__(self, family: NumpyFamily, folder: Path, seed: int) -> None:
         from safetensors.numpy import save_file
@@ -287,7 +287,7 @@ class NumpyModel:
         def values(name: str, shape: tuple[int, ...]) -> Array:
             noise = generator.standard_normal(shape)
             is_norm = len(shape) == 1 and not name.endswith(".bias")
-            # As for the models of transformers: logits spread over several units.
+            # As with the models of transformers: logits spread over several units.
             scaled = 1 + 0.2 * noise if is_norm else (0.3 if name.endswith(".bias") else 0.2) * noise
             return scaled.astype(np.float32)
 
@@ -299,7 +299,7 @@ class NumpyModel:
         self._weights = {name: weight.astype(np.float64) for name, weight in weights.items()}
 
     def logprobs(self, prompt: list[int], answer: list[int]) -> Array:
-        """[answer, vocab]: what it says at each token of an answer that is given to it."""
+        """[answer, vocab]: its log probabilities at each token of the given answer."""
         ids = np.array(prompt + answer)
         logits = self._family.logits(self._family.config, self._weights, ids, len(prompt))[len(prompt) - 1 : -1]
         shifted = logits - logits.max(-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Small random models of every family and what transformers, or numpy where it has none, says they generate."""
+"""Small random models of every family, and their output in transformers, or in numpy for families it does not have."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ from transformers import (
 
 from charonia.bench.random_model import write_byte_tokenizer
 
-# Transformers 5.17, which machines with a GPU may have, is without it.
+# Transformers 5.17, which machines with a GPU may have, does not have it.
 InternLM3Config = getattr(transformers, "InternLM3Config", None)
 if InternLM3Config is None and os.environ.get("CI") == "true":
     raise ImportError(f"transformers {transformers.__version__} has no InternLM3, which must not go untested unseen")
 
-# The models are tiny: more threads would only wait for each other.
+# The models are tiny, so more threads would only wait for each other.
 torch.set_num_threads(1)
 
 VOCAB = 320
-WINDOW = 24  # tokens, of the models that have one
+WINDOW = 24  # tokens, in models with a window
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 96,
@@ -121,13 +121,13 @@ _LONGROPE = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A config of transformers, or a family of numpy_models, and what to change in the config.json that it writes."""
+    """A config of transformers, or a family of numpy_models, with changes to its config.json."""
 
     config: Any
     rewrite: dict[str, Any] = field(default_factory=dict)
-    dropped: tuple[str, ...] = ()  # keys of config.json that the family's own files do not have
-    settings: dict[str, Any] = field(default_factory=dict)  # the engine's
-    stepwise: bool = False  # the reference must generate token by token: what it says depends on how it came there
+    dropped: tuple[str, ...] = ()  # keys of config.json that the family's original files do not have
+    settings: dict[str, Any] = field(default_factory=dict)  # of the engine
+    stepwise: bool = False  # the reference must generate token by token, because its output depends on this
 
 
 def _variant(
@@ -140,12 +140,12 @@ def _variant(
 
 
 def _with_images(config_class: type[Any], text: dict[str, Any], **vision: Any) -> Variant:
-    """A model that reads images as well, with a small vision tower."""
+    """Return a model that also reads images, with a small vision tower."""
     return Variant(config_class(text_config={**_BASE, **text}, vision_config=vision))
 
 
 def _beyond(variant: Variant, **settings: float) -> Variant:
-    """Of a model that is used for longer than it was trained."""
+    """Return a model that is used beyond its trained length."""
     stepwise = isinstance(variant.config, LlamaConfig)
     return replace(variant, settings={"session_len": 512, **settings}, stepwise=stepwise)
 
@@ -159,7 +159,7 @@ VARIANTS = {
     "llama-head-dim": _variant(head_dim=32),
     "llama-linear": _variant(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
     "llama-dynamic": _beyond(_variant(max_position_embeddings=100, rope_parameters=_DYNAMIC)),
-    # What its config.json does not say, the setting does.
+    # The setting sets what its config.json does not have.
     "llama-dynamic-by-setting": _beyond(
         _variant(
             rewrite={"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
@@ -173,7 +173,7 @@ VARIANTS = {
         rope_parameters=_YARN
         | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
     ),
-    # Saved by transformers 5, with YaRN added by hand as READMEs say.
+    # Saved by transformers 5, with YaRN added manually, as READMEs recommend.
     "llama-yarn-added": _variant(
         rewrite={
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
@@ -187,7 +187,7 @@ VARIANTS = {
     ),
     "ministral": _variant(MinistralConfig, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED),
     "cwm": _variant(CwmConfig, sliding_window=WINDOW, head_dim=16, rope_parameters=_LLAMA3_ROPE),
-    # The queries grow beyond 64 positions; prompts are shorter and longer.
+    # The queries grow beyond 64 positions. Prompts are shorter and longer than that.
     "ministral3": _variant(
         Ministral3Config,
         head_dim=16,
@@ -211,7 +211,7 @@ VARIANTS = {
         residual_multiplier=0.6,
         logits_scaling=0.4,
     ),
-    # The factor of attention that its class computes, and no norms after attention and feed-forward.
+    # The attention factor that its class computes, and no norms after attention and feed-forward.
     "hyperclovax-pre-norms": _variant(
         HyperCLOVAXConfig, use_post_norm=False, head_dim=20, dropped=("attention_multiplier",), attention_bias=True
     ),
@@ -263,7 +263,7 @@ VARIANTS = {
         **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
         deepstack_visual_indexes=[0],
     ),
-    # All experts of a layer are in two tensors.
+    # Two tensors contain all experts of a layer.
     "qwen3-vl-moe": _with_images(
         Qwen3VLMoeConfig,
         {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}
@@ -308,7 +308,7 @@ VARIANTS = {
         layer_types=_MIXED,
     ),
     "yi": _variant(rewrite={"model_type": "Yi"}, rope_parameters={"rope_type": "default", "rope_theta": 5000000.0}),
-    # transformers has no class for InternLM 1: it is Llama with biases on q, k, v and o.
+    # transformers has no class for InternLM 1, which is Llama with biases on q, k, v and o.
     "internlm": _variant(
         rewrite={"model_type": "internlm", "bias": True},
         dropped=("attention_bias",),
@@ -495,7 +495,7 @@ if InternLM3Config is not None:
 
 
 def _model(config: Any, **options: Any) -> PreTrainedModel:
-    """A random model of a config; of one that reads images as well, the whole."""
+    """Return a random model of a config; with images, the complete model."""
     causal = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     model: PreTrainedModel = causal.from_config(config, attn_implementation="eager", **options)
     return model.eval()
@@ -504,10 +504,10 @@ def _model(config: Any, **options: Any) -> PreTrainedModel:
 def write_model(
     folder: Path, variant: Variant, seed: int, dtype: torch.dtype = torch.float32, *, scale: float = 0.2
 ) -> PreTrainedModel:
-    """Writes a model of transformers and returns it, its weights rounded to `dtype` and held in fp32.
+    """Write a model of transformers and return it, with its weights rounded to `dtype` and stored in fp32.
 
     Weights are large enough that logits spread over several units and the most likely token is clear. scale: their
-    standard deviation, which a wider model needs less of.
+    standard deviation; a wider model needs a smaller one.
     """
     generator = torch.Generator().manual_seed(seed)
     model = _model(variant.config)
@@ -516,8 +516,8 @@ def write_model(
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if re.search(r"norm\d*\.weight$", name):
-                # Gemma's norms add 1 by themselves. Its scaled and tied embedding would have it repeat every token,
-                # were it not outweighed by what the layers add.
+                # Gemma's norms add 1. Without this, its scaled and tied embedding would outweigh the layers, and the
+                # model would repeat every token.
                 center = (8 if ".post_" in name else 0) if gemma else 1
                 weight.copy_(center + 0.2 * noise)
             elif name.endswith(".bias"):
@@ -527,7 +527,7 @@ def write_model(
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 bias.copy_(0.3 * torch.randn(bias.shape, generator=generator))
-    # Not model.to(dtype): that would round the rotary frequencies too, which no checkpoint holds.
+    # Not model.to(dtype), which would also round the rotary frequencies, which no checkpoint contains.
     for name, parameter in model.named_parameters():
         if not _stays_fp32(model, name):
             parameter.data = parameter.data.to(dtype)
@@ -537,7 +537,7 @@ def write_model(
     config = {**json.loads(file.read_text()), **variant.rewrite}
     file.write_text(json.dumps({key: value for key, value in config.items() if key not in variant.dropped}))
     write_byte_tokenizer(folder, VOCAB)
-    # Gemma's factor of the embedding is rounded with the weights.
+    # Gemma's embedding factor is rounded like the weights.
     scaling = getattr(model.get_input_embeddings(), "embed_scale", None)
     if scaling is not None:
         scaling.copy_(scaling.to(dtype))
@@ -545,13 +545,13 @@ def write_model(
 
 
 def _stays_fp32(model: PreTrainedModel, name: str) -> bool:
-    """Whether a weight is kept in fp32 by its family, as routers are."""
+    """Whether the family keeps a weight in fp32, such as the router's."""
     return any(kept in name for kept in model._keep_in_fp32_modules_strict or ())
 
 
 def load_model(folder: Path, variant: Variant, dtype: torch.dtype) -> PreTrainedModel:
-    """A written model as users of transformers have it: computed in `dtype`, but for what that library keeps in fp32,
-    such as the rotary frequencies."""
+    """Load a written model like users of transformers: computed in `dtype`, except for values that transformers keeps
+    in fp32, such as the rotary frequencies."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=variant.config, dtype=dtype, attn_implementation="eager", local_files_only=True
     )
@@ -566,7 +566,7 @@ def prompts_of(seed: int, lengths: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy tokens, the log probabilities of the whole vocabulary at each, and the least lead of a top token."""
+    """Greedy tokens, the log probabilities of the whole vocabulary at each, and the smallest lead of a top token."""
 
     token_ids: list[int]
     logprobs: torch.Tensor  # [tokens, vocab], float64
@@ -579,7 +579,7 @@ def _reference(token_ids: list[int], logprobs: torch.Tensor) -> Reference:
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> Reference:
-    """transformers' own generate, one prompt at a time and without an end token."""
+    """Generate with transformers, one prompt at a time and without an end token."""
     _forget_lengths(model)
     with torch.no_grad():
         out: Any = model.generate(
@@ -597,7 +597,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> Reference:
 
 
 def logprobs_of(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
-    """[answer, vocab]: what the model says at each token of an answer that is given to it."""
+    """[answer, vocab]: the model's log probabilities at each token of the given answer."""
     cache = DynamicCache(config=model.config)
     logits = []
     with torch.no_grad():
@@ -607,10 +607,10 @@ def logprobs_of(model: PreTrainedModel, prompt: list[int], answer: list[int]) ->
 
 
 def _pieces(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> list[list[int]]:
-    """The sequence in one piece, or where longrope turns to its long factors in the answer, in two.
+    """Split the sequence if longrope changes to its long factors within the answer; otherwise return it whole.
 
-    A step that goes beyond the original length is rotated by the long factors, all others are by the short ones. (When
-    it generates, transformers computes a sequence anew there, which needs twice the prefill for one token.)
+    A step beyond the original length uses the long factors for rotation, all others use the short ones. (When it
+    generates, transformers computes a sequence again there, which needs a prefill of twice the length for one token.)
     """
     whole = prompt + answer
     rotary = getattr(model.model, "rotary_emb", None)
@@ -621,7 +621,7 @@ def _pieces(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> lis
 
 
 def _forget_lengths(model: PreTrainedModel) -> None:
-    """Dynamic scaling remembers the longest sequence that it has seen: each prompt begins anew."""
+    """Reset dynamic scaling, which remembers the longest sequence, before each prompt."""
     rotary = getattr(model.model, "rotary_emb", None)
     if rotary is not None and getattr(rotary, "rope_type", "") == "dynamic":
         rotary.max_seq_len_cached = rotary.original_max_seq_len
@@ -629,7 +629,7 @@ def _forget_lengths(model: PreTrainedModel) -> None:
 
 
 class ReferenceModel:
-    """A model of a variant in a folder, and what is expected of the engine that runs it."""
+    """A model of a variant in a folder, and its expected output."""
 
     def __init__(self, variant: Variant, folder: Path, seed: int) -> None:
         self._stepwise = variant.stepwise
@@ -642,10 +642,10 @@ class ReferenceModel:
             self._torch = write_model(folder, variant, seed)
 
     def expected(self, prompt: list[int], answer: list[int]) -> Reference:
-        """The greedy answer, as long as `answer`.
+        """Return the greedy answer with the length of `answer`.
 
-        Unless it must be generated, it is found by giving `answer` to the model: where every token of it is the
-        most likely one after those before, it is the greedy answer, and where one is not, the first such token differs.
+        Unless it must be generated, it is computed by giving `answer` to the model. If each of its tokens is the most
+        likely one, it is the greedy answer. Otherwise the first other token is the difference.
         """
         if self._numpy is not None:
             logprobs = torch.from_numpy(self._numpy.logprobs(prompt, answer))
@@ -659,7 +659,7 @@ class ReferenceModel:
 
 
 def ranks(count: int) -> dict[str, int | str]:
-    """Settings for so many ranks: on a GPU each where there are so many, else all on the first."""
+    """Return settings for this number of ranks: each on its own GPU if there are enough, otherwise all on the first."""
     settings: dict[str, int | str] = {"tensor_para_size": count}
     if os.environ.get("CHARONIA_DEVICE") == "cuda" and torch.cuda.device_count() < count:
         settings["device_ids"] = ",".join(["0"] * count)

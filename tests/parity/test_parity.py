@@ -31,7 +31,7 @@ from charonia import Engine, Output, SamplingParams  # noqa: E402
 
 NEW_TOKENS = 128
 LENGTHS = (1, 5, 31, 64, 65, 150)
-# A lead below this is a tie that rounding may decide either way: such a model is replaced by the next seed's.
+# A smaller lead is a tie that rounding may decide either way: such a model is replaced by one with the next seed.
 TIE = 1e-4
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
 
@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_the_references_and_logprobs_are_within_1e_4_with_on
     for seed in range(20):
         folder = tmp_path / str(seed)
         model = ReferenceModel(variant, folder, seed)
-        # A small token budget cuts the longer prompts, so that prefill and decode share steps.
+        # A small token budget splits the longer prompts, so that prefill and decode share steps.
         outputs = generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16)
         references = [model.expected(prompt, output.token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
         if min(reference.least_lead for reference in references) >= TIE:
@@ -68,7 +68,7 @@ def test_greedy_tokens_equal_the_references_and_logprobs_are_within_1e_4_with_on
     else:
         pytest.fail("every seed has a tie")
     compare(outputs, references)
-    # A model that only repeats itself would prove little.
+    # A model that only repeats itself would not be a useful test.
     assert len({token for reference in references for token in reference.token_ids}) > 40
     compare(generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16, **ranks(2)), references)
 
@@ -117,13 +117,13 @@ def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transfor
     exact = said_by(model)
     ours = torch.cat([torch.tensor(output.logprobs, dtype=torch.float64) for output in outputs])
     theirs = said_by(load_model(tmp_path, VARIANTS[name], getattr(torch, dtype)))
-    # Found: 0.27 to 0.56 times theirs on average and 0.18 to 0.63 times at most.
+    # Measured: 0.27 to 0.56 times the reference's differences on average, and 0.18 to 0.63 times at most.
     assert (ours - exact).abs().mean() < (theirs - exact).abs().mean()
     assert (ours - exact).abs().max() < 2 * (theirs - exact).abs().max()
 
 
-# Found on average and at most over the four models: 0.011 to 0.031 and 0.06 to 0.27 with 8 bits, 0.21 to 0.60 and 1.7
-# to 5.2 with 4 bits, whose steps are 17 times as large. (Random weights make logits that spread far.)
+# Measured over the four models, on average and at most: 0.011 to 0.031 and 0.06 to 0.27 with 8 bits, 0.21 to 0.60 and
+# 1.7 to 5.2 with 4 bits, whose steps are 17 times as large. (Random weights give logits with a wide spread.)
 @pytest.mark.parametrize(("bits", "mean", "greatest"), [(8, 0.06, 0.6), (4, 1.2, 8.0)])
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3", "gemma2"])
 def test_with_a_quantised_cache_logprobs_stay_near_to_those_of_fp32(
@@ -152,7 +152,7 @@ CONTEXT_DEPENDENT = (
 def test_results_do_not_depend_on_prefix_hits_and_chunks(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]
     ReferenceModel(variant, tmp_path, 3)
-    # Prompts of different lengths with the same beginning, shorter and longer than the trained length and the window.
+    # Prompts of different lengths with the same prefix, shorter and longer than the trained length and the window.
     longest = prompts_of(9, [200])[0]
     prompts = [longest[:length] for length in (35, 70, 99, 130, 161, 200)]
 
@@ -163,7 +163,7 @@ def test_results_do_not_depend_on_prefix_hits_and_chunks(name: str, tmp_path: Pa
     whole = plain(generate(tmp_path, variant, prompts, enable_prefix_caching=False, **common))
     settings = {**common, "token_budget": 23, "enable_prefix_caching": True}
     with Engine.from_pretrained(tmp_path, **{**variant.settings, **settings}) as engine:
-        # One after the other, so that each finds what those before it left; then again, and all at once.
+        # One after the other, so that each uses the blocks of earlier ones; then again, and all together.
         one_by_one = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
         again = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
         together = engine.generate(prompts, GREEDY)

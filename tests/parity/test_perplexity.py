@@ -1,4 +1,4 @@
-"""Perplexity by a sliding window is what transformers' documentation computes."""
+"""Perplexity with a sliding window equals the computation in transformers' documentation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_perplexity_equals_that_of_transformers(name: str, tmp_path: Path) -> No
         for length, stride in ((512, 256), (700, 700)):
             expected = documented(reference, ids, length, stride)
             assert perplexity(engine, ids, length, stride) == pytest.approx(expected, rel=1e-5)
-            # In 16 bits, arithmetic rounds; the weights are the same.
+            # Arithmetic in 16 bits rounds; the weights are equal.
             with Engine.from_pretrained(folder, dtype="bf16", cache_max_entry_count=60) as half:
                 found = compare(half, engine, ids, length, stride)
             print(name, expected, found)

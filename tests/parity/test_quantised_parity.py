@@ -1,6 +1,6 @@
-"""Quantised models answer as transformers does with the weights that their codes stand for, in fp32 arithmetic.
+"""Quantised models give the results of transformers with the dequantised weights, in fp32 arithmetic.
 
-What the weights stand for is said by compressed-tensors, by transformers for GPT-OSS' MXFP4, or by numpy for the other
+The dequantised weights come from compressed-tensors, from transformers for GPT-OSS' MXFP4, or from numpy for the other
 formats (tests/quantised_models.py).
 """
 
@@ -26,13 +26,13 @@ from charonia.weights.convert import convert  # noqa: E402
 
 NEW_TOKENS = 32
 LENGTHS = (1, 5, 31, 65)
-# A lead below this is a tie that rounding may decide either way.
+# A smaller lead is a tie that rounding may decide either way.
 TIE = 1e-4
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
 
 
 def sized(name: str, **other: int) -> Variant:
-    """A variant whose sizes are multiples of two groups, for two ranks."""
+    """Return a variant whose sizes are multiples of two groups, for two ranks."""
     config = VARIANTS[name].config
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
     sizes |= other
@@ -42,7 +42,7 @@ def sized(name: str, **other: int) -> Variant:
 
 
 def make(variant: Variant, form: str, folder: Path, seed: int = 3) -> tuple[Path, PreTrainedModel]:
-    """A quantised folder, and the dense model of what its weights stand for."""
+    """Create a quantised folder and the dense model of its dequantised weights."""
     dense, quantised, meant = folder / "dense", folder / "quantised", folder / "meant"
     write_model(dense, variant, seed)
     tensors = quantise(dense, quantised, form)
@@ -57,7 +57,7 @@ def answers(folder: Path, variant: Variant, **settings: Any) -> list[Output]:
 
 
 def differences(outputs: list[Output], model: PreTrainedModel) -> torch.Tensor:
-    """`errors`; fails where a clear greedy token is another one."""
+    """Return `errors`. Fails if a clear greedy token differs."""
     for prompt, output in zip(prompts_of(7, LENGTHS), outputs, strict=True):
         expected = logprobs_of(model, prompt, output.token_ids)
         leads = expected.topk(2).values
@@ -84,7 +84,7 @@ def test_every_format_answers_as_the_weights_that_it_stands_for(form: str, tmp_p
         *((name, GPT_OSS) for name in ("mixtral", "qwen3-moe-dense-layers")),
         *(("qwen2-moe", form) for form in ("w4a16 zeros", "gptq")),
         *(("glm4-moe", form) for form in ("awq", "fp8 of DeepSeek")),
-        # Rotation by pairs of neighbours, which no permutation of rows at load could serve with AWQ.
+        # Interleaved rotation: with AWQ, rows cannot be permuted during loading.
         *(("ernie4.5", form) for form in ("awq", "gptq")),
         ("qwen3", "fp8 in blocks of 128"),
     ],
@@ -92,7 +92,7 @@ def test_every_format_answers_as_the_weights_that_it_stands_for(form: str, tmp_p
 def test_every_group_of_families_answers_so_in_place_and_converted_with_one_rank_and_two(
     name: str, form: str, tmp_path: Path
 ) -> None:
-    # Of blocks of 128, the last of 192 columns is short; those of 256 ranks may have halves of.
+    # With blocks of 128, the last of 192 columns is short. With blocks of 256, a rank may have half a block.
     sizes = {"hidden_size": 192, "head_dim": 64, "intermediate_size": 256} if form.endswith("of 128") else {}
     variant = sized(name, **sizes)
     folder, model = make(variant, form, tmp_path)
@@ -107,15 +107,15 @@ def test_every_group_of_families_answers_so_in_place_and_converted_with_one_rank
 
 
 def rounded_to_int8(x: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """Activations that have gone through 8 bits; scale: of all, or of each row its largest magnitude's."""
+    """Round activations to 8 bits. scale: one scale for all; None: each row's largest magnitude."""
     step = x.abs().amax(-1, keepdim=True) / 127 if scale is None else torch.tensor(scale)
     codes = torch.where(step > 0, x / step, 0).round().clamp(-127, 127)
     return codes * step
 
 
-# Found on average: 0.001 to 0.014 from a model whose activations are rounded alike, dynamically (a sum that fp32 rounds
-# otherwise may turn a code), and 0.12 to 0.31 from one whose activations are not. With a static scale, which clips
-# here, 1e-6 to 0.002, and 3.2 to 3.5.
+# Measured on average: 0.001 to 0.014 from a model with equally, dynamically rounded activations (other rounding of a
+# sum in fp32 may change a code), and 0.12 to 0.31 from one without rounding. With a static scale, which clips here:
+# 1e-6 to 0.002, and 3.2 to 3.5.
 @pytest.mark.parametrize("form", ["w8a8 dynamic", "w8a8 static"])
 @pytest.mark.parametrize("name", ["llama3", "phi3", "mixtral"])
 def test_int8_activations_are_rounded_as_the_checkpoint_says(
@@ -129,7 +129,7 @@ def test_int8_activations_are_rounded_as_the_checkpoint_says(
     exact = errors(outputs, model)
     scale = float(torch.tensor(0.03, dtype=torch.bfloat16)) if form.endswith("static") else None
     linear = torch.nn.functional.linear
-    dense = (VOCAB, getattr(variant.config, "num_local_experts", VOCAB))  # rows of the output layer, of the router
+    dense = (VOCAB, getattr(variant.config, "num_local_experts", VOCAB))  # rows of the output layer and of the router
 
     def rounded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(x if len(weight) in dense else rounded_to_int8(x, scale), weight, bias)
@@ -140,7 +140,7 @@ def test_int8_activations_are_rounded_as_the_checkpoint_says(
 
 
 def errors(outputs: list[Output], model: PreTrainedModel) -> torch.Tensor:
-    """Of the log probabilities of the tokens that were answered."""
+    """Return the errors of the log probabilities of the generated tokens."""
     found = []
     for prompt, output in zip(prompts_of(7, LENGTHS), outputs, strict=True):
         expected = logprobs_of(model, prompt, output.token_ids)

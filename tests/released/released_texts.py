@@ -42,7 +42,7 @@ TEXTS = [form(sentences) for sentences in SENTENCES.values() for form in FORMS] 
 
 
 def long_text() -> str:
-    """More than 4,000 tokens, which do not depend on changes of the repository's documents."""
+    """Return more than 4,000 tokens, independent of the repository's documents."""
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("charonia/quality/data/text.txt", "LICENSE")]
     return "\n\n".join([*texts, *("\n".join(sentences) for sentences in SENTENCES.values())])
 

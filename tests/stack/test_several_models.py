@@ -188,7 +188,7 @@ def test_charonia_web_offers_both_models(two: Two, alice: httpx.Client, tmp_path
         process = subprocess.Popen(command, env=env, cwd=tmp_path, stderr=stream)
     try:
         deadline = time.monotonic() + HANG_S
-        while not all(f"{model} at {two.stack.grpc} answers" in log.read_text() for model in MODELS):
+        while not all(f"{model} at {two.stack.grpc} is ready" in log.read_text() for model in MODELS):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S, trust_env=False) as web:

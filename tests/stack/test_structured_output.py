@@ -73,7 +73,7 @@ async def test_completions_accept_both_fields(stack: Stack, model: str) -> None:
             "at /not",
         ),
         ({"structured_outputs": {"regex": "a(b"}}, "structured_outputs", "regex"),
-        ({"structured_outputs": {"grammar": "x ::= 1"}}, "structured_outputs", "ebnf_grammar"),
+        ({"structured_outputs": {"grammar": "x ::= 1"}}, "structured_outputs", "is not understood"),
         ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs", "guide_max_bytes"),
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, None, "min_tokens"),
     ],
@@ -119,7 +119,5 @@ async def test_client_sends_every_type_and_metrics_count_grammars(stack: Stack) 
     counted = dict(
         re.findall(r"^(charonia_guide_\w+|charonia_token_mask_seconds_count)(?:\{[^}]*\})? (\S+)$", text, re.M)
     )
-    assert float(counted["charonia_guide_cache_hits_total"]) >= 1
-    assert float(counted["charonia_guide_cache_misses_total"]) >= 5
     assert float(counted["charonia_guide_compile_seconds_count"]) >= 5
     assert float(counted["charonia_token_mask_seconds_count"]) >= 10

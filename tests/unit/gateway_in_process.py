@@ -1,4 +1,4 @@
-"""The gateway's application over HTTP, in this process, in front of a server that does what a test tells it to."""
+"""The gateway's application over HTTP in this process, with a server that a test controls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HANG_S = 120
 
 @asynccontextmanager
 async def gateway(credentials: Any = None, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
-    """Its client, and the one server behind it, which has TLS with `credentials` (grpc.ServerCredentials)."""
+    """Yield a client of the gateway, and its one server, which uses TLS with `credentials` (grpc.ServerCredentials)."""
     async with Double(credentials) as server:
         app = create_app(Settings(_env_file=None, triton_endpoints=server.target, model_name=MODEL, **settings))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -29,7 +29,7 @@ async def gateway(credentials: Any = None, **settings: Any) -> AsyncIterator[tup
 
 @asynccontextmanager
 async def listening(app: Any) -> AsyncIterator[str]:
-    """The URL of an application whose lifespan has begun."""
+    """Yield the URL of an application after the start of its lifespan."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
     running = asyncio.create_task(server._serve())
     while not server.started:

@@ -1,4 +1,4 @@
-"""Random answers that follow a guide, for tests: what a grammar allows, some seed comes to."""
+"""Random responses that follow a guide, for tests: some seed produces each text that a grammar allows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from charonia import Engine, SamplingParams
 
 
 class Walks:
-    """Every seed has tokens of its own that are likelier. What ends or closes something is too, more or less, so that
-    some answers end at once and others go on."""
+    """For each seed, other tokens are more probable. Tokens that end or close something are more probable too, to a
+    different degree, so that responses have different lengths."""
 
     def __init__(self, engine: Engine) -> None:
         handle = engine._open()

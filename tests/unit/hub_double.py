@@ -1,4 +1,4 @@
-"""Stands for the Hugging Face hub: serves folders as models, counts what it sends."""
+"""A double of the Hugging Face hub: serves folders as models, and counts the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ REVISIONS = {"main": COMMIT, COMMIT: COMMIT, "v1": "d" * 40, "d" * 40: "d" * 40}
 
 
 class HubDouble:
-    """`models` maps a hub id to its folder. Ids in `gated` show what they have and send no file."""
+    """`models` maps a hub id to its folder. Ids in `gated` list their files but do not send them."""
 
     def __init__(self, models: dict[str, Path], gated: tuple[str, ...] = ()) -> None:
         self.models = models
         self.gated = gated
-        self.sent: dict[str, int] = {}  # bytes of each file's contents
-        self.ranges: dict[str, list[str]] = {}  # that were asked for, "" for a whole file
+        self.sent: dict[str, int] = {}  # bytes sent of each file
+        self.ranges: dict[str, list[str]] = {}  # requested ranges, "" for a whole file
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever)
 

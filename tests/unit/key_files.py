@@ -12,7 +12,7 @@ PAST = datetime.now(timezone.utc) - timedelta(days=1)
 
 
 class KeyFile:
-    """A file, and the keys that it was given by their names."""
+    """A file with keys, and the keys by their names."""
 
     def __init__(self, path: Path, **made: dict[str, Any]) -> None:
         self.path = path

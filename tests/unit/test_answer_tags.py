@@ -9,7 +9,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ sys.path.append(str(ROOT / "tests" / "stack"))
 
 import answer_formats  # noqa: E402
 import answer_guide  # noqa: E402
-import parse  # noqa: E402
 import tiny_models  # noqa: E402
 from answer_guide import ToolChoice  # noqa: E402
 from charonia_answers import beside_calls  # noqa: E402
 from charonia_answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from charonia_answers.lark import grammars_of  # noqa: E402
 from charonia_answers.reading import Reader  # noqa: E402
 from charonia_answers.tag_parts import NoTagError  # noqa: E402
 from charonia_answers.xml import text_parameters  # noqa: E402
@@ -98,7 +99,7 @@ class Model:
     def __init__(self, folder: Path, kind: tiny_models.TokenizerKind, special: bool) -> None:
         marks = {"special": MARKS} if special else {"added": [*MARKS, *JOINED]}
         tiny_models.write_model(folder, kind, "babbler", hidden=128, positions=512, **marks)  # type: ignore[arg-type]
-        self.engine = Engine.from_pretrained(folder, threads=1, guide_timeout_s=120)
+        self.engine = Engine.from_pretrained(folder, threads=1)
         self.tokenizer = self.engine.tokenizer
         made = build_token_table(self.tokenizer, self.engine.info.vocab_size)
         self.table = TokenTable(
@@ -126,7 +127,7 @@ class Model:
                 "SentencePiece reads the bars in DeepSeek's marks as spaces, and DeepSeek has no such tokenizer"
             )
         names = {"CHARONIA_TOOL_CALL_PARSER": calls, "CHARONIA_REASONING_PARSER": reasoning}
-        return answer_formats.AnswerFormats("", names)
+        return answer_formats.AnswerFormats("", names, self.special)
 
     def guide(self, formats: Any, choice: ToolChoice, functions: list[Any], prompt: str = "", **more: Any) -> Any:
         guides = answer_guide.AnswerGuides(formats, self.special, GUIDE_MAX_BYTES)
@@ -134,7 +135,12 @@ class Model:
         return guides.make(prompt, functions, choice, more.pop("parallel", True), given)
 
     def sample(
-        self, guide: Any, options: str, seeds: int, bias: Mapping[int, float] | None = None, first: int = 1
+        self,
+        guide: Any,
+        reader: Callable[[], Reader],
+        seeds: int,
+        bias: Mapping[int, float] | None = None,
+        first: int = 1,
     ) -> Iterator[Any]:
         """What the parser reads of answers that have ended. The tokenizer that is trained is not the same in every run,
         and all answers may go on beyond max_tokens: then it is asked again."""
@@ -150,11 +156,16 @@ class Model:
                 ended = True
                 size = len(self.table.join(np.array(answer.token_ids)))
                 span = (size - len(answer.text.encode()), size)  # without a leading space
-                part = parse.Answers(self.table).read(options, 0, answer.token_ids, span, last=True)
+                tokens = [(token, self.table.piece(token)) for token in answer.token_ids]
+                part: Any = reader().read(tokens, span, last=True)
                 part.text = answer.text
                 yield part
             if ended:
                 return
+
+
+def reader_of(formats: Any, prompt: str, functions: Any) -> Callable[[], Reader]:
+    return partial(Reader, formats.describe(), functions, in_reasoning=formats.in_reasoning(prompt))
 
 
 @pytest.fixture(
@@ -191,13 +202,14 @@ def calls_of(part: Any) -> list[tuple[str, Any]]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_forced_calls_are_read_as_calls_and_nothing_else(model: Model, format: str) -> None:
     formats, functions = model.formats(format), functions_of(format)
-    options = formats.options("", functions, True)
+    reader = reader_of(formats, "", functions)
     several = model.guide(formats, ToolChoice("required"), functions)
     found = []
-    for part in model.sample(several, options, 16):
+    for part in model.sample(several, reader, 16):
         assert (part.content, part.reasoning) == ("", ""), part.text
         found.append(calls_of(part))
     assert found and all(found), "no answer has ended, or one has no call"
@@ -206,21 +218,22 @@ def test_forced_calls_are_read_as_calls_and_nothing_else(model: Model, format: s
         (ToolChoice("function", "get_weather"), True, {"get_weather"}),
     ):
         one = model.guide(formats, choice, functions, parallel=parallel)
-        counts = [calls_of(part) for part in model.sample(one, options, 8)]
+        counts = [calls_of(part) for part in model.sample(one, reader, 8)]
         assert counts and all(len(calls) == 1 and calls[0][0] in names for calls in counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
     formats, functions = model.formats(format), functions_of(format)
-    options = formats.options("", functions, True)
+    reader = reader_of(formats, "", functions)
     guide = model.guide(formats, ToolChoice("auto"), functions)
     begin = model.tokenizer.get_vocab().get(CALL_FORMATS[format].begin[0])
     # A call and the end of the answer are more likely than all other marks together.
     bias = {**model.bias, **dict.fromkeys(model.engine.info.end_ids, 11.0), **({} if begin is None else {begin: 11.0})}
     found: list[tuple[str, Any]] = []
     for first in range(1, 2000, 200):  # answers that end may have no calls
-        found += [(part.content, calls_of(part)) for part in model.sample(guide, options, 24, bias, first)]
+        found += [(part.content, calls_of(part)) for part in model.sample(guide, reader, 24, bias, first)]
         if any(calls for _, calls in found):
             break
     assert any(calls for _, calls in found)
@@ -228,13 +241,14 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
         assert not any(begin in content for begin in CALL_FORMATS[format].begin) or model.special
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # others differ in their marks alone
 @pytest.mark.parametrize("prompt", ["", "open", "closed"])
 def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: str, prompt: str) -> None:
     formats = model.formats("hermes", reasoning)
     marks = REASONING_FORMATS[reasoning]
     text = {"": "", "open": marks.begin + "\n", "closed": f"{marks.begin}\n\n{marks.end}\n\n"}[prompt]
-    options = formats.options(text, FUNCTIONS, True)
+    reader = reader_of(formats, text, FUNCTIONS)
     free = json.dumps(OLDER_TAG)
     seen = set()
     for sent, check in (
@@ -246,25 +260,27 @@ def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: s
         (("structural_tag", free), lambda text: bool(re.fullmatch("[^(]*", re.sub(TAGGED, "", text)))),
     ):
         guide = model.guide(formats, ToolChoice("auto"), [], text, given=sent)
-        assert (guide.text == sent[1]) is (prompt == "closed")
-        for part in model.sample(guide, options, 6):
+        alone = answer_guide.Guide(*sent) if sent[0] in ("json_schema", "choice", "regex") else guide
+        assert (guide == alone) is (prompt == "closed" or alone is guide)
+        for part in model.sample(guide, reader, 6):
             check(part.content)
             if sent[1] != free:  # text that is free may have marks of its own
                 seen.add(bool(part.reasoning))
     assert seen and (prompt != "closed" or seen == {False}) and (prompt == "closed" or True in seen)
     forced = model.guide(formats, ToolChoice("required"), FUNCTIONS, text)
-    assert all(calls_of(part) and not part.content for part in model.sample(forced, options, 6))
+    assert all(calls_of(part) and not part.content for part in model.sample(forced, reader, 6))
 
 
 def test_a_guide_beside_tools_is_for_answers_without_calls(model: Model) -> None:
     formats = model.formats("hermes")
-    options = formats.options("", FUNCTIONS, True)
+    reader = reader_of(formats, "", FUNCTIONS)
     guide = model.guide(formats, ToolChoice("auto"), FUNCTIONS, given=("choice", '["yes", "no"]'))
-    parts = [*model.sample(guide, options, 16), *model.sample(guide, options, 8, dict.fromkeys(model.yes, 20.0))]
+    parts = [*model.sample(guide, reader, 16), *model.sample(guide, reader, 8, dict.fromkeys(model.yes, 20.0))]
     assert all(part.content in ("yes", "no") if not calls_of(part) else not part.content for part in parts)
     assert {bool(part.calls) for part in parts} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["qwen3_coder", "glm45", "mistral_named", "gemma4", "kimi_k2", "lfm2"])
 def test_json_beside_tools_has_no_calls_in_it(model: Model, format: str) -> None:
     formats, functions = model.formats(format), [{"name": "get"}]
@@ -274,9 +290,8 @@ def test_json_beside_tools_has_no_calls_in_it(model: Model, format: str) -> None
     for guide in (("json", ""), ("json_schema", json.dumps(schema))):
         made = model.guide(formats, ToolChoice("auto"), functions, given=guide)
         plain = [begin for begin in CALL_FORMATS[format].begin if begin not in model.special]
-        parts = json.loads(made.text)["format"]["elements"]
-        assert len(parts) == 2 and parts[1].get("excludes", []) == plain
-        for part in model.sample(made, formats.options("", functions, True), 12, bias):
+        assert ("^[^" in made.text) is bool(plain), made.text
+        for part in model.sample(made, reader_of(formats, "", functions), 12, bias):
             assert bool(part.calls) is not bool(part.content), part
             found += 1
             if part.content:
@@ -387,17 +402,10 @@ def test_a_large_schema_that_many_parameters_refer_to_is_looked_at_once() -> Non
 
 
 def test_special_tokens_are_in_a_text_only_where_its_tag_names_them(model: Model) -> None:
-    other = {"type": "token", "token": "[ARGS]"}
-    triggered = {"begin": other, "content": {"type": "const_string", "value": ""}, "end": ""}
-    for format in (
-        {"type": "any_text"},
-        {"type": "any_text", "excludes": ["xyz"]},
-        {"type": "any_tokens", "exclude_tokens": []},
-        {"type": "token_triggered_tags", "trigger_tokens": ["[ARGS]"], "tags": [triggered]},
-        {"type": "token_dispatch", "rules": [["[ARGS]", {"type": "const_string", "value": ""}]]},
-    ):
+    other = {"type": "token", "token": model.tokenizer.convert_tokens_to_ids("[ARGS]")}
+    for format in ({"type": "any_text"}, {"type": "any_text", "excludes": ["xyz"]}):
         for more in (format, {"type": "sequence", "elements": [format, other]}):
-            tag = json.dumps({"format": more})
+            tag = grammars_of(more, "tag", model.special)
             params = SamplingParams(max_tokens=40, temperature=2.0, logit_bias=model.bias, n=4, seed=2)
             for answer in model.engine.generate("x", params, guide=Guide("structural_tag", tag)):
                 ids = set(answer.token_ids) & {*model.special.values()} - {*model.engine.info.end_ids}
@@ -413,10 +421,10 @@ HOSTILE = ['say "hi"', "a\\b", "</tool_call>", "[TOOL_CALLS]", "\u2028 \U0001f40
 def test_names_with_quotes_or_markup_are_names(model: Model, format: str) -> None:
     functions = [{"name": name} for name in HOSTILE]
     formats = model.formats(format)
-    options = formats.options("", functions, True)
+    reader = reader_of(formats, "", functions)
     for name in HOSTILE:
         guide = model.guide(formats, ToolChoice("function", name), functions)
-        for part in model.sample(guide, options, 2):
+        for part in model.sample(guide, reader, 2):
             assert [delta["name"] for delta in part.calls if "name" in delta] == [name]
             assert part.content == ""
 
@@ -512,7 +520,7 @@ def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
     function = strict({"type": "object", "properties": {"a": texts}, "required": ["a"]})
     guide = model.guide(formats, ToolChoice("function", "f"), [function])
     found = 0
-    for part in model.sample(guide, formats.options("", [function], True), 16):
+    for part in model.sample(guide, reader_of(formats, "", [function]), 16):
         (call,) = part.calls
         assert call["complete"] and "<" not in json.loads(call["arguments"], strict=False)["a"][0]
         found += 1
@@ -529,8 +537,8 @@ def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
 def test_a_guide_beside_strict_functions_is_blamed_for_what_is_wrong_with_it(model: Model) -> None:
     formats, functions = model.formats("hermes"), [{"name": "f", "strict": True}]
     for sent, says in (
-        (("regex", "[b-a]"), "guided_decoding_guide: the regular expression cannot be compiled: "),
-        (("ebnf_grammar", "root ::= x"), 'guided_decoding_guide: the grammar cannot be compiled: .*Rule "x"'),
+        (("regex", "[a"), "guided_decoding_guide: at byte 0 of the regular expression: a class without an end"),
+        (("ebnf_grammar", "start: %json []"), "guided_decoding_guide: after %json an object is expected"),
         (("json_schema", '{"not": {}}'), "guided_decoding_guide: the JSON schema, at /not: "),
     ):
         guide = model.guide(formats, ToolChoice("auto"), functions, given=sent)
@@ -544,9 +552,8 @@ def test_a_begun_answer_is_content(model: Model) -> None:
     auto, none = ToolChoice("auto"), answer_guide.Guide()
     strict_function = [{"name": "f", "strict": True}]
     begun = {"num_begun": 3}
-    assert "reasoning" not in json.loads(formats.options("x\nSo ", [], True, **begun))
-    made = json.loads(guides.make("x\nSo ", strict_function, auto, True, none, **begun).text)
-    assert "think" not in json.dumps(made["format"]) and str(model.special.get("<think>", "no")) not in json.dumps(made)
+    made = guides.make("x\nSo ", strict_function, auto, True, none, **begun).text
+    assert "think" not in made and f"<[{model.special.get('<think>')}]>" not in made
     for prompt, choice, sent, says in (
         ("x\nSo ", ToolChoice("required"), none, "calls are forced"),
         ("x\nSo ", auto, answer_guide.Guide("json"), "a guide says what the whole answer is"),
@@ -572,11 +579,12 @@ def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model:
         prompt = f"x\n{begun or ''}"
         more = {"num_begun": len(begun)} if begun else {}
         made = guides.make(prompt, strict_function, ToolChoice("auto"), True, answer_guide.Guide(), **more)
-        options = formats.options(prompt, strict_function, True, **more)
         params = SamplingParams(max_tokens=4, temperature=0, logit_bias={bracket: 100.0})
         [answer] = model.engine.generate("x", params, guide=Guide(made.type, made.text))
         assert answer.text.lstrip().startswith("{{" if begun else '{"')
-        assert json.loads(options).get("continued") == (True if begun else None)
+        reader = Reader(formats.describe(), strict_function, begun=begun)
+        part = reader.read([(-1, b'{"name": "f", "parameters": {}}')], (0, 99), last=True)
+        assert bool(part.calls) == (begun is None)
 
 
 def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None:
@@ -585,7 +593,7 @@ def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None
     schema = {"type": "object", "properties": {"name": {"const": "get"}, "parameters": {"const": {}}}}
     schema["required"] = ["name", "parameters"]  # type: ignore[assignment]
     guide = model.guide(formats, ToolChoice("auto"), [], given=("json_schema", json.dumps(schema)))
-    parts = [*model.sample(guide, formats.options("", None, True), 4)]
+    parts = [*model.sample(guide, reader_of(formats, "", None), 4)]
     assert parts and all(not part.calls and json.loads(part.content)["name"] == "get" for part in parts)
 
 
@@ -657,7 +665,7 @@ def test_enum_const_and_type_are_all_kept(model: Model, format: str) -> None:
     function = strict({"type": "object", "properties": properties, "required": ["a", "b", "c"]})
     formats = model.formats(format)
     guide = model.guide(formats, ToolChoice("required"), [function], parallel=False)
-    found = [part.calls for part in model.sample(guide, formats.options("", [function], True), 8)]
+    found = [part.calls for part in model.sample(guide, reader_of(formats, "", [function]), 8)]
     values = [json.loads("".join(delta.get("arguments", "") for delta in calls)) for calls in found]
     assert values and all(one == {"a": "y", "b": "x", "c": {}} for one in values)
 
@@ -671,7 +679,7 @@ def test_arguments_in_python_have_commas_between_them(model: Model, format: str,
     formats = model.formats(format)
     guide = model.guide(formats, ToolChoice("function", "f"), [function])
     found = set()
-    for part in model.sample(guide, formats.options("", [function], True), 24):
+    for part in model.sample(guide, reader_of(formats, "", [function]), 24):
         inner = part.text[part.text.index("(") + 1 : part.text.rindex(")")]
         assert not inner.startswith(",") and not inner.endswith(","), part.text
         arguments = json.loads("".join(delta.get("arguments", "") for delta in part.calls), strict=False)
@@ -761,7 +769,7 @@ def test_a_parameter_has_the_definitions_that_it_refers_to(model: Model) -> None
     guide = model.guide(model.formats("qwen3_coder"), ToolChoice("required"), [strict(schema)])
     decode = json.JSONDecoder().raw_decode
     made = [decode(guide.text, found.end())[0] for found in re.finditer(r'"\$defs":', guide.text)]
-    assert made == [used]
+    assert [{name: one[name] for name in one if name != "any-json"}.keys() for one in made] == [used.keys()]
     model.engine.generate("x", SamplingParams(max_tokens=1), guide=Guide(guide.type, guide.text))
 
 
@@ -770,6 +778,7 @@ def real_schemas() -> list[Any]:
     return [one for one in schemas() if one.get("type") == "object"][::16]
 
 
+@pytest.mark.slow
 @TEXT
 @pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "glm45", "gemma4", "kimi_k2", "lfm2"])
 def test_arguments_follow_schemas_of_the_real_world(model: Model, format: str) -> None:
@@ -777,7 +786,7 @@ def test_arguments_follow_schemas_of_the_real_world(model: Model, format: str) -
     for schema in real_schemas():
         formats, function = model.formats(format), {"name": "f", "strict": True, "parameters": schema}
         guide = model.guide(formats, ToolChoice("function", "f"), [function])
-        for part in model.sample(guide, formats.options("", [function], True), 2):
+        for part in model.sample(guide, reader_of(formats, "", [function]), 2):
             arguments = "".join(delta.get("arguments", "") for delta in part.calls)
             jsonschema.Draft202012Validator(schema).validate(json.loads(arguments, strict=False))
             found += 1
@@ -807,6 +816,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(sorted(CALL_FORMATS)), ANYTHING, ANYTHING, st.dictionaries(KEYWORDS, ANYTHING, max_size=4))
 def test_whatever_a_function_is_it_is_taken_or_refused(format: str, name: Any, inner: Any, schema: Any) -> None:
@@ -818,7 +828,7 @@ def test_whatever_a_function_is_it_is_taken_or_refused(format: str, name: Any, i
         Reader(formats.describe(), json.loads(tools))
         with contextlib.suppress(PromptError):
             guide = guides.make("", functions, ToolChoice("required"), True, answer_guide.Guide())
-            assert isinstance(json.loads(guide.text)["format"], dict)
+            assert json.loads(guide.text)["grammars"]
 
 
 def test_which_parameters_are_texts() -> None:

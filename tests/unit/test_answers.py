@@ -82,7 +82,7 @@ def calls_of(found: Joined) -> list[tuple[str, Any]]:
     return [(name, json.loads(arguments)) for name, arguments, _ in found.calls]
 
 
-# What models of each format write: format, reasoning, answer, then content, reasoning and calls of it.
+# Outputs of models: format, reasoning format, text, then its content, reasoning and calls.
 WEATHER = ("get_weather", PARIS)
 RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", None, "The capital is Paris.\n", "The capital is Paris.\n", "", []),
@@ -312,7 +312,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "Hm.",
         [WEATHER, ("add", {})],
     ),
-    (  # values of more lines, JSON, and what is none; Python's words; an end that is missing
+    (  # values with several lines, JSON and other texts; Python's words; a missing end
         "qwen3_coder",
         None,
         '<tool_call><function=search><parameter=a>\n\n b\n</x>\n\n</parameter><parameter=b>[1, {"c": null}]</parameter>'
@@ -681,7 +681,7 @@ def test_every_format_reads_what_it_writes(format: str) -> None:
 
 
 def test_no_mark_of_a_format_begins_another_one() -> None:
-    """Else what is found would depend on how much of the text is there."""
+    """Otherwise the result would depend on the length of the available text."""
     for one in CALL_FORMATS.values():
         ends = {mark for mark in (one.end, one.each[1]) if mark}
         for first, second in itertools.permutations([*one.begin, *ends], 2):
@@ -944,6 +944,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=3 * CASES // 10, deadline=None)
 @given(
     st.data(), st.sampled_from(sorted(CALL_FORMATS)), st.lists(st.tuples(st.sampled_from(NAMES), OBJECT), max_size=3)
@@ -1096,6 +1097,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("piece", [100, 1 << 20])
 def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: int) -> None:

@@ -24,7 +24,7 @@ from charonia.errors import ModelError
 
 
 class Half:
-    """Answers every second request, and rejects the others."""
+    """Serves every second request, and rejects the others."""
 
     def __init__(self) -> None:
         self._asked = 0
@@ -38,7 +38,7 @@ class Half:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses of the targets, which are replaced."""
+    """The addresses of the targets, which are replaced by doubles."""
     found: list[str] = []
 
     def open_target(address: str, *_: Any) -> targets.OpenTarget:

@@ -90,6 +90,7 @@ def test_static_report_names_rejected_gemms_and_on_request_kernels(verbose: bool
     assert all((line in text) == verbose for line in (*lines,))
 
 
+@pytest.mark.slow
 def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     done = CliRunner().invoke(

@@ -156,6 +156,7 @@ def refuse(message: str) -> None:
     raise TemplateError(message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [

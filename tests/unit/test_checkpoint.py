@@ -1,4 +1,4 @@
-"""Files of weights: what is damaged or strange is refused with its name and a remedy, and old ones are read."""
+"""Weight files: damaged and unusual ones are rejected with their name and a remedy, and old formats are read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 )
 def test_a_safetensors_file_with_a_wrong_header_is_refused(tmp_path: Path, header: bytes) -> None:
     write_safetensors_file(tmp_path / "model.safetensors", header)
-    with pytest.raises(ModelError, match=r"model\.safetensors is no complete safetensors file.*download it again"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a complete safetensors file.*download it again"):
         open_checkpoint(tmp_path)
 
 
@@ -114,9 +114,10 @@ def test_of_a_tensor_in_two_files_the_one_that_the_index_names_is_read_and_both_
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 def test_bin_files_of_every_pytorch_are_read(tmp_path: Path, zipped: bool) -> None:
-    """Those from before PyTorch 1.6 are no zip archives. Parameters, which ask for gradients, count as tensors."""
+    """Files from before PyTorch 1.6 are not zip archives. Parameters, which require gradients, count as tensors."""
     torch = needed_module("torch")
     tensors = {
         "w": torch.from_numpy(VALUES),
@@ -132,6 +133,7 @@ def test_bin_files_of_every_pytorch_are_read(tmp_path: Path, zipped: bool) -> No
     assert checkpoint.tensors["half"].dtype == "BF16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("kept", [0, 1, 100, -20])
 def test_a_truncated_bin_file_is_refused(tmp_path: Path, kept: int, zipped: bool) -> None:
@@ -143,6 +145,7 @@ def test_a_truncated_bin_file_is_refused(tmp_path: Path, kept: int, zipped: bool
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [b"garbage", b"\x80\x02garbage", b"PK\x03\x04garbage", bytes(1000), b"[" * 1000])
 def test_a_bin_file_of_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
     needed_module("torch")
@@ -152,12 +155,13 @@ def test_a_bin_file_of_garbage_is_refused(tmp_path: Path, garbage: bytes) -> Non
 
 
 class Evil:
-    """What a pickle runs when it is loaded without care."""
+    """A pickle that runs code when it is loaded without weights_only."""
 
     def __reduce__(self) -> Any:
         return (os.mkdir, (os.environ["CHARONIA_TEST_EVIL"],))
 
 
+@pytest.mark.slow
 def test_a_bin_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = needed_module("torch")
     monkeypatch.setenv("CHARONIA_TEST_EVIL", str(tmp_path / "made"))
@@ -167,6 +171,7 @@ def test_a_bin_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -183,6 +188,7 @@ def test_a_bin_file_of_other_things_than_tensors_is_refused(tmp_path: Path, cont
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sparse_tensor_is_refused(tmp_path: Path) -> None:
     torch = needed_module("torch")
     torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "pytorch_model.bin")

@@ -42,6 +42,7 @@ def charonia(*arguments: str | Path, stdin: str = "", env: dict[str, str] | None
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["evaluate", "serve", "quantize", "plan"])
 def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> None:
     code, out, err = charonia(command, "--help", env={"COLUMNS": "80"})
@@ -51,6 +52,7 @@ def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> Non
     assert wanted in out
 
 
+@pytest.mark.slow
 def test_convert_then_check(model: Path, tmp_path: Path) -> None:
     # PyTorch, which transformers imports where it is installed, takes seconds that no tokenizer needs.
     (tmp_path / "torch.py").write_text("raise RuntimeError('PyTorch is imported')")
@@ -67,6 +69,7 @@ def test_convert_then_check(model: Path, tmp_path: Path) -> None:
     assert code == 1 and "--force" in err
 
 
+@pytest.mark.slow
 def test_convert_for_two_ranks_by_the_short_option(model: Path, tmp_path: Path) -> None:
     assert charonia("convert", model, "--dst-path", tmp_path / "w", "--tp", "2", "--dtype", "fp32")[0] == 0
     weights = tmp_path / "w/triton_models/weights"
@@ -82,6 +85,7 @@ def test_convert_for_two_ranks_by_the_short_option(model: Path, tmp_path: Path) 
     assert code == 1 and "--tp 1 or 2 or 4" in err
 
 
+@pytest.mark.slow
 def test_an_error_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
     code, out, err = charonia("convert", tmp_path / "nowhere")
     assert (code, out) == (1, "")
@@ -95,6 +99,7 @@ def test_every_inference_parameter_is_an_option_and_old_switches_are_not() -> No
         assert shown != (field.model_attribute or field.ignored), field.key
 
 
+@pytest.mark.slow
 def test_a_wrong_option_value_is_named(model: Path) -> None:
     code, _, err = charonia("chat", model, "--token-budget", "-1", stdin="hi\n")
     assert code == 1 and "token_budget" in err
@@ -102,6 +107,7 @@ def test_a_wrong_option_value_is_named(model: Path) -> None:
     assert code == 2 and "--token-budget" in err
 
 
+@pytest.mark.slow
 def test_a_piped_chat_answers_each_message_and_leaves_on_exit(model: Path) -> None:
     arguments = ("chat", model, "--max-tokens", "8", "--temperature", "0", "--seed", "1")
     code, out, err = charonia(*arguments, stdin="hello\nthere\n\nagain\n\nexit\nnot read\n")
@@ -114,12 +120,14 @@ def test_a_piped_chat_answers_each_message_and_leaves_on_exit(model: Path) -> No
     assert out and again
 
 
+@pytest.mark.slow
 def test_a_chat_that_outgrows_the_context_forgets_its_oldest_messages(model: Path) -> None:
     messages = "".join(f"message number {index}, and it is not short\n\n" for index in range(8))
     code, _, err = charonia("chat", model, "--session-len", "200", "--max-tokens", "16", stdin=messages)
-    assert code == 0 and "are forgotten" in err and "error" not in err
+    assert code == 0 and "are removed" in err and "error" not in err
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template_says_so(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -166,6 +174,7 @@ class Terminal:
         return code
 
 
+@pytest.mark.slow
 def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -174,7 +183,7 @@ def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(mode
     (tmp_path / "config.json").write_text(json.dumps(endless))
     terminal = Terminal("chat", tmp_path, "--temperature", "0", "--device", "null", "--null-step-ms", "50")
     try:
-        terminal.wait_for("exit leaves")
+        terminal.wait_for("exit quits")
         terminal.wait_for(">")
         terminal.send("hello\r")
         terminal.send("\r")
@@ -190,6 +199,7 @@ def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(mode
         terminal.process.wait()
 
 
+@pytest.mark.slow
 def test_benchmark_static_has_rates_and_shares_of_the_bandwidth(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "static.json"
     code, out, err = charonia(
@@ -208,6 +218,7 @@ def test_benchmark_static_has_rates_and_shares_of_the_bandwidth(model: Path, tmp
     assert "memory reads" in out and "the CPU device has no kernels to choose from" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [["--concurrency", "3"], ["--request-rate", "200"]])
 def test_benchmark_serving_of_prompts_in_process(model: Path, tmp_path: Path, when: list[str]) -> None:
     prompts, file = tmp_path / "prompts.txt", tmp_path / "serving.json"
@@ -228,6 +239,7 @@ def counts(file: Path) -> dict[str, float]:
     return {record.name: record.value for record in records.read(file)[1]}
 
 
+@pytest.mark.slow
 def test_benchmark_serving_of_a_trace(model: Path, tmp_path: Path) -> None:
     trace, file = tmp_path / "trace.csv", tmp_path / "serving.json"
     trace.write_text(
@@ -242,6 +254,7 @@ def test_benchmark_serving_of_a_trace(model: Path, tmp_path: Path) -> None:
     assert (value["requests"], value["errors"], value["output tokens"]) == (3, 0, 20)
 
 
+@pytest.mark.slow
 def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
     prompts, file = tmp_path / "prompts.txt", tmp_path / "serving.json"
     prompts.write_text("short\n" + "far too long " * 40 + "\n")
@@ -253,36 +266,17 @@ def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
     assert counts(file)["errors"] == 2
 
 
-def test_benchmark_guides_compares_steps_with_and_without(model: Path, tmp_path: Path) -> None:
+def test_benchmark_guides_measures_each_schema(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "guides.json"
-    code, _, err = charonia(
-        *("benchmark", "guides", model, "--batch-size", "9", "--output-tokens", "24", "--rounds", "2"),
-        *("--json", file, "--at-most", "-100"),
-    )
-    assert code == 1, err  # no step takes no time
-    found = {record.name: record for record in records.read(file)[1]}
-    more = found["step: more"]
-    assert (more.repeats, more.asked, more.met) == (2, -100, False)
-    assert all(found[name].value > 0 for name in ("step with", "step without", "CPU time with", "CPU time without"))
+    options = ("--batch-size", "3", "--output-tokens", "24", "--rounds", "2", "--json", file)
+    code, _, err = charonia("benchmark", "guides", model, *options)
+    assert code in (0, 1), err  # by how busy the machine is
+    found = [record for record in records.read(file)[1] if record.name == "mask"]
+    assert {record.case["schema"] for record in found} >= {"a string", "of at most 4000 characters"}
+    assert all(record.value > 0 and record.asked == 1 for record in found)
 
 
-def test_benchmark_guides_compares_jump_forward_off_and_on(tmp_path: Path) -> None:
-    """A model that spells byte by byte: of a long name nearly all is certain."""
-    file = tmp_path / "guides.json"
-    assert charonia("benchmark", "make-model", tmp_path / "m", "--shape", "1,32,2,1,64,300")[0] == 0
-    asked = ("benchmark", "guides", tmp_path / "m", "--off-and-on", "--output-tokens", "60", "--rounds", "2")
-    code, _, err = charonia(*asked, "--batch-size", "3", "--json", file)
-    assert code == 0, err
-    of_names = [record for record in records.read(file)[1] if record.case["schemas"] == "long names"]
-    found = {record.name: record.value for record in of_names}
-    assert found["without a step of their own"] > 50
-    # How many fewer depends on the time that masks take: a token is certain once its mask is there.
-    assert found["steps by token on"] < 1 <= found["steps by token off"]
-    assert found["tokens on"] > 0 and found["characters: times as many"] > 0
-    code, _, err = charonia(*asked, "--at-most", "3")
-    assert code == 1 and "leave it out" in err
-
-
+@pytest.mark.slow
 def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:
     assert charonia("benchmark", "make-model", tmp_path / "m", "--shape", "1,32,2,1,64,300")[0] == 0
     code, out, _ = charonia("chat", tmp_path / "m", "--max-tokens", "4", stdin="hi\n")

@@ -69,6 +69,7 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
         assert await asyncio.wait_for(flowing, HANG_S) == "stop"
 
 
+@pytest.mark.slow
 async def test_an_answer_ends_where_only_streams_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton has one thread for them, which can lock itself up. Everything else is answered then."""
     monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)

@@ -427,6 +427,7 @@ async def test_each_stream_of_a_lost_subscription_has_an_error_of_its_own() -> N
     assert len({id(one) for one in errors}) == 3
 
 
+@pytest.mark.slow
 async def test_a_call_that_fails_in_any_way_ends_its_request() -> None:
     async def broken(message: pb.ModelInferRequest, **_: Any) -> Chunks:
         raise AttributeError("no answer")

@@ -1,4 +1,4 @@
-"""Python functions as tools: what the model is told of them, and what becomes of its calls."""
+"""Python functions as tools: their descriptions for the model, and the results of its calls."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_what_goes_wrong_is_told_to_the_model(name: str, arguments: str, t
 
 
 class Caller(Client):
-    """Of a model that thinks, and calls `weather` in its first answers. choices: what it was asked with."""
+    """A client of a model that reasons, and first calls `weather`. choices: the received values of tool_choice."""
 
     def __init__(self, calls: int) -> None:
         self.choices: list[Any] = []
@@ -120,7 +120,7 @@ class Caller(Client):
 
 
 async def test_a_call_is_forced_in_the_first_answer_alone() -> None:
-    """Otherwise the model would call for ever."""
+    """Otherwise the model would call tools without end."""
     for choice, seen in (("required", ["required", None, None]), ("none", ["none"] * 3), (None, [None] * 3)):
         client = Caller(2)
         request = GenerateRequest(messages=[], tool_choice=choice)

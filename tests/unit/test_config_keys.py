@@ -1,4 +1,4 @@
-"""Keys of config.json: each one is read, has no effect by intention, or is named."""
+"""Keys of config.json: each one is read, is known to have no effect, or is named in a note or an error."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BASE: dict[str, Any] = {
     "vocab_size": 300,
     "max_position_embeddings": 128,
 }
-# transformers has no class for these types. Their own code is the reference.
+# transformers has no class for these types. The models' own code is the reference.
 NO_CLASS = {"internlm", "internlm2", "internvl_chat", "qwen", "baichuan", "yi", "Yi"}
 TYPES = [(family, model_type) for family in FAMILIES for model_type in family.model_types]
-# Configs in which a key counts that does not count in BASE.
+# Configs for keys that have no effect in BASE.
 CONTEXTS: tuple[dict[str, Any], ...] = (
     {},
     {"use_sliding_window": True, "sliding_window": 32},
@@ -34,7 +34,7 @@ CONTEXTS: tuple[dict[str, Any], ...] = (
     {"max_position_embeddings": None, "model_max_length": 128},
     {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}},
 )
-# Of each type: a key that is read takes none of them, or the model is another one with it.
+# Values by type. A key that is read rejects them, or gives another model.
 VALUES: tuple[Any, ...] = (
     3,
     8,
@@ -71,20 +71,20 @@ def test_every_field_of_transformers_class_is_known(model_type: str) -> None:
     assert spec.notes == ()
 
 
-# Attributes whose values here are not those of the class where config.json lacks them. Released files have the keys.
+# Attributes whose default differs from transformers' class if config.json lacks them. Released files have these keys.
 OTHER_DEFAULTS = {
     "dots1": {"shared_expert_inter_size"},
-    "qwen3_vl_moe_text": {"tie_word_embeddings"},  # of the whole model, whose default differs
+    "qwen3_vl_moe_text": {"tie_word_embeddings"},  # a key of the whole model, whose default differs
 }
 
 
 @pytest.mark.parametrize("model_type", [one for _, one in TYPES if one not in NO_CLASS])
 def test_values_that_a_file_lacks_are_those_of_transformers_class(model_type: str) -> None:
-    """But for token ids, of which a file without them has none."""
+    """Except for token ids, which a file without them does not have."""
     config = {**BASE, "bos_token_id": 1, "eos_token_id": 2, "model_type": model_type}
     whole = CONFIG_MAPPING[model_type](**config).to_dict()
     ours, theirs = (vars(describe(one, "m").config) for one in (config, whole))
-    # 0 is the scale that some classes spell out.
+    # Some classes write the scale as 0.
     plain = {"attention_scale": ours["size_per_head"] ** -0.5}
     differ = {key for key in ours if (ours[key] or plain.get(key)) != (theirs[key] or plain.get(key))}
     assert differ == OTHER_DEFAULTS.get(model_type, set())
@@ -98,12 +98,13 @@ def described(config: HfConfig) -> Any:
     return spec.config, spec.tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "model_type"), TYPES, ids=lambda one: one if isinstance(one, str) else "")
 def test_every_key_that_a_family_lists_is_read(family: Family, model_type: str) -> None:
-    """With another value the engine runs another model, or the value is rejected."""
+    """With another value the model differs, or the value is rejected."""
     for key in sorted(family.keys):
         for context in CONTEXTS:
-            # A key of the context may not be known to the family.
+            # Some families do not know a key of the context.
             known = {one: value for one, value in context.items() if one in READ_BY_ALL | family.keys}
             config = {**BASE, "model_type": model_type, **known}
             if any(described({**config, key: value}) != described(config) for value in VALUES):
@@ -124,12 +125,12 @@ def test_unknown_keys_are_named_and_those_that_may_change_results_are_rejected(f
     config = {**BASE, "model_type": model_type}
     before = describe(config, "m")
     spec = describe({**config, "favourite_colour": "red", "unsloth_version": "1", "attn_sink_size": None}, "m")
-    assert spec.notes == (*before.notes, "config.json has keys that are not known and have no effect: favourite_colour")
+    assert spec.notes == (*before.notes, "config.json has unknown keys, which are ignored: favourite_colour")
     may_compute = "attn_sink_size mystery_norm expert_bias rope_boost Sliding logit_cap chunk_length rotary_boost"
     may_compute += " moe_boost scoring_boost topk_boost interleaved_parts local_window n_groups use_parallel_residual"
     may_compute += " swiglu_limit ntk_alpha"
     for key in may_compute.split():
-        with pytest.raises(UnsupportedError, match=re.escape(f"the key {key} (4) is not known for {family.title}")):
+        with pytest.raises(UnsupportedError, match=re.escape(f"the key {key} (4) is unknown for {family.title}")):
             describe({**config, key: 4}, "m")
 
 
@@ -161,8 +162,8 @@ def test_keys_beside_text_config_are_checked_too() -> None:
     # Some files repeat keys of the text part.
     assert describe({**config, "hidden_size": 64, "num_attention_heads": 4}, "m").notes == ()
     spec = describe({**config, "favourite_colour": "red"}, "m")
-    assert spec.notes == ("config.json has keys that are not known and have no effect: favourite_colour",)
-    with pytest.raises(UnsupportedError, match=r"the key attn_boost \(4\) is not known for Qwen3-VL"):
+    assert spec.notes == ("config.json has unknown keys, which are ignored: favourite_colour",)
+    with pytest.raises(UnsupportedError, match=r"the key attn_boost \(4\) is unknown for Qwen3-VL"):
         describe({**config, "attn_boost": 4}, "m")
 
 
@@ -173,7 +174,7 @@ def test_keys_beside_text_config_are_checked_too() -> None:
 def test_keys_of_the_text_part_belong_into_text_config(key: str, value: Any) -> None:
     text = {**BASE, "model_type": "qwen3_vl_text", "sliding_window": None}
     config = {"model_type": "qwen3_vl", "text_config": text, key: value}
-    with pytest.raises(UnsupportedError, match=rf"{key} .* has no effect beside text_config: move it into text_config"):
+    with pytest.raises(UnsupportedError, match=rf"{key} .* has no effect outside text_config: move it"):
         describe(config, "m")
 
 
@@ -200,7 +201,7 @@ def test_rotary_settings_are_those_that_transformers_reads(model_type: str, spel
 
 
 def test_scaling_added_to_a_file_of_transformers_5_keeps_its_base() -> None:
-    """READMEs tell users to add rope_scaling without a base. transformers takes 10000 then, which no author means."""
+    """READMEs recommend rope_scaling without a base. transformers then uses 10000, which no author means."""
     config = describe({**BASE, "model_type": "qwen2", "rope_parameters": PLAIN, "rope_scaling": YARN}, "m").config
     assert (config.rope_scaling_type, config.rope_theta) == ("yarn", 5e5)
 
@@ -214,7 +215,7 @@ def test_the_base_of_a_file_wins_over_the_default_of_its_class(model_type: str) 
 
 @pytest.mark.parametrize("model_type", ["minimax_m2", "glm4v_text", "glm4v_moe_text", "glm4"])
 def test_added_scaling_leaves_the_rotated_part_of_a_head_as_it_is(model_type: str) -> None:
-    """transformers rotates whole heads then, or the part that is its class's default."""
+    """transformers then rotates whole heads, or the part that is the default of the class."""
     settings = {**BASE, "model_type": model_type, "head_dim": 16}
     plain = {**PLAIN, "partial_rotary_factor": 0.25}
     config = describe({**settings, "rope_parameters": plain, "rope_scaling": YARN}, "m").config
@@ -236,7 +237,7 @@ def test_added_scaling_leaves_the_factor_of_ministral_3s_queries_as_it_is() -> N
     ],
 )
 def test_scaling_is_not_added_to_a_familys_own(model_type: str, own: dict[str, Any]) -> None:
-    match = "rope_parameters is of type 'dynamic' and rope_scaling of type 'yarn'"
+    match = "rope_parameters is of type 'dynamic' but rope_scaling of type 'yarn'"
     with pytest.raises(UnsupportedError, match=match):
         describe({**BASE, "model_type": model_type, **own, "rope_scaling": YARN}, "m")
 
@@ -261,7 +262,7 @@ def test_scaling_without_a_kind_is_rejected(key: str) -> None:
     config = {**BASE, "model_type": "llama"}
     for same in ({"factor": 1.0}, {"factor": None}, {}):
         assert described({**config, key: same}) == described(config)
-    match = f"{key} has factor and no rope_type, so it would have no effect: add rope_type .* or remove factor"
+    match = f"{key} has factor but no rope_type, so it would have no effect: add rope_type .* or remove factor"
     with pytest.raises(ModelError, match=match):
         describe({**config, "rope_parameters": PLAIN, key: {"factor": 4.0}}, "m")
 
@@ -279,8 +280,8 @@ def test_a_context_shorter_than_the_scaling_allows_is_named() -> None:
     assert describe(config, "m").notes == ()
     far = {**YARN, "original_max_position_embeddings": longest}
     assert describe({**config, "rope_scaling": far}, "m").notes == (
-        f"config.json: the rope scaling is for {4 * longest} tokens, and the context is max_position_embeddings = "
-        f"{longest}. The setting session_len = {4 * longest} makes it longer",
+        f"config.json: the rope scaling supports {4 * longest} tokens, but the context is max_position_embeddings = "
+        f"{longest}. Set session_len = {4 * longest} for a longer context",
     )
 
 
@@ -315,7 +316,7 @@ def test_the_experts_of_qwen3_vl_moe_are_counted_by_either_name() -> None:
 
 def test_two_kinds_of_rotary_scaling_are_rejected() -> None:
     scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN}
-    with pytest.raises(UnsupportedError, match="rope_parameters is of type 'linear' and rope_scaling of type 'yarn'"):
+    with pytest.raises(UnsupportedError, match="rope_parameters is of type 'linear' but rope_scaling of type 'yarn'"):
         describe({**BASE, "model_type": "llama", **scaled}, "m")
 
 
@@ -324,5 +325,5 @@ def test_dual_chunk_attention_bounds_the_context_and_is_named() -> None:
     spec = describe({**BASE, "model_type": "qwen2", "dual_chunk_attention_config": chunks}, "m")
     assert spec.config.max_position_embeddings == 96
     assert spec.notes == (
-        "config.json: dual_chunk_attention_config is not computed, so the context is 96 tokens long and not 128",
+        "config.json: dual_chunk_attention_config is not supported, so the context is 96 tokens long instead of 128",
     )

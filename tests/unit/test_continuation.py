@@ -1,4 +1,4 @@
-"""What new messages add to a conversation, by the chat template."""
+"""The text that new messages add to a conversation, according to the chat template."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_several_messages_and_a_system_message_at_the_head() -> None:
         {"role": "user", "content": "c"},
     ]
     assert text(STRICT, messages) == "<user>a<assistant>b<user>c<assistant>"
-    with pytest.raises(PromptError, match="one of the user's"):
+    with pytest.raises(PromptError, match="send a user message"):
         text(STRICT, messages[:1])
 
 
 def test_a_template_that_hides_or_numbers_turns_is_refused() -> None:
-    with pytest.raises(PromptError, match="does not show an earlier answer"):
+    with pytest.raises(PromptError, match="does not print an earlier response"):
         text(FORGETFUL, [{"role": "user", "content": "a"}])
     with pytest.raises(PromptError, match="differently after more turns"):
         text(NUMBERED, [{"role": "user", "content": "a"}])

@@ -53,7 +53,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray[Any, Any]]], None], dtype: str = "F32") -> None:
-    """Writes model.safetensors anew after `change`."""
+    """Write model.safetensors again after `change`."""
     checkpoint = open_checkpoint(folder)
     tensors = {name: np.array(checkpoint.read(name)) for name in checkpoint.tensors}
     change(tensors)
@@ -107,13 +107,13 @@ def test_a_value_that_the_engine_rejects_is_said_to_come_from_config_json(
     write_random_model(tmp_path, SHAPES["tiny"].config())
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-    with pytest.raises(ModelError, match=f"{file} describes a model that the engine cannot have: setting {name} = "):
+    with pytest.raises(ModelError, match=f"{file}: the engine does not support this model: setting {name} = "):
         read_config(tmp_path)
 
 
 def test_warnings_about_a_model_are_repeated_at_every_start(model: Path, tmp_path: Path) -> None:
     edit_config(model, favourite_colour="red")
-    note = "warning: config.json has keys that are not known and have no effect: favourite_colour"
+    note = "warning: config.json has unknown keys, which are ignored: favourite_colour"
     for place in (model, convert(model, tmp_path / "w")):
         said: list[str] = []
         prepare(str(place), tmp_path / "run", {})
@@ -213,6 +213,7 @@ def test_sharded_files_are_one_model(model: Path, tmp_path: Path) -> None:
         convert(model, tmp_path / "v")
 
 
+@pytest.mark.slow
 def test_old_bin_checkpoints_are_converted_even_when_a_link_is_asked_for(model: Path, tmp_path: Path) -> None:
     torch = needed_module("torch")
     whole = answers(model)
@@ -270,7 +271,7 @@ def end_ids(weights: Path) -> str:
 
 
 def name_end(model: Path, token: str | None) -> None:
-    """Sets eos_token, or removes it."""
+    """Set eos_token, or remove it."""
     file = model / "tokenizer_config.json"
     settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token}
     file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
@@ -321,7 +322,7 @@ def test_a_tokenizer_whose_class_gives_other_ids_is_named(
     for make, name in ((convert, "converted"), (link_workspace, "linked")):
         caplog.clear()
         make(model, tmp_path / name)
-        assert "uses tokenizer.json, and transformers' CohereTokenizer differs from it" in caplog.text
+        assert "uses tokenizer.json, but transformers' CohereTokenizer differs from it" in caplog.text
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0, "0,2"), ([0, 7], "0,7,2"), (None, "2"), ([], "2")])
@@ -409,7 +410,7 @@ def test_a_workspace_is_replaced_only_by_force_and_nothing_else_ever(model: Path
     other = tmp_path / "documents"
     other.mkdir()
     (other / "mine").touch()
-    with pytest.raises(ModelError, match="no workspace"):
+    with pytest.raises(ModelError, match="is not a workspace"):
         convert(model, other, force=True)
     assert (other / "mine").exists()
     (tmp_path / "empty").mkdir()
@@ -436,7 +437,7 @@ def test_what_cannot_be_is_refused_by_name(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="'int8'"):
         convert(model, tmp_path / "w", dtype="int8")
     convert(model, tmp_path / "w")
-    with pytest.raises(ModelError, match="is a workspace already"):
+    with pytest.raises(ModelError, match="is already a workspace"):
         convert(tmp_path / "w", tmp_path / "v")
 
 
@@ -520,7 +521,7 @@ def test_the_ranks_tensors_make_the_whole(model: Path, tmp_path: Path, ranks: in
     q, k, v = (theirs.read(f"{layer}.self_attn.{part}_proj.weight") for part in "qkv")
     head, heads, kv_heads = 16, 4 // ranks, 2
     for rank, mine in enumerate(of_ranks("attention.w_qkv")):
-        first = rank * kv_heads // ranks * head  # of the KV head that the rank's q heads belong to
+        first = rank * kv_heads // ranks * head  # of the KV head for the rank's q heads
         expected = [
             q[rank * heads * head : (rank + 1) * heads * head],
             k[first : first + head],
@@ -529,7 +530,7 @@ def test_the_ranks_tensors_make_the_whole(model: Path, tmp_path: Path, ranks: in
         assert np.array_equal(mine, np.concatenate(expected))
     outputs = [ours[rank].read(f"output.{rank}.weight") for rank in range(ranks)]
     assert np.array_equal(np.concatenate(outputs), theirs.read("lm_head.weight"))
-    # The embedding and the norms are there once.
+    # The embedding and the norms exist once for all ranks.
     assert all(name.split(".")[-2] == str(rank) for rank in range(1, ranks) for name in ours[rank].tensors)
 
 
@@ -657,7 +658,7 @@ def test_a_workspace_is_made_anew_where_the_parser_of_answers_has_changed(
 
 
 def test_folders_of_the_same_name_are_served_beside_each_other(model: Path, tmp_path: Path) -> None:
-    """And what is outdated of one of them alone goes when it has changed."""
+    """A change also removes outdated records in a single one of them."""
     places = [tmp_path / place / "llama[8b]" for place in ("old", "new")]
     for place in places:
         shutil.copytree(model, place)
@@ -693,7 +694,7 @@ def test_a_workspace_that_is_served_stays_when_its_model_has_changed(
         assert prepare(str(place), tmp_path, {}) == fourth
         assert not first.exists() and not second.exists(), "they go with the next start, whatever has changed"
         with (fourth / workspace.LOCKED).open() as looks, contextlib.ExitStack() as end:
-            fcntl.flock(looks, fcntl.LOCK_EX)  # as is_held() does, for a moment
+            fcntl.flock(looks, fcntl.LOCK_EX)  # like is_held(), for a moment
             monkeypatch.setattr("charonia.weights.workspace.time.sleep", lambda _: looks.close())
             assert workspace.hold(fourth, end) and workspace.is_held(fourth)
             end.close()
@@ -707,13 +708,13 @@ def test_a_workspace_that_is_served_stays_when_its_model_has_changed(
         assert caplog.messages == []
         convert(place, made, force=True)
     (warning,) = caplog.messages
-    assert f"{made} is served now" in warning and f"{made}/triton_models/ensemble/config.pbtxt" in warning
+    assert f"{made} is in use by a server" in warning and f"{made}/triton_models/ensemble/config.pbtxt" in warning
     convert(place, made, force=True)
     assert len(caplog.messages) == 1
 
 
 TINY = SHAPES["tiny"].config()
-# A config of every way in which a family's tensors lie otherwise than Llama's.
+# One config for each way in which a family's tensors differ from Llama's.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {**TINY, "model_type": "internlm2", "bias": True},
     "packed with a bias": {**TINY, "model_type": "qwen", "kv_channels": 16, "num_key_value_heads": None},
@@ -778,13 +779,13 @@ def kind_of(name: str) -> str:
 
 
 def rows_of(part: TensorPart, dimension: int) -> list[tuple[str, int]]:
-    """The rows or columns that a part takes of its tensor."""
+    """Return the rows or columns that a part takes from its tensor."""
     begin, end = (part.rows, part.cols)[dimension] or (0, part.shape[dimension])
     return [(part.name, index) for index in range(begin, end)]
 
 
 def fuse_experts(tensors: dict[str, Array], transposed: bool) -> None:
-    """Layer 1's three experts become two tensors."""
+    """Convert layer 1's three experts to two tensors."""
     module = "model.layers.1.mlp.experts"
 
     def popped(kind: str) -> list[Array]:
@@ -795,7 +796,7 @@ def fuse_experts(tensors: dict[str, Array], transposed: bool) -> None:
         tensors[f"{module}.{name}"] = np.ascontiguousarray(values.swapaxes(1, 2)) if transposed else values
 
 
-# With 32, gate and up have one shape both ways; with 64 down does.
+# With 32, gate and up are square; with 64, down is.
 @pytest.mark.parametrize("inter", [24, 32, 64])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_experts_that_are_one_tensor_are_read_as_if_each_had_its_own(
@@ -839,7 +840,7 @@ def test_experts_that_are_one_tensor_have_the_shape_that_config_json_says(tmp_pa
 def test_what_a_router_needs_stays_fp32_in_a_16_bit_workspace(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_random_model(folder, LAYOUTS["a shared expert and a router with biases"], weight_type="fp32", scale=0.2)
-    biases = np.linspace(8, 8.01, 4, dtype=np.float32)  # one in bf16
+    biases = np.linspace(8, 8.01, 4, dtype=np.float32)  # all equal in bf16
     rewrite(folder, lambda tensors: tensors.update({"model.layers.1.mlp.gate.e_score_correction_bias": biases}))
     root = convert(folder, tmp_path / "w", dtype="bf16")
     source, made = open_checkpoint(folder), SafetensorsCheckpoint([root / workspace.WEIGHTS / "rank-0.safetensors"])
@@ -860,7 +861,7 @@ def test_a_rank_of_an_interleaved_tensor_holds_its_own_groups() -> None:
             (96, 112),
             (112, 128),
         ]
-    # With one head per rank, the ranks of a group share its k and v.
+    # With one head per rank, the ranks of a group have the same k and v.
     tensors = split(spec.tensors, spec.config, 4)
     assert [part.rows for part in tensors["layers.0.attention.w_qkv.3.weight"]] == [(80, 96), (96, 112), (112, 128)]
 
@@ -868,7 +869,7 @@ def test_a_rank_of_an_interleaved_tensor_holds_its_own_groups() -> None:
 def test_a_model_of_experts_alone_is_split_by_their_width() -> None:
     spec = describe({**LAYOUTS["experts"], "intermediate_size": 62}, "m")
     assert len(split(spec.tensors, spec.config, 2)) > len(spec.tensors)
-    with pytest.raises(UnsupportedError, match=r"expert_inter_size = 62 is no multiple of 4.*--tp 1 or 2"):
+    with pytest.raises(UnsupportedError, match=r"expert_inter_size = 62 is not a multiple of 4.*--tp 1 or 2"):
         split(spec.tensors, spec.config, 4)
 
 
@@ -879,7 +880,7 @@ def test_every_rank_has_rows_of_the_output_layer_or_the_model_is_not_split() -> 
         outputs(4, 12)
 
 
-# Of (ranks, vocab_size): the ranks' rows. Shares of several ranks are multiples of 4, but for the last.
+# (ranks, vocab_size) -> the rows of each rank. With several ranks, all shares except the last are multiples of 4.
 SHARES = {(1, 13): [13], (2, 13): [8, 5], (4, 320): [80] * 4, (4, 13): [4, 4, 4, 1]}
 
 
@@ -891,7 +892,7 @@ def outputs(ranks: int, vocab: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: bool, tmp_path: Path) -> None:
-    """transformers 5 does the same. An output layer that equals the embedding is no other one."""
+    """transformers 5 does the same. An output layer that equals the embedding is ignored."""
     untied, tied = tmp_path / "untied", tmp_path / "tied"
     write_random_model(untied, SHAPES["tiny"], weight_type="fp32", scale=0.2)
     shutil.copytree(untied, tied)
@@ -942,7 +943,7 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
     rewrite(both, rename)
     assert answers(both) == answers(text_only)
     weights = convert(both, tmp_path / "w") / workspace.WEIGHTS
-    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "1,7,2"  # the last one is the tokenizer's
+    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "1,7,2"  # the last one is from the tokenizer
     rewrite(both, lambda tensors: tensors.__setitem__(f"{prefix}layers.0.mystery.weight", np.ones(3, np.float32)))
     with pytest.raises(UnsupportedError, match=r"unknown to family gemma3.*mystery"):
         convert(both, tmp_path / "v")

@@ -1,4 +1,4 @@
-"""What the build says of CUDA kernels, read and judged."""
+"""Reading and checking the build's output for CUDA kernels."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def test_ptxas_output_is_kept_beside_the_object_and_the_rest_is_shown(tmp_path: 
         )
         assert result.returncode == code
         assert result.stderr == "warning: something else\n"
-        assert kept.exists() == (code == 0)  # a failed build leaves nothing to be judged
+        assert kept.exists() == (code == 0)  # a failed build leaves no output to check

@@ -1,4 +1,4 @@
-"""What is generated from definitions/ is what is committed, and what is defined is what the code has."""
+"""The committed generated files are up to date, and the definitions agree with the code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
     for field in _engine.config_fields():
         if field.key in written:
             mine = spelled.get(written[field.key], written[field.key])
-            theirs = "" if field.key == "end_id" else field.default_value  # -1 there: none
+            theirs = "" if field.key == "end_id" else field.default_value  # -1 means none there
             assert mine == theirs or float(mine) == float(theirs), field.key
 
 
@@ -57,7 +57,7 @@ def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
         ({"type": "integer"}, "of type 'integer'"),
         ({}, "needs either a default or required"),
         ({"default": 1, "required": True}, "needs either a default or required"),
-        ({"default": 1}, "says nowhere what is allowed"),
+        ({"default": 1}, "does not define the allowed values"),
         ({"default": 1, "check": "even"}, "needs values"),
     ],
 )
@@ -69,7 +69,7 @@ def test_an_entry_that_says_too_little_is_refused(entry: dict[str, object], mess
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"default_from": "drain_time"}, "'drain_time', which is no engine setting"),
+        ({"default_from": "drain_time"}, "'drain_time', which is not an engine setting"),
         ({"default_from": "drain_timeout_s", "default": 30}, "expected one of them"),
         ({}, "needs a default, or unset"),
     ],
@@ -100,7 +100,7 @@ def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> Non
         ({"type": "int"}, "needs one of default, optional and none"),
         ({"type": "int", "default": 1, "optional": True}, "needs one of default, optional and none"),
         ({"type": "strings"}, "needs python and expected"),
-        ({"type": "bool", "default": True, "row": True}, "it is no number"),
+        ({"type": "bool", "default": True, "row": True}, "it is not a number"),
         ({"type": "float", "default": 1.0, "counts": True}, "needs row, the type float and a default"),
         ({"type": "float", "default": 1.0, "model": True}, "cannot have a model's default"),
     ],
@@ -127,7 +127,7 @@ def test_a_tensor_that_is_not_consistent_is_refused(given: dict[str, Any], messa
 def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
     echo = next(one for one in tensors() if one.name == "echo")
     assert [echo.source(step) for step in STEPS] == ["", "preprocessing_echo", "engine_echo"]
-    direct = {"stop", "cancel", "subscription_read", "subscription_end"}  # of calls of the engine alone
+    direct = {"stop", "cancel", "subscription_read", "subscription_end"}  # only in direct calls of the engine
     for step in STEPS:
         lacking = {one.name for one in inputs(step) if not one.source(step)}
         assert lacking == (direct if step == "engine" else set()), step
@@ -143,8 +143,8 @@ _PATTERNS |= dict.fromkeys(("sh", "yml", "Dockerfile", "Makefile", "run"), _EXPA
 
 
 def variables_named() -> dict[str, set[str]]:
-    """Variable -> the files that name it: C++ and Python in quotes, scripts and compose where they expand it. Compose's
-    are all, whatever their names begin with."""
+    """Return variable -> the files that name it: quoted in C++ and Python, expanded in scripts and compose. For
+    compose, all variables, with any prefix."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found: dict[str, set[str]] = {}
     for path in listed.split("\0"):
@@ -169,7 +169,7 @@ def test_every_variable_that_code_names_is_documented() -> None:
 def test_every_variable_of_the_environment_is_read_somewhere() -> None:
     of_tests = "CHARONIA_TEST_DOCKER_UP"
     assert f'"{of_tests}"' in (ROOT / "tests" / "docker" / "conftest.py").read_text(encoding="utf-8")
-    of_library = {"HF_TOKEN", "HF_ENDPOINT"}  # huggingface_hub's
+    of_library = {"HF_TOKEN", "HF_ENDPOINT"}  # read by huggingface_hub
     unread = {one.name for one in variables()} - set(variables_named()) - {of_tests} - of_library
     assert not unread, "nothing reads what definitions/environment.toml has"
 
@@ -193,7 +193,7 @@ def test_the_engine_and_the_gateway_take_the_same_words_for_true() -> None:
 
 
 _WITH_DEFAULT = re.compile(r"\$\{([A-Z][A-Z0-9_]*):?-([^${}]*)\}")
-# docker compose has defaults of its own for these, which .env.example names; setup.sh for the last, which is in words.
+# docker compose has its own defaults for these, which .env.example lists. setup.sh has the last one, which is a text.
 _DEFAULT_OF_OWN = {"MODEL", "CHARONIA_MODEL_NAME", "CHARONIA_GATEWAY_WORKERS", "CHARONIA_DEVICE", "CHARONIA_CUDA"}
 
 
@@ -204,7 +204,7 @@ def defined_defaults() -> dict[str, str]:
 
 
 def same_default(written: str, defined: str) -> bool:
-    """defined may be in words."""
+    """Whether two defaults agree. `defined` may be a text."""
     nothing = written in ("", "/dev/null") and defined.startswith(("none", "all "))
     return nothing or defined in (written, f"the volume {written}")
 
@@ -213,7 +213,7 @@ def test_defaults_that_scripts_and_compose_repeat_are_those_that_are_defined() -
     defined = defined_defaults()
     compose, scripts = [*ROOT.glob("docker-compose*.yml")], [*ROOT.glob("scripts/*.sh"), *ROOT.glob("charonia/*.sh")]
     written = [given for file in compose for given in _WITH_DEFAULT.findall(file.read_text(encoding="utf-8"))]
-    for file in scripts:  # where an empty one is what a variable is that is not set
+    for file in scripts:  # there an empty variable counts as unset
         written += [given for given in _WITH_DEFAULT.findall(file.read_text(encoding="utf-8")) if given[1]]
     compared = [(name, value) for name, value in written if name in defined and name not in _DEFAULT_OF_OWN]
     assert {"CHARONIA_HTTP_PORT", "CHARONIA_GATEWAY_PORT", "CHARONIA_SHM_SIZE", "GRAFANA_PORT"} <= dict(compared).keys()

@@ -12,7 +12,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "engine" / "tests" / "delivery.he
 
 
 def test_delivery_the_engines_encoding_is_protobufs() -> None:
-    """engine/tests/outbox_test.cpp holds the engine's encoder against the same file."""
+    """engine/tests/outbox_test.cpp compares the engine's encoder with the same file."""
     expected = Delivery(
         number=1,
         chunks=[

@@ -54,7 +54,7 @@ def test_a_tool_question_passes_with_the_right_calls_and_results(wrong: str) -> 
     calls_of = {(d.turns[0].text, json.dumps(d.tools)): d.turns[0].calls for d in asked}
 
     def answer(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> Any:
-        """Call the right tools; then respond with the question and the results."""
+        """Call the right tools, then respond with the question and the results."""
         if messages[-1]["role"] == "tool":
             said = " ".join(message["content"] for message in messages if message["role"] in ("user", "tool"))
             return examination.Reply("Sorry." if wrong == "answer" else said, wrong != "end")

@@ -1,4 +1,4 @@
-"""Which server a request goes to, what makes a server up or down, and how the setting names servers."""
+"""The choice of a server for a request, the state of servers (up, down), and the names of servers in the setting."""
 
 from __future__ import annotations
 

@@ -16,12 +16,10 @@ from charonia_client import (
     GenerateResponse,
     NotReady,
     Overloaded,
-    Pending,
     Tokenized,
     TokenizeRequest,
     Unavailable,
     Unresponsive,
-    Unsupported,
 )
 from charonia_gateway.endpoints import endpoint as endpoints
 from charonia_gateway.endpoints.endpoint import Endpoint
@@ -159,9 +157,7 @@ def turn(session: str = "s") -> GenerateRequest:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "error", [Unavailable("it ends"), Overloaded("full", 9), Pending("later", 9), Unsupported("never")], ids=repr
-)
+@pytest.mark.parametrize("error", [Unavailable("it ends"), Overloaded("full", 9)], ids=repr)
 async def test_a_request_is_retried_until_a_server_takes_it(error: CharoniaError, stream: bool) -> None:
     servers = Servers()
     for fake in servers.fakes[:2]:
@@ -180,18 +176,6 @@ async def test_the_client_gets_the_shortest_wait_if_all_servers_are_full() -> No
     with pytest.raises(Overloaded) as caught:
         await servers.text(ask())
     assert caught.value.retry_after == 2 and [len(fake.requests) for fake in servers.fakes] == [1, 1, 1]
-
-
-async def test_a_request_is_unsupported_only_if_no_server_supports_it() -> None:
-    servers = Servers(2)
-    for fake in servers.fakes:
-        fake.fail(Unsupported("missing"))
-    with pytest.raises(Unsupported):
-        await servers.text(ask())
-    servers.fakes[0].fail(Pending("later", 20))
-    for _ in range(2):  # whichever is last
-        with pytest.raises(Pending):
-            await servers.text(ask())
 
 
 async def test_a_wrong_request_is_not_retried() -> None:

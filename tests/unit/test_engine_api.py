@@ -1,4 +1,4 @@
-"""The Python API: threads, event loops, streams that are left, errors, and engines that go away."""
+"""The Python API: threads, event loops, abandoned streams, errors, and engines that are closed or deleted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.text.prompt_ids import encode_continuation
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-# 15 s or more of computation.
+# Takes at least 15 s.
 ENDLESS_TOKENS = 60_000
 ENDLESS = SamplingParams(max_tokens=ENDLESS_TOKENS, temperature=0, ignore_eos=True)
 
@@ -53,8 +53,8 @@ def engine(model: Path) -> Iterator[Engine]:
 
 
 def wait_until_idle(engine: Engine) -> None:
-    """Returns when no request is left, with the engine's own checks passed; the test's time limit bounds it."""
-    # A request of ours is answered only after those before it have left the step that they were in.
+    """Wait until no request is left, then run the engine's own checks. The test's time limit bounds the wait."""
+    # A response to a new request arrives only after earlier requests have left their step.
     while engine.stats().num_running + engine.stats().num_waiting:
         engine.generate([[5]], SamplingParams(max_tokens=1))
     engine.check_integrity()
@@ -92,7 +92,7 @@ def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
 
 @pytest.fixture(scope="module")
 def recommended(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model with a generation_config.json that samples from one token, so that a request is greedy."""
+    """The model with a generation_config.json that samples from one token, so that requests are greedy."""
     folder = tmp_path_factory.mktemp("recommended")
     for file in model.iterdir():
         (folder / file.name).symlink_to(file)
@@ -116,7 +116,7 @@ def test_unset_parameters_have_the_models_defaults(engine: Engine, recommended: 
         free = replace(plain, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
         sampled = other.generate("a", free)[0].token_ids
     assert sampled != greedy
-    # A request that sets every field is unchanged. The setting turns the model's defaults off.
+    # A request that sets every field does not change. The setting disables the model's defaults.
     assert engine.generate("a", free)[0].token_ids == sampled
     with Engine.from_pretrained(recommended, generation_config="none", **settings) as other:
         assert other.generate("a", plain)[0].token_ids == sampled
@@ -219,7 +219,7 @@ def leave_async_by_closing_the_loop(engine: Engine) -> None:
 
     stream = loop.run_until_complete(begin())
     loop.close()
-    # Results now find no loop; the engine must not care.
+    # Results now find no loop, and the engine must ignore this.
     engine.generate("another", GREEDY)
     del stream
 
@@ -539,8 +539,8 @@ def test_an_engine_in_a_cycle_is_collected_while_it_runs(model: Path) -> None:
 
 
 def run_python(script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Without PyTorch, which takes four seconds to import, and which users need not have. stderr is without what an
-    engine on a GPU tells of itself."""
+    """Run without PyTorch, whose import takes four seconds, and which users need not have. Engine messages about a GPU
+    are removed from stderr."""
     alone = "from charonia.text import prompt_ids\nprompt_ids.tokenizers_alone = True\n"
     command = [sys.executable, "-c", alone + textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **env})
@@ -551,7 +551,7 @@ def run_python(script: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_module_exports_its_entry_point_alone() -> None:
-    """Else libstdc++ may be linked with its copies of templates: on Ubuntu 24.04 the next module with C++ crashed."""
+    """Otherwise libstdc++ may be linked with its copies of templates: on Ubuntu 24.04 the next C++ module crashed."""
     from charonia import _engine
 
     if (nm := shutil.which("nm")) is None:
@@ -561,7 +561,7 @@ def test_the_module_exports_its_entry_point_alone() -> None:
 
 
 def ask_with(model: Path, isa: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own with CHARONIA_ISA=isa prints what it runs on."""
+    """Run a process with CHARONIA_ISA=isa that prints the instruction set in use."""
     script = f"""
         from charonia import Engine
         with Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=20) as engine:
@@ -570,11 +570,12 @@ def ask_with(model: Path, isa: str) -> subprocess.CompletedProcess[str]:
     return run_python(script, CHARONIA_DEVICE="cpu", CHARONIA_ISA=isa)
 
 
+@pytest.mark.slow
 def test_the_environment_chooses_the_instruction_set(model: Path) -> None:
     chosen, own = ask_with(model, "portable"), ask_with(model, "")
     assert chosen.returncode == own.returncode == 0, chosen.stderr + own.stderr
     assert chosen.stdout == "portable\n"
-    # Without it, what the processor has is taken: every x86 processor of these years has more.
+    # Without the variable, the engine uses the processor's instruction set: every current x86 processor has more.
     assert own.stdout != chosen.stdout or platform.machine() != "x86_64"
     unknown = ask_with(model, "sse9")
     assert unknown.returncode != 0
@@ -637,6 +638,7 @@ def test_a_callback_that_owns_its_engine_ends_it_from_the_engines_own_thread(mod
     assert run_script(script) == (0, "left\n", "")
 
 
+@pytest.mark.slow
 def test_a_forked_child_exits_and_is_told_that_the_engine_is_its_parents(model: Path) -> None:
     script = f"""
         import os, signal, sys, time, warnings

@@ -1,4 +1,4 @@
-"""What `charonia evaluate` measures, and where its records go."""
+"""The measurements of `charonia evaluate`, and the storage of its records."""
 
 from __future__ import annotations
 
@@ -188,11 +188,11 @@ def test_an_answer_is_found_as_words(answer: Any, said: str, right: bool) -> Non
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is not a JSON"),
         ('{"prompt": "a"}', "answer"),
         ('{"prompt": "a", "answer": 1}', "must be a text"),
-        ('{"prompt": "a", "answer": "x", "choices": ["x", "y"]}', "number of a choice, 0 to 1"),
-        ('{"prompt": "a", "answer": 2, "choices": ["x", "y"]}', "number of a choice, 0 to 1"),
+        ('{"prompt": "a", "answer": "x", "choices": ["x", "y"]}', "index of a choice, 0 to 1"),
+        ('{"prompt": "a", "answer": 2, "choices": ["x", "y"]}', "index of a choice, 0 to 1"),
         ('{"prompt": "a", "answer": 0, "choices": ["x", " "]}', "choices must not be empty"),
         ('{"prompt": "a", "answer": "x", "anwser": "y"}', "anwser"),
     ],
@@ -278,7 +278,7 @@ def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(models: lis
         assert records_of_weights(made / workspace.WEIGHTS) == [record, again]
     other_type = convert(model, tmp_path / "fp16", dtype="fp16")
     assert records_of_weights(other_type / workspace.WEIGHTS) == [], "they were measured of other weights"
-    # Of a workspace it is in the manifest, which is otherwise as it was.
+    # A workspace has it in its manifest, which is otherwise unchanged.
     before = json.loads((copied / workspace.WEIGHTS / "manifest.json").read_text())
     changed = record.model_copy(update={"date": "2030-01-01T00:00:00+00:00"})
     save_record(workspace.locate(copied), changed)
@@ -329,7 +329,7 @@ def record_of(**changed: Any) -> dict[str, Any]:
 
 
 def test_a_record_that_is_not_understood_is_left_out(tmp_path: Path) -> None:
-    # The engine refuses a manifest with infinity, which is no JSON.
+    # The engine rejects a manifest with infinity, which is not valid JSON.
     wrong = [{"date": "today"}, record_of(perplexity=math.inf), record_of(perplexity=math.nan)]
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     right = {**record_of(), "weights": fingerprint(tmp_path)}
@@ -347,14 +347,14 @@ def test_names_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture
 def test_a_perplexity_that_is_no_number_is_an_error(log_probability: float) -> None:
     found = Perplexity()
     found.add(Window(0, 4, 4), np.array([-1.0, log_probability, -1.0]))
-    with pytest.raises(ModelError, match="of use"):
+    with pytest.raises(ModelError, match="output is useless"):
         _ = found.value
 
 
 def test_a_result_that_cannot_be_saved_is_not_lost(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What can be known before is an error at once; a disk may also be full at the end."""
+    """Known problems are errors before the measurement. A disk may still be full at the end."""
     (tmp_path / "text.txt").write_text("a b c d")
     given: dict[str, Any] = {"text": tmp_path / "text.txt", "ask": False, "window": 4, "stride": 2}
 
@@ -414,6 +414,7 @@ def test_texts_of_the_same_name_have_names_that_differ(models: list[Path], tmp_p
     assert names[0] != names[1]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_json(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:1000], encoding="utf-8")
     (tmp_path / "questions.jsonl").write_text('{"prompt": "a", "choices": ["x", "y"], "answer": 1}\n')

@@ -1,4 +1,4 @@
-"""Families: what config.json says becomes the engine's keys, and what the engine lacks is refused by name."""
+"""Families: config.json is mapped to the engine's keys, and unsupported features are rejected with their names."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_qkv_is_stacked_in_that_order_with_grouped_shapes() -> None:
             }
             | {"beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5},
             {
-                "rope_factor": 4.0,  # max_position_embeddings by the original ones
+                "rope_factor": 4.0,  # max_position_embeddings / original_max_position_embeddings
                 "rope_beta_fast": 16.0,
                 "rope_beta_slow": 2.0,
                 "rope_truncate": False,
@@ -182,11 +182,11 @@ def test_windows_are_those_of_the_family() -> None:
     assert windows(model_type="gemma2", num_hidden_layers=3) == (4096, "sfs")
     assert windows(model_type="gemma3_text", num_hidden_layers=7, sliding_window=16) == (16, "sssssfs")
     assert windows(model_type="gemma3_text", num_hidden_layers=4, sliding_window_pattern=2) == (4096, "sfsf")
-    # A file that says nothing has the usual window, and one that says null has none.
+    # A missing key means the default window; null means no window.
     assert windows(model_type="mistral") == (4096, "")
     assert windows(model_type="mistral", sliding_window=32, layer_types=mixed) == (32, "sf")
     assert windows(model_type="ministral", sliding_window=32, layer_types=mixed) == (32, "sf")
-    # Layers that are listed with a window have none where the window is switched off.
+    # If the window is disabled, layers that are listed with a window have none.
     assert windows(model_type="qwen2", sliding_window=32, layer_types=mixed) == (0, "")
     assert windows(model_type="llama", sliding_window=None) == (0, "")
 
@@ -388,7 +388,7 @@ def test_glm4_moe_chooses_by_sigmoids_and_biases() -> None:
     for changes, message in (
         ({"n_group": 3}, "n_group is 3; it must be 1 to 32 and divide the 8 experts into groups of 2 or more"),
         ({"n_group": 8}, "n_group is 8"),
-        ({"topk_group": 1}, "topk_group is 1; it must be 1 to 4, the groups, and have the 3 experts"),
+        ({"topk_group": 1}, "topk_group is 1; it must be 1 to 4 (n_group), and these groups must have the 3 experts"),
     ):
         with pytest.raises(ModelError, match=re.escape(message)):
             describe({**given, **changes}, "m")
@@ -514,13 +514,13 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "300"}, "vocab_size is '300'"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot be grouped over 3"),
-        ({"hidden_size": 66}, "66 is no multiple"),
+        ({"hidden_size": 66}, "66 is not a multiple"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [2, 10**12]}, "generation_config.json: eos_token_id is [2, 1000000000000]"),
         ({"bos_token_id": 1 << 31}, "config.json: bos_token_id is 2147483648"),
-        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
-        ({"rope_scaling": {"type": "linear"}}, "of type linear lacks factor"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "requires low_freq_factor, high_freq_factor"),
+        ({"rope_scaling": {"type": "linear"}}, "of type linear requires factor"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 8}},
             "short_factor must be 8 positive numbers",
@@ -540,14 +540,14 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ),
         ({"rope_theta": float("nan")}, "rope_theta is nan; it must be a finite number"),
         ({"rope_theta": float("inf")}, "rope_theta is inf; it must be a finite number"),
-        ({"rope_theta": 10**400}, "rope_theta is an integer of more digits"),
+        ({"rope_theta": 10**400}, "rope_theta is an integer that is too large"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be at most 1000"),
         ({"model_type": "mistral", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"model_type": "mixtral", "num_local_experts": 10**9}, "1000000000 experts in each of 2 layers"),
         ({"num_attention_heads": 2048, "hidden_size": 1 << 15}, "num_attention_heads is 2048; it must be at most 1024"),
         (
             {"num_attention_heads": 1024, "hidden_size": 1024, "num_hidden_layers": 1000},
-            "1024 key/value heads in each of 1000 layers are more than 100000",
+            "1024 key/value heads in each of 1000 layers exceed the supported maximum of 100000",
         ),
         ({"model_type": "gemma2", "hidden_size": None}, "hidden_size is missing"),
         ({"model_type": "qwen", "rotary_pct": 1e308}, "rotary_pct is 1e+308; it must be from 0 to 1"),

@@ -7,10 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
-import openai
 import pytest
-from gateway_in_process import MODEL, gateway, listening
+from gateway_in_process import MODEL, gateway
 from starlette.types import Message, Receive, Scope, Send
 from triton_double import error, input_text, parsed, part, scripted_parse
 from tritonclient.grpc import service_pb2 as pb
@@ -80,7 +78,6 @@ async def test_an_error_in_a_stream_has_the_form_of_its_route() -> None:
     ("said", "status", "kind"),
     [
         ("[429] full; retry after 3 s", 429, "rate_limit_error"),
-        ("[501] missing", 501, "api_error"),
         ("[503] gone", 503, "overloaded_error"),
         ("[504] late", 504, "timeout_error"),
         ("broken", 500, "api_error"),
@@ -97,26 +94,6 @@ async def test_the_servers_errors_are_anthropics(said: str, status: int, kind: s
     assert answer.status_code == status and answer.json()["error"]["type"] == kind
     assert answer.json()["request_id"] == answer.headers["request-id"] == "mine"
     assert answer.headers.get("retry-after") == ({429: "3", 503: "5"}.get(status))
-
-
-async def test_openais_and_anthropics_clients_ask_once_for_what_the_server_lacks() -> None:
-    async def lack(request: pb.ModelInferRequest) -> Responses:
-        yield error("[501] structured output is missing")
-
-    async with gateway() as (web, server), listening(web._transport.app) as url:  # type: ignore[attr-defined]
-        server.behaviour = lack
-        async with openai.AsyncOpenAI(api_key="any", base_url=f"{url}/v1", max_retries=5) as client:
-            for stream in (False, True):
-                with pytest.raises(openai.InternalServerError, match="structured output is missing") as of_openai:
-                    await client.chat.completions.create(
-                        model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=stream
-                    )
-                assert (of_openai.value.status_code, of_openai.value.code) == (501, "not_installed")
-                assert of_openai.value.type == "server_error"
-        async with anthropic.AsyncAnthropic(api_key="any", base_url=url, max_retries=5) as other:
-            with pytest.raises(anthropic.InternalServerError, match="structured output is missing"):
-                await other.messages.create(**MESSAGES)
-        assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(("max_tokens", "reason"), [(1, "max_tokens"), (5, "model_context_window_exceeded")])

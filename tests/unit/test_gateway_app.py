@@ -1,4 +1,4 @@
-"""The whole application over HTTP, in front of a server that does what a test tells it to."""
+"""The whole application over HTTP, with a server that a test controls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None
     assert answer.status_code == 404 and "location" not in answer.headers
 
 
-@pytest.mark.parametrize("tokens", [3, 1500])  # the latter are made in a thread, and in pieces
+@pytest.mark.parametrize("tokens", [3, 1500])  # the longer ones are tokenized in a thread, and in pieces
 async def test_answers_with_log_probabilities_are_whole_however_many_they_are(tokens: int) -> None:
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         yield with_logprobs(part("x" * tokens, "stop"), tokens, 2)

@@ -1,4 +1,4 @@
-"""What `python -m charonia_gateway.check` says of settings that the gateway cannot use."""
+"""The messages of `python -m charonia_gateway.check` about unusable settings."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ async def test_a_head_may_have_so_many_bytes_and_not_one_more_also_when_it_comes
 
 
 async def test_a_connection_that_asks_nothing_more_ends() -> None:
-    """After the time between two requests, and not before: it takes another one first."""
+    """The connection is closed after the idle time, not earlier: it accepts another request first."""
     async with served(says_how_long_the_body_is, 0, keep_alive_s=1) as (reader, writer):
         for _ in range(2):
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -126,7 +126,7 @@ async def test_pipelined_requests_are_queued_up_to_a_bound_and_answered_in_order
             assert head.startswith(b"HTTP/1.1 200 ")
             assert await reader.readline() == b"/%d\n" % number
         assert max(queued) <= most_queued
-        assert max(unparsed) <= 1 << 18  # the most that one read returns
+        assert max(unparsed) <= 1 << 18  # maximum of one read
     finally:
         writer.close()
         server.close()

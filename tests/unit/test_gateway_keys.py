@@ -1,4 +1,4 @@
-"""API keys of the gateway: who gets in, what each may do, and which sessions and answers are whose."""
+"""API keys of the gateway: authentication, permissions, and the owners of sessions and responses."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ ROUTES: dict[tuple[str, str], Any] = {
     ("GET", "/metrics"): None,
     ("GET", "/openapi.json"): None,
 }
-# What needs no key. Of the files of the pages one stands for all.
+# Routes that need no key. One file represents all files of the pages.
 PAGE_FILE = "/page/chat.css"
 OPEN = {("GET", path) for path in ("/health/live", "/health/ready", "/", "/docs", PAGE_FILE)}
-# These say nothing of a model.
+# These routes have no model.
 OF_NO_MODEL = {
     "/metrics",
     "/v1/embeddings",
@@ -81,7 +81,7 @@ async def guarded(file: KeyFile, **settings: Any) -> AsyncIterator[tuple[httpx.A
 def routes_of(routes: Any) -> set[tuple[str, str]]:
     found = set()
     for route in routes:
-        if not hasattr(route, "path"):  # a router that was included, which has its own
+        if not hasattr(route, "path"):  # an included router with its own routes
             found |= routes_of(route.routes if hasattr(route, "routes") else route.original_router.routes)
             continue
         methods = (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}
@@ -95,7 +95,7 @@ def address(path: str, id: str = "resp_none") -> str:
 
 
 def test_every_route_is_one_that_was_thought_of(file: KeyFile) -> None:
-    """A new route is closed by itself. It belongs in this file's table, or in access.OPEN_PATHS and in OPEN."""
+    """A new route requires a key. It must be in this file's table, or in access.OPEN_PATHS and in OPEN."""
     found = routes_of(create_app(Settings(_env_file=None, keys_file=file.path)).routes)
     assert found == set(ROUTES) | OPEN
     assert {route for route in found if access.is_open(*route)} == OPEN
@@ -130,7 +130,7 @@ async def test_no_route_answers_without_a_key_that_holds(file: KeyFile, key: str
 
 
 async def test_a_page_of_the_gateways_own_needs_a_key_under_any_host_name(file: KeyFile) -> None:
-    """Where every request needs a key no foreign page gains by a name that leads here; without keys it would."""
+    """With keys, a foreign page gains nothing by a DNS name that leads to the gateway. Without keys it would."""
     own = {"Host": "myserver:23333", "Origin": "http://myserver:23333", "Sec-Fetch-Site": "same-origin"}
     foreign = {**own, "Origin": "http://evil.example:23333"}
     key = file.bearer("alice")
@@ -228,7 +228,7 @@ async def test_sessions_of_two_keys_are_two_whatever_they_are_called(file: KeyFi
             assert answer.status_code == 200
             ids[name] |= {session for _, session in server.actions}
             assert len(server.actions) == 1 and len(ids[name]) == 1, "all routes of a key share its sessions"
-        # What the engine calls a session of one key is a new one to another.
+        # The engine's name of a key's session is a different session for another key.
         (whole,) = ids["alice"]
         await web.post(INTERACTIVE, json={"prompt": "hi", "session_id": whole}, headers=file.bearer("bob"))
         ids["forged"] = {input_text(server.requests[-1], "session_id")}
@@ -252,7 +252,7 @@ async def test_each_key_has_a_prefix_cache_of_its_own_whatever_salt_it_sends(fil
                         answer = await web.post(path[1], json=sent, headers=file.bearer(name))
                         assert answer.status_code == 200 and "charonia-ignored-fields" not in answer.headers
         salts = [input_text(request, "cache_salt") for request in server.requests]
-        # Whoever knows what the engine calls another's finds nothing by it.
+        # Knowing the engine's name of another key's session gives no access to it.
         await web.post("/v1/chat/completions", json={**CHAT, "cache_salt": salts[0]}, headers=file.bearer("bob"))
         forged = input_text(server.requests[-1], "cache_salt")
     assert len(salts) == 2 * 15 and len(set(salts)) == 6 and forged not in salts
@@ -371,7 +371,7 @@ def test_a_file_that_changes_is_read_again_and_a_bad_one_is_not(
 def test_a_file_that_could_not_be_read_for_a_while_is_read_later(
     file: KeyFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As when the process had too many files open, or when who may read the file was put right."""
+    """For example if the process had too many open files, or if the file's permissions are corrected."""
     ring = keys.KeyRing(file.path)
     late = file.add("late")
 

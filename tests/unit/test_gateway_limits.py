@@ -48,7 +48,7 @@ async def test_requests_beyond_the_limit_are_429_and_say_when_to_come_again(file
 
 
 async def tell(request: pb.ModelInferRequest) -> Parts:
-    """5 tokens of prompt and 1 of answer."""
+    """A response with 5 prompt tokens and 1 output token."""
     yield part("x", "stop")
 
 
@@ -58,7 +58,7 @@ async def break_off(request: pb.ModelInferRequest) -> Parts:
 
 
 async def stop(request: pb.ModelInferRequest) -> Parts:
-    """As when the session's client stops it by another request."""
+    """A response that the session's client stops with another request."""
     yield part("x", "cancelled")
 
 
@@ -116,7 +116,7 @@ async def test_a_request_that_outruns_the_budget_ends_and_the_next_waits(file: K
 
 @pytest.mark.parametrize(("stream", "charged"), [(True, 6), (False, 11)])
 async def test_a_client_that_leaves_is_charged(file: KeyFile, stream: bool, charged: int) -> None:
-    """What the engine has said; where that is nothing, the prompt is estimated, at four characters a token."""
+    """Tokens reported by the engine count. Without a report, the prompt is estimated at four characters per token."""
     file.add("hasty", tokens_per_minute=100)
     begun, left = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The gateway's log: its lines, and what they hold of a request."""
+"""The gateway's log: its lines, and their information about requests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_is_logged_of_a_request_has_its_id_and_its_trace(request_record: Re
 
 
 def test_the_environment_names_settings_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HOST and PORT are those of somebody else; a file has the same names."""
+    """Other programs use HOST and PORT, too; a file has the same names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("WORKERS=3\nCHARONIA_GRPC_PORT=778\n")
     for name, value in (("HOST", "0.0.0.0"), ("PORT", "42"), ("CHARONIA_HOST", "127.0.0.9")):

@@ -1,4 +1,4 @@
-"""What the gateway makes of requests before anything is sent, and of answers before they are JSON."""
+"""Conversion of requests before they are sent, and of responses before they become JSON."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_an_interactive_turn_has_lmdeploys_defaults() -> None:
 
 
 def test_an_interactive_turn_with_an_image_is_rejected() -> None:
-    """LMDeploy's field beside the prompt."""
+    """LMDeploy's field in addition to the prompt."""
     assert interactive(image_url=None).engine_request().messages
     with pytest.raises(ApiError, match="image_url: models take texts only"):
         interactive(image_url="http://x/y.png")
@@ -526,7 +526,7 @@ MANY = 150_000
 def test_a_long_list_is_refused_at_its_first_error(
     model: type[ChatRequest] | type[InteractiveRequest], fields: dict[str, object], says: str
 ) -> None:
-    """The event loop stands still meanwhile: an error for each entry would take seconds."""
+    """This blocks the event loop: an error for each entry would take seconds."""
     with pytest.raises(ApiError) as caught:
         parse(model, json.dumps({"model": "m", **fields}).encode())
     assert caught.value.status == 400
@@ -628,7 +628,7 @@ def test_completion_logprobs_offsets_count_characters_over_the_stream() -> None:
 
 
 def test_offsets_also_count_what_is_no_character() -> None:
-    """Each stands for one character of the text, a replacement."""
+    """Each replacement character counts as one character of the text."""
     response = GenerateResponse("", (1,) * 6, logprobs=(-1.0,) * 6, top_logprobs=[[]] * 6)
     response.token_bytes = (b"\xa9", b"a\xc3", b"b", b"\xe4\xb8", b"\xad\xff", b"c")
     response.text_span = (0, 9)
@@ -637,7 +637,7 @@ def test_offsets_also_count_what_is_no_character() -> None:
 
 
 def prompt_part(tokens: list[bytes], special: list[bool]) -> GenerateResponse:
-    """A prompt's tokens with -1, -2 ... as log probabilities and themselves as the most likely."""
+    """Return a prompt's tokens with -1, -2 ... as log probabilities, and themselves as the most likely tokens."""
     count = len(tokens)
     part = GenerateResponse("x", prompt_ids=tuple(range(count)))
     part.prompt_tokens, part.prompt_special = tokens, special
@@ -657,7 +657,7 @@ def test_an_echos_log_probabilities_begin_with_null() -> None:
 
 
 def test_what_a_tokenizer_adds_to_a_prompt_is_not_in_its_echo() -> None:
-    """A beginning token and a leading space; but a special token that the prompt spells is."""
+    """A beginning token and a leading space are omitted, but a special token in the prompt is not."""
     part = prompt_part([b"<s>", b" Hi", b"<s>", b"!"], [True, False, True, False])
     shown = CompletionLogprobs().of_prompt(part, "Hi<s>!")
     assert shown["tokens"] == ["Hi", "<s>", "!"]
@@ -666,7 +666,7 @@ def test_what_a_tokenizer_adds_to_a_prompt_is_not_in_its_echo() -> None:
 
 
 def test_every_token_of_a_prompt_that_was_sent_as_tokens_is_in_its_echo() -> None:
-    """So that a client finds each of its tokens at its place; and those of the answer, though they add nothing."""
+    """A client finds each of its tokens at its position. Tokens of the response count, although they add no text."""
     part = prompt_part([b"<s>", b" Hi", b"", b"!"], [True, False, False, False])
     logprobs = CompletionLogprobs(every=True)
     shown = logprobs.of_prompt(part, "<s> Hi!", exact=True)
@@ -692,7 +692,7 @@ def test_a_drain_is_over_when_nothing_runs_or_time_is_up() -> None:
     drain.begin()
     assert drain.begun and not drain.is_over and drain.left_s == 5
     now = 103.5
-    drain.begin()  # a second time changes nothing
+    drain.begin()  # a second call changes nothing
     assert drain.left_s == 2
     drain.running = 0
     assert drain.is_over
@@ -702,7 +702,7 @@ def test_a_drain_is_over_when_nothing_runs_or_time_is_up() -> None:
 
 
 async def test_what_came_before_a_drain_is_answered_before_the_server_ends() -> None:
-    """A loop that was busy when it was told to end has not read or accepted it."""
+    """A loop that was busy when the drain began has not read or accepted the connection."""
     drain = Drain(5)
     server = DrainingServer(uvicorn.Config(FastAPI()), drain)
     ended = [await server.on_tick(1)]
@@ -717,7 +717,7 @@ async def test_what_came_before_a_drain_is_answered_before_the_server_ends() -> 
 
 @pytest.mark.parametrize("begun, sent", [(False, [503]), (True, [200])])
 async def test_a_request_that_is_cut_off_is_no_error_of_the_application(begun: bool, sent: list[int]) -> None:
-    """One that has begun and ends by that is one whose client had left: a stream of another says so itself."""
+    """A running request that ends in this way had a disconnected client. Other streams report errors themselves."""
     found: list[int] = []
     drain = Drain(5)
 
@@ -750,7 +750,7 @@ def test_turns_of_one_role_are_joined_in_time_that_is_linear_in_them() -> None:
     request = parse(MessagesRequest, json.dumps(body).encode())
     began = time.process_time()
     *before, joined = request.conversation()
-    assert time.process_time() - began < 5  # 0.02 s where it is linear
+    assert time.process_time() - began < 5  # 0.02 s with linear time
     assert before == [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "first"},
@@ -819,7 +819,7 @@ def test_errors_of_the_engine_name_the_fields_of_the_request() -> None:
 
 @pytest.mark.parametrize("name", ["response_format", "structured_outputs", "guided_json", "regex", "grammar"])
 def test_what_constrains_an_answer_is_refused_where_it_has_no_effect(name: str) -> None:
-    """The header of ignored fields alone would leave the user with a free answer."""
+    """Otherwise only the header of ignored fields would show that the response is not constrained."""
     value = {"type": "json_object"}
     for model, fields in (
         (InteractiveRequest, {"prompt": "hi"}),

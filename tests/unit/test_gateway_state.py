@@ -32,7 +32,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "redis"])
 async def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
-    """Makes what two callers use: the same memory, or the same Redis from two processes."""
+    """Create two users of the state: with the same memory, or with the same Redis from two processes."""
     monkeypatch.setattr(state, "_TIMEOUT_S", 120)
     made: list[State] = []
 
@@ -95,7 +95,7 @@ async def test_processes_share_concurrent_requests(make: Make) -> None:
     await here.end(asked, "one", 0)
     await there.begin(asked, "three")
     await there.end(asked, "three", 0)
-    for _ in range(2):  # a request that is rejected for another limit does not run
+    for _ in range(2):  # a request that another limit rejects does not run
         with pytest.raises(LimitExceeded, match="3 requests per minute"):
             await here.begin(asked, "four")
     await there.end(asked, "two", 0)
@@ -114,7 +114,7 @@ async def test_a_window_ends_after_a_minute() -> None:
 async def test_concurrent_requests_of_a_process_that_died_end_with_their_lease(
     redis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_LEASE_S", 0)  # over immediately
+    monkeypatch.setattr(state, "_LEASE_S", 0)  # leases end immediately
     one, two = (RedisState(redis, prefix="lease") for _ in range(2))
     assert await one.acquire("k", "dead", 1) and await two.acquire("k", "alive", 1)
     monkeypatch.setattr(state, "_LEASE_S", 60)

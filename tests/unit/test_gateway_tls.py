@@ -53,7 +53,7 @@ async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def served(certificates: Certificates, pair: Pair) -> AsyncIterator[int]:
-    """The port of a server as the gateway makes it."""
+    """Yield the port of a server that uses TLS like the gateway's."""
     config = uvicorn.Config(
         hello, port=0, lifespan="off", log_config=None, http=bounded(0), ssl_certfile=pair.cert, ssl_keyfile=pair.key
     )
@@ -69,7 +69,7 @@ async def served(certificates: Certificates, pair: Pair) -> AsyncIterator[int]:
 
 
 async def ask(port: int, authority: Authority, own: Pair | None = None) -> str:
-    """The hash of the certificate that the server shows. ssl.SSLError or ConnectionError where it does not answer."""
+    """Return the hash of the server's certificate. Raises ssl.SSLError or ConnectionError if it does not respond."""
     context = ssl.create_default_context(cafile=authority.ca)
     if own:
         context.load_cert_chain(own.cert, own.key)
@@ -89,7 +89,7 @@ async def ask(port: int, authority: Authority, own: Pair | None = None) -> str:
 async def test_a_certificate_that_changes_is_the_next_connections(
     authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "CHECK_INTERVAL_S", HANG_S)  # it looks at the files when the test says so
+    monkeypatch.setattr(files, "CHECK_INTERVAL_S", HANG_S)  # it checks the files only when the test calls it
     pair = authority.issue("server", "localhost", "127.0.0.1")
     certificates = Certificates(pair.cert, pair.key)
     async with served(certificates, pair) as port:
@@ -101,7 +101,7 @@ async def test_a_certificate_that_changes_is_the_next_connections(
         certificates.refresh()
         second = await ask(port, authority)
         assert second != first
-        for wrong in (b"", pair.cert.read_bytes()):  # half written, and no key
+        for wrong in (b"", pair.cert.read_bytes()):  # a partly written file, and a file without a key
             pair.key.write_bytes(wrong)
             caplog.clear()
             with caplog.at_level(logging.ERROR):
@@ -123,7 +123,7 @@ async def test_clients_need_a_certificate_of_the_ca_of_the_moment(
         for own in (None, other):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await ask(port, authority, own)
-        # charonia serve, which has no certificate, sees that the server works.
+        # charonia serve, which has no client certificate, sees that the server works.
         assert await asyncio.to_thread(takes_tls, "127.0.0.1", port)
         accepted.write_bytes(stranger.ca.read_bytes())
         certificates.refresh()

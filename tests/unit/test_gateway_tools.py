@@ -1,4 +1,4 @@
-"""Calls of tools and reasoning in the forms of /v1/messages and /v1/responses."""
+"""Tool calls and reasoning in the formats of /v1/messages and /v1/responses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def goes_on(index: int, arguments: str, **more: Any) -> dict[str, Any]:
     return {"index": index, "arguments": arguments, **more}
 
 
-# Responses as they may come: a call's end, text and the next call's beginning in one.
+# Possible responses: the end of a call, text and the start of the next call in one part.
 PARTS: list[dict[str, Any]] = [
     {"reasoning": "They "},
     {"reasoning": "want sums.", "content": "I"},
@@ -197,7 +197,7 @@ async def test_arguments_that_are_no_json_object_are_handed_on_as_they_are(text:
 
 
 async def test_a_conversation_goes_on_after_arguments_that_are_nested_deeply() -> None:
-    """preprocessing takes what is as deep as MAX_DEPTH. The store takes less than the parser gives."""
+    """preprocessing accepts a depth of MAX_DEPTH. The store accepts less than the parser produces."""
     for text, kept in ((nested(MAX_ARGUMENTS_DEPTH - 1), True), (nested(300), False)):
 
         async def calls(request: pb.ModelInferRequest, text: str = text) -> Responses:
@@ -216,7 +216,7 @@ async def test_a_conversation_goes_on_after_arguments_that_are_nested_deeply() -
 
 
 async def test_more_tokens_than_fit_are_as_many_as_do() -> None:
-    """As Anthropic has it; coding agents ask for 32000 whatever the context is. The engine is asked once."""
+    """Anthropic's behaviour; coding agents request 32000 for any context. The engine receives one request."""
     asked = []
 
     async def takes(request: pb.ModelInferRequest) -> Responses:
@@ -349,7 +349,7 @@ def test_openais_items_become_the_templates_messages() -> None:
 
 
 def test_a_coding_agents_items_fit_a_template_whose_roles_alternate() -> None:
-    """Codex sends instructions, a developer's message, and the user's in several items."""
+    """Codex sends instructions, a developer's message, and several user messages."""
     alternates = tokenizer("{{ messages[0].content }}{% set messages = messages[1:] %}" + STRICT)
     stored: list[dict[str, Any]] = []
     for said in ("AGENTS.md", "Go on."):
@@ -386,7 +386,7 @@ async def test_the_output_of_a_call_that_is_not_there_is_refused() -> None:
 
 
 async def test_branches_of_a_stored_answer_do_not_wait_for_each_other() -> None:
-    """The engine answers the requests of a session one after the other: the branches have sessions of their own."""
+    """The engine runs the requests of a session one after the other, so branches have their own sessions."""
     together, running = asyncio.Event(), []
     async with gateway() as (web, server):
         first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()["id"]
@@ -427,6 +427,7 @@ async def never_ends(request: pb.ModelInferRequest) -> Responses:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("fails", [refuses, breaks_off, is_too_large, never_ends])
 async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails: Any, streams: bool) -> None:
@@ -522,11 +523,11 @@ RESULTS = [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "tex
     ],
 )
 def test_a_long_conversation_of_anthropics_takes_linear_time(messages: list[Any]) -> None:
-    """The event loop stands still meanwhile."""
+    """This blocks the event loop."""
     body = json.dumps({"model": "m", "max_tokens": 5, "messages": [*messages, *USER]}).encode()
     began = time.process_time()
     assert parse(MessagesRequest, body).engine_request(reasons=False).messages
-    assert time.process_time() - began < 10  # 0.2 s where it is linear
+    assert time.process_time() - began < 10  # 0.2 s with linear time
 
 
 @pytest.mark.parametrize(
@@ -542,7 +543,7 @@ def test_a_long_list_of_items_takes_linear_time(item: dict[str, Any]) -> None:
     began = time.process_time()
     asked = parse(ResponsesRequest, json.dumps({"model": "m", "input": items}).encode())
     assert conversation((), asked.input)
-    assert time.process_time() - began < 10  # 0.2 s where it is linear
+    assert time.process_time() - began < 10  # 0.2 s with linear time
 
 
 @pytest.mark.parametrize("calls", [1, 2])

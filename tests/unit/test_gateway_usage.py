@@ -1,4 +1,4 @@
-"""What the gateway makes of the engine's counts and times."""
+"""The engine's counts and times in responses of the gateway."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ def test_the_endpoint_is_a_collector_or_its_whole_url(endpoint: str) -> None:
     assert traces_url(endpoint) == "http://c:4318/v1/traces"
 
 
+@pytest.mark.slow
 def test_what_is_off_is_not_imported() -> None:
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""A gateway in several processes: shared state, a process that dies, and the orderly end."""
+"""A gateway with several processes: shared state, a process that dies, and the orderly end."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from triton_double import Double, part
 from tritonclient.grpc import service_pb2 as pb
 from worker_client import client_of
 
+pytestmark = pytest.mark.slow
+
 MODEL = "the-model"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
 STREAM = {**CHAT, "stream": True}
@@ -37,7 +39,7 @@ Parts = AsyncIterator[Any]
 
 
 class Held:
-    """A behaviour of the server: responses begin, and end when they may."""
+    """A behaviour of the server: responses start, and end when the test releases them."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -56,11 +58,11 @@ class Gateway:
         self.log = log
 
     def pids(self) -> list[int]:
-        """Of the workers."""
+        """Return the ids of the workers."""
         return sorted(child.pid for child in psutil.Process(self.process.pid).children())
 
     async def clients(self, opened: contextlib.AsyncExitStack) -> list[httpx.AsyncClient]:
-        """A client of each worker."""
+        """Return a client for each worker."""
         return [await opened.enter_async_context(client_of(self.url, pid)) for pid in self.pids()]
 
     async def until(self, holds: Callable[[], Any]) -> None:
@@ -80,7 +82,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway(server: Double, folder: Path, count: int = 2, **env: str) -> AsyncIterator[Gateway]:
-    """`python -m charonia_gateway` with `count` processes, ready."""
+    """Run `python -m charonia_gateway` with `count` processes until it is ready."""
     (port,) = free_ports(1)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
     settings = {
@@ -121,7 +123,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
 
 
 def samples(text: str) -> dict[str, float]:
-    """Values by name and labels."""
+    """Return metric values by name and labels."""
     return {
         sample.name + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -130,7 +132,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 async def begin(web: httpx.AsyncClient, headers: dict[str, str] | None = None) -> asyncio.Task[str]:
-    """A stream whose first text has arrived. The task returns its last line."""
+    """Start a stream and wait for its first text. The task returns its last line."""
     begun = asyncio.Event()
 
     async def read() -> str:
@@ -224,7 +226,7 @@ async def test_the_end_waits_for_the_streams_of_all_workers(tmp_path: Path) -> N
         webs = await own.clients(opened)
         streams = [await begin(web) for web in webs]
         async with client_of(own.url, own.pids()[1]) as another:
-            for pid in (own.process.pid, *own.pids()):  # as a terminal does
+            for pid in (own.process.pid, *own.pids()):  # like a terminal
                 os.kill(pid, signal.SIGINT)
             await own.until(lambda: is_draining(another))
             refused = await another.post("/v1/chat/completions", json=CHAT)
@@ -242,7 +244,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         async with client_of(own.url, own.pids()[0]) as another:
             own.process.send_signal(signal.SIGTERM)
             await own.until(lambda: is_draining(another))
-        server.fall_asleep()  # clients still get their error
+        server.fall_asleep()  # clients still receive their error
         own.process.send_signal(signal.SIGTERM)
         assert "shutting down" in await stream
         assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0

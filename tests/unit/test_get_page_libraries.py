@@ -1,4 +1,4 @@
-"""scripts/get_page_libraries.py: npm gets what is pinned, and what it cannot get leaves what is there."""
+"""scripts/get_page_libraries.py: npm receives the pins, and a failed download does not change existing files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Makes the files of a package as an npm does.
+# Creates the files of a package like npm.
 NPM = """#!/bin/sh
 [ "$1 $2" = "ci --ignore-scripts" ] || exit 9
 [ -z "$NPM_FAILS" ] || { echo "integrity checksum failed"; exit 1; }

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from free_ports import free_ports
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
+@pytest.mark.slow
 def test_probe_without_a_package_index_fails_and_names_the_package(tmp_path: Path) -> None:
     folder = tmp_path / "scripts"  # in another checkout, which has no models yet
     folder.mkdir()

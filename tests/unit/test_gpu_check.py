@@ -70,7 +70,7 @@ def test_stage_that_does_not_fit_is_left_out_and_results_are_written(out: Path) 
     assert {name: one.status for name, one in now.items()} == {"limits": "passed", "decode": "left out"}
     assert list(gpu_check.check({"lib": (1, passing)}, None, 100.0)) == ["lib"]
     stages = json.loads((out / "results.json").read_text())["stages"]
-    assert set(stages) == {"limits", "decode", "lib"}  # with those of the earlier call
+    assert set(stages) == {"limits", "decode", "lib"}  # includes the stages of the earlier call
     assert "it takes about 1000 s" in stages["decode"]["summary"] and stages["limits"]["records"] == [FIGURE]
     page = (out / "results.md").read_text()
     assert "one \\| figure" in page and "| time, us |" in page and "| 2.5 |" in page

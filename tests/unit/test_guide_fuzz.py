@@ -29,7 +29,6 @@ DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 CASES = int(os.environ.get("CHARONIA_TEST_SCHEMAS", "320"))
 AT_ONCE = 8
 MAX_GROWTH_BYTES = 400 << 20
-CACHE = "16MiB"
 
 
 def _deep(levels: int) -> str:
@@ -108,13 +107,14 @@ class Fuzz:
 @pytest.fixture(scope="module")
 def fuzz() -> Iterator[Fuzz]:
     with (
-        Engine.from_pretrained(DEMO, threads=1, guide_cache_size=CACHE, guide_timeout_s=5) as engine,
+        Engine.from_pretrained(DEMO, threads=1) as engine,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         walks = Walks(engine)
         yield Fuzz(engine, [walks.params(seed, max_tokens=60) for seed in range(64)], pool)
 
 
+@pytest.mark.slow
 def test_made_up_guides_are_kept_or_refused(fuzz: Fuzz) -> None:
     counts: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""owner/name@revision: which files of the hub are meant, and what is said of a name that is none."""
+"""owner/name@revision: the downloaded files, and the errors for invalid names."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def download(endpoint: str, home: Path, model: str) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr.strip()
 
 
+@pytest.mark.slow
 def test_a_revision_names_the_files_of_its_commit(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
@@ -55,7 +56,7 @@ def test_a_revision_names_the_files_of_its_commit(tmp_path: Path) -> None:
             assert out == said, err
         out, err = download(hub.url, tmp_path / "home", "them/small@v9")
         assert out == ""
-        assert "the hub's them/small has no revision v9: name a branch, a tag or a whole commit" in err
+        assert "the hub's them/small has no revision v9: name a branch, a tag or a full commit" in err
 
 
 def test_an_id_is_its_repository_and_its_revision() -> None:
@@ -69,7 +70,7 @@ def test_an_id_is_its_repository_and_its_revision() -> None:
     ["a", "a/", "/b", "a/b/c", "a@v1", "../b", "a b/c", "a/b--c", "a/b.git", "a/b@", "a/b@v 1", "a/b@../c", "a/b@v1@2"],
 )
 def test_what_is_no_hub_id_is_said_with_its_form(name: str) -> None:
-    with pytest.raises(ModelError, match=re.escape(f"{name!r} is no hub id (owner/name or owner/name@revision)")):
+    with pytest.raises(ModelError, match=re.escape(f"{name!r} is not a hub id (owner/name or owner/name@revision)")):
         parse_id(name)
 
 
@@ -83,5 +84,5 @@ def test_a_folder_is_not_pinned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000])
 def test_what_can_be_no_path_is_looked_for_as_a_hub_id(name: str) -> None:
     assert existing(name) is None
-    with pytest.raises(ModelError, match="is no hub id"):
+    with pytest.raises(ModelError, match="is not a hub id"):
         locate(name)

@@ -25,7 +25,7 @@ OWN = ("charonia-client", "charonia-gateway")
 
 
 def locked(name: str) -> dict[str, Version]:
-    """Exact versions by package, of the entries that count for this Python."""
+    """Return exact versions by package, from the entries that apply to this Python."""
     text = (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line.partition(" --hash")[0] for line in text.splitlines() if line and not line.startswith((" ", "#"))]
     entries = [Requirement(line) for line in lines]
@@ -75,7 +75,7 @@ def test_images_have_the_packages_version(name: str) -> None:
 def test_every_setting_of_the_gateway_can_be_set_in_compose() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     given = {name.lower() for name in services["gateway"]["environment"]}
-    inside = {"host", "port", "grpc_port"}  # the container's own business
+    inside = {"host", "port", "grpc_port"}  # fixed in the container
     for name, field in GatewaySettings.model_fields.items():
         names = {str(choice) for choice in field.validation_alias.choices}  # type: ignore[union-attr]
         assert name in inside or names & given, f"{name} is missing in docker-compose.yml"

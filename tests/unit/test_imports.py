@@ -1,4 +1,4 @@
-"""What the packages' folders and modules import of each other."""
+"""Imports between the folders and modules of the packages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def name_of(file: Path, package: Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """The folder of the package in which a module is, or the module itself beside them."""
+    """Return the package's folder that contains a module, or the module itself if it is not in a folder."""
     return module.split(".")[1]
 
 
 def imported(file: Path, package: Path) -> Iterator[str]:
-    """What it imports of the package, also in functions or for types alone."""
+    """Yield the modules of the package that a file imports, also in functions and for types only."""
     folder = [package.name, *file.relative_to(package).parts[:-1]]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -38,6 +38,7 @@ def imported(file: Path, package: Path) -> Iterator[str]:
         yield from (name for name in names if name.startswith(f"{package.name}."))
 
 
+@pytest.mark.slow
 def test_no_two_folders_import_each_other_by_whatever_way() -> None:
     graph: dict[str, set[str]] = {}
     for file in PACKAGE.rglob("*.py"):
@@ -45,7 +46,7 @@ def test_no_two_folders_import_each_other_by_whatever_way() -> None:
         parts = map(part_of, imported(file, PACKAGE))
         graph.setdefault(own, set()).update(part for part in parts if part != own)
     assert {"api", "text", "weights"} <= set(graph) and "text" in graph["api"]
-    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names them
+    list(TopologicalSorter(graph).static_order())  # raises CycleError with the cycle
 
 
 @pytest.mark.parametrize("folder", ["gateway/charonia_gateway", "client/charonia_client"])
@@ -54,13 +55,14 @@ def test_no_two_modules_import_each_other_by_whatever_way(folder: str) -> None:
     files = {name_of(file, package): file for file in package.rglob("*.py")}
     graph: dict[str, set[str]] = {}
     for own, file in files.items():
-        # A name that is no module is one in the module before its last dot.
+        # A name that is not a module is defined in the module before its last dot.
         names = {name if name in files else name.rpartition(".")[0] for name in imported(file, package)}
         graph[own] = (names & set(files)) - {own}
     assert sum(map(len, graph.values())) > len(graph)
     list(TopologicalSorter(graph).static_order())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("starts", "started"),
     [

@@ -1,4 +1,4 @@
-"""scripts/install.py: uv installs, told what pip's settings say, and pip where uv cannot."""
+"""scripts/install.py: uv installs with pip's settings, or pip installs if uv cannot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def install() -> ModuleType:
 
 
 def command(folder: Path, name: str, status: int = 0) -> Path:
-    """A program that prints the file pip-config; unless `config` was asked for, it writes its input to <name>.json."""
+    """A program that prints the file pip-config for `config`, and otherwise writes its input to <name>.json."""
     file = folder / name
     (folder / "pip-config").touch()
     (folder / "venv/bin").mkdir(parents=True, exist_ok=True)
@@ -78,6 +78,7 @@ def test_uv_is_told_what_pip_is(install: ModuleType, tools: Path) -> None:
     assert not (tools / "pip.json").exists()
 
 
+@pytest.mark.slow
 def test_the_real_pips_settings_are_found(install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tools / "pip.conf"
     config.write_text(
@@ -145,10 +146,11 @@ def test_pip_of_this_environment_needs_no_option_that_an_old_one_lacks(
     assert told(tools, "pip")[0] == ["--quiet", "install", "--no-compile", *WANTED]
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_is_not_taken_for_installed(
     install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """uv writes that a package is there before all of its files are."""
+    """uv records a package before all of its files exist."""
     uv = tools / "uv"
     whole = uv.read_text()
     uv.write_text(f"#!{sys.executable}\nimport os, signal\nos.kill(os.getppid(), signal.SIGTERM)\n")
@@ -158,7 +160,7 @@ def test_what_was_interrupted_is_not_taken_for_installed(
     ended = subprocess.run([sys.executable, "-c", program, str(SCRIPT), *arguments])
     assert ended.returncode == -signal.SIGTERM
     uv.write_text(whole)
-    assert install.main() == 0  # of other packages: some of the first ones may be among them
+    assert install.main() == 0  # for other packages: some of the first ones may be among them
     assert "--reinstall" in told(tools, "uv")[0]
     monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "other.txt"])
     assert install.main() == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from charonia_answers.lark import grammars_of
 
 from charonia import Engine, Guide, Output, SamplingParams
 
@@ -39,7 +40,7 @@ GUIDES = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(DEMO, threads=1, guide_timeout_s=120, device="cpu", jump_forward=True) as engine:
+    with Engine.from_pretrained(DEMO, threads=1, device="cpu", jump_forward=True) as engine:
         assert not [warning for warning in engine.info.warnings if "jump_forward" in warning]
         yield engine
 
@@ -140,10 +141,10 @@ def test_end_ids_of_the_request_end_it_where_the_text_may_end_alone(engine: Engi
 def test_a_token_that_a_grammar_names_is_a_choice_beside_certain_text(engine: Engine) -> None:
     [free] = engine.generate(PROMPT, params(max_tokens=1, temperature=0.0))
     [most_likely] = free.token_ids
-    named = Guide.grammar(f'root ::= Token({most_likely}) " and so on" | "Xylophones of another kind, and of a third"')
+    named = Guide.grammar(f'start: <[{most_likely}]> " and so on" | "Xylophones of another kind, and of a third"')
     [answer] = expect_same(engine, params(temperature=0.0), named)
     assert answer.token_ids[0] == most_likely
-    alone = Guide.grammar(f'root ::= Token({most_likely}) " and this is certain, and so is this" [0-9]')
+    alone = Guide.grammar(f'start: <[{most_likely}]> " and this is certain, and so is this" /[0-9]/')
     before = engine.stats().jump_forward_tokens
     [answer] = expect_same(engine, params(), alone)
     assert answer.finish_reason == "stop"
@@ -158,7 +159,8 @@ def test_text_behind_a_special_token_is_certain_too(engine: Engine) -> None:
         {"type": "const_string", "value": '"}}'},
         {"type": "token", "token": "<|user|>"},
     ]
-    tag = Guide.structural_tag({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+    tokens = {str(token): number for number, token in engine.tokenizer.added_tokens_decoder.items()}
+    tag = Guide("structural_tag", grammars_of({"type": "sequence", "elements": elements}, "tag", tokens))
     before = engine.stats()
     [answer] = engine.generate(PROMPT, params(), guide=tag)
     now = engine.stats()
@@ -169,6 +171,7 @@ def test_text_behind_a_special_token_is_certain_too(engine: Engine) -> None:
         expect_same(engine, params(seed=seed), tag)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: int) -> None:
     with Engine.from_pretrained(DEMO, threads=1, device="cpu", jump_forward=True, tensor_para_size=ranks) as several:
@@ -181,11 +184,11 @@ def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: i
         assert told(answer) == told(of_one)
         now = several.stats()
         taken = now.jump_forward_tokens - before.jump_forward_tokens
-        # A step whose mask comes late samples nothing.
         assert answer.num_output_tokens - taken <= now.num_steps - before.num_steps < answer.num_output_tokens / 2
         several.check_integrity()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefixes", [True, False])
 def test_many_at_once_on_a_small_cache(engine: Engine, prefixes: bool) -> None:
     long = Guide.regex("(the temperature of the room is [0-9]{1,2}[.][0-9] degrees, ){8}and so on")

@@ -1,4 +1,4 @@
-"""`charonia keys`, as users run it."""
+"""`charonia keys` as users run it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from charonia_gateway import keys
 
 CHARONIA = (sys.executable, "-m", "charonia", "keys")
-# Of an image that has the gateway alone.
+# An image that contains only the gateway.
 GATEWAY = (Path(sys.executable).parent / "charonia_gateway_keys",)
 
 
@@ -33,7 +33,7 @@ def charonia(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """A file, and the key that was made for it."""
+    """A key file, and a key in it."""
     file = tmp_path_factory.mktemp("keys") / "keys.json"
     options = ["--expires", "30d", "--model", "demo", "--requests-per-minute", "60", "--tokens-per-minute", "9000"]
     done = charonia("create", "alice", *options, "--max-concurrent", "4", "--priority", "-1", file=file)
@@ -41,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     yield file, done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_key_is_shown_once_and_the_file_has_its_hash(made: tuple[Path, str]) -> None:
     file, text = made
     assert len(text) >= 43 and text not in file.read_text()
@@ -52,6 +53,7 @@ def test_a_key_is_shown_once_and_the_file_has_its_hash(made: tuple[Path, str]) -
     assert key.expires is not None and 29 <= (key.expires - key.created).days <= 30
 
 
+@pytest.mark.slow
 def test_keys_are_listed_without_what_they_are(made: tuple[Path, str]) -> None:
     file, text = made
     shown = charonia("list", file=file).stdout
@@ -64,6 +66,7 @@ def test_keys_are_listed_without_what_they_are(made: tuple[Path, str]) -> None:
     assert text not in shown and keys.hash_of(text) not in shown and "sha256" not in listed
 
 
+@pytest.mark.slow
 def test_a_revoked_key_holds_no_more_and_its_name_is_free(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     old = charonia("create", "bob", file=file, command=GATEWAY).stdout.strip()
@@ -77,6 +80,7 @@ def test_a_revoked_key_holds_no_more_and_its_name_is_free(tmp_path: Path) -> Non
     assert ring.find(old) is None and ring.find(new) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

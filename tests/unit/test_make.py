@@ -1,4 +1,4 @@
-"""The Makefile's commands, without the setup before them: what make's variables become."""
+"""The Makefile's commands without the setup: how make's variables are passed on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """`make WORDS` with the programs of this interpreter; the setup counts as done."""
+    """Run `make WORDS` with this interpreter's programs. The setup is treated as done."""
     program = shutil.which("make")
     if program is None:
         pytest.skip("there is no make")
@@ -31,6 +31,7 @@ def make(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_make_convert_writes_the_workspace_that_it_is_told(tmp_path: Path) -> None:
     model = tmp_path / "a model"
     write_random_model(model, SHAPES["tiny"])
@@ -48,8 +49,9 @@ def test_make_convert_without_a_model_says_how_to_name_one() -> None:
     assert "make convert MODEL=<folder or hub id>" in done.stderr
 
 
+@pytest.mark.slow
 def test_make_serve_serves_the_model_that_it_is_told(tmp_path: Path) -> None:
-    """As far as what is wrong with it; tests/stack serves."""
+    """Runs until the error; tests/stack tests serving."""
     names = ("HTTP", "GRPC", "METRICS", "GATEWAY")
     ports = {f"CHARONIA_{name}_PORT": str(port) for name, port in zip(names, free_ports(4), strict=True)}
     done = make("serve", f"MODEL={tmp_path / 'nowhere'}", CHARONIA_RUN_DIR=str(tmp_path / "run"), **ports)
@@ -57,8 +59,9 @@ def test_make_serve_serves_the_model_that_it_is_told(tmp_path: Path) -> None:
     assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr
 
 
+@pytest.mark.slow
 def test_make_chat_takes_the_functions_of_a_file(tmp_path: Path) -> None:
-    """As far as the file, which is none of Python."""
+    """Runs until it reads the file, which is not Python code."""
     file = tmp_path / "a file.txt"
     file.write_text("")
     done = make("chat", TOOLS=str(file), CHARONIA_GRPC_PORT=str(free_ports(1)[0]))

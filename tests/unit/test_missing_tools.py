@@ -1,4 +1,4 @@
-"""tests/missing_tools.py: what is missing is seen in continuous integration."""
+"""tests/missing_tools.py: a missing tool is an error in continuous integration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from missing_tools import needed_module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ci", "outcome"), [("true", ModuleNotFoundError), ("", pytest.skip.Exception)])
 def test_a_missing_module_skips_and_fails_in_ci(
     ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
@@ -18,5 +19,6 @@ def test_a_missing_module_skips_and_fails_in_ci(
         needed_module("playwright.sync_api")
 
 
+@pytest.mark.slow
 def test_a_module_that_is_there_is_returned() -> None:
     assert needed_module("sys") is sys

@@ -18,7 +18,7 @@ OURS = {name for family in FAMILIES for name in family.model_types} | {one.model
 
 
 def listed(heading: str) -> list[str]:
-    """The types behind a heading of the page."""
+    """Return the types under a heading of the page."""
     section = re.search(rf"^{heading}:\n\n(.*?)\n\n", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert section is not None, f"{PAGE} has no paragraph behind '{heading}:'"
     return re.findall(r"`([^`]+)`", section[1])

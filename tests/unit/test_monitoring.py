@@ -1,4 +1,4 @@
-"""Prometheus' rules and Grafana's dashboards as files: what holds without a running server."""
+"""Prometheus' rules and Grafana's dashboards as files, checked without a running server."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ def test_prometheus_takes_the_configuration_and_the_rules(promtool: Path) -> Non
     assert sorted(PROMETHEUS / file for file in named) == sorted((PROMETHEUS / "rules").glob("*.yml"))
 
 
+@pytest.mark.slow
 def test_rules_say_what_they_should_of_given_series(promtool: Path) -> None:
     files = sorted((PROMETHEUS / "tests").glob("*.yml"))
     assert files
@@ -104,7 +105,7 @@ def test_every_alert_has_its_heading_in_the_runbooks_and_no_heading_is_without_o
 
 
 def numbers(expr: promql.Expr) -> list[float]:
-    """What the comparisons of an expression compare with."""
+    """Return the constants in the comparisons of an expression."""
     if isinstance(expr, promql.ParenExpr):
         return numbers(expr.expr)
     if not isinstance(expr, promql.BinaryExpr):
@@ -165,7 +166,7 @@ def test_every_panel_has_a_unit_and_a_line_that_says_what_to_do(name: str) -> No
 
 
 def test_panels_of_tritons_requests_say_what_subscriptions_leave_out() -> None:
-    """The gateway subscribes by default. Then Triton's request ends when the engine has accepted it."""
+    """The gateway uses subscriptions. Then Triton's request ends when the engine has accepted it."""
     boards = {name.capitalize(): {panel["title"] for panel in panels(name)} for name in BOARDS}
     said = {panel["title"]: panel["description"] for panel in panels("triton")}
     for title in ("Requests", "Failures", "Whole time", "Output", "Requests per execution"):
@@ -198,7 +199,7 @@ def test_queries_are_promql(name: str) -> None:
 
 
 def engine_metrics() -> dict[str, str]:
-    """Name and kind of the engine's metrics, as its catalogue has them."""
+    """Return name and kind of the engine's metrics from its catalogue."""
     text = (ROOT / "engine" / "src" / "base" / "metrics.cpp").read_text(encoding="utf-8")
     found = {name: kind for kind, name in re.findall(r'\b\w+,\s*k(Gauge|Counter),\s*"(charonia_\w+)"', text)}
     found |= dict.fromkeys(re.findall(r'histogram\(\w+,\s*"(charonia_\w+)"', text), "Histogram")

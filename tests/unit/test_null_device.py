@@ -1,4 +1,4 @@
-"""device = null in Python: the demo model's tokenizer, and words that nothing has computed."""
+"""device = null in Python: the demo model's tokenizer, and words that no computation produced."""
 
 from __future__ import annotations
 

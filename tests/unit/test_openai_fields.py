@@ -1,4 +1,4 @@
-"""docs/openai_fields.md lists every request field of OpenAI's API once, and says of each what the gateway does."""
+"""docs/openai_fields.md lists every request field of OpenAI's API once, with its effect in the gateway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUTES: dict[str, tuple[type[ChatRequest] | type[CompletionRequest] | type[Respo
     "/v1/completions": (CompletionRequest, completion_params.CompletionCreateParamsStreaming, {"prompt": "Hello"}),
     "/v1/responses": (ResponsesRequest, response_params.ResponseCreateParamsStreaming, {"input": "Hello"}),
 }
-# A value of OpenAI's that the page says is rejected.
+# A value for each OpenAI field that the page lists as rejected.
 REFUSED: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -92,7 +92,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 
 
 def rows(route: str) -> dict[str, str]:
-    """Field -> what is done with it."""
+    """Return field -> effect."""
     section = re.split(r"^## ", PAGE.read_text().partition(f"## {route}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     found = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
     assert len(dict(found)) == len(found), "a field has two rows"
@@ -151,7 +151,7 @@ def test_a_field_that_is_refused_outright_has_its_case() -> None:
 def test_the_page_names_the_fields_that_openai_does_not_have() -> None:
     text = PAGE.read_text()
     own = {name for route in ROUTES for name in set(ROUTES[route][0].model_fields) - set(rows(route))}
-    # OpenAI's, of the other route
+    # OpenAI's fields of the other route
     own -= {"metadata", "store", "service_tier", "tools", "tool_choice", "functions", "function_call"}
     (listed,) = re.findall(r"does not have \((.*?)\)", text, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) == own

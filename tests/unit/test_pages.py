@@ -1,4 +1,4 @@
-"""The gateway's pages as a browser gets them: files, headers, and what happens without them."""
+"""The gateway's pages as a browser receives them: files, headers, and the behaviour without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def client(**settings: object) -> httpx.AsyncClient:
 
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if they were there."""
+    """Make the libraries appear installed."""
     monkeypatch.setattr(pages, "LIBRARIES", pages.FOLDER)
 
 

@@ -1,4 +1,4 @@
-"""What `charonia plan` says before anything is loaded."""
+"""The output of `charonia plan` before anything is loaded."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_plan_is_what_the_engine_has(model: Path, tmp_path: Path) -> None:
         with Engine.from_pretrained(workspace, **settings) as engine:
             assert made.num_blocks == engine.info.num_blocks == 21
             assert made.num_blocks * made.kv_block_bytes == engine.info.kv_cache_bytes
-            # A plan says what was asked for; the engine lowers it to what the blocks hold.
+            # A plan has the requested value; the engine lowers it to the capacity of the blocks.
             assert min(made.session_len, 21 * 16) == engine.info.session_len
             assert made.weight_type == engine.info.weight_type == "bf16"
             assert made.data_type == engine.info.data_type == "bf16"
@@ -141,7 +141,7 @@ def test_plan_names_the_sampling_defaults_of_the_model(tmp_path: Path) -> None:
 def test_a_gpu_that_is_elsewhere_is_planned_from_its_memory(model: Path) -> None:
     made = make_plan(model, {"device": "cuda", "tensor_para_size": 2}, memory="80GiB")
     assert (made.device, made.ranks, made.free_bytes) == ("cuda", 2, 160 << 30)
-    # Nothing is known of its SMs: those of an H100 are taken.
+    # The number of SMs is unknown, so the plan assumes an H100.
     assert (made.token_budget, made.max_batch_size) == (2048, 256)
     small = make_plan(model, {"device": "cuda", "token_budget": 99}, memory="8GiB")
     assert (small.token_budget, small.max_batch_size) == (99, 64)
@@ -162,11 +162,12 @@ def test_a_gpu_that_is_here_is_planned_from_its_free_memory(model: Path) -> None
     assert made.device == "cuda" and made.free_bytes > 0
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_or_json_and_ends_with_what_was_asked(model: Path) -> None:
     code, out, err = plan(model, "--device", "cpu")
     assert code == 0, err
     steps = "Steps of at most 512 tokens (token_budget) and 64 sequences (max_batch_size)."
-    for part in ("weights", "KV of one token", "Most users at once", "Longest context", steps):
+    for part in ("weights", "KV of one token", "Maximum number of users", "Longest context", steps):
         assert part in out
     asked = ("--device", "cpu", "--cache-max-entry-count", "10", "--cache-block-seq-len", "8")
     code, out, err = plan(model, *asked, "--users", "2", "--context", "40")

@@ -1,4 +1,4 @@
-"""`charonia plan` of a hub id: what is said before the download, and what that costs."""
+"""`charonia plan` with a hub id: its output before the download, and the number of downloaded bytes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ def plan(endpoint: str, home: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 def without_weights(model: Path, folder: Path) -> Path:
-    """A copy that has everything but its safetensors files."""
+    """Copy a model without its safetensors files."""
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     return folder
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     code, out, err = plan(hub.url, tmp_path, "them/small", *CPU)
     assert code == 0, err
@@ -59,6 +60,7 @@ def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: H
     assert set(hub.sent) <= {"config.json", "generation_config.json", weights.name}
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_planned_from_their_headers_too(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     folder = tmp_path / "quantised"
     write_random_model(folder, Shape(2, 256, 4, 2, 512, 8192), scheme="w4a16")
@@ -67,7 +69,7 @@ def test_quantised_weights_are_planned_from_their_headers_too(model: Path, hub: 
     assert code == 0, err
     said = json.loads(out)
     assert said == json.loads(json.dumps(make_plan(folder, {"device": "cpu"}, memory="4GiB").answers(None, None)))
-    # Of the layers' weights 4 bits and 2 bytes for each group of 128 in place of 2 bytes; all else is as it was.
+    # A layer weight takes 4 bits, and 2 bytes per group of 128, instead of 2 bytes. All other sizes are equal.
     layers = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
     dense = make_plan(model, {"device": "cpu"}, memory="4GiB")
     assert said["weight_type"] == "int4"
@@ -75,6 +77,7 @@ def test_quantised_weights_are_planned_from_their_headers_too(model: Path, hub: 
     assert hub.sent["model.safetensors"] <= 100_001
 
 
+@pytest.mark.slow
 def test_each_file_of_a_model_that_is_in_several_is_asked_for_its_header(
     model: Path, hub: HubDouble, tmp_path: Path
 ) -> None:
@@ -88,7 +91,7 @@ def test_each_file_of_a_model_that_is_in_several_is_asked_for_its_header(
 
 
 def split_weights(file: Path, folder: Path) -> list[str]:
-    """Writes the tensors of a file into two, with their index."""
+    """Write the tensors of a file to two files with an index."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(file)
@@ -101,6 +104,7 @@ def split_weights(file: Path, folder: Path) -> list[str]:
     return list(halves)
 
 
+@pytest.mark.slow
 def test_headers_that_contradict_config_json_are_an_error(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(model, other)
@@ -111,6 +115,7 @@ def test_headers_that_contradict_config_json_are_an_error(model: Path, hub: HubD
     assert code == 1 and "where config.json says" in err
 
 
+@pytest.mark.slow
 def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     old = without_weights(model, tmp_path / "old")
     (old / "pytorch_model.bin").write_bytes(b"x" * 1_000_000)
@@ -123,7 +128,7 @@ def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hu
     said = json.loads(out)
     here = make_plan(model, {"device": "cpu"}, dtype="bf16", memory="4GiB")
     assert (said["weight_type"], said["weight_bytes"]) == ("bf16", here.weight_bytes)
-    assert "cannot be checked before their download" in said["warnings"][0]
+    assert "can be checked only after their download" in said["warnings"][0]
     assert "pytorch_model.bin" not in hub.sent
 
     config.pop("torch_dtype", None)
@@ -135,24 +140,26 @@ def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hu
     assert json.loads(out)["weight_type"] == "fp32"
 
 
+@pytest.mark.slow
 def test_what_the_hub_does_not_give_is_said_with_the_remedy(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     hub.models["them/gated"] = model
     hub.models["them/empty"] = without_weights(model, tmp_path / "empty")
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # but it does not listen
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
         for endpoint, name, parts in (
             (hub.url, "them/gated", ("gated", "accept its terms", "HF_TOKEN")),
             (hub.url, "them/nothing", ("no model of that name", "check the name")),
             (hub.url, "them/empty", ("no weights on the hub", "pytorch_model.bin")),
             (nobody, "them/small", ("cannot be downloaded", "check the network", "HF_ENDPOINT")),
-            (hub.url, "no/hub/id", ("is no hub id (owner/name",)),
+            (hub.url, "no/hub/id", ("is not a hub id (owner/name",)),
         ):
             code, out, err = plan(endpoint, tmp_path / "home", name, *CPU)
             assert code == 1 and out == "" and "Traceback" not in err
             assert all(part in err for part in parts), err
 
 
+@pytest.mark.slow
 def test_a_model_that_is_in_the_cache_is_planned_without_a_network(model: Path, hub: HubDouble, tmp_path: Path) -> None:
     environment = {**PLAIN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
     code = "from charonia.weights.hub import download; print(download('them/small'))"

@@ -1,4 +1,4 @@
-"""preprocessing/prompt.py with real tokenizers of transformers. The Triton model around it is tested in tests/stack."""
+"""preprocessing/prompt.py with real tokenizers of transformers. tests/stack tests the Triton model around it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path, template: str | None) -> Path:
-    """Byte-level, with two merges, a beginning token that raw text gets, and the roles as special tokens."""
+    """Byte-level, with two merges, a beginning token for plain text, and the roles as special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate([*alphabet, "he", "Ġhe"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("Ġ", "he")]))
@@ -70,12 +70,12 @@ JSON_OTHERS = (" 5 ", "-5", "1.5", "true", "false", "null")
 
 
 def nested(text: str, levels: int) -> str:
-    """A message whose content is so deep in lists."""
+    """Return a message whose content is nested in `levels` lists."""
     return f'[{{"role": "user", "content": {"[" * levels}"{text}"{"]" * levels}}}]'
 
 
 def with_arguments(arguments: str) -> str:
-    """A conversation with a tool call."""
+    """Return a conversation with a tool call."""
     call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
     return json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}])
 
@@ -110,7 +110,9 @@ def test_token_ids_are_taken_as_they_are_and_spell_their_text(tokenizer: Any) ->
     assert prompt.build_prompt(tokenizer, None, None, None, token_ids=[10**9]).token_ids == [10**9]  # the engine's care
 
 
-@pytest.mark.parametrize(("ids", "said"), [([], "empty"), ([1, -1], r"\[1\]: -1 is no token"), ([10**9], "10+ is no")])
+@pytest.mark.parametrize(
+    ("ids", "said"), [([], "empty"), ([1, -1], r"\[1\]: -1 is not a token id"), ([10**9], "10+ is no")]
+)
 def test_token_ids_that_have_no_text_are_refused(tokenizer: Any, ids: list[int], said: str) -> None:
     with pytest.raises(PromptError, match=f"prompt_token_ids.*{said}"):
         prompt.build_prompt(tokenizer, None, None, None, token_ids=ids, with_text=True)
@@ -147,14 +149,14 @@ def test_a_text_that_only_looks_like_json_is_the_users_message(tokenizer: Any, t
 def test_a_template_that_goes_too_deep_refuses_the_messages(tmp_path: Path) -> None:
     template = "{% macro walk(value) %}{{ walk([value]) }}{% endmacro %}{{ walk(messages) }}"
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "deep", template))
-    with pytest.raises(PromptError, match="the model's chat template refuses them"):
+    with pytest.raises(PromptError, match="the model's chat template rejects them"):
         build(tokenizer, messages="hi")
 
 
 @pytest.mark.parametrize("fails", ["messages[0].content.nothing.at_all()", "1 / 0", "2.0 ** 99999"])
 def test_what_a_template_fails_at_is_said_of_the_messages(tmp_path: Path, fails: str) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "fails", f"{{{{ {fails} }}}}"))
-    with pytest.raises(PromptError, match="the model's chat template refuses them"):
+    with pytest.raises(PromptError, match="the model's chat template rejects them"):
         build(tokenizer, messages="hi")
 
 
@@ -181,8 +183,8 @@ def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
     assert text == f"<tools>{json.dumps(tools)}<|user|>hi<|assistant|>Kyiv<|tool|>sunny<|assistant|>"
 
 
-# As chat templates of some families do it: in the first turn, behind the system message or in its place, before the
-# last message, by a variable of their own, and, as Phi-4-mini's, in the system message.
+# Places of tools in chat templates: in the first turn, after or instead of the system message, before the last message,
+# in a separate variable, and, as in Phi-4-mini, in the system message.
 _EACH = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
 SHOWN = {
     "first": "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}" + _EACH,
@@ -214,7 +216,7 @@ def test_tools_are_shown_where_the_template_looks_for_them(tmp_path: Path, kind:
             own = json.dumps([{"role": "system", "content": "", "tools": "[mine]"}, {"role": "user", "content": "hi"}])
             assert "<|tool|>[mine]<|/tool|>" in prompt.build_prompt(tokenizer, None, own, tools).text
         if kind == "variable":
-            with pytest.raises(PromptError, match=r"^tools: .*does not show them"):
+            with pytest.raises(PromptError, match=r"^tools: .*ignores tools"):
                 prompt.build_prompt(tokenizer, None, asked, tools)
 
 
@@ -224,14 +226,14 @@ def test_tools_that_a_template_shows_in_another_form_are_taken(tmp_path: Path) -
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", template))
     flat = {"type": "function", "name": "weather", "description": "of a place", "parameters": {}}
     assert build(tokenizer, messages="hi", tools=json.dumps([flat])).text == "weather: of a place<|user|>hi"
-    with pytest.raises(PromptError, match=r"^tools: .*does not show them"):
+    with pytest.raises(PromptError, match=r"^tools: .*ignores tools"):
         build(tokenizer, messages="hi", tools=json.dumps([{"type": "function", "function": flat}]))
 
 
 def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", _EACH))
     tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
-    with pytest.raises(PromptError, match=r"^tools: the model's chat template does not show them.*; serve the model "):
+    with pytest.raises(PromptError, match=r"^tools: the model's chat template ignores tools.*; serve the model "):
         build(tokenizer, messages="hi", tools=tools)
     assert build(tokenizer, messages="hi", tools="[]").text == "<|user|>hi"
     preparation = Preparation(tokenizer, {"CHARONIA_TOOL_CALL_PARSER": "hermes"}, None, GUIDE_MAX_BYTES)
@@ -258,7 +260,7 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"messages": "[" * 300 + "]" * 300}, "messages: nested deeper than 200 levels"),
         ({"messages": "[" * 100 + "]" * 100}, "messages[0]: [[["),
         ({"messages": nested("user", 500)}, "messages: nested deeper than 200 levels"),
-        ({"messages": nested("7", 100)}, "messages[0].content[0]: a part of type 'list'"),
+        ({"messages": nested("7", 100)}, "messages[0].content[0]: parts of type 'list'"),
         ({"messages": "hi", "tools": "[" * 100_000}, "tools: nested deeper than 200 levels"),
         ({"messages": "hi", "tools": '[{"a": ' + "[" * 500 + "]" * 500 + "}]"}, "tools: nested deeper than 200"),
         ({"messages": with_arguments("[" * 100_000)}, "messages[1].tool_calls.function.arguments: nested deeper"),
@@ -276,12 +278,12 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"messages": '[{"role": "user", "content": 3}]'}, "messages[0].content: 3 "),
         (
             {"messages": '[{"role": "user", "content": [{"type": "image_url"}]}]'},
-            "messages[0].content[0]: a part of type 'image_url'",
+            "messages[0].content[0]: parts of type 'image_url'",
         ),
         ({"messages": '[{"role": "user", "content": "\\ud83d"}]'}, "messages: "),
         (
             {"messages": '[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]'},
-            "messages: the model's chat template refuses them (system comes first)",
+            "messages: the model's chat template rejects them (system comes first)",
         ),
         ({"messages": "hi", "tools": "{}"}, "tools: not a list"),
         ({"messages": "hi", "tools": "["}, "tools: not valid JSON"),
@@ -347,7 +349,7 @@ def test_a_wrong_logit_bias_is_refused(text: str) -> None:
 
 
 def turns(*contents: str) -> str:
-    """Messages of alternating roles, the user's first."""
+    """Return messages of alternating roles, starting with the user."""
     roles = ("user", "assistant")
     return json.dumps([{"role": roles[at % 2], "content": content} for at, content in enumerate(contents)])
 
@@ -388,7 +390,7 @@ def test_text_continues_without_a_beginning_token(tokenizer: Any) -> None:
     ],
 )
 def test_a_template_that_depends_on_what_went_before_cannot_be_continued(tmp_path: Path, template: str) -> None:
-    """One that prints no answers, and one that numbers the messages."""
+    """One template does not print responses, the other numbers the messages."""
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", template))
     assert build(tokenizer, messages=turns("a")).continuation_ids == []
     with pytest.raises(PromptError, match="send the whole conversation"):
@@ -397,7 +399,7 @@ def test_a_template_that_depends_on_what_went_before_cannot_be_continued(tmp_pat
 
 def test_a_session_does_not_go_on_with_system_messages_alone(tokenizer: Any) -> None:
     messages = json.dumps([{"role": "system", "content": "Be brief."}])
-    with pytest.raises(PromptError, match="one of the user's"):
+    with pytest.raises(PromptError, match="send a user message"):
         build(tokenizer, messages=messages, interactive=True)
 
 
@@ -450,15 +452,15 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
     assert begun.token_ids[: len(whole.token_ids)] == whole.token_ids and not begun.strip_leading_space
     call = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     for messages, more, says in (
-        (turns("hi"), {}, "the last message is not the assistant's"),
-        (json.dumps([{"role": "assistant", "content": "x"}]), {}, "after others"),
-        (turns("hi", ""), {}, "has calls, or no text"),
+        (turns("hi"), {}, "the last message is not an assistant's"),
+        (json.dumps([{"role": "assistant", "content": "x"}]), {}, "after other messages"),
+        (turns("hi", ""), {}, "has tool calls, or no text"),
         (
             json.dumps([*json.loads(turns("hi")), {"role": "assistant", "tool_calls": call}]),
             {},
-            "has calls, or no text",
+            "has tool calls, or no text",
         ),
-        (turns("hi", "x"), {"interactive": True}, "a session goes on after whole answers"),
+        (turns("hi", "x"), {"interactive": True}, "a session continues after complete responses"),
     ):
         with pytest.raises(PromptError, match=f"^continue_final_message: .*{says}"):
             prompt.build_prompt(tokenizer, None, messages, None, continues=True, **more)

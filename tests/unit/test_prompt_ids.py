@@ -1,4 +1,4 @@
-"""The same prompt has the same token ids in Python and served: a workspace's own files, run without this package."""
+"""A prompt has the same token ids in Python and on the server: a workspace's files run without this package."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights.convert import link_workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
-# Reads a list of {"folder", "prompts": [{text_input | messages, tools, interactive}], "bad_words"}; writes what the
-# served model makes of each.
+# Reads a list of {"folder", "prompts": [{text_input | messages, tools, interactive}], "bad_words"}, and writes the
+# result of the served model for each.
 SERVED = """
 import json, sys
 from pathlib import Path
@@ -80,9 +80,9 @@ def write_model(kind: str, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Case:
-    tokenizer: Any  # of the model's own folder
+    tokenizer: Any  # from the model's own folder
     prompts: list[dict[str, Any]]
-    served: list[Any]  # of each prompt: token_ids, continuation_ids, strip_leading_space
+    served: list[Any]  # for each prompt: token_ids, continuation_ids, strip_leading_space
     served_bad_words: list[list[int]]
 
 
@@ -95,12 +95,12 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
         folder = write_model(kind, root / str(number))
         tokenizer = load_tokenizer(folder)
         copy_tokenizer(folder, tokenizer, root / f"copy-{number}")
-        # A tool call has no place in the demo model's template nor in Qwen 1's.
+        # The templates of the demo model and of Qwen 1 do not print tool calls.
         chats = CHATS if tokenizer.chat_template == TEMPLATE else CHATS[:3]
         prompts: list[dict[str, Any]] = [{"text_input": text} for text in TEXTS]
         prompts += [{"messages": chat} for chat in chats]
         prompts += [{**prompt, "interactive": True} for prompt in prompts]
-        if kind != "qwen.tiktoken":  # whose template shows no tools
+        if kind != "qwen.tiktoken":  # its template ignores tools
             prompts.append({"messages": CHATS[0], "tools": TOOLS})
         tokenizers.append(tokenizer)
         given.append({"folder": str(root / f"copy-{number}"), "prompts": prompts, "bad_words": BAD_WORDS})
@@ -114,12 +114,13 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_python_and_the_served_model_make_the_same_ids(cases: dict[str, Case], kind: str) -> None:
     case = cases[kind]
     assert case.served_bad_words == encode_bad_words(case.tokenizer, BAD_WORDS)
     for asked, made in zip(case.prompts, case.served, strict=True):
-        if "tools" in asked:  # which the Python API does not take
+        if "tools" in asked:  # not supported by the Python API
             here = encode_chat(case.tokenizer, asked["messages"], asked["tools"])
         else:
             prompt = asked.get("text_input") or asked["messages"]
@@ -133,7 +134,7 @@ def test_tools_reach_the_template(cases: dict[str, Case]) -> None:
 
 
 class Letters:
-    """A token for each letter. It counts them."""
+    """A tokenizer with a token for each letter. It counts tokenized letters."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -151,9 +152,10 @@ def test_a_text_far_beyond_the_context_is_tokenized_as_far_as_the_context_goes()
     check_length(letters, "prompt", "a" * 200_000, 50_000)  # the engine counts these
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_that_fits_is_told_too_long(cases: dict[str, Case], kind: str) -> None:
-    """Texts whose tokens are long or have none of their own: the limit is the least that they fit into."""
+    """Texts with long tokens or without tokens of their own: the limit is the smallest that they fit into."""
     tokenizer = cases[kind].tokenizer
     rng = random.Random(0)
     samples = [
@@ -171,5 +173,5 @@ def test_bad_words_are_bounded_and_each_is_sent_once() -> None:
     assert encode_bad_words(Letters(), ["ab", "ab", "c"]) == [[97, 98], [32, 97, 98], [99], [32, 99]]
     with pytest.raises(PromptError, match="send at most 1000"):
         encode_bad_words(Letters(), ["a"] * 1001)
-    with pytest.raises(PromptError, match=r"bad_words\[1\]: of 1026 bytes; send at most 1024"):
+    with pytest.raises(PromptError, match=r"bad_words\[1\]: 1026 bytes; send at most 1024"):
         encode_bad_words(Letters(), ["a", "é" * 513])

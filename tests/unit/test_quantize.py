@@ -1,6 +1,6 @@
-"""`charonia quantize` around llm-compressor: what it refuses, what it hands on, what it leaves behind.
+"""`charonia quantize` without llm-compressor: rejected input, the job, and remaining files.
 
-llm-compressor itself is not installed here: a stand-in takes the job and writes a folder.
+llm-compressor is not installed here. A double reads the job and writes a folder.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from charonia.bench.random_model import SHAPES, Shape, write_random_model
 from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
 from charonia.quality.evaluate import default_text
 from charonia.quantize import command, environment
-from charonia.quantize.calibrate import Held, Inputs, Ranges, calibrate, show
+from charonia.quantize.calibrate import InputStats, KvStats, Ranges, calibrate, show
 from charonia.quantize.command import METHODS, RECORD_FILE, SCHEMES, quantize
 from charonia.weights.convert import convert, read_source
 
 HANG_S = 120
 DRIVER = Path(environment.__file__).with_name("driver.py")
-# In place of the environment's Python: called as `python driver.py JOB`, it copies the model and says what it got.
+# Replaces the environment's Python: called as `python driver.py JOB`, it copies the model and records its arguments.
 STAND_IN = """#!{python}
 import json, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
 job = json.loads(pathlib.Path(sys.argv[2]).read_text())
@@ -90,7 +90,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "works") -> Path:
-    """Makes it the environment; returns the file in which it says what it got."""
+    """Install the double as the environment. Returns the file that records its arguments."""
     program, seen = tmp_path / "python", tmp_path / "seen.json"
     program.write_text(STAND_IN.format(python=sys.executable, mode=mode, seen=seen))
     program.chmod(0o755)
@@ -142,29 +142,29 @@ def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
 def test_a_model_that_is_destroyed_is_not_called_ready(
     mode: str, figure: str, limit: str | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trained model, or one so flat that predictions which know nothing of the text are near."""
+    """A trained model, or one with such flat predictions that ignoring the text is almost as good."""
     stand_in(tmp_path, monkeypatch, mode)
     said: list[str] = []
     if limit is None:
         quantize(model, tmp_path / "out" / "q", scheme="w8a8", say=said.append)
         assert (
-            said[-1].startswith("warning: a great loss: over 99 tokens its mean KL divergence") and figure in said[-1]
+            said[-1].startswith("warning: a large loss: over 99 tokens its mean KL divergence") and figure in said[-1]
         )
         return
     with pytest.raises(ModelError, match=rf"is destroyed and was removed: .* is {figure}, .*; less than {limit} is"):
         quantize(model, tmp_path / "out" / "q", scheme="w8a8", say=said.append)
-    assert list((tmp_path / "out").iterdir()) == [] and not any("llm-compressor has made" in line for line in said)
+    assert list((tmp_path / "out").iterdir()) == [] and not any("llm-compressor is in" in line for line in said)
 
 
 def test_a_loss_comes_with_what_the_command_takes_and_was_not_done() -> None:
     assert command._remedy("w4a16", "rtn", 128) == (
-        "take --method awq or gptq, or a smaller --group-size, or --scheme w8a16, which has 8 bits"
+        "use --method awq or gptq, or a smaller --group-size, or --scheme w8a16, which has 8 bits"
     )
-    assert command._remedy("w8a16", "rtn", 0) == "take --method gptq, or a --group-size"
-    assert command._remedy("w8a16", "gptq", 16) == "take --method rtn"
-    w8a16 = "--scheme w8a16, which leaves activations as they are"
-    assert command._remedy("w8a8", "gptq", 0) == f"take --method smoothquant or rtn, or {w8a16}"
-    assert command._remedy("fp8", "rtn", 0) == f"take {w8a16}"
+    assert command._remedy("w8a16", "rtn", 0) == "use --method gptq, or a --group-size"
+    assert command._remedy("w8a16", "gptq", 16) == "use --method rtn"
+    w8a16 = "--scheme w8a16, which does not change activations"
+    assert command._remedy("w8a8", "gptq", 0) == f"use --method smoothquant or rtn, or {w8a16}"
+    assert command._remedy("fp8", "rtn", 0) == f"use {w8a16}"
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,13 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
     number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After SIGKILL the folder that was begun and temporary files stay until the next run for the same destination;
-    those of another run stay as long as that works. What the driver has started is ended with it, unless by SIGKILL."""
+    """After SIGKILL the partial folder and temporary files stay until the next run for the same destination. Folders of
+    other running processes stay. Processes that the driver started end with it, except after SIGKILL."""
     seen = stand_in(tmp_path, monkeypatch, "waits")
     out = tmp_path / "out"
     pids = []
@@ -251,7 +252,7 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
         said: list[str] = []
         quantize(model, out / "q", scheme="w8a8", say=said.append)
         assert [line for line in said if "removing" in line] == [
-            f"removing {folder}, which a run that was killed has left" for folder in left if not folder.exists()
+            f"removing {folder} of a run that was killed" for folder in left if not folder.exists()
         ]
         assert sum(folder.exists() for folder in left) == 1 and not is_gone(pids[0])
         assert sum(folder.exists() for folder in temporary) == 1
@@ -271,7 +272,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 def test_ctrl_z_stops_all_unless_nobody_could_continue_it(
     start: Callable[[], None], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a session of its own a process has no shell, and the kernel lets no SIGTSTP stop it."""
+    """In its own session a process has no shell, and the kernel does not let SIGTSTP stop it."""
     seen = stand_in(tmp_path, monkeypatch, "waits")
     with contextlib.ExitStack() as end:
         run = end.enter_context(
@@ -317,7 +318,7 @@ def test_what_installs_the_environment_is_ended_with_all_that_it_has_started(
 
 
 def test_interrupts_wait_where_something_would_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first comes as soon as the program has been started, others while it is killed and its files are removed."""
+    """The first signal arrives right after the start of the program, others during the clean-up."""
     children: list[subprocess.Popen[bytes]] = []
 
     def interrupted(module: ModuleType, name: str) -> None:
@@ -363,7 +364,7 @@ def test_a_signal_that_is_ignored_stays_so(model: Path, tmp_path: Path, monkeypa
             finally:
                 for number in (signal.SIGTERM, signal.SIGQUIT):
                     assert signal.getsignal(number) == signal.SIG_IGN, "what is removed now is removed whole"
-                with pytest.raises(KeyboardInterrupt):  # a download that hangs ends with a second Ctrl-C
+                with pytest.raises(KeyboardInterrupt):  # a second Ctrl-C ends a download that hangs
                     signal.raise_signal(signal.SIGINT)
     finally:
         assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
@@ -388,7 +389,7 @@ def test_what_took_hours_stays_where_the_end_fails(
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere")
 
     monkeypatch.setattr(environment, "run", run_and_break)
-    with pytest.raises(ModelError, match=r"something is there by now|No space left on device: /somewhere") as error:
+    with pytest.raises(ModelError, match=r"created in the meantime|No space left on device: /somewhere") as error:
         quantize(model, destination, scheme="fp8")
     monkeypatch.undo()
     (kept,) = (folder for folder in destination.parent.iterdir() if folder.name.startswith(".q."))
@@ -433,22 +434,22 @@ def test_a_destination_that_cannot_be_is_refused_before_any_work(
 def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real driver, in an environment that has nothing."""
+    """The real driver in an empty environment."""
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
     bare = tmp_path / "bare" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     monkeypatch.setenv(environment.PYTHON_VARIABLE, str(bare))
     (tmp_path / "text.txt").write_text("some text")
     with pytest.raises(
-        environment.QuantizeError, match=r"bare/bin/python has no torch, transformers, datasets, .*inst"
+        environment.QuantizeError, match=r"bare/bin/python does not have torch, transformers, datasets, .*inst"
     ):
         quantize(model, tmp_path / "q", scheme="fp8")
-    with pytest.raises(environment.QuantizeError, match=r"has no torch, transformers: install .*requirements\.txt"):
+    with pytest.raises(environment.QuantizeError, match=r"have torch, transformers: install .*requirements\.txt"):
         calibrate(model, calibration=tmp_path / "text.txt")
 
 
 def installed(command: list[str], folder: Path) -> None:
-    """In place of venv and pip."""
+    """Replaces venv and pip."""
     python = folder / "bin" / "python"
     if not os.access(python, os.X_OK):
         python.parent.mkdir(parents=True, exist_ok=True)
@@ -478,7 +479,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path: Path, monkey
     assert len(commands) == 3 and "--clear" not in commands[0]
     begin()
     assert commands == []
-    (python.parents[1] / "complete").unlink()  # of one that was interrupted what is installed is kept
+    (python.parents[1] / "complete").unlink()  # an interrupted installation keeps its packages
     begin()
     assert len(commands) == 3 and "--clear" not in commands[0]
     python.unlink()
@@ -510,7 +511,7 @@ def test_environments_of_other_versions_go_when_nobody_uses_them(
     for folder in others:
         environment._lock_file(folder).touch()
         os.utime(environment._lock_file(folder), (0, 0))
-    os.utime(environment._lock_file(others[1]))  # used a moment ago
+    os.utime(environment._lock_file(others[1]))  # recently used
     said: list[str] = []
     with environment._lock_file(others[2]).open("a") as used:
         fcntl.flock(used, fcntl.LOCK_SH)
@@ -533,7 +534,7 @@ def test_each_scheme_and_method_is_taken_or_refused_with_the_reason(
         job = json.loads(seen.read_text())[0]
         assert (job["method"], job["calibration"] is None) == (method, method == "rtn")
     else:
-        with pytest.raises(InvalidRequestError, match=f"{scheme} is not made with {method}: .*expected"):
+        with pytest.raises(InvalidRequestError, match=f"{scheme} is not possible with {method}: .*expected"):
             quantize(model, tmp_path / "q", scheme=scheme, method=method, group_size=group)
 
 
@@ -544,9 +545,9 @@ def test_each_scheme_and_method_is_taken_or_refused_with_the_reason(
         ({"scheme": "fp8", "method": "magic"}, "magic.*awq"),
         ({"scheme": "fp8", "group_size": 64}, "one scale for each"),
         ({"scheme": "w4a16", "group_size": 12}, "multiple of 16"),
-        ({"scheme": "w4a16", "group_size": 4096}, "no multiple of group_size = 4096: use --group-size"),
-        ({"scheme": "fp8", "calibration": Path("/none")}, "/none is no file"),
-        ({"scheme": "fp8", "calibration": Path(os.devnull)}, "/dev/null is no file"),
+        ({"scheme": "w4a16", "group_size": 4096}, "not a multiple of group_size = 4096: use --group-size"),
+        ({"scheme": "fp8", "calibration": Path("/none")}, "/none is not a file"),
+        ({"scheme": "fp8", "calibration": Path(os.devnull)}, "/dev/null is not a file"),
         ({"scheme": "fp8", "samples": 0}, "samples = 0"),
     ],
 )
@@ -565,8 +566,8 @@ def test_options_that_make_no_sense_are_refused(
         ("a.jsonl", b"\n", "no text to calibrate with"),
         ("a.jsonl", b'{"text": " "}\n{"messages": []}', "no text to calibrate with"),
         ("a.jsonl", b'{"messages": [], "text": null}\n{"messages": [], "text": 5}', "no text to calibrate with"),
-        ("a.jsonl", b'{"text": "a"}\n[', "line 2 is no JSON object"),
-        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n[', "line 2 is not a JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is not a JSON object"),
     ],
 )
 def test_a_calibration_file_without_text_is_refused_before_a_model_is_looked_at(
@@ -580,7 +581,7 @@ def test_a_calibration_file_without_text_is_refused_before_a_model_is_looked_at(
 
 
 def test_the_group_size_that_is_advised_fits_all_layers(model: Path, tmp_path: Path) -> None:
-    """The layers of this model have 128 and 96 input features, of which the first that does not fit has 128."""
+    """The layers of this model have 128 and 96 input features. The first layer that does not fit has 128."""
     write_random_model(tmp_path / "m", Shape(1, 128, 4, 2, 96, 320))
     with pytest.raises(InvalidRequestError, match=r"use --group-size 32 \(w4a16\), which fits all layers"):
         quantize(tmp_path / "m", tmp_path / "q", scheme="w4a16", group_size=256)
@@ -590,7 +591,7 @@ def test_the_group_size_that_is_advised_fits_all_layers(model: Path, tmp_path: P
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_room_that_is_asked_for_is_what_the_weights_take(scheme: str, tmp_path: Path) -> None:
-    """The embedding and the output layer, which are half of this model, stay in 16 bits."""
+    """The embedding and the output layer, half of this model, stay in 16 bits."""
     shape = Shape(2, 128, 4, 2, 256, 2000)
     write_random_model(tmp_path / "m", shape)
     write_random_model(tmp_path / "q", shape, scheme="w4a16-zeros" if scheme == "w4a16" else scheme)
@@ -625,7 +626,7 @@ def test_models_that_cannot_be_quantised_are_refused(
     with pytest.raises(UnsupportedError, match=r"for a quantised KV cache .*: name the model that"):
         quantize(tmp_path / "twice", tmp_path / "q", scheme="fp8")
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: os.statvfs_result([0] * 10) and _Full())
-    with pytest.raises(environment.QuantizeError, match=r"GB are free there"):
+    with pytest.raises(environment.QuantizeError, match=r"GB are free: free some space"):
         quantize(model, tmp_path / "q", scheme="fp8")
 
 
@@ -637,7 +638,7 @@ class _Full:
 def test_models_with_images_are_refused_before_anything_is_installed(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers' AutoModelForCausalLM has no class for them."""
+    """AutoModelForCausalLM has no class for them."""
     seen = stand_in(tmp_path, monkeypatch)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": {}}))
@@ -653,7 +654,7 @@ def test_families_that_transformers_does_not_have_are_refused_before_anything_is
     seen = stand_in(tmp_path, monkeypatch)
     config = {**SHAPES["tiny"].config(), "model_type": family, "bias": False, "num_key_value_heads": 4, "head_dim": 16}
     write_random_model(tmp_path / "m", config)
-    match = f"is of family {family.lower()}, which transformers reads only with code .*: take a copy"
+    match = rf"is of family {family.lower()}\. transformers reads it only with code .*: use a copy"
     with pytest.raises(UnsupportedError, match=match):
         quantize(tmp_path / "m", tmp_path / "q", scheme="fp8")
     with pytest.raises(UnsupportedError, match=match):
@@ -665,7 +666,7 @@ def test_families_that_transformers_does_not_have_are_refused_before_anything_is
     ("family", "scheme", "method", "named"),
     [
         ("olmo2", "w8a8", None, r"smoothquant rescales .* family olmo2 has no such norms: use --method gptq or rtn"),
-        ("minimax_m2", "fp8", None, r"models of family minimax_m2 are not supported by charonia quantize"),
+        ("minimax_m2", "fp8", None, r"charonia quantize does not support models of family minimax_m2"),
     ],
 )
 def test_families_that_a_method_would_damage_are_rejected_with_the_remedy(
@@ -681,17 +682,18 @@ def test_families_that_a_method_would_damage_are_rejected_with_the_remedy(
     assert not seen.exists()
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No index answers; what was begun stays, and the next try goes on with it."""
+    """No index responds. The partial environment stays, and the next attempt continues."""
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(environment, "_CPU_BYTES", 1)
     monkeypatch.setattr(environment, "_CUDA_BYTES", 1)
     monkeypatch.setattr(environment, "TORCH", "torch==0.0.0.dev0")
     monkeypatch.setattr(environment, "CPU_INDEX", "http://127.0.0.1:9")
-    # Here pip would find PyTorch there already, which the driver does not see.
+    # With this variable pip would find PyTorch, but the driver would not.
     (tmp_path / "torch-0.0.0.dev0.dist-info").mkdir()
     (tmp_path / "torch-0.0.0.dev0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.0.dev0\n"
@@ -711,6 +713,7 @@ def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     assert (folder / "bin" / "python").exists() and not (folder / "complete").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleType, scheme: str) -> None:
     quantization = needed_module("compressed_tensors.quantization")
@@ -728,14 +731,15 @@ def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleTyp
 def test_a_folder_that_cannot_be_read_is_not_called_ready(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As llm-compressor wrote Mixtral's experts, by names of its own."""
+    """llm-compressor writes Mixtral's experts under its own names."""
     stand_in(tmp_path, monkeypatch, "renames")
     said: list[str] = []
-    with pytest.raises(ModelError, match=r"has written what Charonia cannot read: .*mlp\.up_proj\.weight"):
+    with pytest.raises(ModelError, match=r"Charonia cannot read the output of llm-compressor: .*mlp\.up_proj\.weight"):
         quantize(model, tmp_path / "q", scheme="w8a16", say=said.append)
-    assert not (tmp_path / "q").exists() and "what llm-compressor has made is in " in said[-1]
+    assert not (tmp_path / "q").exists() and "the output of llm-compressor is in " in said[-1]
 
 
+@pytest.mark.slow
 def test_experts_are_written_by_the_names_of_their_family(driver: ModuleType, tmp_path: Path) -> None:
     torch = needed_module("torch")
     from transformers.core_model_loading import revert_weight_conversion
@@ -759,6 +763,7 @@ def test_routers_stay_in_16_bits(driver: ModuleType) -> None:
     assert not any(re.match(pattern, "model.layers.0.mlp.gate_proj") for pattern in patterns)
 
 
+@pytest.mark.slow
 def test_what_reads_images_and_the_output_layer_stay_in_16_bits(driver: ModuleType) -> None:
     torch = needed_module("torch")
     matching = needed_module("compressed_tensors.utils.match")
@@ -795,12 +800,12 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 3},
     "hunyuan_v1_moe": {"num_experts": 3, "moe_topk": 2},
 }
-# Without norms before attention and feed-forward.
+# Families without norms before attention and feed-forward.
 NORMS_BEHIND = ("olmo2", "olmo3", "exaone4")
 
 
 def weights_by_name(model: Any) -> dict[str, Any]:
-    """Of all modules, and of experts as llm-compressor takes them apart."""
+    """Return the weights of all modules, and of experts as llm-compressor splits them."""
     weights = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
     for name, module in model.named_modules():
         if name.endswith(".experts"):
@@ -811,21 +816,22 @@ def weights_by_name(model: Any) -> dict[str, Any]:
     return weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["smoothquant", "awq"])
 @pytest.mark.parametrize(
     "family", ["llama", "phi3", "gemma2", "gemma3_text", "vaultgemma", "glm4", "cohere2", *NORMS_BEHIND, *EXPERTS]
 )
 def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType, family: str, method: str) -> None:
-    """In llm-compressor's place, everything is divided by random numbers: the model says what it said."""
+    """Instead of llm-compressor, divide everything by random numbers: the model's output must not change."""
     torch = needed_module("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES, **EXPERTS.get(family, {})))
     model = model.double().eval()
-    model.set_experts_implementation("eager")  # the others have no fp64
+    model.set_experts_implementation("eager")  # other implementations do not support fp64
     ids = torch.arange(3, 15)[None]
-    offset = 1 if "gemma" in family else 0  # of the norms' weights
+    offset = 1 if "gemma" in family else 0  # added to the norms' weights
     divided = []
     with torch.no_grad():
         weights = weights_by_name(model)
@@ -842,7 +848,7 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
             for name, weight in weights.items():
                 if not re.match(scaled.removeprefix("re:"), name):
                     continue
-                # Of the same expert, or else of the same layer.
+                # In the same expert, otherwise in the same layer.
                 place = name.rpartition(".")[0] if ".experts." in name else ".".join(name.split(".")[:3])
                 pattern = "|".join(reader.removeprefix("re:") for reader in readers)
                 read = [other for key, other in weights.items() if key.startswith(place) and re.match(pattern, key)]
@@ -851,7 +857,7 @@ def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType,
                     other.mul_(scales)
                 if weight.ndim == 1:
                     weight.add_(offset).div_(scales).sub_(offset)
-                else:  # of layers that are packed together, the last is what is meant
+                else:  # with layers that are packed together, the last one counts
                     weight[-len(scales) :].div_(scales[:, None])
                 divided.append(name)
         found = model(ids).logits
@@ -920,6 +926,7 @@ def test_models_are_compared_on_ends_that_differ(driver: ModuleType, tmp_path: P
     assert compared(1) == ["short", f"<{end}0", f"<{end}1"], "of the first four"
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_each_row(driver: ModuleType, model: Path) -> None:
     torch = needed_module("torch")
     loaded, _ = driver.load({"model": str(model)})
@@ -930,6 +937,7 @@ def test_predictions_are_those_of_each_row(driver: ModuleType, model: Path) -> N
     torch.testing.assert_close(driver.predictions(loaded, [rows[0][:3], rows[1]])[3:], alone[8:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [IndexError("of a library"), RuntimeError("no memory")])
 def test_what_took_hours_is_written_where_it_cannot_be_compared(
     problem: Exception, driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -949,11 +957,10 @@ def test_what_took_hours_is_written_where_it_cannot_be_compared(
     job = {"model": str(model), "output": str(tmp_path / "q"), "compared": str(default_text()), "samples": 9}
     driver.quantize({**job, "calibration": None})
     assert (tmp_path / "q" / "model.safetensors").is_file() and not (tmp_path / "difference.json").exists()
-    assert said[-1] == "writing" and said[-2].endswith(
-        f"could not be compared with the one that it was made from: {problem}"
-    )
+    assert said[-1] == "writing" and said[-2].endswith(f"could not be compared with its source: {problem}")
 
 
+@pytest.mark.slow
 def test_the_driver_runs_no_code_that_comes_with_a_model(
     driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -969,6 +976,7 @@ def test_the_driver_runs_no_code_that_comes_with_a_model(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch)
     command = command_of(model, tmp_path / "q")
@@ -980,10 +988,11 @@ def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypa
     assert done.returncode == 1 and "exists" in done.stderr
 
 
+@pytest.mark.slow
 def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real driver: of the environment's packages it needs PyTorch and transformers alone."""
+    """The real driver. It needs only PyTorch and transformers of the environment's packages."""
     torch = needed_module("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -1017,6 +1026,7 @@ def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     assert "model.layers.1.mlp.down_proj" in shown and "quant_policy = " in shown
 
 
+@pytest.mark.slow
 def test_calibrate_shows_what_routers_and_experts_get(
     driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1035,7 +1045,7 @@ def test_calibrate_shows_what_routers_and_experts_get(
     attention = {f"self_attn.{kind}_proj" for kind in "qkvo"}
     assert layer.keys() == {*attention, "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
     router, experts, down = (layer[f"mlp.{name}"] for name in ("gate", "experts.gate_up_proj", "experts.down_proj"))
-    # Each token is given to two experts.
+    # Each token goes to two experts.
     assert experts["max"] == router["max"] and experts["mean"] == pytest.approx(router["mean"], rel=1e-3)
     assert 0 < down["mean"] < down["max"] and down["max"] != router["max"]
     assert not any("lm_head" in name for name in inputs)
@@ -1046,48 +1056,49 @@ def test_calibrate_shows_what_routers_and_experts_get(
     ("error8", "error4", "policy"), [(0.001, 0.05, 4), (0.01, 0.2, 8), (0.001, 0.0801, 8), (0.03, 0.3, 0)]
 )
 def test_the_worst_layer_decides_the_advice(error8: float, error4: float, policy: int) -> None:
-    good, bad = Held(-1, 1, 0.0001, 0.01), Held(-1, 1, error8, error4)
+    good, bad = KvStats(-1, 1, 0.0001, 0.01), KvStats(-1, 1, error8, error4)
     ranges = Ranges("m", 9, [good, bad], [good, good], {})
     assert ranges.quant_policy == policy
     for name, w8a8 in {
         "layers.1.mlp.up_proj": "w8a8 needs --method smoothquant",
-        "layers.1.mlp.down_proj": "w8a8 may lose much there",
-        "layers.1.mlp.experts.gate_up_proj": "w8a8 may lose much there",
+        "layers.1.mlp.down_proj": "w8a8 may lose much accuracy there",
+        "layers.1.mlp.experts.gate_up_proj": "w8a8 may lose much accuracy there",
     }.items():
-        rows = {"a": Inputs(1, 2, 3), name: Inputs(1, 60, 40), "layers.1.mlp.gate": Inputs(1, 60, 50)}
+        rows = {"a": InputStats(1, 2, 3), name: InputStats(1, 60, 40), "layers.1.mlp.gate": InputStats(1, 60, 50)}
         advice = replace(ranges, inputs=rows).advice()
         assert len(advice) == 2
         assert f"quant_policy = {policy}" in advice[0] and f"({name}: 40 times the median channel): {w8a8}" in advice[1]
 
 
 def test_the_advice_names_the_worst_input_of_each_kind() -> None:
-    held = [Held(-1, 1, 0.0001, 0.01)]
+    held = [KvStats(-1, 1, 0.0001, 0.01)]
 
     def advice(q: float, down: float) -> list[str]:
         outliers = {"layers.0.self_attn.q_proj": q, "layers.0.mlp.down_proj": down, "layers.0.mlp.gate": 99.0}
-        return Ranges("m", 9, held, held, {name: Inputs(1, 2, one) for name, one in outliers.items()}).advice()[1:]
+        return Ranges("m", 9, held, held, {name: InputStats(1, 2, one) for name, one in outliers.items()}).advice()[1:]
 
     for q, down in ((60, 61), (61, 60)):
         smoothed, other = advice(q, down)
         assert f"q_proj: {q} times" in smoothed and "needs --method smoothquant" in smoothed
-        assert f"down_proj: {down} times" in other and "may lose much there" in other
+        assert f"down_proj: {down} times" in other and "may lose much accuracy there" in other
     (few,) = advice(3, 4)
     assert few == "activations have few outliers (layers.0.mlp.down_proj: 4 times the median channel)"
 
 
+@pytest.mark.slow
 def test_outliers_of_an_expert_are_not_hidden_by_those_of_others(driver: ModuleType) -> None:
     torch = needed_module("torch")
 
     def expert(channel: int, tokens: int) -> Any:
-        inputs = driver.Inputs()
+        inputs = driver.InputStats()
         rows = torch.ones(tokens, 4)
         rows[:, channel] = 50
         inputs.see(rows)
         return inputs
 
     many = [expert(channel, driver.FEW_TOKENS) for channel in range(4)]
-    assert driver.report_of([*many, driver.Inputs()]) == {"mean": 53 / 4, "max": 50, "outliers": 50}
-    calm = driver.Inputs()
+    assert driver.report_of([*many, driver.InputStats()]) == {"mean": 53 / 4, "max": 50, "outliers": 50}
+    calm = driver.InputStats()
     calm.see(torch.ones(99, 4))
     assert driver.report_of([calm, expert(0, 1)]) == {"mean": 449 / 400, "max": 50, "outliers": 1}, "by chance"
     assert driver.report_of([expert(0, 1)])["outliers"] == 50

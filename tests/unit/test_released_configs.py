@@ -1,6 +1,6 @@
-"""Keys of config.json that released models have: each model is described, and no key gets a note.
+"""Keys in config.json of released models: each model is described, and no key gets a note.
 
-The tables have the keys beside the ordinary ones (ORDINARY), with the values that matter. The sizes are small.
+The tables have the keys in addition to the ordinary ones (ORDINARY), with the relevant values. The sizes are small.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ MIXTRAL: Keys = {
 WINDOWS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 FULL = ["full_attention"] * 4
 
-# The model, as its publisher calls it: its model_type, and its keys beside ORDINARY.
+# The publisher's name of the model: its model_type, and its keys in addition to ORDINARY.
 RELEASED: dict[str, tuple[str, Keys]] = {
     "Llama 2": ("llama", {**LLAMA, "_name_or_path": "meta-llama/Llama-2-13b-hf"}),
     "Llama 3.1": ("llama", {**LLAMA, "eos_token_id": [3, 4, 5], "rope_scaling": LLAMA3}),
@@ -456,7 +456,7 @@ QWEN2_MOE: Keys = {
     "shared_expert_intermediate_size": 64,
     "sliding_window": 32768,
 }
-# Likewise, of types that may not be supported yet.
+# The same for types that may be unsupported.
 RELEASED_LATER: dict[str, tuple[str, Keys]] = {
     "Devstral 2 123B": (
         "ministral3",
@@ -834,7 +834,7 @@ def test_sizes_that_older_files_leave_out_are_those_of_the_class() -> None:
 
 @pytest.mark.parametrize("text_type", ["mistral", "qwen2"])
 def test_sizes_of_a_text_part_are_those_of_transformers(text_type: str) -> None:
-    """llava has no defaults of its own for these types."""
+    """llava has no own defaults for these types."""
     found = describe({"model_type": "llava", "text_config": {"model_type": text_type}}, "m").config
     theirs = CONFIG_MAPPING[text_type]()
     assert found.max_position_embeddings == theirs.max_position_embeddings
@@ -860,7 +860,7 @@ def test_keys_of_transformers_4_are_known_to_every_family() -> None:
         ("llama", "sliding_window", 4096),
         ("qwen2", "qkv_bias", False),
         ("phi3", "full_attn_mod", 2),
-        # Embedding models of Qwen2, among them gte-Qwen2, look at later tokens too.
+        # Embedding models of Qwen2, such as gte-Qwen2, also attend to later tokens.
         ("qwen2", "is_causal", False),
     ],
 )

@@ -1,4 +1,4 @@
-"""The promise: a request's tokens and log probabilities depend on the request alone, to the last bit."""
+"""Results are reproducible: tokens and log probabilities of a request depend only on the request, to the last bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Bits = tuple[list[int], bytes, list[list[tuple[int, bytes]]]]
 
 
 def sampling_of(index: int) -> SamplingParams:
-    """Greedy and sampled in turn, with and without what looks back on the output."""
+    """Alternately greedy and sampled, with and without parameters that depend on earlier output."""
     common = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=3, temperature=0.0)
     kinds = (
         common,
@@ -46,7 +46,7 @@ def bits(output: Output) -> Bits:
 
 
 class Case:
-    """A model, the requests, and what each gives when it is alone."""
+    """A model, the requests, and the result of each request when it runs alone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Case:
 
     def engine(self, **changes: int | float | bool | str) -> Engine:
         settings = {
-            "reproducible": True,  # which the CPU always is
+            "reproducible": True,  # always the case on the CPU
             "threads": 2,
             "token_budget": 512,
             "cache_block_seq_len": BLOCK,
@@ -110,7 +110,7 @@ def test_with_a_prefix_hit(case: Case) -> None:
         again = engine.generate(case.prompts, case.sampling)
         assert [output.num_cached_tokens for output in first] == [0] * len(LENGTHS)
         for output in again:
-            # All whole blocks but that of the last token, which is computed to sample from it.
+            # All complete blocks except the last token's, which is computed for sampling.
             assert output.num_cached_tokens == (output.num_input_tokens - 1) // BLOCK * BLOCK
         assert [bits(output) for output in first] == case.alone
         assert [bits(output) for output in again] == case.alone
@@ -129,7 +129,7 @@ def test_with_a_prefix_hit_on_another_requests_prompt_and_answer(case: Case) -> 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_with_preemptions(case: Case, prefix_caching: bool) -> None:
-    # Sixteen sequences need some 120 blocks, and there are 40.
+    # Sixteen sequences need about 120 blocks, but there are 40.
     with case.engine(cache_max_entry_count=40, enable_prefix_caching=prefix_caching) as engine:
         assert case.together(engine) == case.alone
         assert engine.stats().num_preemptions > 0
@@ -146,7 +146,7 @@ def test_streamed_and_arriving_one_after_the_other(case: Case) -> None:
         streams, tokens = [], []
         for prompt, sampling in zip(case.prompts, case.sampling, strict=True):
             streams.append(engine.stream(prompt, sampling))
-            # The next one is sent, and prefills, while this one decodes.
+            # The next request is sent, and prefills, while this one decodes.
             tokens.append(list(next(streams[-1]).token_ids))
         for stream, ids in zip(streams, tokens, strict=True):
             for chunk in stream:

@@ -1,4 +1,4 @@
-"""What `charonia serve` warns of because of who may reach its ports."""
+"""Warnings of `charonia serve` about access to its ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `charonia serve` adds to the environment of Triton's process."""
+"""Variables that `charonia serve` adds to the environment of Triton's process."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ async def test_liveness_server_with_mutual_tls_is_not_hung(tmp_path: Path, monke
         probe.stop()
 
 
+@pytest.mark.slow
 async def test_liveness_server_is_silent_is_hung() -> None:
     async with Double() as double:
         double.streams_hang = True

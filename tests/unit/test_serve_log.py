@@ -1,4 +1,4 @@
-"""What `charonia serve` shows of the logs of the processes that it runs."""
+"""Log lines of its processes that `charonia serve` prints."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_an_error_ends_a_command_with_its_code(
         raise error
 
     monkeypatch.setattr(cli, "app", fails)
-    monkeypatch.setattr(prompt_ids, "tokenizers_alone", False)  # main() sets it for a process of its own
+    monkeypatch.setattr(prompt_ids, "tokenizers_alone", False)  # main() sets it for its own process
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1

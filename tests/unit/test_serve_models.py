@@ -1,4 +1,4 @@
-"""Several models in one Triton: what they are called, what each gets of the memory, and how `charonia models` asks."""
+"""Several models in one Triton: their names, their shares of the memory, and the requests of `charonia models`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_first_model_has_the_names_of_one_and_the_others_labels() -> None:
 
 
 def test_names_that_lists_have_a_meaning_for_stay_names() -> None:
-    """The gateway reads what the launcher writes."""
+    """The gateway parses the launcher's setting."""
     found = served("first", "x=y", "a/b=c=d")
     given = Settings(_env_file=None, model_name="first", more_models=option_values(found))
     assert given.models == {"first": "", "x=y": "x_y", "a/b=c=d": "a_b_c_d"}
@@ -116,7 +116,7 @@ def test_the_repository_has_every_model_under_its_names(tmp_path: Path) -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A workspace whose config.ini says nothing of the cache."""
+    """A workspace whose config.ini does not set the cache."""
     weights = tmp_path / "workspace" / "triton_models" / "weights"
     weights.mkdir(parents=True)
     (weights / "config.ini").write_text("[llama]\n")
@@ -135,14 +135,14 @@ def blocks_of(
 
 
 def test_what_is_free_beside_all_models_is_divided(config: Path) -> None:
-    # 2400 MiB less twice 200: 2000, of which each cache takes 0.8 of its share.
+    # 2400 MiB minus twice 200: 2000 MiB. Each cache takes 0.8 of its share.
     assert blocks_of(config, [PLAN, PLAN], [1, 1]) == [800, 800]
     assert blocks_of(config, [PLAN, PLAN], [3, 1]) == [1200, 400]
     assert blocks_of(config, [PLAN, PLAN], [3, 1], {"cache_max_entry_count": "0.5"}) == [750, 250]
 
 
 def test_what_a_model_cannot_use_goes_to_the_others(config: Path) -> None:
-    small = replace(PLAN, max_batch_size=64, session_len=64)  # 64 blocks are a full batch: 80 MiB of what is free
+    small = replace(PLAN, max_batch_size=64, session_len=64)  # 64 blocks hold a full batch: 80 MiB of the free memory
     assert blocks_of(config, [PLAN, small], [1, 1]) == [1536, 64]
 
 
@@ -153,7 +153,7 @@ def test_caches_whose_sizes_are_given_have_those(config: Path) -> None:
 
 
 def test_each_model_has_a_folder_of_its_own_for_its_sessions(config: Path) -> None:
-    """Two whose model folders have the same name would read each other's."""
+    """Two models with the same folder name would read each other's files."""
     names = served("a", "b/c", workspace=config)
     folders = [
         one.settings.get("session_dir") for one in shares.divide(names, {"session_dir": "/s"}, [1, 1], lambda *_: PLAN)
@@ -202,7 +202,7 @@ def test_each_model_has_a_share(config: Path) -> None:
 
 
 class Log:
-    """Says what Triton's log would, as soon as it is given an order. `failing` is never loaded or unloaded."""
+    """A double of Triton's log that responds to each command. `failing` is never loaded or unloaded."""
 
     def __init__(self, one: drain.ModelControl, failing: str = "") -> None:
         self._control = one
@@ -267,7 +267,7 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
 def test_drain_returns_when_the_engine_was_idle_twice_in_a_row(
     orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton knows of no call for answers by subscription."""
+    """Triton does not count responses of subscriptions as running calls."""
     now, idle = [0.0], iter((False, True, False, True, True))
 
     def are_idle(url: str, engines: list[str]) -> bool:
@@ -317,7 +317,7 @@ def test_are_idle_reads_the_metrics(metrics: bytes | None, idle: bool, monkeypat
 def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(
     orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine is gone all the same, and its memory is free."""
+    """The engine has still ended, and its memory is free."""
     monkeypatch.setattr(drain, "_IDLE_S", 0.1)
     log = Log(orders, failing="ensemble.b")
     models = Models(orders, served("a", "b"), alive=lambda: True, metrics_url="http://127.0.0.1:9", limits=(0, HANG_S))
@@ -352,7 +352,7 @@ def test_who_does_not_live_is_given_no_orders(orders: drain.ModelControl) -> Non
 
 
 def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> None:
-    """Without orders to a Triton that takes none."""
+    """It sends no commands to a Triton that does not support them."""
     models = make_models(orders)
     log = Log(orders, failing="nothing")
     models.unload("b")
@@ -410,6 +410,7 @@ def test_a_folder_of_another_user_is_said_to_be_one(tmp_path: Path) -> None:
             (tmp_path / "run").chmod(0o700)
 
 
+@pytest.mark.slow
 def test_models_are_listed_whole_whatever_they_are_called(tmp_path: Path) -> None:
     (tmp_path / "port-7").mkdir()
     listed = [{"name": f"[bold]{'long' * 30}[/bold]", "state": "loaded", "ensemble": f"ensemble.{'x' * 60}"}]

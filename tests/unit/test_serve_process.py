@@ -1,4 +1,4 @@
-"""A process and its log file: whatever becomes of the file, the process goes on."""
+"""A process and its log file: problems with the file do not stop the process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from charonia.serve import process
 from charonia.serve.process import Child
 
 HANG_S = 120
-LINES = 20_000  # more than a pipe holds
+LINES = 20_000  # more than a pipe can hold
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine reads the last lines late; how long is waited for them is not what is tested."""
+    """A busy machine reads the last lines late, and the length of this wait is not tested here."""
     monkeypatch.setattr(process, "_LAST_LINES_S", HANG_S)
 
 
@@ -43,6 +43,7 @@ def test_a_full_disk_does_not_stop_what_writes_a_log() -> None:
     assert "No space left" in complaint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [BrokenPipeError(), SystemExit(1)], ids=["by the pipe", "by rich"])
 def test_a_terminal_that_is_gone_does_not_stop_what_is_shown_there(tmp_path: Path, error: BaseException) -> None:
     def broken(_: str) -> None:

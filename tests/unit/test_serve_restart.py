@@ -1,4 +1,4 @@
-"""What a Triton that is started again finds of the one before it: nothing. What is told of a process that died."""
+"""A restarted Triton finds no remains of the previous one. Messages about a process that died."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNLOADED = "I1121 07:33:19.808406 27217 model_lifecycle.cc:642] \"successfully u
 
 
 class Hurried(_Signals):
-    """Waits for no delay."""
+    """Skips delays."""
 
     def wait(self, seconds: float) -> bool:
         return False
@@ -38,8 +38,8 @@ def left_in_shared_memory(stack: _Stack) -> list[Path]:
 
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stack]:
-    """Its Triton says that the ensemble is unloaded and leaves shared memory; what comes after it is silent. The ones
-    that are started again are ready at once."""
+    """A stack whose first Triton logs that the ensemble is unloaded, and leaves shared memory. Restarted ones are
+    silent, and ready immediately."""
     one = _Stack(ServeSettings(max_restarts=2, gateway=False), {}, Console(quiet=True), Hurried())
     monkeypatch.setattr(one, "_until_server_ready", lambda: True)
     monkeypatch.setattr(drain, "_CUT_OFF_S", 0)
@@ -71,6 +71,7 @@ def test_a_new_server_has_not_unloaded_what_the_one_before_had(stack: _Stack) ->
     assert not is_unloaded()
 
 
+@pytest.mark.slow
 def test_shared_memory_of_a_server_that_died_is_removed(stack: _Stack) -> None:
     assert left_in_shared_memory(stack) != []
     assert stack._restart()
@@ -114,6 +115,7 @@ def test_restarts_of_a_server_that_was_stable_are_forgotten(stack: _Stack, monke
     ]
 
 
+@pytest.mark.slow
 def test_what_is_not_ready_in_time_is_told_with_the_setting_of_the_time(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +139,7 @@ def test_what_is_not_ready_in_time_is_told_with_the_setting_of_the_time(
 
 
 def killed(name: str, number: signal.Signals, said: str = "") -> Child:
-    """A process that says something and dies by a signal."""
+    """Return a process that prints a text and dies by a signal."""
     code = (
         f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); print({said!r}, flush=True); "
         f"os.kill(os.getpid(), {int(number)})"
@@ -223,7 +225,7 @@ def test_drain_time_is_over_unloads_the_engine(
 def test_a_model_that_is_being_loaded_is_not_waited_for_at_the_end(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ensemble is not there to be unloaded, and its engine says nothing of its queue."""
+    """Its ensemble cannot be unloaded, and its engine does not report its queue."""
     served = [Served("a", "", Path("nowhere")), Served("b", "b", Path("nowhere"))]
     stack._models = Models(stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S))
     stack._models._states["b"] = "loading"
@@ -237,7 +239,7 @@ def test_a_model_that_is_being_loaded_is_not_waited_for_at_the_end(
 
 @pytest.mark.parametrize("models", ["a", "ab"])
 def test_a_run_folder_without_sockets_keeps_nobody_from_serving(stack: _Stack, tmp_path: Path, models: str) -> None:
-    """As some network file systems. It is said where there is something to load."""
+    """Like some network file systems. The message appears if there is something to load."""
     said = io.StringIO()
     stack._console = Console(file=said, soft_wrap=True)
     served = [Served(name, "" if name == "a" else name, Path("nowhere")) for name in models]
@@ -250,7 +252,7 @@ def test_a_run_folder_without_sockets_keeps_nobody_from_serving(stack: _Stack, t
 
 
 def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path) -> None:
-    """Triton's log has it too. Other warnings of Triton are printed as they come."""
+    """Triton's log has it too. Other warnings of Triton are printed as they arrive."""
     known = "session_len = 9 is more than the 8 positions that the model was trained for"
     lines = [f"W1128 06:51:38.000000 1 charonia:1] engine version 1: {text}" for text in (known, "it is late")]
     console = Console(file=io.StringIO(), width=200)

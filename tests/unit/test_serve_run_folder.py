@@ -1,4 +1,4 @@
-"""Two launchers never share a folder: the second says who has it, and changes nothing."""
+"""Two launchers never share a folder: the second one names the owner, and changes nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_second_launcher_on_a_port_says_who_runs_and_deletes_nothing(
     assert f"process {first.pid} holds {folder}" in str(caught.value)
     assert "CHARONIA_GRPC_PORT" in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
-    # However it ends, its folder is free then.
+    # The folder is free after the process has ended in any way.
     first.kill()
     first.communicate()
     with held(tmp_path, 33337) as again:
@@ -56,7 +56,7 @@ def test_the_second_launcher_on_a_port_says_who_runs_and_deletes_nothing(
 def test_other_ports_and_other_machines_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers of one image share the volume of the run folder, and each has all ports for itself."""
+    """Containers of one image share the volume with the run folder, and each has its own ports."""
     with held(tmp_path, 1) as one, held(tmp_path, 2) as two:
         assert (one.name, two.name) == ("port-1", "port-2")
         monkeypatch.setattr("socket.gethostname", lambda: "another-container")

@@ -1,4 +1,4 @@
-"""Shared memory of a stack that was killed is removed by the next one; that of a stack that lives is not."""
+"""The next stack removes shared memory of a killed one, but not of a running one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_the_next_stack_removes_what_a_killed_one_left_and_nothing_else(tmp_path: Path) -> None:
-    other = {"charonia_1_old_stub", "psm_of_another_program"}  # nobody says whose they are
+    other = {"charonia_1_old_stub", "psm_of_another_program"}  # without a known owner
     for name in other:
         (tmp_path / name).touch()
     with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as owner:

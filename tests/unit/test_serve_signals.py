@@ -1,4 +1,4 @@
-"""Signals to `charonia serve`: the first asks for an orderly end, the second for an end at once."""
+"""Signals to `charonia serve`: the first starts an orderly end, the second ends it immediately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from charonia.serve.launcher import _TOGETHER_S, _Signals
 
 
 def test_signals_that_come_together_are_one_and_a_later_one_is_the_second() -> None:
-    """As from make or a shell, which pass on what the whole process group has got."""
+    """make or a shell forward a signal that the whole process group has received."""
     now = 100.0
     signals = _Signals(lambda: now)
     assert not signals.wait(0)

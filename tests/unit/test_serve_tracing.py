@@ -1,4 +1,4 @@
-"""What `charonia serve` tells its processes of traces and logs, and what the gateway tells Triton of traces."""
+"""Trace and log settings that `charonia serve` passes to its processes, and trace data from the gateway to Triton."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from charonia.settings import read_settings, shared_environment
 
 
 def options(endpoint: str | None) -> list[str]:
-    """The server's options on traces."""
+    """Return the server's trace options."""
     nowhere = Path("/nowhere")
     settings = read_settings(tracing_endpoint=endpoint)
     words = command(Distribution(nowhere, nowhere, nowhere, nowhere), settings, nowhere, nowhere, 30)
@@ -36,8 +36,9 @@ def test_an_endpoint_that_is_no_url_is_refused_by_name() -> None:
         read_settings(tracing_endpoint="collector:4318")
 
 
+@pytest.mark.slow
 def test_a_calls_parent_is_not_the_last_entry_of_its_head() -> None:
-    """Triton would read beyond it."""
+    """Triton would read beyond the end."""
     tracing = Tracing("http://127.0.0.1:1")
     try:
         with tracing.tracer.start_as_current_span("a request"):

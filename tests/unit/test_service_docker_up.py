@@ -14,7 +14,7 @@ from charonia.serve.launcher import _KILL_AFTER_S
 from charonia.serve.triton import EXIT_MARGIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PRINTS_RUN = '[ "$1" = run ] && printf "%s\\n" "$@" || echo '  # and the runtimes that `docker info` names
+PRINTS_RUN = '[ "$1" = run ] && printf "%s\\n" "$@" || echo '  # followed by the runtimes for `docker info`
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def workspace(tmp_path: Path) -> Path:
 def up(
     workspace: Path, *options: str, programs: dict[str, str], **env: str
 ) -> tuple[int, str, list[tuple[str, str]], list[str]]:
-    """Exit code and stderr of the script, and the arguments of `docker run` as pairs and alone. `programs` by name are
-    on PATH, with the usual programs but without docker and GPUs."""
+    """Return exit code and stderr of the script, and the arguments of `docker run` as pairs and single. PATH has
+    `programs` by name, and the usual programs without docker and GPU tools."""
     folder = workspace.parent / "bin"
     folder.mkdir()
     for name in ("getopt", "dirname", "grep", "sed", "sort", "tr", "xargs", "bash"):
@@ -50,11 +50,11 @@ def up(
     ("options", "programs", "said"),
     [
         ((), {}, "docker is not installed (Debian and Ubuntu: docker.io)"),
-        ((), {"docker": "exit 1"}, "the Docker daemon does not answer"),
+        ((), {"docker": "exit 1"}, "the Docker daemon does not respond"),
         (
             (),
             {"docker": "echo runc io.containerd.runc.v2", "nvidia-smi": "exit 0"},
-            "Docker has no NVIDIA runtime, and --gpus all needs it",
+            "--gpus all needs the NVIDIA runtime, which Docker does not have",
         ),
         (("--gpu", "all", "--cpus", "2"), {}, "options for docker run come after --"),
     ],
@@ -69,7 +69,8 @@ def test_an_error_names_the_cause(
 def test_a_folder_that_is_no_workspace_is_named(tmp_path: Path) -> None:
     code, stderr, *_ = up(tmp_path / "none", programs={})
     assert code == 1
-    assert f"{tmp_path / 'none'} is no workspace: charonia convert MODEL --dst-path {tmp_path / 'none'}" in stderr
+    missing = tmp_path / "none"
+    assert f"{missing} is not a workspace: create one with charonia convert MODEL --dst-path {missing}" in stderr
 
 
 def test_options_and_linked_folders_reach_docker(workspace: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where `charonia serve` takes its settings from."""
+"""The sources of the settings of `charonia serve`."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ def test_a_misspelled_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CHARONIA_SESION_LEN", "64")
     for name in ("CHARONIA_GATEWAY_REQUEST_TIMEOUT_S", "CHARONIA_TRITON_ENDPOINTS", "CHARONIA_CACHE_DIR"):
         monkeypatch.setenv(name, "1")  # the gateway and the engine read these
-    assert misspelled() == ["CHARONIA_SESION_LEN is not known and ignored; did you mean CHARONIA_SESSION_LEN?"]
+    assert misspelled() == ["CHARONIA_SESION_LEN is unknown and ignored; did you mean CHARONIA_SESSION_LEN?"]

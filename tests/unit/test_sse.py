@@ -46,7 +46,7 @@ def test_an_event_whose_text_alone_is_new_is_as_one_that_is_written_whole(text: 
 
 
 async def until_beats(sent: list[Message], format: Format, count: int) -> None:
-    """Returns when a client has got so many heartbeats."""
+    """Wait until a client has received this many heartbeats."""
     while sum(message.get("body") == format.heartbeat for message in sent) < count:
         await asyncio.sleep(HEARTBEAT_S / 10)
 
@@ -54,7 +54,7 @@ async def until_beats(sent: list[Message], format: Format, count: int) -> None:
 async def sent_by(
     events: AsyncGenerator[bytes, None], format: Format, heartbeat_s: float, sent: list[Message]
 ) -> tuple[list[Message], Any]:
-    """What a client gets that stays until the end, which comes to `sent`; and what is written down of it, with the
+    """Append the messages that a client receives until the end to `sent`. Returns the log record, with the
     metrics."""
     scope: Scope = {"type": "http", "method": "POST", "headers": [], "path": "/"}
     metrics = Metrics()
@@ -106,7 +106,7 @@ async def test_a_silent_stream_sends_heartbeats_before_its_first_text_and_betwee
     first, second = bodies.index(line({"text": "a"})), bodies.index(line({"text": "b"}))
     assert set(bodies[:first] + bodies[first + 1 : second]) == {heartbeat}
     assert bodies[second + 1 :] == [b""]
-    # The first byte that is measured is the first text, after five heartbeats.
+    # The first measured byte is the first text, after five heartbeats.
     assert record.first_byte_s >= 4 * HEARTBEAT_S
     if format is LINES:
         assert [json.loads(text) for text in b"".join(bodies).splitlines()] == [{"text": "a"}, {"text": "b"}]
@@ -141,7 +141,7 @@ async def test_what_follows_the_first_text_goes_past_all_layers() -> None:
             await send(message)
 
         async def events() -> AsyncGenerator[bytes, None]:
-            while len(sent) < 2:  # the beginning, and a heartbeat
+            while len(sent) < 2:  # the start, and a heartbeat
                 await asyncio.sleep(HEARTBEAT_S / 10)
             for text in (b"a", b"b", b"c"):
                 yield text
@@ -158,7 +158,7 @@ async def test_what_follows_the_first_text_goes_past_all_layers() -> None:
 
 @pytest.mark.parametrize("texts", [[], [b"a"], [b"a", b"b"]])
 async def test_an_event_and_the_end_wait_for_a_heartbeat_that_is_on_its_way(texts: list[bytes]) -> None:
-    """A client that does not read holds it up."""
+    """A client that does not read blocks it."""
     sent: list[Message] = []
     beats, reads, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -211,6 +211,7 @@ async def test_an_error_has_its_own_status_until_the_first_heartbeat(heartbeat_s
     assert sent[-1]["body"].startswith(b"event: error\n") is (status == 200)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel cannot bound a stalled write")
 async def test_a_client_that_stops_reading_is_disconnected_and_its_work_ends() -> None:
     ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Qwen 1's vocabulary: the fast tokenizer gives what byte-pair encoding by ranks gives, byte for byte."""
+"""Qwen 1's vocabulary: the fast tokenizer equals byte-pair encoding by ranks, byte for byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from charonia.text.token_table import build_token_table
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 
 WORDS = ["the", "th", " the", "ing", "in", "ring", " st", "str", " string", "er", "中", "中文", "é", "caf", "café"]
-# In the order of training: shorter ones first, so that longer ones can be made of them.
+# In the order of training: short tokens first, because longer ones are made of them.
 PARTS = [" t", "he", " s", "ng", "ri", "st", "ca", "af", "\u4e2d".encode()[:2], "中", "\u6587".encode()[:2], "文"]
 
 
@@ -41,7 +41,7 @@ def write(folder: Path, ranks: dict[bytes, int]) -> None:
 
 
 def by_ranks(piece: bytes, ranks: dict[bytes, int]) -> list[int]:
-    """The definition: join the neighbours of lowest rank until none are a token."""
+    """The definition: join the neighbours with the lowest rank until no pair is a token."""
     parts = [piece[index : index + 1] for index in range(len(piece))]
     while True:
         pairs = [(ranks[a + b], index) for index, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
@@ -72,11 +72,12 @@ def _cached(folder: Path) -> PreTrainedTokenizerFast:
     return load_tiktoken(folder, chat=False)
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_the_table_gives_every_text_back(folder: Path, text: str) -> None:
     tokenizer = _cached(folder)
     table = build_token_table(tokenizer, len(tokenizer))
-    # A text that spells a special token is that token; random ones do not.
+    # A text that contains a special token's name is that token. Random texts do not contain one.
     assert table.text(tokenizer.encode(text, add_special_tokens=False)).decode() == unicodedata.normalize("NFC", text)
 
 

@@ -1,4 +1,4 @@
-"""The engine's own split of text that is to come, for jump-forward, against tokenizers: whatever follows the text."""
+"""The engine's own split of future text, for jump-forward, compared with tokenizers for any following text."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CASES = int(os.environ.get("CHARONIA_TEST_SPLITS", "1000"))
 TRAINING = [(ROOT / "docs" / name).read_text() for name in ("structured_output.md", "apis.md", "contracts.md")]
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 QWEN, LLAMA = (pattern for pattern in PATTERNS if pattern.startswith("(?i"))
-# What patterns treat differently; added tokens and beginnings of them.
+# Texts that patterns treat differently; added tokens and prefixes of them.
 PIECES = [*"abzAZ09 \n\t'\"{}:,.-_<|>\r", "'re", "'ll", "'RE", "name", "  ", "\n ", "true"]
 PIECES += [*"\v\f\x00\x1c\x7f", '": "', '", "', "<|end|>", "<|en"]
-# What may follow besides: letters that a contraction knows, spaces and marks beyond ASCII.
+# Possible following text: letters of contractions, spaces and characters beyond ASCII.
 FOLLOWING = [*PIECES, "é", "ſ", "\u212a", "\uff1a", "\u00a0", "中", "\u2028", "\u0301", "\u0338"]  # noqa: RUF001
 
 
@@ -46,12 +46,12 @@ def trained(*stages: str, ignore_merges: bool = False) -> PreTrainedTokenizerFas
 
 
 def sentence_piece(*, across_words: bool, metaspace: bool) -> PreTrainedTokenizerFast:
-    """BPE with byte fallback. across_words: some of its tokens have a space within."""
+    """BPE with byte fallback. across_words: some of its tokens contain a space."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     spaces = pre_tokenizers.Metaspace(prepend_scheme="first", split=not across_words)
     tokenizer.pre_tokenizer = spaces
     special = ["<unk>", "<|end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    alphabet = [chr(code) for code in range(33, 127) if chr(code) not in "~^"]  # two are spelled as bytes
+    alphabet = [chr(code) for code in range(33, 127) if chr(code) not in "~^"]  # two characters are bytes
     trainer = trainers.BpeTrainer(
         vocab_size=1500, initial_alphabet=alphabet, limit_alphabet=100, special_tokens=special
     )
@@ -99,6 +99,7 @@ KINDS = ["demo", "gpt2", "qwen", "llama", "digits"]
 KINDS += ["sentence piece", "sentence piece, metaspace", "sentence piece across words"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_tokens_are_those_of_the_tokenizer_whatever_follows(name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(name)
@@ -117,7 +118,7 @@ def test_tokens_are_those_of_the_tokenizer_whatever_follows(name: str, tmp_path:
         for _ in range(3):
             following = "".join(rng.choice(FOLLOWING) for _ in range(rng.randrange(5)))
             assert encode(text + following)[: len(found)] == found, (text, following)
-        # Behind tokens of the text, some of which are further back than is looked at.
+        # After tokens of the text. Some of them are outside the examined range.
         text = some_text(rng) + text
         whole = encode(text)
         cut = rng.randrange(len(whole))
@@ -144,7 +145,7 @@ def test_nothing_is_certain_behind_a_split_that_is_not_the_tokenizer_s(tmp_path:
 
 
 def test_an_added_token_is_found_wherever_it_begins(tmp_path: Path) -> None:
-    """Its beginning may stand in tokens, before the first place where every pattern cuts."""
+    """Its start may be in tokens before the first place where every pattern splits."""
     tokenizer = tokenizer_of("gpt2")
     tokenizer.add_tokens(["<|a-b c|>"])
     split = engine_split(tokenizer, tmp_path)
@@ -182,8 +183,8 @@ def test_what_is_not_known_says_so(tmp_path: Path) -> None:
     spaced = Tokenizer(models.BPE())
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     for tokenizer, says in (
-        (unigram, "Unigram, and not BPE"),
-        (Tokenizer(models.BPE(byte_fallback=True)), "does not spell a space"),
+        (unigram, "Unigram, not BPE"),
+        (Tokenizer(models.BPE(byte_fallback=True)), "does not replace spaces"),
         (split_at_spaces, "Metaspace"),
         (folded, "Lowercase"),
         (no_bytes, "no token for the byte 0"),
@@ -191,7 +192,7 @@ def test_what_is_not_known_says_so(tmp_path: Path) -> None:
         (trained(r"\p{N}").backend_tokenizer, "no pattern that splits a text into words"),
         (no_steps, "ByteLevel"),
         (Tokenizer(models.BPE()), "ByteLevel"),
-        (spaced, "without a space in front"),
+        (spaced, "without add_prefix_space"),
         (trained(r"\w+").backend_tokenizer, json.dumps(r"\w+")),
     ):
         found = build_token_split(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
@@ -201,5 +202,5 @@ def test_what_is_not_known_says_so(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="convert the model again"):
         _engine.TokenSplit(tmp_path)
     found.save(tmp_path / "token_split.safetensors")
-    with pytest.raises(Exception, match="is not known"):
+    with pytest.raises(Exception, match="is not supported"):
         _engine.TokenSplit(tmp_path)

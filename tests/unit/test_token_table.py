@@ -1,4 +1,4 @@
-"""Token tables: the bytes of a text's tokens, joined, are the text; and they say what the tokenizer's decoder says."""
+"""Token tables: the joined bytes of a text's tokens are the text, and equal the output of the tokenizer's decoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORPUS = [
     "  two  spaces,\ttabs\nand\n\nlines  ",
 ] * 4
 
-# Scripts that a byte-level or byte-fallback tokenizer has to spell, and characters that have no glyph at all.
+# Scripts that a byte-level or byte-fallback tokenizer splits into bytes, and characters without a glyph.
 TEXTS = st.text(
     st.one_of(
         st.characters(codec="utf-8"),
@@ -52,7 +52,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def _with_byte_fallback() -> Tokenizer:
-    """BPE over characters with ▁ for the space, and <0xNN> for what is not in its alphabet."""
+    """BPE over characters with ▁ for the space, and <0xNN> for characters outside its alphabet."""
     marked = [text.replace(" ", "▁") for text in CORPUS[:2]]
     learnt = Tokenizer(models.BPE(unk_token="<unk>"))
     learnt.train_from_iterator(marked, trainers.BpeTrainer(vocab_size=120, show_progress=False))
@@ -78,7 +78,7 @@ def _halves(token: str, vocab: dict[str, int]) -> tuple[str, str]:
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
-    """As converted Llama 1 and 2 tokenizers are."""
+    """Like the converted tokenizers of Llama 1 and 2."""
     tokenizer = _with_byte_fallback()
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(

@@ -1,4 +1,4 @@
-"""Token ids are those of tokenizer.json, or of SentencePiece's tokenizer.model, whatever else the folder says."""
+"""Token ids follow tokenizer.json, or SentencePiece's tokenizer.model, whatever other files the folder has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRAINING = [
     "Hello world, HELLO World, helloWorld",
     "don't we'll I'VE",
 ]
-# The last ones are defaults of classes: transformers adds them to vocabularies that lack them.
+# The last ones are defaults of classes. transformers adds them to vocabularies that lack them.
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|endoftext|>", "<bos>", "<eos>", "<pad>", "<mask>"]
 QWEN, LLAMA = (pattern for pattern in PATTERNS if pattern.startswith("(?i"))
 TEKKEN = (
@@ -75,7 +75,7 @@ def split(pattern: str) -> Any:
 
 
 def byte_fallback(normalizer: Any, pre_tokenizer: Any, *, strip: bool) -> Tokenizer:
-    """BPE with ▁ for the space and <0xNN> for bytes, as converted SentencePiece models are."""
+    """BPE with ▁ for the space and <0xNN> for bytes, like converted SentencePiece models."""
     learnt = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     learnt.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     special = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -132,7 +132,7 @@ def _rebuilds(name: str) -> bool:
     return isinstance(found, type) and issubclass(found, PreTrainedTokenizerFast) and "__init__" in vars(found)
 
 
-# Every class that builds a tokenizer of its own, and three that do not.
+# Every class that builds its own tokenizer, and three that do not.
 CLASSES = sorted(
     name
     for name in {*TOKENIZER_MAPPING_NAMES.values(), "LlamaTokenizer", "LlamaTokenizerFast"}
@@ -158,6 +158,7 @@ def parts(tokenizer: Tokenizer) -> dict[str, Any]:
     return {key: definition[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_tokenizer_json_for_every_family_and_class(kind: str, tmp_path: Path) -> None:
     KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
@@ -178,7 +179,7 @@ def test_ids_are_those_of_tokenizer_json_for_every_family_and_class(kind: str, t
         assert parts(tokenizer.backend_tokenizer) == parts(file), where
     assert [tokenizer.decode(token_ids) for token_ids in expected] == decoded
     assert build_token_split(tokenizer) == build_token_split(plain)
-    if kind != "unigram":  # whose decoder may not be known to the table
+    if kind != "unigram":  # the table may not support its decoder
         table = build_token_table(tokenizer, len(tokenizer))
         assert table == build_token_table(plain, len(plain))
         for token_ids, text in zip(expected, decoded, strict=True):
@@ -199,7 +200,7 @@ def test_a_copied_tokenizer_gives_equal_ids(kind: str, name: str, tmp_path: Path
     assert again.eos_token == "</s>"
 
 
-# Kinds whose file is what a class builds, so that AutoTokenizer keeps it.
+# Kinds whose file equals the one that a class builds, so that AutoTokenizer keeps it.
 SAME = {
     "qwen": ("qwen3", "Qwen2Tokenizer"),
     "gemma": ("gemma2", "GemmaTokenizer"),
@@ -212,7 +213,7 @@ STYLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "objects": ({"eos_token": {"__type": "AddedToken", **ADDED, "content": "</s>"}}, {}),
-    # All of the file's: the class forgets the others.
+    # All special tokens of the file, although the class forgets the others.
     "decoder": (
         {
             "eos_token": "</s>",
@@ -274,7 +275,7 @@ def test_a_named_class_gives_its_default_tokens_if_the_vocabulary_has_them(tmp_p
 @pytest.mark.parametrize(
     ("name", "flag", "template", "begins"),
     [
-        ("LlamaTokenizerFast", True, None, True),  # DeepSeek's
+        ("LlamaTokenizerFast", True, None, True),  # DeepSeek
         ("LlamaTokenizer", False, "<s> $A", False),
         ("LlamaTokenizer", None, "<s> $A", True),
         ("LlamaTokenizer", None, None, False),
@@ -305,7 +306,7 @@ def test_add_bos_token_decides_with_the_classes_that_follow_it(
 
 
 def test_a_tokenizer_loads_though_transformers_cannot_read_config_json(tmp_path: Path) -> None:
-    """Phi-3's first files name their scaling `su`."""
+    """The first files of Phi-3 call their scaling `su`."""
     KINDS["llama 2"]().save(str(tmp_path / "tokenizer.json"))
     write(tmp_path, "phi3", {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"})
     scaling = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -318,7 +319,7 @@ def test_a_tokenizer_loads_though_transformers_cannot_read_config_json(tmp_path:
 
 @functools.cache
 def tekken(pattern: str, first_byte: int = 1000, size: int = 131_072) -> Tokenizer:
-    """A vocabulary laid out as Tekken's. Some of its tokens go across a change from small to capital letters."""
+    """A vocabulary with Tekken's layout. Some tokens span a change from small to capital letters."""
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
     tokens = [f"<special {index}>" for index in range(first_byte)]
     tokens += [letters[byte] for byte in range(256)]
@@ -338,7 +339,7 @@ def tekken(pattern: str, first_byte: int = 1000, size: int = 131_072) -> Tokeniz
         ({"model_type": "mistral", "transformers_version": "4.42.0"}, 1000, True),
         ({"model_type": "mistral3", "text_config": {"vocab_size": 131_072}}, 1000, True),
         ({"model_type": "mistral", "transformers_version": "5.2.0"}, 1000, False),
-        ({"model_type": "mistral", "transformers_version": "4.42.0"}, 3, False),  # not Tekken's vocabulary
+        ({"model_type": "mistral", "transformers_version": "4.42.0"}, 3, False),  # another vocabulary than Tekken's
         ({"model_type": "llama", "transformers_version": "4.42.0"}, 1000, False),
     ],
 )
@@ -355,7 +356,7 @@ def test_tekkens_split_pattern_is_repaired_as_transformers_does(
     assert [ids(tokenizer, text) for text in texts] == [expected.encode(text).ids for text in texts]
     if repaired:
         (note,) = source_notes(tmp_path, tokenizer)
-        assert "uses Tekken's own" in note
+        assert "uses Tekken's pattern" in note
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +401,7 @@ def test_ids_of_tokenizer_model_alone_are_those_of_sentencepiece(
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(trained[kind].read_bytes())
     reference = sentencepiece.SentencePieceProcessor(model_file=str(trained[kind]))
-    texts = [text for text in TEXTS if "</s>" not in text]  # special tokens are no text for SentencePiece
+    texts = [text for text in TEXTS if "</s>" not in text]  # SentencePiece does not tokenize special tokens
     expected = [reference.encode(text) for text in texts]
     for model_type, name in [
         ("llama", "LlamaTokenizer"),
@@ -410,11 +411,11 @@ def test_ids_of_tokenizer_model_alone_are_those_of_sentencepiece(
     ]:
         for legacy in (True, False):
             if not legacy and kind in ("normalized", "unigram"):
-                continue  # the prefix of a text whose first spaces are removed: as transformers has it
+                continue  # the prefix of a text without its first spaces: same as in transformers
             write(tmp_path, model_type, {"legacy": legacy} | ({"tokenizer_class": name} if name else {}))
             tokenizer = load_tokenizer(tmp_path)
             found = [ids(tokenizer, text) for text in texts]
-            if kind == "unigram":  # of segmentations with an equal probability, each may take another one
+            if kind == "unigram":  # the two may choose different segmentations of equal probability
                 assert list(map(sorted, found)) == list(map(sorted, expected)), (model_type, name)
             else:
                 assert found == expected, (kind, model_type, name, legacy)
@@ -491,7 +492,7 @@ def test_a_folder_whose_sources_disagree_is_named(
 
 
 def test_the_comparison_prints_no_warnings_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It warns about the class and the scaling of config.json, which Charonia does not take from there."""
+    """transformers warns about the class and the scaling in config.json, which Charonia does not use."""
     write_byte_tokenizer(tmp_path, 320)
     tokenizer, levels = load_tokenizer(tmp_path), []
     before = transformers.logging.get_verbosity()

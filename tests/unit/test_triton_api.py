@@ -1,7 +1,7 @@
-"""engine/triton/triton_api.h says what Triton's public headers say.
+"""engine/triton/triton_api.h agrees with Triton's public headers.
 
-No package of PyPI or Debian brings these headers. Where they are at hand (CHARONIA_TEST_TRITON_HEADERS, or NVIDIA's
-image), they are compared; everywhere else, a declaration that nobody has compared fails.
+No package of PyPI or Debian contains these headers. If they are available (CHARONIA_TEST_TRITON_HEADERS, or NVIDIA's
+image), they are compared. Otherwise, a declaration that was never compared fails.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from triton_headers import Api
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ROOT / "engine" / "triton" / "triton_api.h"
-IMAGE = Path("/opt/tritonserver/include")  # where NVIDIA's images have them
-# Api.digest() of the declarations that were compared with the headers of releases 24.08 to 26.06, and are theirs. After
-# a change of triton_api.h: compare with the headers of the oldest and the newest release that is supported, then renew.
+IMAGE = Path("/opt/tritonserver/include")  # the path in NVIDIA's images
+# Api.digest() of the declarations, which were compared with the headers of releases 24.08 to 26.06. After a change of
+# triton_api.h, compare with the headers of the oldest and the newest supported release, then update it.
 COMPARED = "7a9ac18663e99013b530925d898c32d4f50c4219338d768291ca21a9def921c5"
 
 PUBLIC = """
@@ -47,7 +47,7 @@ CHARONIA_ENTRY_POINT TRITONSERVER_Error* TRITONBACKEND_Begin();
 
 
 def differences(own: Api, public: Api) -> list[str]:
-    """What the backend would call wrongly, or what the server does not have."""
+    """Return functions that the backend would call wrongly, and functions that the server does not have."""
     found = [
         f"{name}: {kind}, and the public header has {public.functions.get(name)}"
         for name, kind in own.functions.items()
@@ -58,7 +58,7 @@ def differences(own: Api, public: Api) -> list[str]:
         for name, value in own.values.items()
         if public.values.get(name) != value
     ]
-    # Triton takes a backend of the same major version and of its own minor version or an older one.
+    # Triton accepts a backend with the same major version and the same or an older minor version.
     if own.version[0] != public.version[0] or own.version[1] > public.version[1]:
         found.append(f"API version {own.version}, and the public header has {public.version}")
     return found

@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 import pytest
 from free_ports import free_ports
-from site_copy import SiteCopy
 from triton_double import Double, part
 
 from charonia import Engine, SamplingParams
@@ -88,6 +87,7 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         yield started
 
 
+@pytest.mark.slow
 def test_the_address_is_printed_and_has_the_page_and_the_api(running: Web) -> None:
     said = running.log.read_text()
     assert f"Chat        {running.url}\n" in said and "small is ready after" in said and "warning" not in said
@@ -99,17 +99,6 @@ def test_the_address_is_printed_and_has_the_page_and_the_api(running: Web) -> No
     assert (listed["id"], listed["status"], listed["weight_type"]) == ("small", "ready", "bf16")
     assert listed["max_model_len"] == ENDLESS_TOKENS + 1000
     assert httpx.get(f"{running.url}/tokenizer_info", timeout=HANG_S).json()["chat_template"]
-
-
-def test_without_the_library_of_structured_output_what_needs_it_is_501(model: Path, tmp_path: Path) -> None:
-    site = SiteCopy(tmp_path / "site")
-    with web(tmp_path, model, **site.environment) as started:
-        started.wait_for("Ctrl-C ends it")
-        asked: dict[str, Any] = {"prompt": "x", "max_tokens": 4}
-        lacking = started.ask("/v1/completions", structured_outputs={"regex": "[0-9]+"}, **asked)
-        assert lacking.status_code == 501, lacking.text
-        assert lacking.json()["error"]["message"].startswith("structured output is missing: there is no libcharonia")
-        assert started.ask("/v1/completions", **asked).status_code == 200
 
 
 def test_answers_are_those_of_the_engine(running: Web, model: Path) -> None:
@@ -187,6 +176,7 @@ def test_ctrl_c_ends_running_requests(model: Path, tmp_path: Path) -> None:
         assert "Traceback" not in started.log.read_text()
 
 
+@pytest.mark.slow
 def test_several_models_share_the_machine_and_one_page(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_random_model(other, replace(SHAPES["tiny"], max_positions=600), seed=7)
@@ -210,6 +200,7 @@ def test_several_models_share_the_machine_and_one_page(model: Path, tmp_path: Pa
         assert "Traceback" not in started.log.read_text()
 
 
+@pytest.mark.slow
 async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     target, ended = f"127.0.0.1:{port}", asyncio.Event()
@@ -220,15 +211,15 @@ async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_pa
 
     with web(tmp_path, "--triton", target, "--model-name", "first", "--more-models", "b=label") as started:
         async with httpx.AsyncClient(base_url=started.url, timeout=HANG_S) as client:
-            await asyncio.to_thread(started.wait_for, "No answer from first yet")
-            await asyncio.to_thread(started.wait_for, "No answer from b yet")
+            await asyncio.to_thread(started.wait_for, "first is not ready")
+            await asyncio.to_thread(started.wait_for, "b is not ready")
             assert f"Chat        {started.url}\n" in started.log.read_text()
             assert (await client.get("/health/ready")).status_code == 503
             listed = (await client.get("/v1/models")).json()["data"]
             assert [(one["id"], one["status"]) for one in listed] == [("first", "not ready"), ("b", "not ready")]
             async with Double(port=port) as server:
                 server.unloaded.add("ensemble")
-                await asyncio.to_thread(started.wait_for, f"b at {target} answers")
+                await asyncio.to_thread(started.wait_for, f"b at {target} is ready")
                 assert "first at" not in started.log.read_text()
                 server.behaviour = begin
                 body = {"model": "b", "prompt": "hello", "stream": True}
@@ -245,13 +236,14 @@ async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_pa
         assert "Traceback" not in started.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["nothing/here/x"], "nothing/here/x does not exist"),
         (["--triton", "nowhere"], "='nowhere': 'nowhere' is not a server"),
         (["--triton", ""], "--triton is empty"),
-        (["MODEL", "--triton", "127.0.0.1:9"], "leave one out"),
+        (["MODEL", "--triton", "127.0.0.1:9"], "remove one"),
         (["--triton", "127.0.0.1:9", "--more-models", "a=?"], "expected NAME or NAME=LABEL"),
         (["--more-models", "a"], "charonia web A B"),
         (["--triton", "127.0.0.1:9", "--max-batch-size", "4"], "--max-batch-size and --triton"),

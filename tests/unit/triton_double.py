@@ -1,7 +1,7 @@
-"""A gRPC server that speaks Triton's protocol as far as the client does, and behaves as a test tells it to.
+"""A gRPC server with the part of Triton's protocol that the client uses. A test controls its behaviour.
 
-What a real server does only by chance, or when it is overloaded or broken, it does when asked. As a program it is a
-server that dies of any request to its model: `python triton_double.py` prints its port.
+It can do what a real server does only by chance, or when it is overloaded or broken. As a program, it is a server that
+dies of any request to its model: `python triton_double.py` prints its port.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def scripted_parse(self: Any, part: GenerateResponse, *, in_reasoning: bool) -> 
 
 
 def with_logprobs(chunk: Any, tokens: int, tops: int) -> Any:
-    """The same chunk with that many tokens, each with log probabilities of its own and of the most likely tokens."""
+    """Return the chunk with this number of tokens, each with log probabilities of itself and of the top tokens."""
     text = b"".join(chunk.text_output)
     chunk.output_ids[:] = range(tokens)
     chunk.token_bytes[:] = [text[at : at + 1] for at in range(tokens - 1)] + [text[tokens - 1 :]] * (tokens > 0)
@@ -74,7 +74,7 @@ def with_logprobs(chunk: Any, tokens: int, tops: int) -> Any:
 
 
 def error(text: str) -> Any:
-    """The chunk that ends a request with an error."""
+    """Return the chunk that ends a request with an error."""
     return Chunk(finish_reason=4, text_output=[text.encode()])
 
 
@@ -97,45 +97,45 @@ def input_number(request: pb.ModelInferRequest, name: str) -> int | None:
 
 
 class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Use it as `async with`. It answers with its own target unless told otherwise."""
+    """Use it with `async with`. By default it responds with its own target."""
 
     def __init__(self, credentials: grpc.ServerCredentials | None = None, port: int = 0) -> None:
-        """credentials: of its port; None: it has no TLS. port: 0: any that is free."""
+        """credentials: of its port; None: no TLS. port: 0: any free port."""
         self._credentials = credentials
         self._port = port
         self.target = ""
         self.ready = True
-        self.unloaded: set[str] = set()  # ensembles that it does not serve, while it is well
-        self.vocabulary_gone = False  # as where it drains
+        self.unloaded: set[str] = set()  # ensembles that it does not serve, although the server is ready
+        self.vocabulary_gone = False  # as in a server that drains
         self.lookups = 0
-        self.tokenizer_error = ""  # what its tokenizer answers
-        self.tokenized = pb.ModelInferRequest()  # what it was asked last
+        self.tokenizer_error = ""  # error of its tokenizer
+        self.tokenized = pb.ModelInferRequest()  # the last request to it
         self.quality: list[Any] = []  # the records of its model
-        self.formats: dict[str, Any] = {}  # of its model's answers
-        self.info: dict[str, Any] = {}  # of its model
-        self.asked: list[str] = []  # which of these
-        self.describes = asyncio.Event()  # they are told
+        self.formats: dict[str, Any] = {}  # of its model's responses
+        self.info: dict[str, Any] = {}  # about its model
+        self.asked: list[str] = []  # requested outputs of these kinds
+        self.describes = asyncio.Event()  # set: it returns them
         self.describes.set()
-        self.exiting = False  # refuses to be asked whether it lives
-        self.refusals = 0  # of such questions
-        self.streams_hang = False  # as where its thread for streams waits for ever; it answers other calls
+        self.exiting = False  # rejects liveness requests
+        self.refusals = 0  # number of rejected liveness requests
+        self.streams_hang = False  # as if its thread for streams were blocked; other calls work
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
-        self.metadata: list[Any] = []  # of their calls
+        self.metadata: list[Any] = []  # of the calls of these requests
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
-        self.action_error = ""  # what it answers to stop, cancel and end_session in place of doing them
+        self.action_error = ""  # error for stop, cancel and end_session, instead of executing them
         self.behaviour: Behaviour = self.say_name
-        self.subscriptions: dict[str, asyncio.Queue[Any]] = {}  # chunks to come, by name; None: it ends
-        self.opened = 0  # subscriptions
-        self.forgets_subscriptions = False  # no request may name one
-        self.end_of_subscriptions = ""  # the error that they end with
-        self.refusal = ""  # the error of a subscription instead of its opening
-        self.call_error = ""  # of the call of a request
-        self.takes = asyncio.Event()  # of requests by subscription: the engine gets them
+        self.subscriptions: dict[str, asyncio.Queue[Any]] = {}  # future chunks, by name; None: end of the subscription
+        self.opened = 0  # number of opened subscriptions
+        self.forgets_subscriptions = False  # requests that name one fail
+        self.end_of_subscriptions = ""  # the error that ends subscriptions
+        self.refusal = ""  # the error instead of opening a subscription
+        self.call_error = ""  # the error of a request's call
+        self.takes = asyncio.Event()  # set: the engine receives requests of subscriptions
         self.takes.set()
-        self.tells = asyncio.Event()  # and their calls end
+        self.tells = asyncio.Event()  # set: the calls of these requests end
         self.tells.set()
-        self.read: list[int] = []  # what readers of subscriptions said
-        self.deliveries: asyncio.Event = asyncio.Event()  # are sent
+        self.read: list[int] = []  # acknowledgements of subscriptions' readers
+        self.deliveries: asyncio.Event = asyncio.Event()  # set: deliveries are sent
         self.deliveries.set()
         self._answering: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
@@ -159,11 +159,11 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         await self._server.stop(None)
 
     async def go(self) -> None:
-        """Ends as a process does: its port is closed."""
+        """Close the port, like a process that ends."""
         await self._server.stop(None)
 
     def fall_asleep(self) -> None:
-        """From now on it takes connections and requests, and answers nothing."""
+        """Accept connections and requests from now on, but never respond."""
         self._awake.clear()
         self.asleep.set()
 
@@ -186,7 +186,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ModelReadyResponse(ready=self.ready and request.name not in self.unloaded)
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
-        """The bytes of tokens: each one's number."""
+        """Return the bytes of tokens: the number of each token."""
         described = {"model_quality": self.quality, "answer_formats": self.formats, "model_info": self.info}
         wanted = [output.name for output in request.outputs]
         if len(wanted) == 1 and wanted[0] in described:
@@ -222,7 +222,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return answer
 
     async def _tokenize(self, request: Any, context: Any) -> pb.ModelInferResponse:
-        """A token for each character; the context has 10."""
+        """Tokenize: one token per character; the context has 10 tokens."""
         self.tokenized = request
         if self.tokenizer_error:
             await context.abort(grpc.StatusCode.INTERNAL, self.tokenizer_error)
@@ -278,7 +278,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def _subscription(
         self, request: pb.ModelInferRequest, name: str
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """A request to open, read or end one."""
+        """Handle a request to open, read or end a subscription."""
         number = input_number(request, "subscription_read")
         if number is not None:
             self.read.append(number)
@@ -317,7 +317,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def process_that_dies_of_requests() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its target."""
+    """Yield the process and its target."""
     process = subprocess.Popen([sys.executable, Path(__file__)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

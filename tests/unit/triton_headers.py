@@ -1,5 +1,5 @@
-"""What Triton's C API is, as far as a header says it: the functions with their types, the values of enumerations, and
-the versions. Of this backend's own header (engine/triton/triton_api.h) and of the public ones, which are C."""
+"""Reads Triton's C API from a header: functions with types, values of enumerations, and versions. Supports this
+backend's own header (engine/triton/triton_api.h) and the public C headers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _CONSTANT = re.compile(r"inline constexpr std::uint32_t (TRITON\w+) = (\w+)\s*$"
 
 @dataclass(frozen=True)
 class Api:
-    functions: dict[str, str]  # name to what it returns and takes: types alone, without the names of parameters
+    functions: dict[str, str]  # name -> return and parameter types, without parameter names
     values: dict[str, int]  # of enumerations
-    version: tuple[int, int]  # of the backends' API
+    version: tuple[int, int]  # of the backend API
 
     def digest(self) -> str:
-        """Of all that two headers have to agree on."""
+        """Return a hash of everything that two headers must agree on."""
         lines = [f"{name} {kind}" for name, kind in sorted(self.functions.items())]
         lines += [f"{name} = {value}" for name, value in sorted(self.values.items())]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def read(text: str) -> Api:
-    """The API that a header declares, or several one after the other."""
+    """Return the API that one or more concatenated headers declare."""
     version = _version(text)
     code = _MARK.sub(" ", _DIRECTIVE.sub(" ", _COMMENT.sub(" ", text)))
     values = {name: value for body in _ENUM.findall(code) for name, value in _values(body).items()}
@@ -45,7 +45,7 @@ def read(text: str) -> Api:
 
 
 def read_folder(folder: Path) -> Api:
-    """Of the folder that has `triton/core/tritonbackend.h`."""
+    """Read the headers of a folder with `triton/core/tritonbackend.h`."""
     files = [folder / "triton" / "core" / name for name in ("tritonserver.h", "tritonbackend.h")]
     return read("\n".join(file.read_text(encoding="utf-8") for file in files))
 
@@ -73,13 +73,13 @@ def _parameters(taken: str) -> list[str]:
     parameters = [part.strip() for part in taken.split(",")]
     if parameters in ([""], ["void"]):
         return []
-    # The name is what is left when a type is there before it.
+    # The name is the rest after the type.
     types = [_type(re.sub(r"(?<=[\s*])\w+$", "", part)) for part in parameters]
-    # That a value is const in the function is no matter of who calls it.
+    # const of a parameter itself does not matter to callers.
     return [one if "*" in one else one.removeprefix("const ") for one in types]
 
 
 def _type(text: str) -> str:
-    """One spelling for C's and C++'s."""
+    """Normalise the spelling of a type in C and C++."""
     text = re.sub(r"\bextern\b|\"C\"|\bstruct\b|\benum\b|\bstd::", " ", text)
     return re.sub(r"\s*\*\s*", "*", " ".join(text.split()))

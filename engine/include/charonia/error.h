@@ -11,7 +11,6 @@ enum class ErrorCode {
   invalid_argument,    // the caller's request or configuration is wrong; the text says which values are valid
   resource_exhausted,  // the queue is full or there is not enough memory; retry later
   unavailable,         // the engine is shutting down or has failed
-  pending,             // something that the request needs is not ready yet; retry later
   deadline_exceeded,   // the request did not end within its own time limit
   unsupported,         // this build or installation does not have the model or feature
   internal,            // a broken invariant: a bug in the engine

@@ -29,8 +29,6 @@ enum class Metric {
   num_preemptions,
   engine_steps,
   gemms_rejected,
-  guide_cache_hits,
-  guide_cache_misses,
   jump_forward_tokens,
   request_success,    // label finished_reason, in the order of FinishReason from `stop` on
   requests_rejected,  // label reason, see runtime/load_tracker.h

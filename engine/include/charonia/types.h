@@ -34,8 +34,8 @@ enum class GuideType {
   json,            // any JSON object
   json_schema,     // a JSON value that is valid under a schema
   regex,           // a text that a regular expression matches as a whole
-  ebnf_grammar,    // a text of a grammar in EBNF, from its rule `root`
-  structural_tag,  // tagged parts in free text, in the format of xgrammar's structural tags
+  ebnf_grammar,    // a text of a grammar in Lark's EBNF, from its rule `start`
+  structural_tag,  // several grammars, as preprocessing makes them of tools and structural tags
   choice,          // one of the texts of a JSON list
 };
 

@@ -1,322 +1,330 @@
 #include "grammar/guide_compiler.h"
 
-#include <dlpack/dlpack.h>
-#include <xgrammar/xgrammar.h>
-
 #include <algorithm>
-#include <chrono>
-#include <exception>
-#include <optional>
-#include <stdexcept>
+#include <array>
+#include <bit>
+#include <cctype>
+#include <span>
+#include <string_view>
 #include <utility>
-#include <variant>
 
 #include "base/guide_name.h"
-#include "base/json.h"
 #include "base/text.h"
 #include "base/thread_time.h"
 #include "charonia/error.h"
-#include "grammar/compile_step.h"
-#include "grammar/expression.h"
-#include "grammar/interface_version.h"
-#include "grammar/largest_part.h"
-#include "grammar/schema.h"
-#include "grammar/special_tokens.h"
-#include "grammar/xgrammar_messages.h"
+#include "grammar/library.h"
+#include "grammar/schema_check.h"
 #include "text/utf8.h"
 
 namespace charonia::grammar {
-namespace {
 
 using Json = nlohmann::ordered_json;
+using text::TokenTable;
 
-// Of one mask: the other sequences of its step wait for it.
-constexpr double kMaxMaskSeconds = 0.5;
-
-// Numbers of which a grammar consists: parts that may be left out take the square of their count.
-constexpr unsigned long kMaxGrammar = 1UL << 24;
-
-struct Stopped {};
-struct TooLong {};
-struct TooLarge {};
-
-thread_local const std::function<bool()>* stop_asked = nullptr;
-
-// While it lives, parse_step() on this thread ends what goes beyond the time of a mask.
-class MaskLimit {
- public:
-  MaskLimit() : cpu_end_(thread_seconds() + kMaxMaskSeconds), look_at_(Clock::now() + from_seconds(kMaxMaskSeconds)) {
-    current = this;
-  }
-  ~MaskLimit() { current = nullptr; }
-  MaskLimit(const MaskLimit&) = delete;
-  MaskLimit& operator=(const MaskLimit&) = delete;
-
-  // The clock of all is read, which costs little; that of the thread where it may have come to the limit.
-  static void check() {
-    if (current == nullptr || Clock::now() < current->look_at_) return;
-    const double left = current->cpu_end_ - thread_seconds();
-    if (left <= 0) throw TooLong();
-    current->look_at_ = Clock::now() + from_seconds(left);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  static Clock::duration from_seconds(double seconds) {
-    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  }
-
-  static thread_local MaskLimit* current;
-  const double cpu_end_;
-  Clock::time_point look_at_;
-};
-thread_local MaskLimit* MaskLimit::current = nullptr;
-
-// While it lives, compile_step() on this thread asks `stopped`.
-class Stoppable {
- public:
-  explicit Stoppable(const std::function<bool()>& stopped) { stop_asked = &stopped; }
-  ~Stoppable() { stop_asked = nullptr; }
-  Stoppable(const Stoppable&) = delete;
-  Stoppable& operator=(const Stoppable&) = delete;
+// One grammar: its entry in llguidance's list, and its name in errors.
+struct GuideCompiler::Part {
+  Json entry;
+  std::string called;
 };
 
-[[noreturn]] void refuse(std::string_view what, std::string_view why) {
-  throw Error(ErrorCode::invalid_argument, cat(what, ": ", text::to_valid_utf8(trim(why))));
+namespace {
+
+using Part = GuideCompiler::Part;
+
+constexpr int kMaxBrackets = 64;
+constexpr char kSpecial = '\xff';  // llguidance's mark of special tokens; no text has this byte
+
+// CPU time of one mask. The other sequences of a step wait for it, so the request of a slower mask ends.
+constexpr double kMaxMaskSeconds = 0.1;
+
+// Limits of one grammar. A mask that costs more ends its request with an error.
+constexpr llg::ParserLimits kLimits{.max_items_in_row = 1000,
+                                    .initial_lexer_fuel = 1'000'000,
+                                    .step_lexer_fuel = 100'000,
+                                    .step_max_items = 50'000,
+                                    .max_lexer_states = 25'000,
+                                    .max_grammar_size = 500'000};
+
+[[noreturn]] void refuse(std::string_view why) { throw Error(ErrorCode::invalid_argument, std::string(why)); }
+
+// llguidance's error as one line.
+std::string error_of(llg::Matcher* matcher) {
+  const char* const error = llguidance().matcher_get_error(matcher);
+  std::string out = error == nullptr ? "" : error;
+  for (const char* const more : {"\n<non-verbose/>", "\n  while processing ", "\n<backtrace>"}) {
+    if (const auto end = out.find(more); end != std::string::npos) out.resize(end);
+  }
+  std::ranges::replace(out, '\n', ' ');
+  return text::to_valid_utf8(trim(out));
 }
 
-// xgrammar's own errors have the place in its sources in front, in what() alone. It cuts texts within characters.
-std::string text_of(const std::exception& error) {
-  const auto* const runtime = dynamic_cast<const std::runtime_error*>(&error);
-  return runtime != nullptr ? runtime->std::runtime_error::what() : error.what();
+// The id of the token <[id]> that begins at a position of a text in Lark; its end is after the bracket. None: -1.
+std::pair<TokenId, std::size_t> token_at(std::string_view text, std::size_t at) {
+  TokenId id = 0;
+  auto end = at + 2;
+  if (!text.substr(at).starts_with("<[")) return {-1, at};
+  for (; end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0 && id < (1 << 24); ++end) {
+    id = 10 * id + (text[end] - '0');
+  }
+  return text.substr(end).starts_with("]>") && end > at + 2 ? std::pair{id, end + 2} : std::pair{TokenId{-1}, at};
 }
 
-// One line with a space after commas and colons: with white space as they like, small models go on with it for ever.
-xgrammar::Grammar of_schema(const std::string& schema) {
-  constexpr bool kAnyWhitespace = false, kStrict = false;
-  return xgrammar::Grammar::FromJSONSchema(schema, kAnyWhitespace, std::nullopt, std::nullopt, kStrict);
+// Returns the same Lark, in which tokens that end responses are empty texts: the response may end there. Rejects a grammar
+// that costs too much, or that combines regular expressions with & and ~, whose cost has no limit. own: the grammar was
+// made by this project.
+std::string checked_rules(std::string_view text, bool own, const std::vector<TokenId>& end_ids) {
+  std::string out;
+  int depth = 0, repetitions = 0;
+  const auto skip = [&](std::size_t at, char end) {  // to the end of a literal that begins there
+    for (++at; at < text.size() && text[at] != end && text[at] != '\n'; ++at) {
+      if (end == '/' && (text[at] == '*' || text[at] == '?' || text[at] == '{')) ++repetitions;
+      if (text[at] == '\\') ++at;
+    }
+    return std::min(at, text.size() - 1);
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto begin = i;
+    const char c = text[i];
+    if (c == '#' || text.substr(i).starts_with("//")) {
+      i = std::min(text.find('\n', i), text.size()) - 1;
+    } else if (c == '"' || c == '/') {
+      i = skip(i, c);
+    } else if (const auto [id, end] = token_at(text, i); std::ranges::find(end_ids, id) != end_ids.end()) {
+      out += "\"\"";
+      i = end - 1;
+      continue;
+    } else if (c == '(' || c == '[' || c == '{') {
+      if (++depth > kMaxBrackets) refuse(cat("brackets nested more than ", kMaxBrackets, " deep, at byte ", i));
+      repetitions += c == '{' ? 1 : 0;
+    } else if ((c == ')' || c == ']' || c == '}') && depth > 0) {
+      --depth;
+    } else if (c == '*' || c == '?') {
+      ++repetitions;
+    } else if (text.substr(i).starts_with("::=")) {
+      refuse(R"(this is EBNF, and Lark is expected. Instead of root ::= "a" item+ write start: "a" item+)");
+    } else if ((c == '&' || c == '~') && !own) {
+      refuse(cat("the operators & and ~ are not supported, at byte ", i, "; write a{1,3} instead of a~1..3"));
+    }
+    out += text.substr(begin, i + 1 - begin);
+  }
+  if (repetitions > kMaxRepetitions) refuse(cat("more than ", kMaxRepetitions, " repetitions and optional parts"));
+  return out;
 }
 
-xgrammar::Grammar of_choices(const std::string& text) {
-  check_nesting(text, "the choices");
-  const auto choices = Json::parse(text, nullptr, false);
+// The same Lark, with checked schemas behind %json.
+std::string checked_lark(const std::string& lark, bool own, const std::vector<TokenId>& end_ids) {
+  const auto text = checked_rules(lark, own, end_ids);
+  constexpr std::string_view kWord = "%json";
+  std::string out;
+  std::size_t at = 0;
+  for (auto found = text.find(kWord); found != std::string::npos; found = text.find(kWord, at)) {
+    const auto begin = text.find_first_not_of(" \t\r\n", found + kWord.size());
+    if (begin == std::string::npos || text[begin] != '{') refuse("after %json an object is expected, which is a JSON schema");
+    std::size_t end = begin;
+    int depth = 0;
+    bool quoted = false;
+    do {
+      if (end == text.size()) refuse("the JSON schema after %json has no end");
+      const char c = text[end];
+      if (quoted && c == '\\') ++end;
+      else if (c == '"') quoted = !quoted;
+      else if (!quoted) depth += c == '{' ? 1 : c == '}' ? -1 : 0;
+      ++end;
+    } while (depth > 0);
+    end = std::min(end, text.size());
+    const auto schema = parse_json(std::string_view(text).substr(begin, end - begin), "the JSON schema after %json");
+    out += text.substr(at, begin - at) + checked_schema(schema, Space::free).dump();
+    at = end;
+  }
+  return out + text.substr(at);
+}
+
+// A text as a literal of Lark, which is one of JSON.
+std::string lark_literal(const std::string& text) { return Json(text).dump(); }
+
+std::string lark_of_choices(const std::string& text) {
+  const auto choices = parse_json(text, "the choices");
   const bool texts = choices.is_array() && !choices.empty() &&
                      std::ranges::all_of(choices, [](const auto& one) { return one.is_string(); });
-  if (!texts) refuse("the choices", "a JSON list of at least one text is expected");
-  std::string ebnf = "root ::= ";
+  if (!texts) refuse("the choices: a JSON list of at least one text is expected");
+  std::string out = "start: CHOICE\nCHOICE: ";
   for (std::size_t i = 0; i < choices.size(); ++i) {
-    if (i > 0) ebnf += " | ";
-    ebnf += ebnf_literal(choices[i].get<std::string>());
-  }
-  return xgrammar::Grammar::FromEBNF(ebnf);
-}
-
-// An error that names what it is of.
-struct NamedError : Error {
-  using Error::Error;
-};
-
-// What xgrammar makes of a regular expression is EBNF. Its errors may name a place in that, which nobody has written.
-xgrammar::Grammar of_regex(const std::string& text, std::string_view what) {
-  check_expression(text, Syntax::regex, what);
-  try {
-    return xgrammar::Grammar::FromRegex(text);
-  } catch (const std::runtime_error& error) {
-    const auto problem = text_of(error);
-    const auto end = problem.starts_with("EBNF ") ? problem.find(": ") : std::string::npos;
-    if (end == std::string::npos) throw;
-    throw std::runtime_error(problem.substr(end + 2));
-  }
-}
-
-xgrammar::Grammar of_ebnf(const std::string& text, std::string_view what) {
-  check_expression(text, Syntax::ebnf, what);
-  return xgrammar::Grammar::FromEBNF(text);
-}
-
-// A schema, an expression or a grammar in a structural tag. What has one may have a `name`, by which errors call it.
-template <class Check>
-void check_part(const Json& part, const std::string& at, std::string_view what, Check check) {
-  const bool named = part.contains("name") && part["name"].is_string();
-  const auto place = named ? std::string(what) : cat("the structural tag's ", at);
-  const auto refused = [&](ErrorCode code, const std::string& why) {
-    if (named) throw NamedError(code, cat(part["name"].get<std::string>(), ": ", why));
-    throw Error(code, why);
-  };
-  try {
-    check(place);
-  } catch (const Error& error) {
-    refused(error.code(), error.what());
-  } catch (const std::runtime_error& error) {  // xgrammar's
-    refused(ErrorCode::invalid_argument,
-            cat(place, " cannot be compiled: ", text::to_valid_utf8(trim(text_of(error)))));
-  }
-}
-
-// Of what no text in a part holds: without these, strings whose characters are counted do not hold it either.
-std::string first_characters(const Json& part) {
-  std::string out;
-  if (!part.contains("excludes") || !part["excludes"].is_array()) return out;
-  for (const auto& one : part["excludes"]) {
-    const auto text = one.is_string() ? one.get<std::string>() : std::string();
-    if (!text.empty() && static_cast<unsigned char>(text[0]) < 0x80) out += text[0];
+    out += (i > 0 ? " | " : "") + lark_literal(choices[i].get<std::string>());
   }
   return out;
 }
 
-// Checks the schemas, regular expressions and grammars inside.
-void check_parts(Json& part, const std::string& path) {
-  if (part.is_object()) {
-    for (auto& [key, value] : part.items()) {
-      const auto at = cat(path, "/", key);
-      if (key == "json_schema" || key == "schema") {
-        check_part(part, at, "", [&](const std::string& where) {
-          try {
-            value = Json::parse(checked_schema(value.dump(), first_characters(part)));
-          } catch (const Error& error) {
-            if (where.empty()) throw;
-            throw Error(error.code(), cat("in the structural tag, at ", at, ": ", error.what()));
-          }
-        });
-      } else if ((key == "pattern" || key == "grammar") && value.is_string()) {
-        const bool regex = key == "pattern";
-        check_part(part, at, regex ? "the regular expression" : "the grammar", [&](const std::string& what) {
-          // What only the compiler finds would be said of the whole tag.
-          if (regex) {
-            of_regex(value.get<std::string>(), what);
-          } else {
-            of_ebnf(value.get<std::string>(), what);
-          }
-        });
+std::string lark_of_regex(const std::string& text) {
+  check_pattern(text, false);
+  std::string out = "start: /";
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\\' && i + 1 < text.size()) out += cat(c, text[++i]);
+    else if (c == '/') out += "\\/";
+    else if (c == '\n') out += "\\n";
+    else if (c == '\r') out += "\\r";
+    else out += c;
+  }
+  return out + "/";
+}
+
+// The grammars that preprocessing makes of tools and structural tags: {"grammars": [{"name", "called", and "lark_grammar",
+// "regex" or "json_schema"}, ...]}. called: the name of the grammar in errors.
+std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& end_ids) {
+  const auto name = called(guide);
+  auto list = parse_json(guide.text, cat(name, ": the grammars"));
+  if (!list.is_object() || !list.contains("grammars") || !list["grammars"].is_array() || list["grammars"].empty()) {
+    refuse(cat(name, R"(: {"grammars": [...]} is expected)"));
+  }
+  std::vector<Part> out;
+  for (auto& one : list["grammars"]) {
+    const auto text = [&](const char* key) { return one.contains(key) && one[key].is_string() ? one[key].get<std::string>() : ""; };
+    if (!one.is_object()) refuse(cat(name, ": each of the grammars is an object"));
+    Part part{Json::object(), text("called").empty() ? name : text("called")};
+    if (one.contains("name")) part.entry["name"] = one["name"];
+    try {
+      if (one.contains("json_schema")) {
+        part.entry["json_schema"] = checked_schema(std::move(one["json_schema"]), Space::free);
       } else {
-        check_parts(value, at);
+        part.entry["lark_grammar"] = one.contains("regex") ? lark_of_regex(text("regex")) : checked_lark(text("lark_grammar"), !one.contains("name"), end_ids);
       }
+    } catch (const Error& error) {
+      refuse(cat(part.called, ": ", error.what()));
     }
-  } else if (part.is_array()) {
-    for (std::size_t i = 0; i < part.size(); ++i) check_parts(part[i], cat(path, "/", i));
+    out.push_back(std::move(part));
   }
+  return out;
 }
 
-// The older form, {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, in today's.
-Json of_structures(const Json& old) {
-  Json tags = Json::array();
-  for (const auto& one : old["structures"]) {
-    if (!one.is_object() || !one.contains("begin") || !one.contains("schema") || !one.contains("end")) {
-      refuse("the structural tag", "each of structures has begin, schema and end");
-    }
-    tags.push_back({{"type", "tag"},
-                    {"begin", one["begin"]},
-                    {"content", {{"type", "json_schema"}, {"json_schema", one["schema"]}}},
-                    {"end", one["end"]}});
-  }
-  return {{"type", "structural_tag"},
-          {"format", {{"type", "triggered_tags"}, {"triggers", old["triggers"]}, {"tags", tags}}}};
-}
-
-xgrammar::Grammar of_structural_tag(const std::string& text, const xgrammar::TokenizerInfo& tokens,
-                                    const SpecialTokens& special) {
-  check_nesting(text, "the structural tag");
-  auto tag = Json::parse(text, nullptr, false);
-  if (!tag.is_object()) refuse("the structural tag", "a JSON object is expected");
-  if (tag.contains("structures") && tag["structures"].is_array() && tag.contains("triggers")) tag = of_structures(tag);
-  check_parts(tag, "");
-  special.name_by_id(tag);
-  auto grammar = xgrammar::Grammar::FromStructuralTag(tag.dump(), tokens);
-  if (const auto* const error = std::get_if<xgrammar::StructuralTagError>(&grammar)) {
-    std::visit([](const auto& one) { refuse("the structural tag", one.what()); }, *error);
-  }
-  return std::get<xgrammar::Grammar>(std::move(grammar));
-}
-
-// One space before the text, which the text stream drops. A structural tag whose text is parsed, where white space at
-// the beginning means nothing, says `"space": "free"`: it may begin with a special token, which a space need not precede.
-xgrammar::Grammar after_one_space(const Guide& guide, const xgrammar::Grammar& grammar) {
-  bool free = false;
-  if (guide.type == GuideType::structural_tag) {
-    const auto tag = Json::parse(guide.text, nullptr, false);
-    free = tag.is_object() && tag.contains("space") && tag["space"] == Json("free");
-  }
-  const auto* const space = free ? R"(root ::= " " | "")" : R"(root ::= " ")";
-  return xgrammar::Grammar::Concat({xgrammar::Grammar::FromEBNF(space), grammar});
-}
-
-xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& tokens, const SpecialTokens& special) {
+Json entry_of(const Guide& guide, const std::vector<TokenId>& end_ids) {
   switch (guide.type) {
     case GuideType::json:
-      return of_schema(R"({"type": "object"})");
+      return {{"json_schema", checked_schema({{"type", "object"}}, Space::fixed)}};
     case GuideType::json_schema:
-      return of_schema(checked_schema(guide.text));
+      return {{"json_schema", checked_schema(parse_json(guide.text, "the JSON schema"), Space::fixed)}};
     case GuideType::regex:
-      return of_regex(guide.text, "the regular expression");
+      return {{"lark_grammar", lark_of_regex(guide.text)}};
     case GuideType::ebnf_grammar:
-      return of_ebnf(guide.text, "the grammar");
-    case GuideType::structural_tag:
-      return of_structural_tag(guide.text, tokens, special);
+      return {{"lark_grammar", checked_lark(guide.text, false, end_ids)}};
     case GuideType::choice:
-      return of_choices(guide.text);
+      return {{"lark_grammar", lark_of_choices(guide.text)}};
+    case GuideType::structural_tag:
+      break;
   }
-  throw Error(ErrorCode::internal, "a guide without a type");
+  throw Error(ErrorCode::internal, "a guide of several grammars");
+}
+
+// The grammars of a guide; the text begins with the first one.
+std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vector<TokenId>& end_ids) {
+  std::vector<Part> out;
+  if (guide.type == GuideType::structural_tag) {
+    out = parts_of_list(guide, end_ids);
+  } else {
+    try {
+      out.push_back({entry_of(guide, end_ids), called(guide)});
+    } catch (const Error& error) {
+      refuse(cat(called(guide), ": ", error.what()));
+    }
+  }
+  if (!after_space) return out;
+  // White space at the beginning of several grammars means nothing, and a special token may come first.
+  out.front().entry["name"] = "text";
+  const auto* const space = guide.type == GuideType::structural_tag ? R"(start: " "? @text)" : R"(start: " " @text)";
+  out.insert(out.begin(), {{{"lark_grammar", space}}, called(guide)});
+  return out;
 }
 
 class Provider : public TokenMaskProvider {
  public:
-  // split: null: nothing is forced.
-  Provider(xgrammar::CompiledGrammar grammar, const std::vector<TokenId>& end_ids, const text::TokenSplit* split,
+  // bytes: null: nothing is forced.
+  Provider(MatcherPtr matcher, MatcherPtr bytes, const Vocabulary& vocabulary, std::vector<TokenId> end_ids,
            std::vector<TokenId> prompt)
-      : grammar_(std::move(grammar)), end_ids_(end_ids), split_(split), prompt_(std::move(prompt)) {}
+      : matcher_(std::move(matcher)), bytes_(std::move(bytes)), vocabulary_(vocabulary), end_ids_(std::move(end_ids)),
+        prompt_(std::move(prompt)) {}
 
   void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) override {
-    const MaskLimit limit;
-    try {
-      follow(output, mask);
-    } catch (const TooLong&) {
-      throw Error(ErrorCode::invalid_argument, cat("the grammar is too ambiguous: to find what may follow took more than ",
-                                                   kMaxMaskSeconds, " s, which is the limit"));
+    const auto begun = thread_seconds();
+    fill_after(output, mask);
+    if (thread_seconds() - begun > kMaxMaskSeconds) {
+      throw Error(ErrorCode::invalid_argument, cat("the grammar costs too much: one mask took more than ", kMaxMaskSeconds,
+                                                   " s. Make it simpler"));
     }
   }
 
   std::span<const TokenId> forced() const override { return forced_; }
 
   std::unique_ptr<TokenMaskProvider> clone() const override {
-    return std::make_unique<Provider>(grammar_, end_ids_, split_, prompt_);
+    throw Error(ErrorCode::internal, "a guide makes a provider for each sequence");
   }
 
  private:
-  void follow(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) {
-    const Messages messages;
-    if (!matcher_) matcher_.emplace(grammar_, end_ids_);
-    for (; accepted_ < output.size(); ++accepted_) {
-      if (!matcher_->AcceptToken(output[accepted_])) {
-        throw Error(ErrorCode::internal,
-                    cat("token ", output[accepted_], " does not follow in the grammar. ", messages.warning()));
-      }
-      if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other one
-    }
-    if (split_ != nullptr && forced_.empty()) {
-      forced_ = split_->forced(last_tokens(output), matcher_->FindJumpForwardString());
-      // A token that ends the answer is no text.
+  void fill_after(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) {
+    for (const auto id : output.subspan(accepted_)) accept(id);
+    accepted_ = output.size();
+    if (bytes_ && forced_.empty()) {
+      forced_ = vocabulary_.split->forced(last_tokens(output), certain_text());
+      // A token that ends the response is no text.
       forced_.erase(std::ranges::find_first_of(forced_, end_ids_), forced_.end());
     }
-    if (!forced_.empty()) {
-      const auto id = forced_.front();
-      mask[static_cast<std::size_t>(id) / 32] |= 1U << (id % 32);
-      return;
+    if (forced_.empty()) return fill_allowed(mask);
+    const auto id = static_cast<std::size_t>(forced_.front());
+    mask[id / 32] |= 1U << (id % 32);
+  }
+
+  void accept(TokenId id) {
+    consume(matcher_.get(), {static_cast<std::uint32_t>(id)});
+    if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other one
+    if (!bytes_) return;
+    const auto token = static_cast<std::uint32_t>(id);
+    if (llguidance().matcher_validate_tokens(bytes_.get(), &token, 1) == 1) return consume(bytes_.get(), {token});
+    std::vector<std::uint32_t> bytes;
+    for (const unsigned char byte : vocabulary_.table->text_bytes(id)) bytes.push_back(vocabulary_.id_of_byte(byte));
+    consume(bytes_.get(), bytes);
+  }
+
+  static void consume(llg::Matcher* matcher, const std::vector<std::uint32_t>& ids) {
+    if (llguidance().matcher_consume_tokens(matcher, ids.data(), ids.size()) != 0) {
+      throw Error(ErrorCode::internal, cat("a token does not follow in the grammar: ", error_of(matcher)));
     }
-    std::int64_t size = std::ssize(mask);
-    DLTensor tensor{.data = mask.data(),
-                    .device = {kDLCPU, 0},
-                    .ndim = 1,
-                    .dtype = xgrammar::GetBitmaskDLType(),
-                    .shape = &size,
-                    .strides = nullptr,
-                    .byte_offset = 0};
-    matcher_->FillNextTokenBitmask(&tensor);
-    const bool may_end = matcher_->IsCompleted();
+  }
+
+  // False if no token may follow; throws for other errors.
+  static bool compute(llg::Matcher* matcher, std::span<std::uint32_t> mask) {
+    if (llguidance().matcher_compute_mask_into(matcher, mask.data(), mask.size_bytes()) == 0) return true;
+    const auto error = error_of(matcher);
+    if (!error.starts_with("NoExtension")) throw Error(ErrorCode::invalid_argument, cat("the grammar: ", error));
+    return false;
+  }
+
+  void fill_allowed(std::span<std::uint32_t> mask) {
+    const bool may_end = llguidance().matcher_is_accepting(matcher_.get());
+    if (!compute(matcher_.get(), mask)) std::ranges::fill(mask, 0U);
     for (const auto id : end_ids_) {
       auto& word = mask[static_cast<std::size_t>(id) / 32];
       const auto bit = 1U << (id % 32);
       word = may_end ? word | bit : word & ~bit;
     }
+  }
+
+  // The text that the grammar leaves no choice about.
+  std::string certain_text() {
+    std::string out;
+    std::vector<std::uint32_t> mask(vocabulary_.byte_mask_words());
+    while (out.size() < text::TokenSplit::kMostText && !llguidance().matcher_is_accepting(bytes_.get()) &&
+           compute(bytes_.get(), mask)) {
+      int allowed = 0;
+      for (const auto word : mask) allowed += std::popcount(word);
+      if (allowed != 1) break;
+      const auto word = std::ranges::find_if(mask, [](auto one) { return one != 0; });
+      const auto id = static_cast<std::uint32_t>(32 * (word - mask.begin()) + std::countr_zero(*word));
+      if (id < vocabulary_.id_of_byte(0)) break;  // a token that the grammar names
+      consume(bytes_.get(), {id});
+      out += static_cast<char>(id - vocabulary_.id_of_byte(0));
+    }
+    if (llguidance().matcher_rollback(bytes_.get(), out.size()) != 0) {
+      throw Error(ErrorCode::internal, cat("the grammar cannot go back: ", error_of(bytes_.get())));
+    }
+    return out;
   }
 
   std::vector<TokenId> last_tokens(std::span<const TokenId> output) const {
@@ -328,129 +336,104 @@ class Provider : public TokenMaskProvider {
     return out;
   }
 
-  const xgrammar::CompiledGrammar grammar_;
+  const MatcherPtr matcher_;
+  const MatcherPtr bytes_;
+  const Vocabulary& vocabulary_;
   const std::vector<TokenId> end_ids_;
-  const text::TokenSplit* const split_;
   const std::vector<TokenId> prompt_;
   std::vector<TokenId> forced_;
-  std::optional<xgrammar::GrammarMatcher> matcher_;  // made on the thread of masks
   std::size_t accepted_ = 0;
 };
 
-class Compiled : public CompiledGuide {
- public:
-  Compiled(xgrammar::CompiledGrammar grammar, const text::TokenSplit* split)
-      : grammar_(std::move(grammar)), split_(split) {}
-  std::size_t bytes() const override { return grammar_.MemorySizeBytes(); }
-  std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids,
-                                              std::optional<std::vector<TokenId>> prompt) const override {
-    return std::make_unique<Provider>(grammar_, end_ids, prompt ? split_ : nullptr,
-                                      std::move(prompt).value_or(std::vector<TokenId>()));
+TokenizerPtr make_tokenizer(const std::vector<std::string>& tokens) {
+  std::string bytes;
+  std::vector<std::uint32_t> sizes;
+  for (const auto& token : tokens) {
+    bytes += token;
+    sizes.push_back(static_cast<std::uint32_t>(token.size()));
   }
+  llg::TokenizerInit init;
+  init.vocab_size = static_cast<std::uint32_t>(tokens.size());
+  init.token_lens = sizes.data();
+  init.token_bytes = reinterpret_cast<const std::uint8_t*>(bytes.data());
+  init.use_approximate_greedy_tokenize_fn = true;  // llguidance forces no tokens: it allows every spelling of a text
+  std::array<char, 256> error{};
+  TokenizerPtr out(llguidance().new_tokenizer(&init, error.data(), error.size()));
+  if (!out) throw Error(ErrorCode::internal, cat("llguidance does not take the vocabulary: ", error.data()));
+  return out;
+}
 
- private:
-  const xgrammar::CompiledGrammar grammar_;
-  const text::TokenSplit* const split_;
-};
-
-xgrammar::TokenizerInfo tokenizer_info(const text::TokenTable& table, int vocab_size,
-                                       const std::vector<TokenId>& end_ids) {
-  std::vector<std::string> tokens;
-  for (TokenId id = 0; id < std::min(vocab_size, table.size()); ++id) {
-    tokens.push_back(table.is_special(id) ? SpecialTokens::spelled(table.raw_bytes(id))
-                                          : std::string(table.raw_bytes(id)));
-  }
-  return xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, vocab_size, end_ids);
+// The bytes of a token for llguidance. A token without any is in no text.
+std::string spelled(const TokenTable& table, TokenId id) {
+  if (id >= table.size()) return "";
+  const auto bytes = table.raw_bytes(id);
+  if (table.is_special(id)) return bytes.empty() ? "" : cat(kSpecial, bytes);
+  return bytes.find(kSpecial) == std::string_view::npos ? std::string(bytes) : "";
 }
 
 }  // namespace
 
-// Called by xgrammar's compiler, too, before each state of a grammar (CMakeLists.txt).
-void compile_step() {
-  if (stop_asked != nullptr && *stop_asked && (*stop_asked)()) throw Stopped();
+void FreeMatcher::operator()(llg::Matcher* matcher) const { llguidance().free_matcher(matcher); }
+void FreeTokenizer::operator()(llg::Tokenizer* tokenizer) const { llguidance().free_tokenizer(tokenizer); }
+
+std::unique_ptr<TokenMaskProvider> CompiledGuide::provider(const std::vector<TokenId>& end_ids,
+                                                           std::optional<std::vector<TokenId>> prompt) const {
+  const auto copy = [](const MatcherPtr& one) { return MatcherPtr(one ? llguidance().clone_matcher(one.get()) : nullptr); };
+  return std::make_unique<Provider>(copy(matcher_), prompt ? copy(bytes_) : nullptr, *vocabulary_, end_ids,
+                                    std::move(prompt).value_or(std::vector<TokenId>()));
 }
 
-// Called by xgrammar before a grammar, which has `size` numbers, gets another part (CMakeLists.txt).
-void grammar_step(unsigned long size);
-void grammar_step(unsigned long size) {
-  constexpr unsigned kParts = 64;  // between looks
-  thread_local unsigned steps = 0;
-  if (size > kMaxGrammar) throw TooLarge();
-  if (++steps % kParts == 0) compile_step();
+GuideCompiler::GuideCompiler(const TokenTable& table, int vocab_size, std::vector<TokenId> end_ids,
+                             const text::TokenSplit* split)
+    : vocabulary_{&table, split, vocab_size}, end_ids_(std::move(end_ids)) {
+  std::vector<std::string> tokens(static_cast<std::size_t>(vocab_size));
+  for (TokenId id = 0; id < vocab_size; ++id) tokens[static_cast<std::size_t>(id)] = spelled(table, id);
+  tokens_ = make_tokenizer(tokens);
+  if (split == nullptr) return;
+  for (TokenId id = 0; id < vocab_size; ++id) tokens[static_cast<std::size_t>(id)] = cat(kSpecial, "token ", id);
+  for (int byte = 0; byte < Vocabulary::kBytes; ++byte) {
+    tokens.push_back(byte == 0xff ? "" : std::string(1, static_cast<char>(byte)));
+  }
+  bytes_ = make_tokenizer(tokens);
 }
 
-// Called by xgrammar's parser before each byte that it tries (CMakeLists.txt).
-void parse_step();
-void parse_step() {
-  // Bytes between looks: one takes some hundred nanoseconds, and in an ambiguous grammar many milliseconds.
-  constexpr unsigned kMask = 8, kCompile = 256;
-  thread_local unsigned steps = 0;
-  if (++steps % kMask == 0) MaskLimit::check();
-  if (steps % kCompile == 0) compile_step();
+MatcherPtr GuideCompiler::match(const llg::Tokenizer* tokenizer, const std::string& type, const std::string& text) const {
+  llg::ConstraintInit init;
+  init.tokenizer = tokenizer;
+  init.limits = kLimits;
+  return MatcherPtr(llguidance().new_matcher(&init, type.c_str(), text.c_str()));
 }
 
-namespace {
+std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, bool after_space) const {
+  const auto parts = parts_of(guide, after_space, end_ids_);
+  Json list = Json::array();
+  for (const auto& part : parts) list.push_back(part.entry);
+  const auto text = Json{{"grammars", std::move(list)}}.dump();
+  auto out = std::make_unique<CompiledGuide>();
+  out->vocabulary_ = &vocabulary_;
+  out->matcher_ = match(tokens_.get(), "llguidance", text);
+  if (const auto error = error_of(out->matcher_.get()); !error.empty()) refuse(explain(parts, error));
+  if (bytes_) out->bytes_ = match(bytes_.get(), "llguidance", text);
+  return out;
+}
 
-class Compiler : public GuideCompiler {
- public:
-  Compiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
-           const text::TokenSplit* split)
-      : tokens_(tokenizer_info(table, vocab_size, end_ids)),
-        special_(table, vocab_size, end_ids),
-        compiler_(tokens_, 1, false),
-        split_(split) {}
+std::string schema_for_llguidance(const std::string& schema) {
+  return checked_schema(parse_json(schema, "the JSON schema"), Space::fixed).dump();
+}
 
-  std::shared_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space,
-                                               const std::function<bool()>& stopped) const override;
-  std::string largest_part(const Guide& guide) const override { return grammar::largest_part(guide); }
-
- private:
-  const xgrammar::TokenizerInfo tokens_;
-  const SpecialTokens special_;
-  mutable xgrammar::GrammarCompiler compiler_;  // without a cache and threads: the engine has its own
-  const text::TokenSplit* const split_;
-};
-
-std::shared_ptr<const CompiledGuide> Compiler::compile(const Guide& guide, bool after_space,
-                                                       const std::function<bool()>& stopped) const {
-  const auto refused = [&](std::string_view how, std::string_view why) {
-    throw NamedError(ErrorCode::invalid_argument,
-                     cat(called(guide), ": the guide (", to_string(guide.type), ") ", how, ": ", text::to_valid_utf8(trim(why))));
+// The error with the part that has it, and the place in its schema.
+std::string GuideCompiler::explain(const std::vector<Part>& parts, const std::string& error) const {
+  const auto error_of_schema = [&](const Json& schema) {
+    return error_of(match(tokens_.get(), "json_schema", schema.dump()).get());
   };
-  const Stoppable stoppable(stopped);
-  const Messages messages;
-  try {
-    auto grammar = special_.kept_apart(grammar_of(guide, tokens_, special_));
-    if (after_space) grammar = after_one_space(guide, grammar);
-    if (!messages.warning().empty()) refused("is not supported", messages.warning());
-    auto compiled = compiler_.CompileGrammar(grammar);
-    if (!messages.warning().empty()) refused("is not supported", messages.warning());
-    return std::make_shared<Compiled>(std::move(compiled), split_);
-  } catch (const Stopped&) {
-    return nullptr;
-  } catch (const TooLarge&) {
-    throw Error(ErrorCode::invalid_argument,
-                cat(called(guide), ": its grammar is too large: it repeats too much, or has too many parts that may be ",
-                    "left out", largest_part(guide)));
-  } catch (const NamedError&) {
-    throw;
-  } catch (const Error& error) {
-    throw Error(error.code(), cat(called(guide), ": ", error.what()));
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception& error) {
-    refused("cannot be compiled", text_of(error));
+  for (const auto& [entry, name] : parts) {
+    if (!entry.contains("json_schema")) continue;
+    const auto own = error_of_schema(entry["json_schema"]);
+    if (own.empty()) continue;
+    const auto place = place_of_error(entry["json_schema"], error_of_schema);
+    return cat(name, ": the JSON schema, at ", place.empty() ? "its root" : text::to_valid_utf8(place), ": ", own);
   }
-  return nullptr;
+  return cat(parts.back().called, ": ", error);
 }
 
-}  // namespace
 }  // namespace charonia::grammar
-
-// What the engine looks up when it opens the library. The name has the interface's version.
-extern "C" [[gnu::visibility("default")]] charonia::grammar::MakeGuideCompiler CHARONIA_MAKE_GUIDE_COMPILER;
-charonia::grammar::GuideCompiler* CHARONIA_MAKE_GUIDE_COMPILER(const charonia::text::TokenTable& table, int vocab_size,
-                                                               const std::vector<charonia::TokenId>& end_ids,
-                                                               const charonia::text::TokenSplit* split) {
-  return new charonia::grammar::Compiler(table, vocab_size, end_ids, split);
-}

@@ -11,7 +11,7 @@
 
 #include "charonia/types.h"
 #include "ops/step.h"
-#include "runtime/mask_thread.h"
+#include "runtime/mask_threads.h"
 #include "runtime/prompt_logprobs.h"
 #include "text/text_stream.h"
 

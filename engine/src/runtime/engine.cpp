@@ -10,15 +10,14 @@
 #include "base/text.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/engine_impl.h"
-#include "runtime/guide_library.h"
+#include "grammar/guide_compiler.h"
 #include "runtime/settings.h"
 
 namespace charonia {
 
 Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& overrides,
                    std::shared_ptr<MetricsSink> sink)
-    : sink_(std::move(sink)), masks_([this](double seconds) { observe(Metric::token_mask_seconds, seconds); },
-             [this] { hand_task([this] { resume_known(); }); }) {
+    : sink_(std::move(sink)), masks_([this](double seconds) { observe(Metric::token_mask_seconds, seconds); }) {
   load(weights_dir, overrides);
   make_scheduler();
   make_sessions();
@@ -113,26 +112,11 @@ void Engine::Impl::make_guides(const std::filesystem::path& weights_dir) {
     token_split_ = text::TokenSplit::load(weights_dir / "token_split.safetensors", *tokens_, why);
     if (!token_split_) info.warnings.push_back(cat("jump_forward is off: ", why));
   }
-  const auto cache = parse_bytes(info.config.guide_cache_size.empty() ? "256MiB" : info.config.guide_cache_size);
-  struct Compiler {
-    std::mutex mutex;
-    std::unique_ptr<grammar::GuideCompiler> it;
+  auto make = [this] {
+    return std::make_unique<grammar::GuideCompiler>(*tokens_, info.model.vocab_size, info.model.end_ids,
+                                                    token_split_.get());
   };
-  // An update of a checkout may replace a file that is not open yet. What fails here is told to who has a guide.
-  try {
-    runtime::open_guide_library();
-  } catch (const Error&) {
-  }
-  auto compiler = [this, made = std::make_shared<Compiler>()]() -> const grammar::GuideCompiler& {
-    const std::lock_guard lock(made->mutex);
-    if (!made->it) {  // of a large vocabulary it takes some tenths of a second
-      const auto& model = info.model;
-      auto& make = runtime::open_guide_library();
-      made->it.reset(make(*tokens_, model.vocab_size, model.end_ids, token_split_.get()));
-    }
-    return *made->it;
-  };
-  guides_ = std::make_unique<runtime::GuideThread>(std::move(compiler), *cache, sink_,
+  guides_ = std::make_unique<runtime::GuideThread>(std::move(make), sink_,
                                                     [this] { hand_task([this] { begin_compiled(); }); });
 }
 

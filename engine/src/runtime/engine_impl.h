@@ -24,8 +24,8 @@
 #include "runtime/executor.h"
 #include "runtime/request_state.h"
 #include "runtime/guide_thread.h"
-#include "runtime/mask_thread.h"
 #include "runtime/completion.h"
+#include "runtime/mask_threads.h"
 #include "runtime/session_store.h"
 #include "schedule/scheduler.h"
 #include "text/token_split.h"
@@ -74,9 +74,9 @@ class Engine::Impl {
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
   };
 
-  // When a request has to have begun, to have ended, or to have its grammar. They may be the same point in time.
+  // When a request has to have begun, or to have ended. They may be the same point in time.
   struct Timer {
-    enum class Kind : std::uint8_t { queue_deadline, deadline, guide };
+    enum class Kind : std::uint8_t { queue_deadline, deadline };
     Clock::time_point when;
     Handle handle;
     Kind kind;
@@ -115,10 +115,7 @@ class Engine::Impl {
   void take(Inbox& inbox);
   void take(std::unique_ptr<RequestState> state);
   void begin(RequestState& state);
-  void wait_for_grammar(RequestState& state);
   void begin_compiled();
-  void end_waiting_for_grammar(RequestState& state);
-  void reject_slow_grammar(RequestState& state);
   void make_providers(RequestState& state);
   void make_completions(RequestState& state);
   void set_prompt(RequestState& state);
@@ -136,8 +133,8 @@ class Engine::Impl {
 
   // engine_loop.cpp, the engine thread: steps.
   void run();
-  // Nothing to compute: there is no sequence, or all of them wait for their token masks.
-  bool idle() const { return completions_.size() == held_.size() && in_flight_ == nullptr; }
+  // Nothing to compute.
+  bool idle() const { return completions_.empty() && in_flight_ == nullptr; }
   void step();
   bool may_overlap(const Step& running) const;
   Step* launch_next();
@@ -149,8 +146,6 @@ class Engine::Impl {
   void measure(const Step& step);
   void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
-  void sit_out(Completion& completion);
-  void resume_known();
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion);
   bool deliver_rows(Result result, const Completion& completion);
   int accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now);
@@ -189,7 +184,6 @@ class Engine::Impl {
   // Engine thread.
   std::unordered_map<Handle, std::unique_ptr<RequestState>> requests_;
   std::unordered_map<SeqId, Completion*> completions_;  // the scheduler's
-  std::set<SeqId> held_;                                // the scheduler holds them until their mask is known
   SeqId next_completion_ = 1;
   std::set<RequestState*> several_;  // requests with more than one completion that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
@@ -208,7 +202,7 @@ class Engine::Impl {
   bool reported_any_ = false;
   int reported_committed_ = 0;  // KV blocks that have memory
 
-  runtime::MaskThread masks_;
+  runtime::MaskThreads masks_;
   std::unique_ptr<runtime::GuideThread> guides_;
 
   // Last, so that it delivers what is queued while everything above still lives.

@@ -125,7 +125,6 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.sample_rows.clear();
   step.masks.clear();
   step.streams = 0;
-  const auto mask_deadline = std::make_shared<runtime::MaskDeadline>();
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
   step.block_tables.assign(table_stride * step.plan.seqs.size(), 0);
@@ -145,7 +144,6 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
     fill_rows(step, part, completion);
     if (part.samples) step.streams += runtime::stream_weight(completion.state.request);
-    if (part.samples && completion.mask) completion.mask->set_deadline(mask_deadline);
   }
 }
 
@@ -188,7 +186,7 @@ void Engine::Impl::settle(Step& step) {
     rows += static_cast<std::size_t>(part.num_logits_rows());
     if (!part.samples) continue;
     const auto& last = sampled[rows - 1];
-    tokens.push_back(last.error.empty() ? last.token : runtime::is_late_mask(last.error) ? schedule::kNotSampled : 0);
+    tokens.push_back(last.error.empty() ? last.token : 0);
   }
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
@@ -234,35 +232,14 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
     auto& completion = *found->second;
     if (completion.index == 0) load_->computed(completion.state.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, completion) || !part.samples) continue;
-    if (runtime::is_late_mask(rows.back().error)) {
-      sit_out(completion);
-      continue;
-    }
     if (!rows.back().error.empty()) {
       fail_row(part.id, rows.back().error);
       continue;
     }
     accepted += accept(completion, rows.back(), now);
   }
-  masks_.hand_over();  // at once, so that they are worked out while the next forward pass runs
+  masks_.hand_over();  // now, so that they are computed while the next forward pass runs
   count(Metric::generation_tokens, accepted);
-}
-
-// The sequence, which the scheduler holds, goes on once its mask is known.
-void Engine::Impl::sit_out(Completion& completion) {
-  if (completion.mask->sit_out()) {
-    held_.insert(completion.id);
-  } else {
-    scheduler_->resume(completion.id);
-  }
-}
-
-void Engine::Impl::resume_known() {
-  std::erase_if(held_, [this](SeqId id) {
-    if (!completions_.at(id)->mask->known()) return false;
-    scheduler_->resume(id);
-    return true;
-  });
 }
 
 // Ends a sequence that could not be sampled from. If its logits are not finite, its KV may not be finite either, so no
@@ -346,13 +323,7 @@ int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Cl
     finish(completion.id, reason);
     return taken;
   }
-  if (completion.mask) {
-    masks_.next(completion.mask, tokens);
-    if (completion.mask->slow()) {
-      scheduler_->hold(completion.id);
-      sit_out(completion);
-    }
-  }
+  if (completion.mask) masks_.next(completion.mask, tokens);
   if (auto result = completion.due(now, interval_)) {
     delivery_.push(state.callback, std::move(*result));
   }

@@ -304,10 +304,10 @@ void Engine::Impl::take(std::unique_ptr<RequestState> taken) {
   if (state.queue_deadline) timers_.insert({*state.queue_deadline, state.handle, Timer::Kind::queue_deadline});
   if (state.deadline) timers_.insert({*state.deadline, state.handle, Timer::Kind::deadline});
   if (auto& guide = state.request.guide) {
-    // Threads are nudged, and nothing is waited for. A gateway's salts begin with the id of the client's key.
+    // A gateway's salts begin with the id of the client's key.
     const auto& salt = state.request.cache_salt;
-    state.grammar = guides_->find(*guide, state.request.strip_leading_space && tokens_->strip_leading_space(),
-                                  salt.substr(0, salt.find('/')));
+    state.grammar = guides_->compile(std::move(*guide), state.request.strip_leading_space && tokens_->strip_leading_space(),
+                                     salt.substr(0, salt.find('/')));
     guide.reset();
   }
   if (!state.in_session()) return begin(state);
@@ -322,7 +322,10 @@ void Engine::Impl::take(std::unique_ptr<RequestState> taken) {
 
 // A request that cannot begin ends, and no other one does.
 void Engine::Impl::begin(RequestState& state) {
-  if (state.grammar && !state.grammar->done()) return wait_for_grammar(state);
+  if (state.grammar && !state.grammar->done()) {
+    compiling_.insert(state.handle);
+    return;
+  }
   try {
     if (state.grammar) {
       const auto* const grammar = state.grammar->compiled();
@@ -332,7 +335,6 @@ void Engine::Impl::begin(RequestState& state) {
   } catch (const std::exception& error) {
     for (const auto& completion : state.completions) {
       scheduler_->remove(completion->id);
-      held_.erase(completion->id);
       completions_.erase(completion->id);
     }
     several_.erase(&state);
@@ -341,44 +343,14 @@ void Engine::Impl::begin(RequestState& state) {
   }
 }
 
-void Engine::Impl::wait_for_grammar(RequestState& state) {
-  state.guide_deadline = Clock::now() + duration_of(info.config.guide_timeout_s);
-  timers_.insert({*state.guide_deadline, state.handle, Timer::Kind::guide});
-  compiling_.insert(state.handle);
-}
-
-void Engine::Impl::end_waiting_for_grammar(RequestState& state) {
-  if (state.guide_deadline) {
-    timers_.erase({*std::exchange(state.guide_deadline, std::nullopt), state.handle, Timer::Kind::guide});
-  }
-  compiling_.erase(state.handle);
-}
-
-// A grammar is done, or several are.
+// Begins the requests whose grammars are compiled.
 void Engine::Impl::begin_compiled() {
   const std::vector<Handle> waiting(compiling_.begin(), compiling_.end());
   for (const auto handle : waiting) {
-    const auto found = requests_.find(handle);
-    if (found == requests_.end() || !compiling_.contains(handle) || !found->second->grammar->done()) continue;
-    end_waiting_for_grammar(*found->second);
-    begin(*found->second);
+    if (!compiling_.contains(handle) || !requests_.at(handle)->grammar->done()) continue;
+    compiling_.erase(handle);
+    begin(*requests_.at(handle));
   }
-}
-
-void Engine::Impl::reject_slow_grammar(RequestState& state) {
-  const auto limit = info.config.guide_timeout_s;
-  if (const auto left = guides_->overdue(state.grammar, limit)) {
-    timers_.erase({*std::exchange(state.guide_deadline, std::nullopt), state.handle, Timer::Kind::guide});
-    if (*left <= 0) return;  // it ends when the thread has noticed
-    state.guide_deadline = Clock::now() + duration_of(*left);
-    timers_.insert({*state.guide_deadline, state.handle, Timer::Kind::guide});
-    return;
-  }
-  reject(runtime::Rejection::queue_time);
-  end_request(state, FinishReason::error,
-              cat("the request's grammar waited ", limit, " s (guide_timeout_s) behind others that are compiled; ",
-                  "retry after ", load_->retry_after_s(), " s"),
-              ErrorCode::resource_exhausted);
 }
 
 void Engine::Impl::make_providers(RequestState& state) {
@@ -407,7 +379,6 @@ void Engine::Impl::make_completions(RequestState& state) {
   state.begun = true;
   state.num_live = state.num_completions();
   if (state.num_live > 1) several_.insert(&state);
-  const auto pace = std::make_shared<runtime::MaskPace>();
   const auto salt = salts_.number(request.cache_salt, prefix_class(prompt));
   for (int i = 0; i < state.num_live; ++i) {
     auto& completion = *state.completions.emplace_back(
@@ -415,7 +386,7 @@ void Engine::Impl::make_completions(RequestState& state) {
     completions_.emplace(completion.id, &completion);
     if (state.masks.empty()) continue;
     auto& provider = state.masks[static_cast<std::size_t>(i)];
-    completion.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size, pace);
+    completion.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size);
     masks_.begin(completion.mask);
   }
   auto& first = *state.completions.front();
@@ -465,8 +436,6 @@ void Engine::Impl::end_overdue(Clock::time_point now) {
           cat("the request did not end within its time limit: ",
               std::round(1000 * seconds(*state.deadline - state.submitted)), " ms (timeout_ms or request_timeout_s)"),
           ErrorCode::deadline_exceeded);
-    } else if (timers_.begin()->kind == Timer::Kind::guide) {
-      reject_slow_grammar(state);
     } else {
       reject(runtime::Rejection::queue_time);
       end_request(state, FinishReason::error,
@@ -525,7 +494,6 @@ void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, Erro
   const bool answered = reason == FinishReason::stop || reason == FinishReason::length;
   if (state.turn && (answered || (reason == FinishReason::cancelled && state.keep_turn))) keep_turn(completion);
   scheduler_->remove(id);
-  held_.erase(id);
   completions_.erase(found);
   auto last = state.ended(completion.last(reason, Clock::now(), std::move(error), code));
   if (--state.num_live == 0) {
@@ -553,7 +521,7 @@ void Engine::Impl::close(RequestState& state, std::vector<Result> last) {
   load_->ended(state.work, state.num_output / state.num_completions());
   if (state.queue_deadline) timers_.erase({*state.queue_deadline, handle, Timer::Kind::queue_deadline});
   if (state.deadline) timers_.erase({*state.deadline, handle, Timer::Kind::deadline});
-  end_waiting_for_grammar(state);
+  compiling_.erase(handle);
   several_.erase(&state);
   const auto owned = std::move(requests_.at(handle));
   requests_.erase(handle);

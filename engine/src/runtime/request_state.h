@@ -33,7 +33,6 @@ struct RequestState {
   Clock::time_point submitted;
   std::optional<Clock::time_point> queue_deadline;  // to begin; unset once it has begun
   std::optional<Clock::time_point> deadline;
-  std::optional<Clock::time_point> guide_deadline;  // while only its grammar is missing
   Work work;
   UnreadRows unread_logits;  // of Request::prompt_logits
 

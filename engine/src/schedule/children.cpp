@@ -3,7 +3,7 @@
 //
 // A child waits outside the queue, where it blocks no other sequence, until its parent's prompt is computed. Then it
 // enters the queue at the position of its arrival. It remains a child until the first step with it has advanced. If the
-// parent stops running before that (removed, preempted, held, impossible), the child becomes an ordinary sequence.
+// parent stops running before that (removed, preempted, impossible), the child becomes an ordinary sequence.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -21,7 +21,7 @@ Seq* Scheduler::Impl::parent_of(SeqId id, std::span<const TokenId> prompt, const
       !std::equal(prompt.begin(), prompt.end(), parent.tokens.begin())) {
     broken(cat("sequence ", id, " and its parent ", options.parent, " have different prompts or salts"));
   }
-  return parent.state == State::impossible || parent.state == State::held ? nullptr : &parent;
+  return parent.state == State::impossible ? nullptr : &parent;
 }
 
 // Shares all of its parent's blocks before the block with the prompt's last token. The child writes to that block, so

@@ -42,15 +42,6 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   leave_children(seq);
 }
 
-void Scheduler::Impl::hold(Seq& seq) {
-  if (seq.state == State::running) stop_running(seq);
-  if (seq.state == State::waiting) waiting.erase(&seq);
-  if (seq.state == State::impossible) std::erase(impossible, &seq);
-  leave_parent(seq);
-  leave_children(seq);
-  seq.state = State::held;
-}
-
 // If an equal block is already indexed, the sequence uses that block from now on. This saves a block, and the parents
 // of its later blocks stay Active.
 void Scheduler::Impl::insert_blocks(Seq& seq) {
@@ -173,7 +164,7 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     broken(cat("got ", sampled.size(), " sampled tokens, expected ", samples));
   }
   for (const auto token : sampled) {
-    if (token < 0 && token != kNotSampled) broken(cat("the sampled token ", token, " is not a token id"));
+    if (token < 0) broken(cat("the sampled token ", token, " is not a token id"));
   }
   std::int32_t rows = 0;
   auto token = sampled.begin();
@@ -188,9 +179,6 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
         seq->tokens.back() == -rows && seq->num_tokens() - 1 == part.first_position + part.num_tokens;
     if (!is_its_placeholder) continue;
     seq->tokens.back() = result;
-    if (result != kNotSampled) continue;
-    seq->tokens.pop_back();
-    impl_->hold(*seq);
   }
 }
 
@@ -202,17 +190,6 @@ void Scheduler::append(SeqId id, TokenId token) {
     broken(cat("cannot append to sequence ", id, ": it already has all its ", seq.max_total_tokens, " tokens"));
   seq.forced |= seq.is_decode() && seq.state == State::running;
   seq.tokens.push_back(token);
-}
-
-void Scheduler::hold(SeqId id) {
-  auto& seq = impl_->at(id);
-  if (seq.has_placeholder()) broken(cat("cannot hold sequence ", id, ": its last token is not sampled yet"));
-  impl_->hold(seq);
-}
-
-void Scheduler::resume(SeqId id) {
-  auto& seq = impl_->at(id);
-  if (seq.state == State::held) impl_->enqueue(seq);
 }
 
 void Scheduler::forget_prefix(SeqId id) {

@@ -95,9 +95,6 @@ struct StepPlan {
   bool empty() const { return seqs.empty(); }
 };
 
-// Passed to resolve() if no token was sampled. The sequence is then held, to be computed again.
-inline constexpr TokenId kNotSampled = -1;
-
 class Scheduler {
  public:
   // step_time: limits the prefill of steps with decodes; must outlive the scheduler. Null: only the token budget limits
@@ -111,7 +108,7 @@ class Scheduler {
   void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options = {});
 
   // Plans the next step: allocates blocks, matches prefixes, preempts. Empty only if there is no sequence, or if all
-  // sequences wait for placeholders, are held or are impossible. If a plan never advances (its step failed), the next
+  // sequences wait for placeholders or are impossible. If a plan never advances (its step failed), the next
   // plan discards it, with its block copies. Throws Error(internal) if a sequence that has all its max_total_tokens was
   // not removed.
   StepPlan plan();
@@ -122,18 +119,13 @@ class Scheduler {
   void advance(const StepPlan& plan);
 
   // Replaces placeholders by tokens. `sampled` has one token for each part with `samples`, in plan order, also for
-  // sequences that were removed since. kNotSampled removes the placeholder and holds the sequence; no later step may
-  // have been planned with it. Throws Error(internal) and changes nothing if `sampled` does not fit.
+  // sequences that were removed since. Throws Error(internal) and changes nothing if `sampled` does not fit.
   void resolve(const StepPlan& plan, std::span<const TokenId> sampled);
 
   // Appends a known token that was not sampled, between resolve() and the next plan(). It is computed like a sampled
   // token. Throws Error(internal) if the sequence has a placeholder or all its max_total_tokens.
   void append(SeqId id, TokenId token);
 
-  // Excludes a sequence without placeholder from plans until resume(). It releases its blocks, keeps its tokens, and is
-  // recomputed like a preempted sequence. resume() does nothing if the sequence is not held.
-  void hold(SeqId id);
-  void resume(SeqId id);
 
   // The contents of a sequence's blocks may be wrong (its logits were not finite). Removes them and all descendants of
   // the first block from the prefix index, so that no later sequence begins with them. Shared blocks leave the index

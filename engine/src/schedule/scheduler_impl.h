@@ -30,7 +30,6 @@ struct Scheduler::Impl {
   // scheduler.cpp: transitions of a sequence
   void enqueue(Seq& seq);
   void stop_running(Seq& seq);  // releases its blocks; the caller sets its next state
-  void hold(Seq& seq);
   void insert_blocks(Seq& seq);  // inserts its full computed blocks into the prefix index
 
   // scheduler_plan.cpp: the steps of plan()

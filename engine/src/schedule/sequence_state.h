@@ -18,7 +18,6 @@ enum class State {
   waiting_for_parent,  // outside the queue, until its parent's prompt is computed (children.cpp)
   running,             // holds blocks
   impossible,          // needs more blocks than the pool has (fewer_blocks.cpp)
-  held,                // outside the queue, until resume()
 };
 
 struct Seq {

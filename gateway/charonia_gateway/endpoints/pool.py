@@ -24,12 +24,10 @@ from charonia_client import (
     GenerateResponse,
     NotReady,
     Overloaded,
-    Pending,
     Tls,
     Tokenized,
     TokenizeRequest,
     Unavailable,
-    Unsupported,
 )
 from charonia_client.waiting import end
 
@@ -201,7 +199,7 @@ class Pool:
                 if request.session_id is not None:
                     await self._set_owner(request.session_id, None if request.end_session else endpoint.target)
                 return Answer(endpoint, first, parts)
-            except (Overloaded, Pending, Unsupported, Unavailable) as error:
+            except (Overloaded, Unavailable) as error:
                 endpoint.release()
                 failures.append(error)
                 if isinstance(error, Unavailable):
@@ -217,14 +215,10 @@ class Pool:
         raise await self._explained(self._summary(failures))
 
     def _summary(self, failures: list[CharoniaError]) -> CharoniaError:
-        """The error for the client: the shortest wait if a server was overloaded, else the last failure. A request is
-        unsupported only if no server supports it."""
+        """The error for the client: the shortest wait if a server was overloaded, else the last failure."""
         if overloaded := [failure for failure in failures if isinstance(failure, Overloaded)]:
             return min(overloaded, key=lambda failure: failure.retry_after)
-        passing = [failure for failure in failures if not isinstance(failure, Unsupported)]
-        if found := passing or failures:
-            return found[-1]
-        return Unavailable(f"no server can take requests: {self._reasons()}")
+        return failures[-1] if failures else Unavailable(f"no server can take requests: {self._reasons()}")
 
     def _reasons(self) -> str:
         return "; ".join(f"{endpoint.target}: {endpoint.reason}" for endpoint in self.endpoints) or "none is known"

@@ -6,7 +6,7 @@ import { parseTools, preferences } from "./preferences.js";
 import { isWell, look, tell, untilReady } from "./server_watch.js";
 
 const LONGEST_WAIT_S = 30;
-const COME_AGAIN = ["busy", "limit", "away", "unloaded", "preparing"]; // kinds of errors
+const COME_AGAIN = ["busy", "limit", "away", "unloaded"]; // kinds of errors
 
 function userText(message) {
   const fence = (text) => "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map((run) => run[0].length + 1)));

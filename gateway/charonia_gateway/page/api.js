@@ -5,10 +5,9 @@ import { text } from "./languages.js";
 import { apiKey } from "./preferences.js";
 
 /** Why a request failed. kind: "key" (the server needs another key), "busy" (retry after retryAfter seconds), "limit"
- * (as busy: the key's limit is reached), "unloaded" (the model is not loaded), "preparing" (structured output is still
- * being compiled after the first start, and the request needs it), "away" (the server or Triton is not available), "lost"
- * (the connection failed or broke), "silent" (no response in time), "model" (the server has another model), "origin" (the
- * server does not accept this page), "refused" (the request is wrong). key: the key of the request. */
+ * (as busy: the key's limit is reached), "unloaded" (the model is not loaded), "away" (the server or Triton is not
+ * available), "lost" (the connection failed or broke), "silent" (no response in time), "model" (the server has another
+ * model), "origin" (the server does not accept this page), "refused" (the request is wrong). key: the key of the request. */
 export class ServerError extends Error {
   constructor(kind, message, { retryAfter = null, key = null } = {}) {
     super(message);
@@ -22,7 +21,6 @@ const BY_CODE = {
   deadline_exceeded: "busy",
   model_not_found: "model",
   model_not_loaded: "unloaded",
-  not_ready_yet: "preparing",
   origin_not_allowed: "origin",
   overloaded: "busy",
   rate_limit_exceeded: "limit",

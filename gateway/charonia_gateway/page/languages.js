@@ -73,8 +73,6 @@ const ENGLISH = {
   waitingAway: (seconds) =>
     `The server is away, or is being restarted. ${seconds ? `Next try in ${seconds} s` : "Your message is sent as soon as it is back"}`,
   waitingModel: (model, seconds) => `The server has not loaded ${model} at present. Next try in ${seconds} s; you can stop and choose another model`,
-  waitingPreparing: (seconds) =>
-    `The server is still preparing structured output, which this request needs, as it does after its first start. It answers other requests meanwhile, and this one by itself when that is done. Next try in ${seconds} s`,
   waitingTurn: "Other tabs are writing answers, as many at once as the browser allows. This one begins when one of them ends",
   waitingLost: "The server cannot be reached. Your message is sent as soon as it is back",
   tokensPerSecond: "tokens/s",
@@ -194,8 +192,6 @@ const CHINESE = {
   waitingLimit: (seconds) => `您的 API 密钥已达到限额，${seconds} 秒后重试`,
   waitingAway: (seconds) => `服务器暂时不可用或正在重启，${seconds ? `${seconds} 秒后重试` : "恢复后将自动发送您的消息"}`,
   waitingModel: (model, seconds) => `服务器目前未加载模型 ${model}，${seconds} 秒后重试；您可以停止并选择其他模型`,
-  waitingPreparing: (seconds) =>
-    `服务器首次启动后仍在准备结构化输出，此请求需要它。在此期间其他请求照常得到回答，准备完成后此请求将自动得到回答；${seconds} 秒后重试`,
   waitingTurn: "其他标签页正在生成回答，已达到浏览器的连接上限。其中一个结束后将开始",
   waitingLost: "无法连接服务器，恢复后将自动发送您的消息",
   tokensPerSecond: "词元/秒",

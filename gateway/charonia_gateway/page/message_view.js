@@ -135,7 +135,6 @@ function condition(message) {
     case "away": // shows the server's message
       return html`<p class="waiting">${actions.whyItWaits(message)} <span class="hint">(${message.waitsFor})</span></p>`;
     case "unloaded":
-    case "preparing":
     case "lost":
       return html`<p class="waiting">${actions.whyItWaits(message)}</p>`;
   }

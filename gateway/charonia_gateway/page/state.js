@@ -326,7 +326,6 @@ export const keepDraft = (typed) => setDraft(draftName(), typed);
 const WAITING = {
   busy: "waitingBusy",
   limit: "waitingLimit",
-  preparing: "waitingPreparing",
   away: "waitingAway",
   lost: "waitingLost",
 };

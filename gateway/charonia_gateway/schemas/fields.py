@@ -14,13 +14,13 @@ from charonia_gateway.json_values import TOO_MANY, has_too_many_values
 
 MAX_STOPS = 4
 # generated: request limits, from definitions/ by `make generate`
-# levels of JSON, the gateway's own limit: what takes values apart level by level needs Python's stack for each
+# nesting levels of JSON, because recursive functions need Python's stack for each level; the gateway has the same limit
 MAX_DEPTH = 200
-# words of a request's bad_words: the engine compares each with the end of every sequence at every step
+# number of bad_words of a request, because the engine compares each with the end of every sequence at every step
 MAX_BAD_WORDS = 1000
-# bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times
+# bytes of a bad word in UTF-8, because each is tokenized three times; stop words have the same limit
 MAX_BAD_WORD_BYTES = 1024
-# of each bias of logit_bias, and the minimum is minus that
+# maximum of each bias in logit_bias; the minimum is the negative value
 MAX_LOGIT_BIAS = 100
 # end of generated: request limits
 # Far above real conversations. The event loop is blocked while it checks a body, so each list has a limit.

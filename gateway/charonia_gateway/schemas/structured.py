@@ -120,7 +120,9 @@ class StructuredOutputs(BaseModel):
     choice: list[str] | None = Field(
         None, fail_fast=True, min_length=1, max_length=MAX_CHOICES, description="the response is one of these texts"
     )
-    grammar: str | None = Field(None, min_length=1, description="a grammar in EBNF with the start rule `root`")
+    grammar: str | None = Field(
+        None, min_length=1, description="a grammar in Lark with the rule `start`, or in EBNF with the rule `root`"
+    )
     json_object: bool | None = Field(None, description="any JSON object")
     structural_tag: ObjectOrText = Field(None, description="a structural tag of xgrammar, or its text")
 

@@ -6,105 +6,100 @@
 
 namespace charonia {
 
-// What a user may set.
+// Settings that users may change.
 struct EngineConfig {
-  // tensor-parallel ranks that share the model: GPUs, or groups of the CPU device's threads; a workspace is converted
-  // for its number (--tp); >= 1
+  // number of tensor-parallel ranks that share the model: GPUs, or groups of the CPU device's threads; a workspace is
+  // converted for a fixed number (--tp); >= 1
   int tensor_para_size = 1;
-  // longest sequence in tokens; 0: what the model was trained for; >= 0
+  // longest sequence in tokens; 0: the length that the model was trained for; >= 0
   int session_len = 0;
-  // maximum number of sequences decoded together; 0: by the device: 64 on a CPU, 64 to 512 on a GPU by its SMs and
-  // memory; >= 0; runtime/memory_plan.h has the rule
+  // maximum number of sequences decoded together; 0: depends on the device: 64 on a CPU, 64 to 512 on a GPU, by its SMs
+  // and memory; >= 0; runtime/memory_plan.h has the rule
   int max_batch_size = 0;
-  // KV block memory: share of the memory that is free once the weights are loaded, or a number of blocks;
-  // a share in (0, 1) or a whole number >= 1
+  // KV block memory: share of the memory that is free after loading the weights, or a number of blocks;
+  // a share in (0, 1) or an integer >= 1
   double cache_max_entry_count = 0.8;
-  // tokens that one KV block holds; >= 1
+  // tokens per KV block; >= 1
   int cache_block_seq_len = 64;
-  // KV blocks allocated at a time, when they are needed; -1: all at once; 0: the square root of their number; >= -1
+  // KV blocks that are allocated together when needed; -1: all at start; 0: the square root of their number; >= -1
   int cache_chunk_size = -1;
-  // KV block memory in bytes, of all ranks together; wins over cache_max_entry_count;
+  // KV block memory in bytes, of all ranks together; overrides cache_max_entry_count;
   // bytes, with or without a unit: 8GiB, 500MB; or empty
   std::string cache_size;
-  // KV block memory for this many sequences of cache_user_tokens at once; wins over cache_size; 0: not set; >= 0
+  // KV block memory for this many simultaneous sequences of cache_user_tokens; overrides cache_size; 0: not set; >= 0
   int cache_users = 0;
-  // tokens of each of cache_users; 0: session_len; >= 0
+  // tokens of each sequence of cache_users; 0: session_len; >= 0
   int cache_user_tokens = 0;
   // reuse the KV blocks of equal prompt prefixes (results do not change)
   bool enable_prefix_caching = true;
-  // the KV cache; 0: in the model's type; 8 or 4: in integers of 8 or 4 bits, with a scale and a minimum for each token
-  // and head (in the oldest workspaces 4 meant 8 bits; here it means 4); 0 | 4 | 8
+  // type of the KV cache; 0: the model's type; 8 or 4: integers of 8 or 4 bits, with a scale and a minimum for each
+  // token and head (in the oldest workspaces 4 meant 8 bits; here it means 4); 0 | 4 | 8
   int quant_policy = 0;
-  // 1 or more turns on dynamic NTK for contexts beyond max_position_embeddings, with that factor; for models without
-  // rotary scaling of their own; 0: off; >= 0
+  // 1 or more enables dynamic NTK for contexts beyond max_position_embeddings, with this factor; only for models
+  // without their own rotary scaling; 0: off; >= 0
   double rope_scaling_factor = 0.0;
   // 1 scales attention by the logarithm of the position beyond max_position_embeddings (log-n); 0 | 1
   int use_logn_attn = 0;
   // auto: temperature, top_k, top_p, min_p and repetition_penalty of the model's generation_config.json are the
-  // defaults of requests; none: they are not; auto | none
+  // defaults of requests; none: that file is ignored; auto | none
   std::string generation_config = "auto";
-  // where the model runs; null computes nothing and answers with words without meaning, to measure gateways and clients
+  // device that runs the model; null computes nothing and generates meaningless words, to measure gateways and clients
   // (docs/scaling.md); auto | cpu | cuda | null
   std::string device = "auto";
-  // time that a step takes on device = null, in milliseconds; 0: as fast as can be. For no other device; 0 to 1000
+  // duration of a step with device = null, in milliseconds; 0: as fast as possible. Not for other devices; 0 to 1000
   double null_step_ms = 0.0;
   // GPUs to run on, one for each tensor-parallel rank; empty: the first ones; numbers separated by commas
   std::string device_ids;
-  // CUDA: a request's tokens are the same whatever else is in the batch, at some cost in speed (on the CPU they always
-  // are)
+  // CUDA: a request's tokens do not depend on other requests in the batch, at some cost in speed (on the CPU they never
+  // do)
   bool reproducible = false;
   // CUDA: capture decode steps as CUDA graphs at start and replay them; False to debug
   bool cuda_graphs = true;
   // threads of the CPU device; 0: the number of CPUs; >= 0
   int threads = 0;
-  // maximum number of tokens computed in one step; 0: by the device: 512 on a CPU, 512 to 8192 on a GPU by its SMs and
-  // memory; >= 0; runtime/memory_plan.h has the rule
+  // maximum number of tokens computed in one step; 0: depends on the device: 512 on a CPU, 512 to 8192 on a GPU, by its
+  // SMs and memory; >= 0; runtime/memory_plan.h has the rule
   int token_budget = 0;
-  // target in milliseconds for a step that computes prompts while other requests decode: it gets as many prompt tokens
-  // as fit, up to token_budget; -1: 3 times what such a step takes without prompts, or 3 times stream_interval_ms where
-  // that is more; 0: off; >= -1; schedule/step_time.h has the rule
+  // target duration in milliseconds of a step that computes prompts while other requests decode: it gets as many prompt
+  // tokens as fit, up to token_budget; -1: 3 times the duration of such a step without prompts, or 3 times
+  // stream_interval_ms if that is more; 0: off; >= -1; for the rule see schedule/step_time.h
   int step_time_ms = -1;
-  // maximum number of waiting requests; one more is rejected as overload; >= 1
+  // maximum number of waiting requests; further requests are rejected as overload; >= 1
   int max_queue_size = 512;
-  // maximum number of prompt tokens of waiting requests; a request beyond it is rejected as overload; 0: no limit; >= 0
+  // maximum number of prompt tokens of waiting requests; further requests are rejected as overload; 0: no limit; >= 0
   int max_queue_tokens = 1048576;
-  // maximum time that a request waits to begin, in seconds; then it is rejected as overload; 0: no limit; >= 0
+  // maximum time in seconds that a request waits for its start; then it is rejected as overload; 0: no limit; >= 0
   double max_queue_time_s = 120.0;
-  // deadline of requests that set none, in seconds; 0: none; >= 0
+  // deadline in seconds of requests that set none; 0: no deadline; >= 0
   double request_timeout_s = 0.0;
-  // seconds that running requests have to end when the service is asked to shut down; >= 0
+  // seconds that running requests have to end when the service shuts down; >= 0
   double drain_timeout_s = 30.0;
-  // longest schema, expression or grammar of a request with structured output, in bytes; >= 1
+  // maximum bytes of the schema, expression or grammar of a request with structured output; >= 1
   int guide_max_bytes = 65536;
-  // a request whose grammar is not compiled after this time, in seconds, is rejected; > 0
-  double guide_timeout_s = 10;
-  // memory for compiled grammars that are kept for later requests;
-  // bytes, with or without a unit: 256MiB; or empty for 256MiB
-  std::string guide_cache_size = "256MiB";
-  // structured output: text that the grammar leaves no choice about is not sampled token by token but taken as the
-  // tokenizer splits it (docs/structured_output.md)
+  // structured output: text that the grammar determines is not sampled, but split into tokens as the tokenizer does
+  // (docs/structured_output.md)
   bool jump_forward = false;
-  // how long an idle session is kept, in seconds; 0: there are no sessions; >= 0
+  // seconds after which an idle session is deleted; 0: no sessions; >= 0
   double session_ttl_s = 3600.0;
   // maximum share of the KV blocks that sessions may pin; 0 to 1
   double session_quota = 0.5;
-  // maximum number of sessions; the one that is idle longest is forgotten first; >= 1
+  // maximum number of sessions; the session that is idle longest is deleted first; >= 1
   int max_sessions = 1000;
-  // where histories of sessions are saved over restarts; empty: in memory only; a folder or empty
+  // folder that keeps session histories over restarts; empty: only in memory; a folder or empty
   std::string session_dir;
   // minimum time between two responses of a request, in milliseconds; 0: one response per token; >= 0
   int stream_interval_ms = 20;
-  // where many requests stream at once, the time between two responses of each is at least this times their number, in
-  // milliseconds, up to stream_interval_max_ms; streams of a subscription count a fifth; 0: whatever their number;
-  // >= 0; runtime/stream_interval.h has the rule
+  // if many requests stream at the same time, the time between two responses of each is at least this many milliseconds
+  // times their number, up to stream_interval_max_ms; streams of a subscription count a fifth; 0: off; >= 0; for the
+  // rule see runtime/stream_interval.h
   double stream_interval_per_stream_ms = 0.8;
-  // up to where stream_interval_per_stream_ms lengthens the time between two responses, in milliseconds; >= 0
+  // maximum time between two responses that stream_interval_per_stream_ms causes, in milliseconds; >= 0
   int stream_interval_max_ms = 100;
 };
 
-// What is a model's own (config.ini writes it, a user does not edit it).
+// Properties of a model. `charonia convert` writes them to config.ini; users do not edit them.
 struct ModelConfig {
-  // name of the model as clients see it; any text
+  // name of the model for clients; any text
   std::string model_name;
   // llama, mistral, qwen2, gemma2, mixtral, ...; a supported family
   std::string model_family;
@@ -157,7 +152,7 @@ struct ModelConfig {
   float rope_beta_fast = 32.0F;
   // yarn: beta_slow; > 0
   float rope_beta_slow = 1.0F;
-  // yarn: the ramp's bounds are whole numbers
+  // yarn: the ramp's bounds are integers
   bool rope_truncate = true;
   // yarn and longrope: factor of cosines and sines; 0: by formula; >= 0
   float rope_attention_factor = 0.0F;
@@ -169,7 +164,8 @@ struct ModelConfig {
   std::vector<float> rope_short_factors;
   // longrope: long_factor; numbers separated by commas; rotary_embedding / 2 numbers
   std::vector<float> rope_long_factors;
-  // base of the layers with a window; 0: the same as of all layers; >= 0; these layers have no rotary scaling (Gemma 3)
+  // rotary base of the layers with a window; 0: same as other layers; >= 0; these layers have no rotary scaling (Gemma
+  // 3)
   float rope_local_theta = 0.0F;
   // layers with rotation (r) and without (n); empty: all r; letters r and n
   std::string layer_rotary;
@@ -181,11 +177,11 @@ struct ModelConfig {
   // q at position p is multiplied by 1 + q_scale_beta ln(1 + floor(p / q_scale_length)); 0: none; >= 0; after the
   // rotation (Ministral 3)
   float q_scale_beta = 0.0F;
-  // positions until q_scale_beta's next factor; >= 0; needed with q_scale_beta
+  // number of positions with the same factor of q_scale_beta; >= 0; needed with q_scale_beta
   int q_scale_length = 0;
-  // attention has slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
+  // attention uses slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
   bool alibi = false;
-  // how many tokens attention looks back; 0: all; >= 0
+  // number of previous tokens that attention reads; 0: all; >= 0
   int sliding_window = 0;
   // layers with the window (s) and without (f); empty: all s; letters s and f
   std::string layer_windows;
@@ -217,7 +213,7 @@ struct ModelConfig {
   std::string activation = "silu";
   // factor of the embedding; > 0
   float embedding_scale = 1.0F;
-  // factor of what attention and feed-forward add to the residual stream; > 0; Granite
+  // factor of the output of attention and feed-forward; > 0; Granite
   float residual_multiplier = 1.0F;
   // factor of the logits, before the soft cap; > 0; Granite: 1 / logits_scaling; Cohere: logit_scale
   float logits_scale = 1.0F;
@@ -225,7 +221,7 @@ struct ModelConfig {
   bool normalize_output = false;
   // experts of a feed-forward layer; 0: dense; >= 0
   int num_experts = 0;
-  // experts that a token goes to; >= 0
+  // experts per token; >= 0
   int experts_per_token = 0;
   // width of an expert; >= 0
   int expert_inter_size = 0;
@@ -233,20 +229,20 @@ struct ModelConfig {
   bool renormalize_experts = true;
   // function of the router's logits; softmax | sigmoid
   std::string router_score = "softmax";
-  // the router has a bias for each expert; it is added to the scores to choose experts, and not to their weights
+  // the router has a bias for each expert; it is added to the scores that choose experts, but not to their weights
   bool router_bias = false;
   // groups of experts: the best groups are chosen first, then experts in them; 0: no groups; >= 0; a group's score is
-  // the sum of its two best
+  // the sum of its two best experts' scores
   int router_groups = 0;
   // groups whose experts can be chosen for a token; >= 0
   int router_top_groups = 0;
   // factor of the weights of the chosen experts; > 0
   float router_scale = 1.0F;
-  // with renormalize_experts: the least divisor of the weights; >= 0
+  // with renormalize_experts: minimum divisor of the weights; >= 0
   float router_norm_min = 0.0F;
-  // the router's weight stays fp32 where the files have it so
+  // the router's weight stays fp32 if it is fp32 in the files
   bool router_fp32 = false;
-  // width of the shared expert, which every token goes to; 0: none; >= 0
+  // width of the shared expert, which every token uses; 0: none; >= 0
   int shared_expert_inter_size = 0;
   // the shared expert's output is multiplied by a sigmoid
   bool shared_expert_gate = false;
@@ -256,7 +252,7 @@ struct ModelConfig {
   std::string weight_type = "bf16";
   // type of activations and of weights that are not quantised; empty: weight_type;  | bf16 | fp16 | fp32
   std::string data_type;
-  // input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
+  // input features that share a scale of a quantised weight; 0: one scale per output feature, or not quantised; >= 0
   int group_size = 0;
   // default temperature of requests, from generation_config.json; >= 0
   float default_temperature = 1.0F;

@@ -9,31 +9,31 @@
 
 namespace charonia {
 
-// What a step's kernels need to know of a row's request.
+// The parameters of a row's request that kernels need in a step.
 struct RowSampling {
   // 0 is greedy; >= 0
   float temperature = 1.0F;
-  // sample from the k tokens of highest probability; >= 0 (0: all tokens)
+  // sample from the k most probable tokens; >= 0 (0: all tokens)
   int top_k = 0;
   // sample from the fewest tokens whose probabilities add up to it; in (0, 1]
   float top_p = 1.0F;
-  // minimum probability, relative to that of the most probable token; in [0, 1]
+  // minimum probability, relative to the most probable token; in [0, 1]
   float min_p = 0.0F;
-  // over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]
+  // for tokens of prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]
   float repetition_penalty = 1.0F;
   // subtracted from the logits of tokens that are in the output; in [-2, 2]
   float presence_penalty = 0.0F;
-  // subtracted from the logits of tokens for each time that they are in the output; in [-2, 2]
+  // subtracted from the logits of tokens for each occurrence in the output; in [-2, 2]
   float frequency_penalty = 0.0F;
 };
 
-// Names and meaning are OpenAI's where OpenAI has them. validate() checks every range given here.
+// Names and meanings are OpenAI's if OpenAI has the parameter. validate() checks every range given here.
 struct SamplingParams : RowSampling {
   // longest completion in tokens; unset: until session_len is reached; >= 1
   std::optional<int> max_tokens;
-  // end ids and stop words do not end the sequence before; >= 0
+  // minimum output tokens; before that, end ids and stop words do not end the sequence; >= 0
   int min_tokens = 0;
-  // the same request with the same seed has the same tokens; unset: a fresh one for each request
+  // equal requests with the same seed give the same tokens; unset: a new seed for each request
   std::optional<std::uint64_t> seed;
   // texts that end the sequence and are not output; matched as UTF-8 within and across tokens; at most 64 of 1 to 1024
   // bytes
@@ -42,26 +42,26 @@ struct SamplingParams : RowSampling {
   std::vector<std::int32_t> end_ids;
   // end ids do not end the sequence
   bool ignore_eos = false;
-  // token sequences that are never completed; of a text, those that the tokenizer makes of it
+  // token sequences that are never completed; for a text, the sequences that the tokenizer makes of it
   std::vector<std::vector<std::int32_t>> bad_words;
-  // added to the logits, by token id; of a token named twice, the sum; in [-100, 100]
+  // added to the logits, by token id; for a repeated token, the sum; in [-100, 100]
   std::vector<std::pair<std::int32_t, float>> logit_bias;
   // log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
   int logprobs = -1;
-  // log probabilities of the tokens of the prompt from the second on, and of this many top tokens; unset: none;
+  // log probabilities of the prompt's tokens from the second one on, and of this many top tokens; unset: none;
   // in [0, 20]
   int prompt_logprobs = -1;
   // sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
   int n = 1;
-  // sequences to sample, n at least; the n of largest mean log probability per token are returned, best first. More
-  // than n: only without streaming; in [1, 128]
+  // sequences to sample, at least n; the n sequences with the largest mean log probability per token are returned, best
+  // first. More than n: only without streaming; in [1, 128]
   int best_of = 0;
 
   // Throws Error(invalid_argument) naming the field, its value and the range. vocab_size bounds token ids.
   void validate(int vocab_size) const;
 };
 
-// The maximum of each parameter that has one and is a whole number.
+// The maximum of each parameter that has one and is an integer.
 struct SamplingMaximum {
   static constexpr int logprobs = 20;
   static constexpr int prompt_logprobs = 20;
@@ -69,8 +69,8 @@ struct SamplingMaximum {
   static constexpr int best_of = 128;
 };
 
-// Calls visit(name, tensor, member) for every parameter. tensor: the Triton input of shape [1] that is its value; ""
-// where another code reads it.
+// Calls visit(name, tensor, member) for every parameter. tensor: the Triton input of shape [1] with its value; "" if
+// other code reads it.
 template <class Visitor>
 void visit_sampling(Visitor&& visit) {
   visit("max_tokens", "max_tokens", &SamplingParams::max_tokens);

@@ -1,5 +1,5 @@
 // Generated from definitions/service_settings.toml by `make generate`; do not edit.
-// The settings of logs, as the engine's processes read them from the environment.
+// The log settings that the engine's processes read from the environment.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 
 namespace charonia::log_settings {
 
-// In any case of letters; all other values are false.
+// True values, ignoring case; all other values are false.
 inline constexpr std::array<std::string_view, 6> kTrueWords = {"1", "true", "yes", "on", "t", "y"};
 
 // log every request: one line each in gateway, preprocessing and engine
@@ -18,7 +18,7 @@ inline constexpr const char* kLogFormat = "CHARONIA_LOG_FORMAT";
 inline constexpr std::string_view kLogFormatText = "text";
 inline constexpr std::string_view kLogFormatJson = "json";
 
-// with access_log, log the text of prompts and answers; otherwise no log has such text
+// with access_log, log the text of prompts and responses; otherwise no log contains it
 inline constexpr const char* kLogPrompts = "CHARONIA_LOG_PROMPTS";
 
 }  // namespace charonia::log_settings

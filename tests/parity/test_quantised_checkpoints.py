@@ -1,4 +1,4 @@
-"""Quantised checkpoints: what the manifest says of them, how ranges of them are copied, and what is refused by name."""
+"""Quantised checkpoints: their entries in the manifest, copies of ranges, and errors with names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from charonia.weights.tensor_parallel import split  # noqa: E402
 Array = np.ndarray[Any, Any]
 SHAPE = Shape(1, 128, 4, 2, 192, 320)
 SMALL = {**SHAPE.config(), "torch_dtype": "bfloat16"}
-# Of every way in which a family's quantised tensors lie otherwise than Llama's.
+# One config for each way in which a family's quantised tensors differ from Llama's.
 FAMILIES: dict[str, dict[str, Any]] = {
     "packed with a bias": {
         **{**SMALL, "model_type": "qwen", "kv_channels": 32, "num_key_value_heads": None, "intermediate_size": 256}
@@ -66,7 +66,7 @@ def manifest_of(root: Path) -> dict[str, Any]:
 
 
 def unpacked(values: Array, bits: int) -> Array:
-    """Numbers of 32 bits along dimension 0: their fields, the lowest first."""
+    """Unpack 32-bit numbers along dimension 0, the lowest bits first."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32).reshape(1, -1, *[1] * (values.ndim - 1))
     fields = (values.view(np.uint32)[:, None] >> shifts) & (2**bits - 1)
     return fields.reshape(-1, *values.shape[1:]).astype(np.int64)
@@ -76,7 +76,7 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def weight_of(folder: Path, entry: dict[str, Any]) -> Array:
-    """A tensor of a manifest in fp32, read as docs/contracts.md says."""
+    """Return a tensor of a manifest in fp32, read as described in docs/contracts.md."""
 
     def tensor(place: dict[str, Any]) -> Array:
         return np.asarray(SafetensorsCheckpoint([folder / place["file"]]).read(place["name"]))
@@ -131,7 +131,7 @@ def decoded(tensor: Callable[[dict[str, Any]], Array], part: dict[str, Any], how
 
 
 def expected_of(tensors: TensorMap, meant: Tensors) -> dict[str, Array]:
-    """The canonical tensors of weights that are known by their dense names."""
+    """Return the canonical tensors of weights with dense names."""
     stacked = {}
     for name, parts in tensors.items():
         pieces = [meant[part.name].numpy() for part in parts]
@@ -146,8 +146,8 @@ def expected_of(tensors: TensorMap, meant: Tensors) -> dict[str, Array]:
 def holds(
     source: Path, folder: Path, meant: Tensors, tmp_path: Path, ranks: int, quantised: str = "attention.wo"
 ) -> None:
-    """Linked and converted alike, the manifest's tensors are what the checkpoint's weights mean. quantised: what is in
-    the names of some quantised ones."""
+    """Check that linked and converted workspaces contain the checkpoint's weights. quantised: a part of the names of
+    some quantised tensors."""
     spec = read_source(source).spec
     expected = expected_of(split(spec.tensors, spec.config, ranks), meant)
     for root in (
@@ -163,6 +163,7 @@ def holds(
             assert np.abs(found - values).max() <= 1e-6 * np.abs(values).max(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     name: str, dense: Path, tmp_path: Path
@@ -171,7 +172,7 @@ def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     meant = quantise(dense, folder, name)
     holds(dense, folder, meant, tmp_path, 1)
     if name == "fp8 in blocks of 128":
-        with pytest.raises(UnsupportedError, match=r"column 96 of .*down_proj.weight is within a group of 128\. Use"):
+        with pytest.raises(UnsupportedError, match=r"column 96 of .*down_proj.weight is within a group of 128 columns"):
             convert(folder, tmp_path / "w", tp=2)
     elif not name.endswith(" order"):
         holds(dense, folder, meant, tmp_path, 2)
@@ -184,6 +185,7 @@ def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
     assert settings["group_size"] == str(GROUP if grouped else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"),
     [
@@ -218,11 +220,11 @@ def test_groups_may_be_larger_than_rows(copied: Callable[[str], Path]) -> None:
 
 def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
     source, folder = tmp_path / "m", tmp_path / "q"
-    # A rank of two has 48 rows of w1, one and a half blocks; of w2's columns it has whole groups.
+    # A rank of two has 48 rows of w1, one and a half blocks, and whole groups of w2's columns.
     config = {**FAMILIES["packed also gate and up"], "intermediate_size": 96}
     write_random_model(source, config, weight_type="fp32", scale=0.2)
     meant = quantise(source, folder, "fp8 of DeepSeek")
-    with pytest.raises(UnsupportedError, match=r"column 48 of .*down_proj.weight is within a group of 32\. Use --tp 1"):
+    with pytest.raises(UnsupportedError, match=r"column 48 of .*down_proj.weight is within a group of 32 columns"):
         convert(folder, tmp_path / "w", tp=2)
     edit_tensors(folder, lambda tensors: unquantise(tensors, "model.layers.0.mlp.down_proj", meant))
     holds(source, folder, meant, tmp_path, 2)
@@ -230,7 +232,7 @@ def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
 
 def test_columns_are_cut_at_blocks_where_the_last_one_of_others_is_short(tmp_path: Path) -> None:
     source, folder = tmp_path / "m", tmp_path / "q"
-    # Rows of 192 columns, which ranks have whole, and of 256; of the keys' 128 rows a rank has half a block.
+    # Rows of 192 columns, which are not split, and of 256. A rank has half a block of the keys' 128 rows.
     config = {**SMALL, "model_type": "qwen3", "hidden_size": 192, "head_dim": 64, "intermediate_size": 256}
     write_random_model(source, config, weight_type="fp32", scale=0.2)
     holds(source, folder, quantise(source, folder, "fp8 in blocks of 128"), tmp_path, 2)
@@ -249,7 +251,7 @@ def edit_tensors(folder: Path, change: Callable[[Tensors], Any]) -> None:
 
 
 def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Of quantization_config."""
+    """Change quantization_config."""
     config = json.loads((folder / "config.json").read_text())
     change(config["quantization_config"])
     (folder / "config.json").write_text(json.dumps(config))
@@ -257,7 +259,7 @@ def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 @pytest.fixture(scope="module")
 def quantised(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder of a format, made once; tests change copies."""
+    """Return a folder with a format, created once. Tests change copies."""
     root = tmp_path_factory.mktemp("quantised")
 
     def made(name: str) -> Path:
@@ -296,13 +298,13 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         "w4a16",
         lambda t: t.update({f"{UP}.weight_scale": torch.ones(192, 2)}),
-        r"up_proj\.weight_scale has shape \[192, 2\] where config\.json says \[192, 4\], of a weight \[192, 128\]: "
-        r"group_size is 32 there, and the tensor is of group_size = 64: correct it, or download",
+        r"up_proj\.weight_scale has shape \[192, 2\], but config\.json says \[192, 4\], for a weight \[192, 128\]: "
+        r"group_size is 32 there, but the tensor has group_size = 64: correct it, or download",
     ),
     (
         "w4a16",
         lambda t: t.update({f"{UP}.weight_packed": torch.ones(192, 15, dtype=torch.int32)}),
-        r"up_proj\.weight_packed has shape \[192, 15\] where config\.json says \[192, 16\]",
+        r"up_proj\.weight_packed has shape \[192, 15\], but config\.json says \[192, 16\]",
     ),
     (
         "gptq",
@@ -317,12 +319,12 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         "gptq",
         lambda t: t[f"{UP}.qzeros"].__setitem__((0, 0), 5),
-        r"up_proj\.qzeros has other zeros than a symmetric quantisation's.*set it to false",
+        r"up_proj\.qzeros does not have the zeros of a symmetric quantisation.*set it to false",
     ),
     (
         "gptq",
         lambda t: t[f"{UP}.g_idx"].copy_(t[f"{UP}.g_idx"].flip(0)),
-        r"up_proj\.g_idx orders the columns, and config\.json says that they are not",
+        r"up_proj\.g_idx orders the columns, but config\.json says that they are not",
     ),
     ("gptq order", lambda t: t[f"{UP}.g_idx"].zero_(), r"up_proj\.g_idx has groups of other sizes than 32"),
     (
@@ -330,12 +332,12 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
         lambda t: t[f"{UP}.g_idx"].masked_fill_(t[f"{UP}.g_idx"] == 0, -1),
         r"g_idx has groups of other sizes than 32",
     ),
-    # Of layouts that have no order the engine would read the columns as they lie.
+    # With layouts without an order, the engine would read the columns in file order.
     *(
         (
             name,
             lambda t, kind=kind: t.update({f"{UP}.{kind}": (torch.arange(128, dtype=torch.int32) // 32).flip(0)}),
-            rf"up_proj\.{kind} orders the columns, which is supported as weight_g_idx of pack-quantized",
+            rf"up_proj\.{kind} orders the columns\. This is supported only for weight_g_idx of pack-quantized",
         )
         for name, kind in (
             ("w8 in rows", "weight_g_idx"),
@@ -367,29 +369,29 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         "w4a16",
         lambda t: t[f"{UP}.weight_shape"].fill_(5),
-        r"weight_shape says \[5, 5\] where config\.json says \[192, ",
+        r"weight_shape says \[5, 5\], but config\.json says \[192, ",
     ),
     (
         "w8a8 dynamic",
         lambda t: t.update({f"{UP}.weight": t[f"{UP}.weight"].view(torch.float8_e4m3fn)}),
-        r"up_proj\.weight is of type F8_E4M3 where config\.json says I8",
+        r"up_proj\.weight is of type F8_E4M3, but config\.json says I8",
     ),
     (
         "w4a16",
         lambda t: t.update({"lm_head.weight_packed": t.pop("lm_head.weight").int()}),
-        r"lm_head\.weight_packed is quantised, and config\.json says that lm_head is not",
+        r"lm_head\.weight_packed is quantised, but config\.json says that lm_head is not",
     ),
     (
         "awq",
         lambda t: unquantise(
             t, "model.layers.0.self_attn.v_proj", {"model.layers.0.self_attn.v_proj.weight": torch.ones(64, 128)}
         ),
-        r"v_proj\.weight are computed together and quantised differently",
+        r"v_proj\.weight are computed together but quantised differently",
     ),
     (
         "w8a8 dynamic",
         lambda t: unquantise(t, UP, {f"{UP}.weight": torch.ones(192, 128)}),
-        r"gate_proj\.weight, .*up_proj\.weight are computed together and quantised differently",
+        r"gate_proj\.weight, .*up_proj\.weight are computed together but quantised differently",
     ),
     ("gptq", lambda t: t.update({"model.layers.0.mystery.qweight": torch.ones(1)}), r"unknown .*mystery\.qweight"),
     (GPT_OSS, lambda t: t.pop(f"{EXPERTS}.down_proj_scales"), r"1 tensors are missing: .*down_proj_scales: download"),
@@ -402,12 +404,12 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         GPT_OSS,
         lambda t: t.update({f"{EXPERTS}.gate_up_proj_blocks": t[f"{EXPERTS}.gate_up_proj_blocks"][:, ::2]}),
-        r"gate_up_proj_blocks has shape \[2, 192, 4, 16\] where config\.json says \[2, 384, 4, 16\]",
+        r"gate_up_proj_blocks has shape \[2, 192, 4, 16\], but config\.json says \[2, 384, 4, 16\]",
     ),
     (
         GPT_OSS,
         lambda t: t.update({f"{EXPERTS}.down_proj_scales": t[f"{EXPERTS}.down_proj_scales"][..., 1:]}),
-        r"down_proj_scales has shape \[2, 128, 5\] where config\.json says \[2, 128, 6\]",
+        r"down_proj_scales has shape \[2, 128, 5\], but config\.json says \[2, 128, 6\]",
     ),
     (
         GPT_OSS,
@@ -417,7 +419,7 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
     (
         GPT_OSS,
         lambda t: t.update({f"{EXPERTS}.gate_up_proj_bias": torch.zeros(2, 384)}),
-        r"gate_up_proj_bias: experts of family mixtral have no biases.*take a copy whose experts have none",
+        r"gate_up_proj_bias: experts of family mixtral have no biases.*use a copy whose experts have none",
     ),
     (
         GPT_OSS,
@@ -432,12 +434,12 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
         lambda t: t.update(
             {f"{EXPERTS}.{index}.w2.weight": torch.ones(128, 192, dtype=torch.bfloat16) for index in range(2)}
         ),
-        r"down_proj_(blocks|scales) has experts that are there one by one too: download",
+        r"down_proj_(blocks|scales) has experts that also exist as separate tensors: download",
     ),
     (
         GPT_OSS,
         lambda t: t.update({f"{OUT}.weight_blocks": torch.zeros(128, 4, 16, dtype=torch.uint8)}),
-        r"o_proj\.weight_blocks: this MXFP4 is supported for the experts.* mxfp4-pack-quantized of compressed-tensors",
+        r"o_proj\.weight_blocks: this MXFP4 format is supported for the experts.* mxfp4-pack-quantized",
     ),
 ]
 
@@ -459,7 +461,7 @@ def test_an_order_that_is_the_columns_own_says_nothing(name: str, copied: Callab
     kind = "g_idx" if name == "awq" else "weight_g_idx"
     edit_tensors(folder, lambda t: t.update({f"{UP}.{kind}": torch.arange(128, dtype=torch.int32) // GROUP}))
     assert read_source(folder).spec.tensors == before
-    if name != "awq":  # compressed-tensors wants an order, and there is none: as for weights without a calibration
+    if name != "awq":  # compressed-tensors needs an order, and here there is none, as without calibration
         edit_config(folder, lambda c: group(c)["weights"].update(actorder="group"))
         assert read_source(folder).spec.tensors == before
         edit_tensors(folder, lambda t: t[f"{UP}.{kind}"].fill_(-1))
@@ -475,20 +477,20 @@ def group(config: dict[str, Any]) -> dict[str, Any]:
 
 REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     *(
-        ("gptq", lambda c, method=method: c.update(quant_method=method), rf"is of method '{method}', which is not supp")
+        ("gptq", lambda c, method=method: c.update(quant_method=method), rf"has method '{method}', which is not supp")
         for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "modelopt")
     ),
-    # The tensors of compressed-tensors' MXFP4, and experts that config.json leaves in 16 bits.
+    # The tensors of compressed-tensors' MXFP4, and experts that config.json keeps in 16 bits.
     (
         "mxfp4",
         lambda c: c.update(quant_method="mxfp4"),
-        r"q_proj\.weight_packed is quantised, and config\.json says that .*q_proj is not",
+        r"q_proj\.weight_packed is quantised, but config\.json says that .*q_proj is not",
     ),
     *(
         (
             GPT_OSS,
             lambda c, names=names: c.update(modules_to_not_convert=names),
-            r"gate_up_proj_blocks is quantised, and config\.json says that .*\.experts is not",
+            r"gate_up_proj_blocks is quantised, but config\.json says that .*\.experts is not",
         )
         for names in (
             ["model.layers.*.block_sparse_moe"],
@@ -503,20 +505,20 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         r"a pattern of modules is 'a\('; it must be a regular",
     ),
     ("awq", lambda c: c.update(version="gemv"), r"version 'gemv' is not supported; supported: gemm"),
-    ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Take the model's 16-bit original"),
+    ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Use the model's 16-bit original"),
     ("gptq", lambda c: c.update(bits=2), r"bits 2 is not supported; supported: 4, 8\."),
     ("gptq", lambda c: c.update(checkpoint_format="marlin"), r"checkpoint_format 'marlin' is not supported"),
     ("gptq", lambda c: c.update(is_marlin_format=True), r"is_marlin_format True is not supported"),
     (
         "gptq",
         lambda c: c.update(group_size=64),
-        r"scales has shape \[4, 128\] where config\.json says \[2, 128\].*group_size is 64 there, and the tensor is of "
+        r"scales has shape \[4, 128\], but config\.json says \[2, 128\].*group_size is 64 there, but the tensor has "
         r"group_size = 32: correct it",
     ),
     (
         "w4a16",
         lambda c: group(c)["weights"].update(num_bits=8),
-        r"weight_packed.*8 bits are said there.*is of 4: correct",
+        r"weight_packed.*it says 8 bits, but the tensor has 4: correct",
     ),
     (
         "w4a16",
@@ -524,11 +526,11 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         r"weight_zero_point.*\(symmetric is false there\)",
     ),
     ("w4a16 zeros", lambda c: group(c)["weights"].update(symmetric=True), r"zero_point is not zero.*set it to false"),
-    ("gptq", lambda c: c.update(group_size=48), r"columns, which groups of 48 do not divide"),
+    ("gptq", lambda c: c.update(group_size=48), r"columns, which is not divisible into groups of 48"),
     (
         "fp8 of DeepSeek",
         lambda c: c.update(weight_block_size=[1, 44]),
-        r"q_proj\.weight is of a weight with 128 columns, of which blocks of 44 leave the last one with 40: .* of 8",
+        r"q_proj\.weight belongs to a weight with 128 columns\. With blocks of 44, the last block has 40, but",
     ),
     ("gptq", lambda c: c.update(group_size="32"), r"group_size is '32'; it must be an integer"),
     ("fp8 of DeepSeek", lambda c: c.update(fmt="e5m2"), r"fmt 'e5m2' is not supported; supported: e4m3"),
@@ -554,10 +556,10 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         lambda c: c.update(ignore=["re:a{99999}"]),
         r"'a\{99999\}'; it must be a regular expression .*repetition",
     ),
-    ("w4a16", lambda c: c.update(ignore=[r"re:(a)\1"]), r"that RE2 knows \(invalid escape"),
-    ("w4a16", lambda c: c.update(ignore=["re:a(?!b)c"]), r"look-ahead is known at its beginning alone"),
-    ("w4a16", lambda c: c.update(ignore=["re:^(?!a)b|c"]), r"alternatives: put these into parentheses"),
-    ("w4a16", lambda c: c.update(ignore=["re:^(?!ab"]), r"what begins with \(\?! has no end"),
+    ("w4a16", lambda c: c.update(ignore=[r"re:(a)\1"]), r"that RE2 supports \(invalid escape"),
+    ("w4a16", lambda c: c.update(ignore=["re:a(?!b)c"]), r"look-ahead is supported at its start only"),
+    ("w4a16", lambda c: c.update(ignore=["re:^(?!a)b|c"]), r"alternatives: put the alternatives into parentheses"),
+    ("w4a16", lambda c: c.update(ignore=["re:^(?!ab"]), r"the look-ahead \(\?! has no end"),
     (
         "fp8 channels",
         lambda c: group(c)["weights"].update(strategy="block", block_structure="32x\u00b2"),
@@ -566,7 +568,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     (
         "w4a16",
         lambda c: group(c).update(targets=["re:.*q_proj"]),
-        r"k_proj\.weight_packed is quantised, and config\.js",
+        r"k_proj\.weight_packed is quantised, but config\.js",
     ),
     (
         "w8a8 dynamic",
@@ -591,7 +593,7 @@ def test_what_is_not_supported_is_refused_by_name_with_what_is(
 
 @pytest.mark.parametrize("name", ["w4a16", "gptq"])
 def test_a_pattern_that_would_backtrack_for_ever_costs_nothing(name: str, copied: Callable[[str], Path]) -> None:
-    """With Python's re this one takes 2 to the number of letters steps."""
+    """Python's re would take 2^letters steps for this expression."""
     folder = copied(name)
     before = read_source(folder).spec.tensors
     pattern = "(?:[a-z0-9._]|[a-z0-9._][a-z0-9._])*$!"
@@ -619,9 +621,9 @@ def test_patterns_match_from_the_beginning_as_with_re(pattern: str, matched: lis
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("(?!a)(" + "|" * 100_000 + ")", "it has 100007 characters, and with look-ahead 1000 are the most"),
-        ("layers\ud800", "it is no Unicode text"),
-        ("(?!layers\ud800)x", "is none that RE2 knows"),
+        ("(?!a)(" + "|" * 100_000 + ")", "it has 100007 characters; with look-ahead the maximum is 1000"),
+        ("layers\ud800", "it is not valid Unicode"),
+        ("(?!layers\ud800)x", "RE2 does not support its expression"),
     ],
     ids=["long", "half a pair", "half a pair in look-ahead"],
 )
@@ -638,7 +640,7 @@ def test_a_model_without_quantised_tensors_is_not_a_quantised_one(dense: Path, t
     folder = Path(shutil.copytree(dense, tmp_path / "q"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FORMATS["awq"][0]}))
-    with pytest.raises(ModelError, match=r"says that the model is quantised \(awq\), and no tensor is"):
+    with pytest.raises(ModelError, match=r"says that the model is quantised \(awq\), but no tensor is"):
         read_source(folder)
 
 
@@ -647,7 +649,7 @@ def test_quantised_tensors_that_config_json_does_not_explain_are_refused(copied:
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedError, match=r"q_proj\.weight is of type I8; .*where config\.json has a quantizat"):
+    with pytest.raises(UnsupportedError, match=r"q_proj\.weight is of type I8; .*if config\.json has a quantizat"):
         read_source(folder)
 
 
@@ -664,7 +666,7 @@ def test_packed_tensors_without_a_quantization_config_are_named_with_what_is_mis
 
 
 def old_gptq(folder: Path, stem: str = "gptq_model-4bit-32g", **said: Any) -> None:
-    """Makes a folder what AutoGPTQ wrote before 0.5."""
+    """Change a folder to the format of AutoGPTQ before 0.5."""
     config = json.loads((folder / "config.json").read_text())
     how = config.pop("quantization_config")
     how.pop("quant_method")
@@ -695,11 +697,11 @@ def test_old_folders_of_autogptq_that_cannot_be_read_say_why(copied: Callable[[s
     folder = copied("gptq")
     old_gptq(folder)
     shutil.copyfile(folder / "gptq_model-4bit-32g.safetensors", folder / "gptq_model-8bit-128g.safetensors")
-    with pytest.raises(ModelError, match=r"several quantisations, gptq_model-4bit-32g, gptq_model-8bit-128g: leave"):
+    with pytest.raises(ModelError, match=r"several quantisations, gptq_model-4bit-32g, gptq_model-8bit-128g: keep"):
         read_source(folder)
     (folder / "gptq_model-8bit-128g.safetensors").unlink()
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
-    with pytest.raises(ModelError, match=r"where quantize_config\.json says.*group_size is 64 there.*group_size = 32"):
+    with pytest.raises(ModelError, match=r"but quantize_config\.json says.*group_size is 64 there.*group_size = 32"):
         read_source(folder)
     (folder / "gptq_model-4bit-32g.safetensors").rename(folder / "gptq_model-4bit-32g.bin")
     with pytest.raises(UnsupportedError, match=r"gptq_model-4bit-32g\.bin: quantised weights in \.bin files"):
@@ -758,7 +760,7 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     assert "quant_policy = 8" in make_plan(folder).warnings[0]
     assert not any("kv_cache_scheme" in line for line in make_plan(folder, {"quant_policy": 4}).warnings)
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
-    with pytest.raises(ModelError, match=r"config_groups is .*; it must be an object|quantised .*, and no tensor is"):
+    with pytest.raises(ModelError, match=r"config_groups is .*; it must be an object|quantised .*, but no tensor is"):
         read_source(folder)
 
 
@@ -774,7 +776,7 @@ def test_what_old_folders_say_beside_config_json_counts(name: str, copied: Calla
     (folder / "config.json").write_text(json.dumps(config))
     (folder / {"gptq": "quantize_config.json", "awq": "quant_config.json"}[name]).write_text(json.dumps(said))
     assert read_source(folder).spec.tensors == before
-    with pytest.raises(UnsupportedError, match="is quantised already"):
+    with pytest.raises(UnsupportedError, match="is already quantised"):
         check_source(folder)
 
 
@@ -818,7 +820,7 @@ def test_layers_differ_and_are_left_out_as_config_json_says(dense: Path, tmp_pat
 
 
 def _targets(*groups: list[str], ignore: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A configuration whose groups differ in their group_size: 16, 32, 48 ..."""
+    """Return a configuration whose groups have different values of group_size: 16, 32, 48 ..."""
     weights = {"num_bits": 4, "type": "int", "strategy": "group"}
     return {
         "format": "pack-quantized",
@@ -901,9 +903,9 @@ def test_the_output_layer_may_be_quantised_and_the_embedding_may_not(
         (
             "gptq order",
             2,
-            r"columns of .*o_proj\.qweight are quantised in an order of their own \(desc_act\)\. Use --tp 1$",
+            r"columns of .*o_proj\.qweight are quantised in their own order \(desc_act\)\. Use --tp 1$",
         ),
-        ("w4a16", 4, r"column 48 of .*down_proj\.weight_packed is within a group of 32\. Use --tp 1 or 2$"),
+        ("w4a16", 4, r"column 48 of .*down_proj\.weight_packed is within a group of 32 columns\. Use --tp 1 or 2$"),
     ],
 )
 def test_ranks_that_would_cut_what_belongs_together_are_refused_with_those_that_do(
@@ -985,7 +987,7 @@ def test_scales_of_mxfp4_may_be_of_their_own_type(
 ) -> None:
     folder = copied(name)
     before = manifest_of(convert(folder, tmp_path / "b"))["tensors"]
-    assert ("rows of gate and up are taken to alternate" in caplog.text) is (name == GPT_OSS)
+    assert ("the rows of gate and up alternate" in caplog.text) is (name == GPT_OSS)
     file = folder / "model.safetensors"
     tensors = load_file(file)
     scales = [key for key in tensors if key.endswith(("_scales", "weight_scale"))]
@@ -1008,7 +1010,9 @@ def test_a_format_that_is_named_must_be_the_one_that_is_found(
     folder = copied(name)
     found = {"w4a16": "compressed-tensors"}.get(name) or name.split()[0]
     for wrong in {"hf", "awq", "gptq", "compressed-tensors", "fp8", "mxfp4"} - {found}:
-        with pytest.raises(ModelError, match=rf"--model-format {wrong}: the weights of .* are {found}: leave it out"):
+        with pytest.raises(
+            ModelError, match=rf"--model-format {wrong}: the weights of .* are {found}: omit this option"
+        ):
             convert(folder, tmp_path / "w", model_format=wrong)
     convert(folder, tmp_path / "w", model_format=found)
     link_workspace(folder, tmp_path / "v", model_format=found)

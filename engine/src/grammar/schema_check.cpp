@@ -1,0 +1,452 @@
+#include "grammar/schema_check.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <cmath>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "text/utf8.h"
+
+namespace charonia::grammar {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMaxNesting = 64;
+constexpr double kMaxNumber = 9007199254740991;  // 2^53 - 1: llguidance computes with doubles
+
+// Keywords whose values are schemas, lists of schemas, and schemas by name.
+constexpr std::array<std::string_view, 3> kSchemas = {"items", "additionalItems", "additionalProperties"};
+constexpr std::array<std::string_view, 4> kSchemaLists = {"anyOf", "oneOf", "allOf", "prefixItems"};
+constexpr std::array<std::string_view, 4> kSchemasByName = {"properties", "patternProperties", "$defs", "definitions"};
+// Keywords that llguidance enforces and that have no schemas inside.
+constexpr std::array<std::string_view, 17> kEnforced = {
+    "type",      "const",     "enum",    "$ref",    "required",         "minItems",         "maxItems",  "minProperties", "maxProperties",
+    "minLength", "maxLength", "pattern", "format",  "minimum",          "maximum",          "multipleOf", "exclusiveMinimum"};
+// Keywords that assert something, in some draft, and that llguidance does not enforce in every draft.
+constexpr std::array<std::string_view, 22> kUnsupported = {
+    "not",           "if",                   "then",           "else",        "contains",          "minContains",       "maxContains",      "propertyNames",
+    "uniqueItems",   "dependencies",         "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
+    "$dynamicAnchor", "$recursiveAnchor",    "divisibleBy",    "disallow",    "extends",           "contentSchema"};
+constexpr std::array<std::string_view, 6> kApplicators = {"$ref", "anyOf", "oneOf", "allOf", "const", "enum"};
+constexpr std::array<std::string_view, 7> kTypes = {"null", "boolean", "number", "integer", "string", "array", "object"};
+
+// Formats that JSON Schema defines. Any other format is an annotation.
+constexpr std::array<std::string_view, 10> kFormats = {"date-time", "date", "time", "duration", "email",
+                                                       "hostname", "ipv4", "ipv6", "uuid", "uri"};
+constexpr std::array<std::string_view, 9> kOtherFormats = {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference",
+                                                           "uri-template", "json-pointer", "relative-json-pointer", "regex"};
+
+// Dates that exist, from the year 1 on; times with at most six digits of a fraction, as most readers take them.
+const std::string kDate =
+    "((000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-"
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))|"
+    "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)";
+const std::string kTime =
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+
+template <class List>
+bool is_in(const List& list, std::string_view one) {
+  return std::ranges::find(list, one) != list.end();
+}
+
+std::string pointer(const std::string& at, std::string_view key) {
+  std::string out = at + "/";
+  for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+  return out;
+}
+
+template <class... Text>
+[[noreturn]] void refuse(const std::string& at, const Text&... why) {
+  throw Error(ErrorCode::invalid_argument,
+              cat("the JSON schema, at ", at.empty() ? "its root" : text::to_valid_utf8(at), ": ", why...));
+}
+
+// A keyword without case, separators and the letter s at its end: names that are equal in this form are nearly equal.
+std::string rough(std::string_view key) {
+  std::string out;
+  for (const unsigned char c : key) {
+    if (std::isalnum(c) != 0) out += static_cast<char>(std::tolower(c));
+  }
+  if (out.ends_with('s')) out.pop_back();
+  return out;
+}
+
+// The keyword that was probably meant; empty if the name is not nearly one.
+std::string_view nearly(std::string_view key) {
+  static const auto known = [] {
+    std::vector<std::pair<std::string, std::string_view>> out;
+    const auto add = [&](const auto& list) {
+      for (const auto one : list) out.emplace_back(rough(one), one);
+    };
+    add(kSchemas), add(kSchemaLists), add(kSchemasByName), add(kEnforced), add(kUnsupported);
+    return out;
+  }();
+  const auto form = rough(key);
+  const auto found = std::ranges::find(known, form, [](const auto& one) { return one.first; });
+  return found == known.end() || form.size() < 3 ? std::string_view() : found->second;
+}
+
+// Whether a schema is used alone: nothing else constrains the same value.
+bool is_alone(const Json& schema) {
+  return std::ranges::none_of(kApplicators, [&](auto key) { return schema.contains(key); });
+}
+
+class Check {
+ public:
+  explicit Check(Json& root) : root_(root) {}
+
+  void run() {
+    old_draft_ = is_old_draft();
+    find_merged(root_, true);
+    visit(root_, "", true);
+  }
+
+ private:
+  bool is_old_draft() const {
+    if (!root_.is_object() || !root_.contains("$schema") || !root_["$schema"].is_string()) return false;
+    const auto name = root_["$schema"].get<std::string>();
+    return name.find("draft-0") != std::string::npos || name.find("2019-09") != std::string::npos;
+  }
+
+  // Collects the targets of references beside which other keywords stand, or which are part of allOf, anyOf or oneOf: such
+  // an object may have properties that another schema names.
+  void find_merged(const Json& schema, bool alone) {
+    if (!schema.is_object()) {
+      if (schema.is_array()) {
+        for (const auto& one : schema) find_merged(one, true);
+      }
+      return;
+    }
+    if (schema.contains("$ref") && schema["$ref"].is_string()) {
+      static constexpr std::array<std::string_view, 4> kNotes = {"$ref", "title", "description", "default"};
+      const bool only = std::ranges::all_of(schema.items(), [](const auto& item) {
+        return is_in(kNotes, item.key()) || item.key() == "$defs" || item.key() == "definitions";
+      });
+      if (!alone || !only) merged_.insert(schema["$ref"].get<std::string>());
+    }
+    for (const auto& [key, value] : schema.items()) {
+      const bool combines = key == "allOf" || ((key == "anyOf" || key == "oneOf") && constrains(schema, key));
+      if (combines && value.is_array()) {
+        for (const auto& one : value) find_merged(one, false);
+      } else {
+        find_merged(value, true);
+      }
+    }
+  }
+
+  // Whether a schema has keywords for objects beside the applicator.
+  static bool constrains(const Json& schema, std::string_view applicator) {
+    return std::ranges::any_of(schema.items(), [&](const auto& item) {
+      return item.key() != applicator && (is_in(kApplicators, item.key()) || is_in(kSchemas, item.key()) ||
+                                          item.key() == "properties" || item.key() == "patternProperties" ||
+                                          item.key() == "required");
+    });
+  }
+
+  // alone: no other schema constrains the same value.
+  void visit(Json& schema, const std::string& at, bool alone) {
+    if (schema.is_boolean()) return;
+    if (!schema.is_object()) refuse(at, "a schema is an object or a boolean");
+    if (merged_.contains("#" + at)) alone = false;
+    simplify(schema, at);
+    for (const auto& [key, value] : schema.items()) check_keyword(schema, key, value, at);
+    check_object(schema, at, alone);
+    for (auto& [key, value] : schema.items()) {
+      const auto here = pointer(at, key);
+      if (is_in(kSchemasByName, key)) {
+        if (!value.is_object()) refuse(here, "an object of schemas is expected");
+        for (auto& [name, inner] : value.items()) {
+          if (key == "patternProperties") pattern(name, here);
+          visit(inner, pointer(here, name), true);
+        }
+      } else if (is_in(kSchemaLists, key) || (key == "items" && value.is_array())) {
+        if (!value.is_array()) refuse(here, "a list of schemas is expected");
+        if (key == "items" && !old_draft_) refuse(here, "a list of schemas is prefixItems since draft 2020-12");
+        const bool separate = key == "prefixItems" || key == "items" ||
+                              (key != "allOf" && alone && !constrains(schema, key));
+        for (std::size_t i = 0; i < value.size(); ++i) visit(value[i], pointer(here, std::to_string(i)), separate);
+      } else if (is_in(kSchemas, key)) {
+        visit(value, here, true);
+      }
+    }
+  }
+
+  // Keywords that llguidance rejects although they say nothing, or says in another way.
+  void simplify(Json& schema, const std::string& at) {
+    if (schema.contains("uniqueItems")) {
+      const bool one = schema.contains("maxItems") && schema["maxItems"].is_number() && schema["maxItems"] <= 1;
+      if (schema["uniqueItems"] == Json(false) || one) schema.erase("uniqueItems");
+    }
+    if (schema.contains("unevaluatedProperties") && schema["unevaluatedProperties"].is_boolean()) {
+      if (schema["unevaluatedProperties"] == Json(true)) {
+        schema.erase("unevaluatedProperties");
+      } else if (is_alone(schema)) {
+        schema.erase("unevaluatedProperties");
+        if (!schema.contains("additionalProperties")) schema["additionalProperties"] = false;
+      }
+    }
+    if (schema.contains("propertyNames") && !schema.contains("properties") && !schema.contains("patternProperties")) {
+      const auto& names = schema["propertyNames"];
+      if (names.is_object() && names.contains("pattern") && names["pattern"].is_string() &&
+          (names.size() == 1 || (names.size() == 2 && names.contains("type")))) {
+        const auto more = schema.contains("additionalProperties") ? schema["additionalProperties"] : Json(true);
+        schema["patternProperties"] = {{names["pattern"].get<std::string>(), more}};
+        schema["additionalProperties"] = false;
+        schema.erase("propertyNames");
+      }
+    }
+    if (!schema.contains("format")) return;
+    if (!schema["format"].is_string()) refuse(pointer(at, "format"), "a text is expected");
+    const auto format = schema["format"].get<std::string>();
+    const auto expression = format == "date" ? kDate : format == "time" ? kTime : format == "date-time" ? kDate + "T" + kTime : "";
+    if (!expression.empty()) {
+      if (schema.contains("pattern")) refuse(pointer(at, "pattern"), "pattern and format ", format, " exclude each other");
+      schema.erase("format");
+      schema["pattern"] = "^(" + expression + ")$";
+    } else if (is_in(kOtherFormats, format)) {
+      refuse(pointer(at, "format"), "the format ", format, " is not supported, and would be ignored: leave it out");
+    } else if (!is_in(kFormats, format)) {
+      const auto meant = std::ranges::find(kFormats, rough(format), [](auto one) { return rough(one); });
+      if (meant != kFormats.end()) refuse(pointer(at, "format"), "the format ", format, " is unknown: is it ", *meant, "?");
+      schema.erase("format");
+    }
+  }
+
+  void check_keyword(const Json& schema, const std::string& key, const Json& value, const std::string& at) {
+    const auto here = pointer(at, key);
+    if (is_in(kUnsupported, key)) refuse(here, "the keyword ", key, " is not supported, and would be ignored: leave it out");
+    if (key == "prefixItems" && old_draft_) refuse(here, "prefixItems needs draft 2020-12, and $schema names an older one");
+    if ((key == "$id" || key == "id") && !at.empty() && value.is_string()) {
+      refuse(here, "a schema inside another one has no name of its own: references begin with #");
+    }
+    if (key == "$ref" && (!value.is_string() || !value.get<std::string>().starts_with('#'))) {
+      refuse(here, "a reference begins with #, and leads into the same schema");
+    }
+    if (key == "pattern") {
+      if (!value.is_string()) refuse(here, "a text is expected");
+      pattern(value.get<std::string>(), here);
+    }
+    if (key == "type") check_types(value, here);
+    if (key == "const" || key == "enum" || key.ends_with("imum") || key.ends_with("imum") || key == "multipleOf") {
+      check_numbers(value, here);
+    }
+    const bool known = is_in(kEnforced, key) || is_in(kSchemas, key) || is_in(kSchemaLists, key) ||
+                       is_in(kSchemasByName, key) || key == "exclusiveMaximum";
+    if (!known && !key.starts_with("x-")) {
+      if (const auto meant = nearly(key); !meant.empty()) refuse(here, "there is no keyword ", key, ": is it ", meant, "?");
+    }
+    if (key == "minProperties" && value.is_number()) {
+      // Names of other properties may repeat, so only one of them is sure to count.
+      const auto required = schema.contains("required") && schema["required"].is_array() ? schema["required"].size() : 0;
+      if (value > required + 1) {
+        refuse(here, "more than one property beyond the required ones is not supported, since names may repeat");
+      }
+    }
+  }
+
+  void check_types(const Json& value, const std::string& here) {
+    const auto one = [&](const Json& name) {
+      if (!name.is_string() || !is_in(kTypes, name.get<std::string>())) refuse(here, "there is no type ", name.dump());
+    };
+    if (value.is_array()) {
+      if (value.empty()) refuse(here, "at least one type is expected");
+      for (const auto& name : value) one(name);
+    } else {
+      one(value);
+    }
+  }
+
+  void check_numbers(const Json& value, const std::string& here) {
+    if (value.is_structured()) {
+      for (const auto& one : value) check_numbers(one, here);
+    } else if (value.is_number()) {
+      const auto number = value.get<double>();
+      if (!(std::abs(number) <= kMaxNumber)) refuse(here, "numbers beyond 2^53 - 1 are not supported");
+      if (number != 0 && std::abs(number) < 1e-15) refuse(here, "numbers below 1e-15 are not supported");
+    }
+  }
+
+  void pattern(const std::string& text, const std::string& here) {
+    try {
+      repetitions_ += check_pattern(text, true);
+    } catch (const Error& error) {
+      refuse(here, error.what());
+    }
+    if (repetitions_ > kMaxRepetitions) refuse(here, "the patterns have more than ", kMaxRepetitions, " repetitions in all");
+  }
+
+  // An object that names its properties has no others, unless another schema constrains it too.
+  void check_object(Json& schema, const std::string& at, bool alone) {
+    if (schema.contains("required")) {
+      const auto& names = schema["required"];
+      if (!names.is_array() || !std::ranges::all_of(names, [](const auto& one) { return one.is_string(); })) {
+        refuse(pointer(at, "required"), "a list of names is expected");
+      }
+    }
+    if (!alone || !is_alone(schema) || !schema.contains("properties") || schema.contains("patternProperties")) return;
+    if (schema.contains("required")) {
+      for (const auto& name : schema["required"]) {
+        if (!schema["properties"].contains(name.get<std::string>())) {
+          if (schema.contains("additionalProperties") && schema["additionalProperties"] != Json(false)) return;
+          refuse(pointer(at, "required"), name.dump(), " is not among properties");
+        }
+      }
+    }
+    schema["additionalProperties"] = false;
+  }
+
+  Json& root_;
+  bool old_draft_ = false;
+  int repetitions_ = 0;
+  std::set<std::string> merged_;
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view what) {
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (quoted && text[i] == '\\') ++i;
+    else if (text[i] == '"') quoted = !quoted;
+    else if (!quoted && (text[i] == '{' || text[i] == '[')) {
+      if (++depth > kMaxNesting) {
+        throw Error(ErrorCode::invalid_argument, cat(what, ": JSON nested more than ", kMaxNesting, " deep, at byte ", i));
+      }
+    } else if (!quoted && (text[i] == '}' || text[i] == ']')) {
+      --depth;
+    }
+  }
+  try {
+    return Json::parse(text);
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::invalid_argument, cat(what, " is not JSON: ", text::to_valid_utf8(error.what())));
+  }
+}
+
+Json checked_schema(Json schema, Space space) {
+  if (schema == Json(true)) schema = Json::object();
+  Check(schema).run();
+  if (!schema.is_object()) refuse("", "no value is valid");
+  if (space == Space::fixed) {
+    schema["x-guidance"] = {{"whitespace_flexible", false}, {"item_separator", ", "}, {"key_separator", ": "}};
+  } else {
+    schema["x-guidance"] = {{"whitespace_pattern", "[ \\n]"}};
+  }
+  return schema;
+}
+
+int check_pattern(std::string_view pattern, bool schema) {
+  const auto reject = [](std::size_t at, std::string_view why) {
+    throw Error(ErrorCode::invalid_argument, cat("at byte ", at, " of the regular expression: ", why));
+  };
+  constexpr std::string_view kLetters = "dDwWsStnrfvxuUpP";  // escapes that mean the same everywhere
+  const auto escape = [&](std::size_t at) {
+    if (at + 1 >= pattern.size()) reject(at, "a backslash at the end");
+    const auto c = static_cast<unsigned char>(pattern[at + 1]);
+    if (std::isalnum(c) != 0 && kLetters.find(pattern[at + 1]) == std::string_view::npos) {
+      reject(at, cat("the escape \\", pattern.substr(at + 1, 1), " is not supported"));
+    }
+  };
+  int depth = 0, repetitions = 0;
+  bool repeated = false;  // the part before this character is a repetition
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    const bool was_repeated = std::exchange(repeated, false);
+    if (c == '\\') {
+      escape(i++);
+      if ((pattern[i] == 'p' || pattern[i] == 'P' || pattern[i] == 'u') && pattern.substr(i + 1).starts_with('{')) {
+        i = std::min(pattern.find('}', i), pattern.size());
+      }
+    } else if (c == '[') {
+      const auto begin = i++;
+      if (i < pattern.size() && pattern[i] == '^') ++i;
+      if (i < pattern.size() && pattern[i] == ']') reject(i, "an empty class, or a bracket in it without a backslash");
+      for (; i < pattern.size() && pattern[i] != ']'; ++i) {
+        if (pattern[i] == '\\') escape(i++);
+        else if (pattern[i] == '[') reject(i, "a bracket in a class needs a backslash");
+        else if (i + 1 < pattern.size() && pattern[i + 1] == pattern[i] && (c == '[') &&
+                 (pattern[i] == '&' || pattern[i] == '-' || pattern[i] == '~')) {
+          reject(i, "this character twice in a class has different meanings: write it once, with a backslash");
+        }
+      }
+      if (i >= pattern.size()) reject(begin, "a class without an end");
+    } else if (c == '(') {
+      if (++depth > kMaxNesting) reject(i, cat("brackets nested more than ", kMaxNesting, " deep"));
+      if (pattern.substr(i).starts_with("(?") && !pattern.substr(i).starts_with("(?:")) {
+        const bool named = pattern.substr(i).starts_with(schema ? "(?<" : "(?P<");
+        const auto next = pattern.substr(i + 3, 1);
+        if (!named || next == "=" || next == "!") reject(i, "this kind of group is not supported: write (?:...)");
+        i += 2;
+      }
+    } else if (c == ')') {
+      --depth;
+    } else if (c == '*' || c == '+' || c == '?' || c == '{') {
+      if (was_repeated && c != '?') reject(i, "what is repeated is a repetition: put it into brackets");
+      if (was_repeated) {  // as few as possible: the same texts match
+        if (i + 1 < pattern.size() && std::string_view("*+?{").find(pattern[i + 1]) != std::string_view::npos) {
+          reject(i + 1, "what is repeated is a repetition: put it into brackets");
+        }
+        continue;
+      }
+      if (c == '{') {
+        const auto end = pattern.find('}', i);
+        const auto inside = end == std::string_view::npos ? "" : pattern.substr(i + 1, end - i - 1);
+        const bool counts = !inside.empty() && std::isdigit(static_cast<unsigned char>(inside[0])) != 0 &&
+                            inside.find_first_not_of("0123456789,") == std::string_view::npos;
+        if (!counts) reject(i, "a brace that begins no repetition such as {1,3} needs a backslash");
+        i = end;
+      }
+      repeated = true;
+      if (++repetitions > kMaxRepetitions) reject(i, cat("more than ", kMaxRepetitions, " repetitions and optional parts"));
+    }
+  }
+  return repetitions;
+}
+
+std::string place_of_error(const Json& schema, const std::function<std::string(const Json&)>& error) {
+  constexpr std::chrono::milliseconds kLongest{50};  // a large schema has many subschemas
+  const auto whole = error(schema);
+  const auto begun = std::chrono::steady_clock::now();
+  std::string place;
+  // A subschema, with the definitions that it may refer to.
+  const auto fails = [&](Json inner) {
+    if (!inner.is_object() || std::chrono::steady_clock::now() - begun > kLongest) return false;
+    for (const auto* const key : {"$schema", "$defs", "definitions", "x-guidance"}) {
+      if (schema.contains(key) && !inner.contains(key)) inner[key] = schema[key];
+    }
+    return error(inner) == whole;
+  };
+  const Json* at = &schema;
+  for (bool deeper = true; deeper;) {
+    deeper = false;
+    const auto enter = [&](const Json& inner, const std::string& name) {
+      if (deeper || !fails(inner)) return;
+      deeper = true;
+      place = name;
+      at = &inner;
+    };
+    const Json& here = *at;
+    const auto before = place;
+    for (const auto& [key, value] : here.items()) {
+      if (deeper) break;
+      if (is_in(kSchemasByName, key) && value.is_object()) {
+        for (const auto& [name, inner] : value.items()) enter(inner, pointer(pointer(before, key), name));
+      } else if (is_in(kSchemaLists, key) && value.is_array()) {
+        for (std::size_t i = 0; i < value.size(); ++i) enter(value[i], pointer(pointer(before, key), std::to_string(i)));
+      } else if (is_in(kSchemas, key)) {
+        enter(value, pointer(before, key));
+      }
+    }
+  }
+  return place;
+}
+
+}  // namespace charonia::grammar

@@ -1,0 +1,124 @@
+#include "runtime/mask_threads.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::runtime {
+namespace {
+
+// One thread computes the masks of eight sequences in about a millisecond. Most cores are for the forward pass.
+unsigned num_threads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1U, 4U); }
+
+}  // namespace
+
+SequenceMask::SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size)
+    : provider_(std::move(provider)), vocab_size_(vocab_size), words_((static_cast<std::size_t>(vocab_size) + 31) / 32) {}
+
+std::span<const std::uint32_t> SequenceMask::wait() const {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return known_; });
+  if (!error_.empty()) throw Error(ErrorCode::internal, error_);
+  return words_;
+}
+
+void SequenceMask::add_forced(std::vector<TokenId>& tokens) const {
+  const std::lock_guard lock(mutex_);
+  if (!known_ || forced_.empty() || forced_.front() != tokens.back()) return;
+  tokens.insert(tokens.end(), forced_.begin() + 1, forced_.end());
+}
+
+// The first forced token must be the only token of the mask.
+std::string SequenceMask::check_forced() const {
+  if (forced_.empty()) return {};
+  const auto first = static_cast<std::uint32_t>(forced_.front());
+  int allowed = 0;
+  for (const auto word : words_) allowed += std::popcount(word);
+  const bool known = std::ranges::all_of(forced_, [&](auto id) { return id >= 0 && id < vocab_size_; });
+  if (known && allowed == 1 && (words_[first / 32] >> (first % 32) & 1) != 0) return {};
+  return cat("the token mask provider forces token ", forced_.front(), " and ", forced_.size() - 1, " more; its mask allows ",
+             allowed, " tokens, and the vocabulary has ", vocab_size_);
+}
+
+void SequenceMask::compute() {
+  std::ranges::fill(words_, 0U);
+  forced_.clear();
+  std::string error;
+  try {
+    provider_->fill(output_, words_);
+    const auto forced = provider_->forced();
+    forced_.assign(forced.begin(), forced.end());
+    // Bits past the vocabulary stand for no token.
+    if (const int rest = vocab_size_ % 32; rest != 0) words_.back() &= (1U << rest) - 1;
+    if (std::ranges::all_of(words_, [](auto word) { return word == 0; })) {
+      error = cat("the token mask allows no token after ", output_.size(), " tokens of output");
+    } else {
+      error = check_forced();
+    }
+  } catch (const std::exception& failure) {
+    error = cat("the token mask provider failed after ", output_.size(), " tokens of output: ", failure.what());
+  } catch (...) {
+    error = cat("the token mask provider failed after ", output_.size(), " tokens of output");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    known_ = true;
+  }
+  changed_.notify_all();
+}
+
+MaskThreads::~MaskThreads() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void MaskThreads::next(std::shared_ptr<SequenceMask> mask, std::span<const TokenId> accepted) {
+  {
+    const std::lock_guard lock(mask->mutex_);
+    mask->known_ = false;
+  }
+  mask->output_.insert(mask->output_.end(), accepted.begin(), accepted.end());
+  begun_.push_back(std::move(mask));
+}
+
+void MaskThreads::hand_over() {
+  if (begun_.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    std::ranges::move(begun_, std::back_inserter(waiting_));
+  }
+  begun_.clear();
+  for (auto left = num_threads() - threads_.size(); left > 0; --left) threads_.emplace_back([this] { run(); });
+  wake_.notify_all();
+}
+
+void MaskThreads::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stop_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    auto mask = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    // If this is the last reference, the sequence has ended.
+    if (mask.use_count() > 1) {
+      const auto begun = std::chrono::steady_clock::now();
+      mask->compute();
+      computed_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+    }
+    mask.reset();
+    lock.lock();
+  }
+}
+
+}  // namespace charonia::runtime

@@ -1,0 +1,76 @@
+// Token masks of sequences, computed on threads while forward passes run.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "charonia/token_mask.h"
+#include "charonia/types.h"
+#include "ops/step.h"
+
+namespace charonia::runtime {
+
+// The mask of a sequence's next token. It is requested once per token, and devices wait for it.
+class SequenceMask : public ops::TokenMask {
+ public:
+  SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size);
+
+  // Throws Error if the mask could not be computed.
+  std::span<const std::uint32_t> wait() const override;
+
+  // Appends the tokens that are certain to follow the last token, which was sampled with the mask.
+  void add_forced(std::vector<TokenId>& tokens) const;
+
+ private:
+  friend class MaskThreads;
+  void compute();
+  std::string check_forced() const;
+
+  const std::shared_ptr<TokenMaskProvider> provider_;
+  const int vocab_size_;
+  std::vector<TokenId> output_;  // not changed while the provider works
+  std::vector<std::uint32_t> words_;  // [ceil(vocab / 32)]
+  std::vector<TokenId> forced_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool known_ = false;  // under mutex_, and so is error_
+  std::string error_;
+};
+
+// The threads start when the first mask is requested. Requests do not block. They are handed over together for all
+// sequences of a step, so that threads are woken once.
+class MaskThreads {
+ public:
+  // computed: called on a thread with the seconds of each mask.
+  explicit MaskThreads(std::function<void(double)> computed) : computed_(std::move(computed)) {}
+  // Computes the masks that somebody holds first: a device may wait for them.
+  ~MaskThreads();
+  MaskThreads(const MaskThreads&) = delete;
+  MaskThreads& operator=(const MaskThreads&) = delete;
+
+  // Requests the mask of the first token, or of the token after those `accepted`. No device may wait for the mask before.
+  void begin(std::shared_ptr<SequenceMask> mask) { begun_.push_back(std::move(mask)); }
+  void next(std::shared_ptr<SequenceMask> mask, std::span<const TokenId> accepted);
+  void hand_over();
+
+ private:
+  void run();
+
+  const std::function<void(double)> computed_;
+  std::vector<std::shared_ptr<SequenceMask>> begun_;  // requested and not handed over; the requesting thread's
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<SequenceMask>> waiting_;  // under mutex_
+  bool stop_ = false;                                  // under mutex_
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace charonia::runtime
