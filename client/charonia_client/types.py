@@ -18,7 +18,7 @@ GuideType = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_
 @dataclass(frozen=True, slots=True)
 class Guide:
     """Structured output (docs/structured_output.md): the form of the text. Create it with a function below.
-    text: the schema, expression, grammar or tag, or a JSON list of choices. Empty for json."""
+    text: the schema, expression, grammar or tag, or a JSON list of choices; empty for json."""
 
     type: GuideType
     text: str = ""
@@ -40,13 +40,13 @@ class Guide:
 
     @classmethod
     def grammar(cls, text: str) -> Guide:
-        """Require a text of a grammar in Lark with the rule `start`. A server also accepts EBNF with the rule `root`."""
+        """A text of a grammar in Lark, from its rule `start`; a server takes EBNF too, from its rule `root`."""
         return cls("ebnf_grammar", text)
 
     @classmethod
     def structural_tag(cls, tag: str | Mapping[str, Any]) -> Guide:
-        """Require tagged parts in free text, by a structural tag of xgrammar. Only a server accepts it, not an Engine in
-        this process."""
+        """Tagged parts in free text, as xgrammar's structural tags describe them. A server takes it, and not an Engine
+        in this process."""
         return cls("structural_tag", tag if isinstance(tag, str) else _json("structural_tag", tag))
 
     @classmethod
