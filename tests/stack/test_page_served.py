@@ -60,7 +60,7 @@ def test_page_waits_for_gateway_without_triton(tmp_path: Path, new_context: Call
         page.goto(served.url)
         page.get_by_role("textbox", name="Message").fill("Hello?")
         page.keyboard.press("Enter")
-        expect(page.locator(".waiting")).to_contain_text("The server is away, or is being restarted")
+        expect(page.locator(".waiting")).to_contain_text("The server is not available, or is being restarted")
         expect(page.get_by_text("The server is not ready yet")).to_be_visible()
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_text("Stopped")).to_be_visible()

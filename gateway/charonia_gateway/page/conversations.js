@@ -3,8 +3,7 @@
 // conversation  {id, title, created, updated, leaf, messages: {id: message}}
 // message       {id, parent, role, content, created}, and as its role needs files (of the user), or reasoning, toolCalls,
 //               finish, error, stats (of the assistant), or toolCallId (of a tool)
-// An edited message and a regenerated response are siblings of the old one. `leaf` is the end of the branch that is
-// shown.
+// An edited message and a regenerated response are siblings of the old one. `leaf` is the end of the shown branch.
 // A deleted conversation leaves {id, removed}, so that another tab that still has it does not restore it.
 
 import { openDB } from "./libraries/idb/build/index.js";
