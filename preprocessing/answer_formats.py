@@ -67,9 +67,8 @@ class AnswerFormats:
         call.
 
         prompt: the rendered chat; None: the request is not a chat. functions: the functions that may be called, or
-        None.
-        forced: the response must consist of calls. num_begun: number of characters at the prompt's end that belong to a
-        begun message.
+        None. forced: the response must consist of calls. num_begun: number of characters at the prompt's end that
+        belong to a begun message.
         """
         if prompt is None or functions is None or self.calls is None or not words:
             return words, ()
