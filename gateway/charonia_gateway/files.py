@@ -23,7 +23,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 class FollowedFiles:
-    """Base of such a value. If the files become invalid, the last valid value stays in use."""
+    """Base class of a value from files. If the files become invalid, the last valid value stays in use."""
 
     def __init__(self, *paths: Path) -> None:
         """Raises the errors of _read()."""

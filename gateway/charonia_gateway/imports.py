@@ -1,4 +1,4 @@
-"""Helps to import the application only when it is needed: the import takes half a second."""
+"""Helpers for the late import of the application, which takes half a second."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _GUIDES = (
     "format",
     "output_format",
 )
-# Fields that may contain such a constraint in their `format`.
+# Fields whose `format` may constrain the response.
 _HOLDERS = ("text", "output_config")
 
 

@@ -44,7 +44,7 @@ def _inner(value: Any) -> Iterable[Any]:
 
 @dataclass
 class _Turn:
-    """One message. fields: further fields of the template's message."""
+    """One message. fields: other fields of the template's message."""
 
     role: str
     texts: list[str] = field(default_factory=list)
