@@ -57,13 +57,13 @@ def _is_json(text: str) -> bool:
     if text.lstrip().startswith(("[", "{", '"')):
         return True
     try:
-        json.loads(text, parse_int=float, parse_constant=_no_json)
+        json.loads(text, parse_int=float, parse_constant=_reject_constant)
     except ValueError:
         return False
     return True
 
 
-def _no_json(name: str) -> None:
+def _reject_constant(name: str) -> None:
     """Reject Infinity, -Infinity and NaN, which are not JSON."""
     raise ValueError(name)
 

@@ -89,7 +89,7 @@ _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _CANCEL_TIMEOUT_S = 1.0
 
 
-def _beside(ensemble: str, part: str) -> str:
+def _sibling(ensemble: str, part: str) -> str:
     """The model of this kind that belongs to the ensemble."""
     _, dot, label = ensemble.partition(".")
     return f"{part}{dot}{label}"
@@ -122,9 +122,9 @@ class Client:
         self._subscription: Subscription | None = None
         self._left: list[Subscription] = []  # unknown to the server by now, but their responses may still arrive
         self.model = model
-        self.engine = engine or _beside(model, "engine")
-        self.vocabulary = vocabulary or _beside(model, "postprocessing")
-        self.tokenizer = tokenizer or _beside(model, "preprocessing")
+        self.engine = engine or _sibling(model, "engine")
+        self.vocabulary = vocabulary or _sibling(model, "postprocessing")
+        self.tokenizer = tokenizer or _sibling(model, "preprocessing")
         self._metadata = metadata
         if tls:
             options = [*_CHANNEL_OPTIONS, *tls.options]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from charonia_gateway.check import SettingsError, check_files, explained
-from charonia_gateway.imports import kept
+from charonia_gateway.imports import without_gc
 from charonia_gateway.logs import configure_logging
 from charonia_gateway.port import PortError, is_loopback
 from charonia_gateway.settings import Settings
@@ -56,7 +56,7 @@ def main() -> None:
     try:
         if workers > 1:
             sys.exit(supervise(settings, workers))
-        with kept():
+        with without_gc():
             from charonia_gateway.process import serve
         serve(settings)
     except ValueError as error:  # an unusable file

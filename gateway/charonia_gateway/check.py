@@ -85,15 +85,15 @@ def check_files(settings: Settings) -> None:
             raise SettingsError(
                 f"{variable(field)}={path} cannot be read ({reason}): name a file that this user may read{more}"
             )
-    with _said_of("keys_file"):
+    with _naming_settings("keys_file"):
         if settings.keys_file:
             read_keys(settings.keys_file)
-    with _said_of("tls_cert", "tls_key"):
+    with _naming_settings("tls_cert", "tls_key"):
         if settings.tls_cert and settings.tls_key:
             Certificates(settings.tls_cert, settings.tls_key)
-    with _said_of("tls_client_ca"):
+    with _naming_settings("tls_client_ca"):
         settings.certificates()
-    with _said_of("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
+    with _naming_settings("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
         settings.tls_to_triton()
     if settings.redis_url:
         from charonia_gateway.state import RedisState
@@ -105,7 +105,7 @@ def check_files(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def _said_of(*fields: str) -> Iterator[None]:
+def _naming_settings(*fields: str) -> Iterator[None]:
     """Let the error of a file name the settings of the file."""
     try:
         yield

@@ -114,7 +114,7 @@ _PLACES = (
 )
 
 
-def _without_places(text: str) -> str:
+def _without_addresses(text: str) -> str:
     for pattern, public in _PLACES:
         if pattern.match(text):
             log.warning("a request failed: %s", text)
@@ -126,7 +126,7 @@ def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) ->
     """Map an error of the engine's client to an ApiError. Details about servers are logged. names: the request's names
     for fields of the engine."""
     names = {**_PARAMS, **(names or {})}
-    text = str(error) if isinstance(error, BadRequest) else _without_places(str(error))
+    text = str(error) if isinstance(error, BadRequest) else _without_addresses(str(error))
     match error:
         case BadRequest():
             # An error may contain a long value of the request. One expression for both parts would take quadratic time.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Exclude the modules imported in this block from garbage collection. They stay until the process ends. Collections
     would take a tenth of the import time, and later delay requests."""
     gc.disable()

@@ -33,7 +33,7 @@ FileOption = Annotated[
 _COUNT = {"min": 1, "max": 2**31 - 1}
 
 
-class _Wrong(Exception):
+class _ArgumentError(Exception):
     """An argument is wrong."""
 
 
@@ -44,7 +44,7 @@ def _explained() -> Iterator[Any]:
 
     try:
         yield keys
-    except (_Wrong, keys.KeysError) as error:
+    except (_ArgumentError, keys.KeysError) as error:
         typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
         typer.echo(error, err=True)
         raise typer.Exit(1) from None
@@ -82,7 +82,7 @@ def create(
         try:
             expiry = keys.parse_expiry(expires) if expires is not None else None
         except ValueError as error:
-            raise _Wrong(f"--expires: {error}") from None
+            raise _ArgumentError(f"--expires: {error}") from None
         text, id = keys.new_key()
         try:
             made = keys.Key(
@@ -100,10 +100,10 @@ def create(
             )
         except ValidationError as error:
             first = error.errors()[0]
-            raise _Wrong(f"{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
+            raise _ArgumentError(f"{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
         with keys.changing(file) as held:
             if any(key.name == name and not key.revoked for key in held.keys):
-                raise _Wrong(f"{file} has a key {name!r} already: revoke it first, or choose another name")
+                raise _ArgumentError(f"{file} has a key {name!r} already: revoke it first, or choose another name")
             held.keys = [*(key for key in held.keys if key.name != name), made]
     print(text)
     print(f"The key {name!r} is in {file}. It is not shown again.", file=sys.stderr)
@@ -160,13 +160,13 @@ def revoke(name: Annotated[str, typer.Argument(help="The key's name or id.")], f
     """Revoke a key. Gateways that read the file reject it after at most a second. Running requests continue."""
     with _explained() as keys:
         if not file.exists():
-            raise _Wrong(f"{file} does not exist: it is created with the first key")
+            raise _ArgumentError(f"{file} does not exist: it is created with the first key")
         with keys.changing(file) as held:
             found = [key for key in held.keys if name in (key.name, key.id)]
             if not found:
-                raise _Wrong(f"{file} has no key {name!r}: charonia keys list --file {file} shows them")
+                raise _ArgumentError(f"{file} has no key {name!r}: charonia keys list --file {file} shows them")
             if found[0].revoked:
-                raise _Wrong(f"the key {name!r} was revoked at {found[0].revoked:%Y-%m-%d %H:%M}")
+                raise _ArgumentError(f"the key {name!r} was revoked at {found[0].revoked:%Y-%m-%d %H:%M}")
             revoked = found[0].model_copy(update={"revoked": _now()})
             held.keys = [revoked if key is found[0] else key for key in held.keys]
     print(f"The key {found[0].name!r} is revoked.", file=sys.stderr)

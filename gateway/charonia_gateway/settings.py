@@ -121,7 +121,7 @@ class Settings(GatewayFields):
         return url
 
     @model_validator(mode="after")
-    def _go_together(self) -> Settings:
+    def _check_combinations(self) -> Settings:
         if self.model_name in parse_models(self.more_models):
             raise ValueError(
                 f"CHARONIA_GATEWAY_MORE_MODELS contains CHARONIA_MODEL_NAME = {self.model_name}: use each name once"

@@ -82,7 +82,7 @@ EVENTS = Format("text/event-stream", lambda error: b"event: error\n" + event(err
 LINES = Format("application/x-ndjson", lambda error: line(error.body()), LINE_HEARTBEAT)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Returns when the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -91,7 +91,7 @@ async def _gone(receive: Receive) -> None:
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. It is cancelled if the client disconnects (ClientDisconnect) or the server stops."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request.receive))
+    gone = asyncio.ensure_future(_disconnected(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -134,7 +134,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_all(scope, receive, send))
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(_disconnected(receive))
         heart = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         error: ApiError | None = None
         try:

@@ -80,15 +80,15 @@ class ResponseStore:
         except StateUnavailable:
             return True
 
-    async def go_on(self, entry: Stored) -> bool:
+    async def try_continue(self, entry: Stored) -> bool:
         """Whether a response may continue the entry's session, because no other one has continued it or does. Then
-        went_on() must follow."""
+        continued() must follow."""
         try:
             return await self._state.claim(entry.id)
         except StateUnavailable:
             return False  # the response begins a session of its own, with the whole conversation
 
-    async def went_on(self, entry: Stored, *, stored: bool) -> None:
+    async def continued(self, entry: Stored, *, stored: bool) -> None:
         """stored: whether the response that continued the session was stored. If not, another one may continue it."""
         if not stored:
             with contextlib.suppress(StateUnavailable):

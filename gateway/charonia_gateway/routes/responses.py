@@ -173,7 +173,7 @@ class _Answer:
             (answer,) = await self.head.engine.complete([request], self.head.engine_id)
             self._usage.see(0, answer)
             self._items.read(answer)
-            return (await self._ended(answer, request))[1]
+            return (await self._final_events(answer, request))[1]
 
     def format(self) -> Format:
         return Format("text/event-stream", self._error, EVENT_HEARTBEAT)
@@ -185,7 +185,7 @@ class _Answer:
         ):
             async for part in parts:
                 self._usage.see(0, part)
-                if events := self._begun() + self._items.read(part) + await self._last(part, request):
+                if events := self._first_events() + self._items.read(part) + await self._last_events(part, request):
                     yield events
 
     @contextlib.asynccontextmanager
@@ -198,13 +198,13 @@ class _Answer:
             yield self._request
             return
         before, store = self._before, self._gateway.responses
-        if before is None or not await store.go_on(before):
+        if before is None or not await store.try_continue(before):
             yield replace(self._request, session_id=f"response-{uuid.uuid4().hex}")
             return
         try:
             yield replace(self._request, session_id=before.session_id)
         finally:
-            await store.went_on(before, stored=self._stored)
+            await store.continued(before, stored=self._stored)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}
@@ -214,7 +214,7 @@ class _Answer:
     def _error(self, error: ApiError) -> bytes:
         return self._event("error", code=error.code or error.type, message=error.message, param=error.param)
 
-    def _begun(self) -> bytes:
+    def _first_events(self) -> bytes:
         """The first events of a stream. Empty after that."""
         if self._number:
             return b""
@@ -223,14 +223,14 @@ class _Answer:
             "response.in_progress", response=response
         )
 
-    async def _last(self, part: GenerateResponse, request: GenerateRequest) -> bytes:
+    async def _last_events(self, part: GenerateResponse, request: GenerateRequest) -> bytes:
         """The last events of a stream. Empty if `part` is not the last part."""
         if not part.finish_reason:
             return b""
-        events, response = await self._ended(part, request)
+        events, response = await self._final_events(part, request)
         return events + self._event(f"response.{response['status']}", response=response)
 
-    async def _ended(self, last: GenerateResponse, request: GenerateRequest) -> tuple[bytes, dict[str, Any]]:
+    async def _final_events(self, last: GenerateResponse, request: GenerateRequest) -> tuple[bytes, dict[str, Any]]:
         """The last item's last events, and the response. Stores the response if requested."""
         status = "incomplete" if last.finish_reason == "length" else "completed"
         events = self._items.end(status)

@@ -188,7 +188,7 @@ class AnthropicMessage(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _is_the_roles(self) -> AnthropicMessage:
+    def _belongs_to_role(self) -> AnthropicMessage:
         for number, block in enumerate(self.content):
             if (role := _ROLE_OF.get(block["type"], self.role)) != self.role:
                 raise wrong(f"part {number} is of type {block['type']!r}, which belongs to the role {role!r}")

@@ -115,7 +115,7 @@ def _include(value: Any) -> Any:
     return value
 
 
-def _none_of(what: str) -> BeforeValidator:
+def _only_empty(what: str) -> BeforeValidator:
     """The check of a field that accepts only an empty list, false or null."""
 
     def check(value: Any) -> Any:
@@ -199,7 +199,7 @@ class ResponsesRequest(BaseModel):
     cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
     background: Annotated[
         Any,
-        _none_of("responses are not generated in the background: leave background out"),
+        _only_empty("responses are not generated in the background: leave background out"),
         WithJsonSchema({"enum": [False, None]}),
     ] = None
     conversation: Annotated[Any, refused("there are no conversations: send previous_response_id")] = None
@@ -256,7 +256,7 @@ class ResponsesRequest(BaseModel):
             return None
         return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
-    def _instructed(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_instructions(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add `instructions` to the conversation. It has at most one system message, because some chat templates reject
         more."""
         if not self.instructions:
@@ -275,7 +275,7 @@ class ResponsesRequest(BaseModel):
         if isinstance(choice, dict):
             choice = {"type": "function", "function": {"name": choice["name"]}}
         return GenerateRequest(
-            messages=self._instructed(conversation),
+            messages=self._with_instructions(conversation),
             tools=tools,
             tool_choice=choice if tools and choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,

@@ -30,12 +30,12 @@ def _item(number: int, item: Any) -> dict[str, Any]:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     match kind:
         case "message":
-            return _said(number, item)
+            return _message_item(number, item)
         case "function_call":
             return _call(number, item)
         case "function_call_output":
             text = _text(number, "output", item.get("output"), "tool")
-            return {"type": kind, "id": _needed(number, item, "call_id"), "text": text}
+            return {"type": kind, "id": _required(number, item, "call_id"), "text": text}
         case "reasoning":
             return _reasoning(number, item)
     raise wrong(
@@ -43,7 +43,7 @@ def _item(number: int, item: Any) -> dict[str, Any]:
     )
 
 
-def _said(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
+def _message_item(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
         raise wrong(f"item {number}: its role is not one of {', '.join(_ROLES)}")
@@ -64,7 +64,7 @@ def _text(number: int, field: str, value: Any, role: str) -> str:
     return join_parts(texts, role)
 
 
-def _needed(number: int, item: Mapping[str, Any], field: str) -> str:
+def _required(number: int, item: Mapping[str, Any], field: str) -> str:
     value = item.get(field)
     if not isinstance(value, str) or not value:
         raise wrong(f"item {number}: its {field} is missing, or is not a string")
@@ -76,7 +76,7 @@ def _call(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, str):
         raise wrong(f"item {number}: its arguments are not JSON text")
     # The model may have written invalid JSON. The conversation still continues.
-    name, id = _needed(number, item, "name"), _needed(number, item, "call_id")
+    name, id = _required(number, item, "name"), _required(number, item, "call_id")
     return {"type": "function_call", "id": id, "name": name, "arguments": arguments_object(text)}
 
 
