@@ -1,7 +1,8 @@
-"""From the token ids of one response to its text, with the table of every token's bytes that `charonia convert` writes.
+"""Converts the token ids of one response to its text, with the table of token bytes from `charonia convert`.
 
-The engine cuts responses where characters end and says which bytes are text (what precedes a stop word, what follows a
-leading space), so a response's text depends on nothing before it: this is a gather, a slice and a decode.
+The engine splits responses between characters and reports which bytes are text (without a leading space, and up to a
+stop word). So the text of a response does not depend on earlier responses. The conversion is a gather, a slice and a
+decode.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class TextTokens(NamedTuple):
 
     @classmethod
     def of(cls, values: npt.NDArray[np.int32]) -> TextTokens:
-        """values: the tensor text_tokens, [2 + n]. Raises ValueError if it has fewer than 2 elements."""
+        """Parse the tensor text_tokens, [2 + n]. Raises ValueError if it has fewer than 2 elements."""
         begin, end = values[:2].tolist()
         return cls(begin, end, values[2:])
 
@@ -43,7 +44,7 @@ class TokenTable:
         bounds = offsets.tolist()
         self._bytes = [raw[begin:end] for begin, end in pairwise(bounds)]
         self._special = [bool(value) for value in special.tolist()]
-        # What each token adds to a text.
+        # The bytes that each token adds to a text.
         self._pieces = [b"" if special else text for text, special in zip(self._bytes, self._special, strict=True)]
 
     @classmethod
@@ -52,22 +53,23 @@ class TokenTable:
         return cls(tensors["offsets"], tensors["bytes"], tensors["special"])
 
     def join(self, ids: npt.NDArray[np.int32]) -> bytes:
-        """The joined text bytes of ids [n]. Ids past the table (a padded vocabulary) have none."""
+        """The joined text bytes of ids [n]. Ids past the table (a padded vocabulary) have no bytes."""
         pieces = self._pieces
         size = len(pieces)
         return b"".join([pieces[token] for token in ids.tolist() if 0 <= token < size])
 
     def piece(self, token: int) -> bytes:
-        """What a token adds to a text."""
+        """The bytes that a token adds to a text."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
 
     def text(self, ids: npt.NDArray[np.int32], begin: int, end: int) -> bytes:
-        """Bytes [begin, end) of the joined text of ids, as valid UTF-8: what is no character becomes U+FFFD, one for
-        each maximal invalid subpart."""
+        """Bytes [begin, end) of the joined text of ids, as valid UTF-8. Each maximal invalid subpart becomes one
+        U+FFFD."""
         return self.join(ids)[begin:end].decode("utf-8", "replace").encode("utf-8")
 
     def lookup(self, ids: npt.NDArray[np.int32]) -> tuple[list[bytes], list[bool]]:
-        """For each of ids [n]: its bytes, special tokens' too, and whether it is special. Past the table: b"", True."""
+        """For each of ids [n]: its bytes, also for special tokens, and whether it is special. An id past the table:
+        b"", True."""
         size = len(self._bytes)
         pairs = [(self._bytes[i], self._special[i]) if 0 <= i < size else (b"", True) for i in ids.tolist()]
         return [token for token, _ in pairs], [special for _, special in pairs]

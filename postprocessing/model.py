@@ -1,6 +1,6 @@
-"""Triton Python model `postprocessing`: token ids become text. Tensors as in docs/contracts.md.
+"""Triton Python model `postprocessing`: converts token ids to text. docs/contracts.md describes the tensors.
 
-Stateless. One instance keeps the responses of a stream in order. No tokenizer is loaded: its decoder cannot decode a
+Stateless. One instance keeps the responses of a stream in order. It needs no tokenizer, whose decoder cannot decode a
 text in pieces.
 """
 
@@ -53,7 +53,7 @@ class TritonPythonModel:
         if "text_output" in wanted:
             echo = pb_utils.get_input_tensor_by_name(request, "echo").as_numpy().reshape(-1)[0]
             text = echo + self.table.text(ids, tokens.begin, tokens.end)
-            # A line for each piece of each answer: only for who wants to read them.
+            # Only for verbose logging: one line per part of each response.
             if self.log.prompts:
                 shown = {"text": text.decode(errors="replace")}
                 self.log.request(f"{len(ids)} tokens", request.request_id(), {"tokens": len(ids)}, shown)
@@ -69,17 +69,18 @@ class TritonPythonModel:
 
 
 def quality_records(manifest: Path) -> list[Any]:
-    """What `charonia evaluate` has measured, as it is now: it may measure while this runs. None where there is none."""
+    """The current records of `charonia evaluate`, which may run at the same time. None if there are no records."""
     try:
         status = manifest.stat()
         return _records_of(manifest, (status.st_ino, status.st_mtime_ns, status.st_size))
-    except (OSError, ValueError):  # the engine says so when it loads
+    except (OSError, ValueError):  # the engine reports the error when it loads
         return []
 
 
 @functools.lru_cache(maxsize=1)
 def _records_of(manifest: Path, version: tuple[int, ...]) -> list[Any]:
-    """That of a model with many experts has tens of megabytes, and texts wait while it is read."""
+    """Cached, because the manifest of a model with many experts has tens of megabytes, and responses wait while it is
+    read."""
     content = json.loads(manifest.read_text(encoding="utf-8"))
     records = content.get("quality", []) if isinstance(content, dict) else []
     return records if isinstance(records, list) else []

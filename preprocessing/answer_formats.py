@@ -1,4 +1,4 @@
-"""The formats in which a model writes tool calls and reasoning, by its chat template or by the settings.
+"""Determines the formats of a model's tool calls and reasoning, from its chat template or from the settings.
 
 `charonia convert` copies the package `charonia_answers` next to this file.
 """
@@ -26,12 +26,13 @@ REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
 
 
 class AnswerFormats:
-    """The formats of a model. Raises ValueError for a setting that names none."""
+    """The formats of a model. Raises ValueError for a setting with an unknown format."""
 
     def __init__(
         self, template: Any, environment: Mapping[str, str], special_tokens: Mapping[str, int] | None = None
     ) -> None:
-        """template: the tokenizer's chat template, several by name, or None. special_tokens: their ids by text."""
+        """template: the tokenizer's chat template, a dictionary of named templates, or None. special_tokens: ids by
+        text."""
         text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
         self.calls: CallFormat | None = _chosen(environment, CALLS_VARIABLE, CALL_FORMATS, find_call_format(text))
         self.reasoning: ReasoningFormat | None = _chosen(
@@ -42,7 +43,7 @@ class AnswerFormats:
         self._special = {token: special_tokens[token] for token in marks}
 
     def describe(self) -> dict[str, Any]:
-        """The formats as charonia_answers.reading.Reader and the output `answer_formats` have them."""
+        """The formats for charonia_answers.reading.Reader and for the output `answer_formats`."""
         return {
             "tool_calls": self.calls and self.calls.name,
             "reasoning": self.reasoning and self.reasoning.name,
@@ -50,7 +51,7 @@ class AnswerFormats:
         }
 
     def in_reasoning(self, prompt: str | None) -> bool:
-        """Whether a prompt ends within the reasoning. None: it is not a chat."""
+        """Whether a prompt ends within the reasoning. `None` as the prompt: the request is not a chat."""
         return prompt is not None and self.reasoning is not None and is_open(prompt, self.reasoning)
 
     def stops(
@@ -62,10 +63,12 @@ class AnswerFormats:
         *,
         num_begun: int = 0,
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """Returns the stop words that count, and the texts that begin a call: stop words count only before a call.
+        """Returns the effective stop words, and the texts that begin a call: stop words have an effect only before a
+        call.
 
-        prompt: the rendered chat; None: the request is not a chat. functions: those that may be called; None: none.
-        forced: the response consists of calls. num_begun: characters at the prompt's end that are a begun message.
+        prompt: the rendered chat; None: the request is not a chat. functions: the functions that may be called, or
+        None. forced: the response must consist of calls. num_begun: number of characters at the prompt's end that
+        belong to a begun message.
         """
         if prompt is None or functions is None or self.calls is None or not words:
             return words, ()
@@ -81,7 +84,7 @@ def is_continued(prompt: str, num_begun: int) -> bool:
 
 
 def functions_of(tools: str | None) -> list[Mapping[str, Any]]:
-    """The functions of checked tools, which are JSON."""
+    """The functions of checked tools in JSON."""
     return [] if tools is None else reading.functions_of(json.loads(tools))
 
 

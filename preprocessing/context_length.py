@@ -1,7 +1,7 @@
-"""Describes a model from the places where the engine looks: the longest sequence in tokens (the setting session_len),
-the longest guide, the types of its weights, and the defaults of sampling parameters.
+"""Describes a model from the same sources as the engine: the longest sequence in tokens (the setting session_len), the
+longest guide, the types of the weights, and the defaults of sampling parameters.
 
-The engine may have room for fewer tokens. It counts every prompt itself.
+The engine may have memory for fewer tokens. It checks the length of every prompt itself.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"([^"
 
 
 def context_length(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int | None:
-    """session_len as the engine has it; 0 there: what the model was trained for. None where nothing says it."""
+    """The engine's session_len. If it is 0, the length from the training of the model. None if unknown."""
     given = setting("session_len", weights, engine_config, environment)
     return _number(given) or _number(_section(weights / "config.ini").get("max_position_embeddings", ""))
 
 
 def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int:
-    """The same setting of the engine."""
+    """The engine's setting guide_max_bytes."""
     return _number(setting("guide_max_bytes", weights, engine_config, environment)) or GUIDE_MAX_BYTES
 
 
 def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str], limit: int | None) -> dict[str, Any]:
-    """The output `model_info`: limit, of context_length(), types as config.ini in `weights` has them, and the engine's
+    """The output `model_info`: `limit` from context_length(), the types in config.ini of `weights`, and the engine's
     defaults of sampling parameters."""
     ini = _section(weights / "config.ini")
     types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
@@ -55,8 +55,8 @@ def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str
 
 
 def setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:
-    """A setting by the environment, else by the parameters in the engine's config.pbtxt, else by config.ini in
-    `weights`. "" where nothing says it."""
+    """A setting from the environment, else from the parameters in the engine's config.pbtxt, else from config.ini in
+    `weights`. "" if none of them has it."""
     ini = _section(weights / "config.ini")
     given = (environment.get(f"CHARONIA_{key.upper()}", ""), _parameter(engine_config, key), ini.get(key, ""))
     return next((value for value in given if value.strip()), "")
@@ -66,7 +66,7 @@ def _section(file: Path) -> Mapping[str, str]:
     parser = ConfigParser(interpolation=None, strict=False)
     try:
         parser.read(file, encoding="utf-8")
-    except (ConfigError, UnicodeDecodeError, OSError):  # which the engine says
+    except (ConfigError, UnicodeDecodeError, OSError):  # the engine reports the error
         return {}
     return parser["llama"] if parser.has_section("llama") else {}
 
@@ -81,5 +81,5 @@ def _parameter(config: Path, key: str) -> str:
 
 
 def _number(text: str) -> int | None:
-    """None for what is none, and for 0."""
+    """The number, or None for 0 and for a text that is not a number."""
     return int(text) or None if text.strip().isdecimal() else None

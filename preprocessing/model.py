@@ -1,4 +1,5 @@
-"""Triton Python model `preprocessing`: a chat or a text becomes token ids. Tensors as in docs/contracts.md."""
+"""Triton Python model `preprocessing`: converts a chat or a text to token ids. docs/contracts.md describes the
+tensors."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from model_log import ModelLog
 from prepare import Fields, Preparation
 from prompt_ids import PromptError, TokenizerError, load_tokenizer
 
-# Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
-# between what is not.
+# From this number of characters in a request on, free memory is returned to the system afterwards. The C library does
+# not return free memory between used blocks by itself.
 _LARGE = 1 << 20
 
 
@@ -37,7 +38,7 @@ class TritonPythonModel:
         self.log = ModelLog("preprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
         folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
         prompt_ids.tokenizers_alone = True
-        # Where several models are served, this is preprocessing.LABEL, and its engine engine.LABEL.
+        # With several models, this model is preprocessing.LABEL, and its engine is engine.LABEL.
         engine = f"engine{args['model_name'].removeprefix('preprocessing')}"
         engine_config = Path(args["model_repository"]).parent / engine / "config.pbtxt"
         weights = folder.resolve().parent / "weights"
@@ -49,7 +50,7 @@ class TritonPythonModel:
             self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes)
         except (TokenizerError, ValueError, OSError) as error:
             raise pb_utils.TritonModelException(str(error)) from error
-        self.large = False  # one of the requests in work
+        self.large = False  # ends with the request
         self.trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -105,7 +106,7 @@ class TritonPythonModel:
         ]
 
     def _described(self, wanted: set[str], token_ids: list[int]) -> list[Any]:
-        """The outputs about tokenizer and chat template, as far as they are asked for."""
+        """The requested outputs that describe the tokenizer and the chat template."""
         tensors = []
         if "token_strings" in wanted:
             strings = [name.encode() for name in prompt.token_strings(self.preparation.tokenizer, token_ids)]
@@ -128,7 +129,7 @@ def _texts_tensor(name: str, values: Sequence[str]) -> Any:
 
 
 def texts(request: Any, name: str) -> list[str]:
-    """A BYTES input's elements; [] when it was not sent."""
+    """The elements of a BYTES input; [] if it was not sent."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
         return []
@@ -136,7 +137,7 @@ def texts(request: Any, name: str) -> list[str]:
 
 
 def text(request: Any, name: str) -> str | None:
-    """A BYTES input of one element; None when it was not sent."""
+    """A BYTES input of one element; None if it was not sent."""
     values = texts(request, name)
     if len(values) > 1:
         raise PromptError(name, f"{len(values)} elements", "send one")
@@ -144,7 +145,7 @@ def text(request: Any, name: str) -> str | None:
 
 
 def fields_of(request: Any) -> Fields:
-    """The inputs. Raises PromptError for those that are no such text or flag."""
+    """The inputs. Raises PromptError for an input that is not a valid text or flag."""
     guide = Guide(text(request, "guided_decoding_guide_type") or "", text(request, "guided_decoding_guide") or "")
     return Fields(
         text_input=text(request, "text_input"),
@@ -167,7 +168,7 @@ def fields_of(request: Any) -> Fields:
 
 
 def ids(request: Any, name: str) -> list[int] | None:
-    """An INT32 input; None when it was not sent."""
+    """An INT32 input; None if it was not sent."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return None if tensor is None else [int(token) for token in tensor.as_numpy().reshape(-1)]
 

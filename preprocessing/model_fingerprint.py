@@ -1,4 +1,4 @@
-"""Identify everything on which the answers of a server depend."""
+"""Computes a hash of everything on which the responses of a server depend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from context_length import setting
 
-# Settings of the engine that can change answers. config.ini has the properties of the model.
+# Settings of the engine that can change responses. config.ini has the properties of the model.
 SETTINGS = (
     "tensor_para_size",
     "session_len",
@@ -22,7 +22,7 @@ SETTINGS = (
     "device",
     "reproducible",
 )
-# charonia serve sets it: a hash of the engine's library, which changes with each version and build.
+# charonia serve sets this variable to a hash of the engine's library, which changes with each version and build.
 ENGINE_BUILD = "CHARONIA_ENGINE_BUILD"
 _CPU_FEATURES = re.compile(r"\b(?:avx|fma|amx|f16c|asimd|sve)\w*")
 
@@ -57,5 +57,5 @@ def _parts(
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError:  # of the model's files, the engine reports it
+    except OSError:  # a missing file of the model: the engine reports it
         return b""

@@ -1,5 +1,5 @@
-"""What preprocessing makes of all fields of a request. No Triton here: model.py translates tensors to and from these
-functions, and `charonia web` calls them without any."""
+"""Prepares all fields of a request for the engine. Independent of Triton: model.py converts tensors for these
+functions, and `charonia web` calls them directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prompt_ids import Encoded, PromptError, encode_bad_words
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """As the tensors of these names have them (docs/contracts.md). None, or empty: not sent."""
+    """The values of the tensors with these names (docs/contracts.md). None or empty: not sent."""
 
     text_input: str | None = None
     prompt_token_ids: Sequence[int] | None = None
@@ -30,15 +30,15 @@ class Fields:
     bad_words: Sequence[str] = ()
     logit_bias: str | None = None
     exclude_input_in_output: bool = True
-    guide: Guide = field(default_factory=Guide)  # what is wrong with it, the engine says
+    guide: Guide = field(default_factory=Guide)  # the engine checks it
     session_id: str = ""
     interactive: bool = False
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """in_reasoning: the prompt ends within the reasoning. bad_words: token ids. echo: the prompt's text, if it precedes
-    the response."""
+    """A prepared request. in_reasoning: whether the prompt ends within the reasoning. bad_words: token ids. echo: the
+    prompt's text, if it precedes the response."""
 
     chat: Encoded
     in_reasoning: bool
@@ -52,8 +52,8 @@ class Prepared:
 
 
 class Preparation:
-    """For requests to one model. Raises ValueError for a setting in `environment` that names no format. limit: tokens
-    of the longest sequence; None: not known. guide_max_bytes: as of AnswerGuides."""
+    """Prepares requests to one model. Raises ValueError if a setting in `environment` names an unknown format. limit:
+    tokens of the longest sequence; None: unknown. guide_max_bytes: as in AnswerGuides."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Preparation:
         self._guides = AnswerGuides(self.formats, special, guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:
-        """Raises PromptError for what is wrong with them."""
+        """Raises PromptError for a wrong field."""
         if fields.interactive and not fields.session_id:
             raise PromptError("interactive", "true without a session", "send the session's session_id")
         choice = read_tool_choice(fields.tool_choice)
@@ -105,5 +105,5 @@ class Preparation:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The ids of tokens that are no part of a text, as convert's token table has them."""
+    """The ids of special tokens, which are not part of a text, as in the token table of `charonia convert`."""
     return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -1,7 +1,7 @@
-"""From a request's text fields to token ids. No Triton here: model.py translates tensors to and from these functions.
+"""Converts a request's text fields to token ids. Independent of Triton: model.py converts tensors for these functions.
 
-Whatever is wrong with a request raises PromptError. How texts, messages and words become token ids is in prompt_ids.py,
-which the Python API uses as well. charonia convert puts a copy of it beside this file.
+A wrong request raises PromptError. prompt_ids.py converts texts, messages and words to token ids; the Python API also
+uses it. `charonia convert` puts a copy of it next to this file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def decode_utf8(field: str, value: bytes | str) -> str:
 
 
 def parse_messages(text: str) -> list[Any]:
-    """A JSON list of chat messages, or one plain string, which is the user's only message."""
-    remedy = 'send a JSON list such as [{"role": "user", "content": "Hello"}], or one plain string, in quotes where it '
+    """Parse a JSON list of chat messages, or one plain string, which is the user's only message."""
+    remedy = 'send a JSON list such as [{"role": "user", "content": "Hello"}], or one plain string, in quotes if it '
     remedy += "could be taken for JSON"
     if not text.strip():
         raise PromptError("messages", "empty", remedy)
@@ -47,24 +47,24 @@ def parse_messages(text: str) -> list[Any]:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         kind = "an empty list" if isinstance(value, list) else show(value)
-        raise PromptError("messages", f"{kind} is no conversation", remedy)
+        raise PromptError("messages", f"{kind} is not a conversation", remedy)
     return value
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is meant as JSON: it begins as a list, an object or a string does, or is a number, true, false or
+    """Whether a text is meant as JSON: it begins like a list, an object or a string, or is a number, true, false or
     null."""
     if text.lstrip().startswith(("[", "{", '"')):
         return True
     try:
-        json.loads(text, parse_int=float, parse_constant=_no_json)
+        json.loads(text, parse_int=float, parse_constant=_reject_constant)
     except ValueError:
         return False
     return True
 
 
-def _no_json(name: str) -> None:
-    """For Infinity, -Infinity and NaN, which are no JSON."""
+def _reject_constant(name: str) -> None:
+    """Reject Infinity, -Infinity and NaN, which are not JSON."""
     raise ValueError(name)
 
 
@@ -83,14 +83,15 @@ def build_prompt(
     continues: bool = False,
     unseen_tools: bool = False,
 ) -> Encoded:
-    """Exactly one of text_input, token_ids and messages; the others as JSON. variables: of the chat template. special:
-    with the tokens that the tokenizer puts around a text; None: with text_input alone. with_text: the text of token_ids
-    is wanted. interactive: the input is what is new in a session, so it is also given as what follows the session's
-    history. limit: the context's length, beyond which no text is tokenized to its end. continues: the last message is
-    an answer that has begun. unseen_tools: a chat template that shows no tools may leave them out."""
+    """Build the prompt from exactly one of text_input, token_ids and messages. The other fields are JSON. variables:
+    variables of the chat template. special: whether the tokenizer adds special tokens around a text; None: only to
+    text_input. with_text: also return the text of token_ids. interactive: the input is the new part of a session, so it
+    is also returned as a continuation of the session's history. limit: the context's length; a longer text is not
+    tokenized completely. continues: the last message is the beginning of the response. unseen_tools: a chat template
+    without tools may leave them out."""
     given = [text_input is not None, token_ids is not None, messages is not None]
     if sum(given) != 1:
-        problem = f"{sum(given)} of them were sent" if any(given) else "none was sent"
+        problem = f"the request has {sum(given)} of them" if any(given) else "none was sent"
         raise PromptError("text_input, prompt_token_ids, messages", problem, "send exactly one of the three")
     if messages is None and tools is not None:
         raise PromptError("tools", "they are part of a chat", "send messages in place of a text or token ids")
@@ -127,13 +128,13 @@ def build_prompt(
 
 
 def token_strings(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """The tokens as the vocabulary spells them; "" for an id that has no entry there."""
+    """The tokens as spelled in the vocabulary; "" for an id without an entry."""
     names = iter(tokenizer.convert_ids_to_tokens([token for token in token_ids if token >= 0]))
     return [(next(names) or "") if token >= 0 else "" for token in token_ids]
 
 
 def tokenizer_info(tokenizer: Any) -> dict[str, Any]:
-    """What clients that tokenize by themselves have to know: names as in tokenizer_config.json."""
+    """Information for clients that tokenize by themselves, with names as in tokenizer_config.json."""
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     tokens = {name: None if getattr(tokenizer, name) is None else str(getattr(tokenizer, name)) for name in names}
     return {
@@ -144,7 +145,7 @@ def tokenizer_info(tokenizer: Any) -> dict[str, Any]:
 
 
 def pack_bad_words(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
-    """[2, n]: row 0 the sequences' ids joined, row 1 their end offsets, padded with -1."""
+    """Pack bad words as [2, n]: row 0 has the joined ids of the words, row 1 their end offsets, padded with -1."""
     ids = [token for sequence in sequences for token in sequence]
     ends: list[int] = []
     for sequence in sequences:
@@ -153,21 +154,22 @@ def pack_bad_words(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def parse_logit_bias(text: str) -> tuple[list[int], list[float]]:
-    """A JSON object from token id to a bias in [-100, 100]. Whether an id is in the vocabulary, the engine checks."""
+    """Parse a JSON object from token ids to biases in [-100, 100]. The engine checks whether an id is in the
+    vocabulary."""
     remedy = 'send a JSON object from token id to bias, such as {"42": -100}'
     value = parse_json("logit_bias", text, remedy)
     if not isinstance(value, dict):
-        raise PromptError("logit_bias", f"{text[:80]} is no object", remedy)
+        raise PromptError("logit_bias", f"{text[:80]} is not an object", remedy)
     ids: list[int] = []
     biases: list[float] = []
     for key, bias in value.items():
-        # Ten digits at most: of many, Python makes neither an int nor a float.
+        # At most ten digits: Python converts very long numbers neither to an int nor to a float.
         if not re.fullmatch(r"0*\d{1,10}", key, re.ASCII) or int(key[-10:]) > 2**31 - 1:
-            raise PromptError("logit_bias", f"{show(key)} is no token id", remedy)
+            raise PromptError("logit_bias", f"{show(key)} is not a token id", remedy)
         wrong = isinstance(bias, bool) or not isinstance(bias, int | float)
         allowed = f"send a number in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
         if wrong or (isinstance(bias, float) and not math.isfinite(bias)):
-            raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is no number", allowed)
+            raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is not a number", allowed)
         if abs(bias) > MAX_LOGIT_BIAS:
             raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is out of range", allowed)
         ids.append(int(key))

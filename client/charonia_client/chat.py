@@ -1,4 +1,4 @@
-"""The conversation: history, streamed answers, interruption, and what each answer cost."""
+"""The terminal chat: history, streamed responses, interruption, and the cost of each response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from charonia_client.tools import ToolResult, Tools, converse
 from charonia_client.types import GenerateRequest, GenerateResponse
 
 _INTERRUPTED = "(interrupted)"
-_SHOWN = 200  # characters of a call
+_SHOWN = 200  # characters of a call or result that are shown
 
 
 class Chat:
@@ -39,14 +39,14 @@ class Chat:
         self._sampling: dict[str, Any] = dict(sampling)
         self._tools = tools or Tools(())
         self._history: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        # A name for what the server keeps of this conversation. It is a hint: every turn sends the whole of it, so a
-        # server that has forgotten, or never knew, answers the same.
+        # The name of this conversation at the server. It is a hint: every turn sends the whole conversation, so the
+        # response is the same if the server does not know the session.
         self._session_id = f"chat-{uuid.uuid4()}"
         self._console = Console(highlight=False, soft_wrap=True)
         self._failed = False
 
     async def run(self) -> int:
-        """Until the user leaves. Returns the exit code: 1 when piped messages had an error, else 0."""
+        """Run until the user leaves. Returns the exit code: 1 if a piped message had an error, else 0."""
         if self._reader.hint:
             self._console.print(self._reader.hint, style="dim", markup=False)
         while True:
@@ -68,10 +68,11 @@ class Chat:
         """Prints the response while it arrives. Ctrl-C ends it and keeps the text so far. Returns False after an error,
         and if there is no text.
 
-        The first Ctrl-C stops the request, whose answer then ends by itself; the next one does not wait for that.
+        The first Ctrl-C stops the request, and its response then ends by itself. The second Ctrl-C does not wait for
+        that.
         """
         loop = asyncio.get_running_loop()
-        parts: list[str] = []  # of the answer that is under way
+        parts: list[str] = []  # ids of the running response
         ids: list[str] = []
         before = len(self._history)
         task = asyncio.ensure_future(self._answer(ids, parts))
@@ -100,7 +101,7 @@ class Chat:
             loop.remove_signal_handler(signal.SIGINT)
             # An error of the stop request is also an error of the response.
             await asyncio.gather(*stops, return_exceptions=True)
-        if parts:  # of an answer that has not ended
+        if parts:  # text of a response that has not ended
             self._history.append({"role": "assistant", "content": "".join(parts)})
         return len(self._history) > before
 
@@ -133,7 +134,7 @@ class Chat:
                     self._console.out(plain(part.content), end="", highlight=False)
                     self._console.file.flush()
         except TooManyRounds as error:
-            self._console.print(f"({error}: send a message to go on)", style="dim", markup=False, end="")
+            self._console.print(f"({error}: send a message to continue)", style="dim", markup=False, end="")
         parts.clear()  # it is in the history
         if part is not None and part.finish_reason == "cancelled":
             self._console.print(f"\n{_INTERRUPTED}", style="dim", markup=False, end="")
@@ -142,7 +143,7 @@ class Chat:
 
 
 def _shown(result: ToolResult) -> str:
-    """A call and its result, on a line each, cut where they are long."""
+    """A call and its result on one line each, truncated if they are long."""
     lines = (f"{result.name}({result.arguments})", f"= {result.text}")
     return "\n".join(plain(line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}...") for line in lines)
 

@@ -21,7 +21,7 @@ DEFAULT_PORT = 33337
 
 
 def _target(text: str) -> str:
-    """HOST, HOST:PORT, [IPv6] or [IPv6]:PORT as gRPC wants it."""
+    """Convert HOST, HOST:PORT, [IPv6] or [IPv6]:PORT to gRPC's format."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         return f"{text}:{DEFAULT_PORT}"
@@ -43,7 +43,7 @@ async def _chat(
         if not await client.server_live():
             typer.echo(
                 f"No Triton server answers at {target}. Is it started (make serve), and is that its gRPC port?"
-                + (" And is its certificate of --tls-ca, and for --tls-name?" if secure else ""),
+                + (" Does its certificate match --tls-ca and --tls-name?" if secure else ""),
                 err=True,
             )
             return 1
@@ -58,11 +58,11 @@ async def _chat(
 
 
 def _tools_of(file: Path | None) -> Tools:
-    """The public functions that a file defines."""
+    """Load the public functions that a file defines."""
     if file is None:
         return Tools(())
     if file.suffix != ".py":
-        raise typer.BadParameter(f"{file} is no Python file: its name ends with .py")
+        raise typer.BadParameter(f"{file} is not a Python file: the name must end with .py")
     try:
         spec = importlib.util.spec_from_file_location("chat_tools", file)
         assert spec is not None and spec.loader is not None
@@ -93,32 +93,36 @@ def chat(
     server: Annotated[
         str, typer.Argument(metavar="HOST:PORT", callback=_target, help="gRPC address of the Triton server")
     ] = f"localhost:{DEFAULT_PORT}",
-    system: Annotated[str | None, typer.Option(help="system message at the head of the conversation")] = None,
+    system: Annotated[str | None, typer.Option(help="system message at the start of the conversation")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="longest answer, in tokens (default: what the context holds)")
+        int | None, typer.Option(min=1, help="maximum tokens of a response (default: the rest of the context)")
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy (default: the server's)")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="nucleus")] = None,
     top_k: Annotated[int | None, typer.Option(min=0, help="top tokens to choose from, 0 for all")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(min=0.01, help="above 1 repeats less")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(min=0.01, help="values above 1 reduce repetition")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="makes answers repeatable")] = None,
-    enter_sends: Annotated[bool, typer.Option("--enter-sends", help="one Enter sends, not two")] = False,
+    enter_sends: Annotated[bool, typer.Option("--enter-sends", help="send with one Enter instead of two")] = False,
     model: Annotated[str, typer.Option(help="name of the ensemble on the server")] = "ensemble",
     tools: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="a Python file whose functions the model may call; they run here, unasked"
+            exists=True,
+            dir_okay=False,
+            help="a Python file whose functions the model may call; they run on this machine without confirmation",
         ),
     ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="the server's port has TLS; the next four mean it too")] = False,
-    tls_ca: Annotated[Path | None, _pem("certificates that the server's comes from (default: public ones)")] = None,
-    tls_cert: Annotated[Path | None, _pem("this client's certificate, where the server asks for one")] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="the server's port uses TLS; implied by the next four options")
+    ] = False,
+    tls_ca: Annotated[Path | None, _pem("CA certificates for the server's certificate (default: public CAs)")] = None,
+    tls_cert: Annotated[Path | None, _pem("this client's certificate, if the server requires one")] = None,
     tls_key: Annotated[Path | None, _pem("its private key")] = None,
     tls_name: Annotated[
-        str | None, typer.Option(help="whom the server's certificate is for, if not the host of HOST:PORT")
+        str | None, typer.Option(help="name in the server's certificate, if it is not the host of HOST:PORT")
     ] = None,
 ) -> None:
-    """Chat with the model of a Triton server. Two Enters send, `exit` leaves, Ctrl-C interrupts an answer."""
+    """Chat with the model of a Triton server. Two Enters send, `exit` leaves, Ctrl-C interrupts a response."""
     given = {
         "max_tokens": max_tokens,
         "temperature": temperature,

@@ -67,12 +67,12 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A server that comes back is found within two seconds, and one client's failures are not another's.
+    # A client finds a restarted server within two seconds. Clients do not share failed connections.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
-    # An inference server is not behind a proxy for web pages, whatever the environment says.
+    # Ignore proxy settings of the environment: they are for web pages.
     ("grpc.enable_http_proxy", 0),
 ]
 _PROBE_INTERVAL_S = 5.0
@@ -81,7 +81,7 @@ _PROBE_TIMEOUT_S = 15.0
 # servers then keep their connections open forever.
 _REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
-# A text of megabytes may wait for others.
+# A text of megabytes may have to wait for other requests.
 _TOKENIZE_TIMEOUT_S = 60.0
 # A cancel request can overtake its request, and then has no effect. So it is repeated after these times until the
 # response ends. It is idempotent.
@@ -89,8 +89,8 @@ _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _CANCEL_TIMEOUT_S = 1.0
 
 
-def _beside(ensemble: str, part: str) -> str:
-    """The model of that kind that the ensemble is made of."""
+def _sibling(ensemble: str, part: str) -> str:
+    """The model of this kind that belongs to the ensemble."""
     _, dot, label = ensemble.partition(".")
     return f"{part}{dot}{label}"
 
@@ -98,12 +98,12 @@ def _beside(ensemble: str, part: str) -> str:
 class Client:
     """A connection to Triton's gRPC port. Create it inside a running event loop; use it with `async with`, or close it.
 
-    `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests,
-    `vocabulary` the one that knows the bytes of tokens and `tokenizer` the one that makes tokens: by default those that
-    belong to the ensemble, `engine.LABEL` and so on where it is `ensemble.LABEL`. Any number of
-    requests may run at the same time. `metadata` returns the gRPC metadata of a request's call, such as a
-    `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model, for when this one drains and has
-    no vocabulary any more. `tls`: None for a server without TLS.
+    `target` is HOST:PORT. `model` is the ensemble, `engine` the model for stop and cancel requests, `vocabulary` the
+    model that returns the bytes of tokens, and `tokenizer` the model that tokenizes. By default they belong to the
+    ensemble: for `ensemble.LABEL` they are `engine.LABEL` and so on. Any number of requests may run at the same time.
+    `metadata` returns the gRPC metadata of a request's call, such as a `traceparent`. `lookup_elsewhere` is look_up()
+    of another server with the same model; it is used when this server drains and has no vocabulary any more. `tls`:
+    None for a server without TLS.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class Client:
         self._subscription: Subscription | None = None
         self._left: list[Subscription] = []  # unknown to the server by now, but their responses may still arrive
         self.model = model
-        self.engine = engine or _beside(model, "engine")
-        self.vocabulary = vocabulary or _beside(model, "postprocessing")
-        self.tokenizer = tokenizer or _beside(model, "preprocessing")
+        self.engine = engine or _sibling(model, "engine")
+        self.vocabulary = vocabulary or _sibling(model, "postprocessing")
+        self.tokenizer = tokenizer or _sibling(model, "preprocessing")
         self._metadata = metadata
         if tls:
             options = [*_CHANNEL_OPTIONS, *tls.options]
@@ -132,9 +132,9 @@ class Client:
         else:
             self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
-        # The call takes a stream of requests and is given one. As a unary request, it is sent together with the head
-        # and the end of the call, which is the same on the wire. A separate write to a connection that has just broken
-        # would fail with a status of gRPC's own, instead of the one that says what happened.
+        # The call takes a stream of requests, but only one is sent. So it is opened as a unary request, which is the
+        # same on the wire and is sent together with the start and the end of the call. A separate write to a connection
+        # that has just broken would fail with an internal status of gRPC instead of the actual error.
         self._stream_infer = self._channel.unary_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             request_serializer=pb.ModelInferRequest.SerializeToString,
@@ -155,7 +155,7 @@ class Client:
         await self.close()
 
     async def close(self, timeout_s: float = 3.0) -> None:
-        """Ends what still runs, waits for the cancel requests under way (at most `timeout_s`), closes the channel."""
+        """Ends running requests, waits for pending cancel requests (at most `timeout_s`), and closes the channel."""
         self._closing.set()
         if self._watch:
             self._watch.cancel()
@@ -178,9 +178,9 @@ class Client:
         responses their parts arrive in any order, each with its `index`.
 
         Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
-        server: a session forgets the turn. `request_id` must be unique among the requests that run; by default a new
-        UUID. `timeout_s` bounds the whole call here, `timeout_ms` of the request its work on the server. Raises
-        BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
+        server, and a session drops the turn. `request_id` must be unique among the running requests; by default it is a
+        new UUID. `timeout_s` is a limit for the whole call, the request's `timeout_ms` for its work on the server.
+        Raises BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())
         stream = self._begin(request, request_id)
@@ -212,9 +212,9 @@ class Client:
             self._active.pop(request_id, None)
             if running and not stream.over:
                 tried = self._disconnect(request_id, stream)
-                # The cancel request is sent whatever happens to this task. But an event loop that ends waits only for
-                # tasks that were there when it cancelled them all, as this one was. A caller that has lost the
-                # connection does not wait, because it may try another server.
+                # Another task sends the cancel request, even if this task is cancelled. But an ending event loop waits
+                # only for the tasks that existed when it cancelled all of them, so this task waits. After a lost
+                # connection it does not wait, because the caller may try another server.
                 if not stream.task.done():
                     await comes_within(tried, _CANCEL_TIMEOUT_S)
 
@@ -242,14 +242,15 @@ class Client:
     async def complete(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
     ) -> GenerateResponse:
-        """The whole answer of a request with `stream=False`, the first of several. Cancelling the task cancels the
-        request on the server."""
+        """Returns the complete response to a request with `stream=False`; with several responses, the first one.
+        Cancelling the task cancels the request on the server."""
         return (await self.complete_all(request, request_id=request_id, timeout_s=timeout_s))[0]
 
     async def complete_all(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
     ) -> list[GenerateResponse]:
-        """The n whole answers of a request with `stream=False`, by their index; of `best_of`, the best first."""
+        """Returns the n complete responses to a request with `stream=False`, in the order of their index; with
+        `best_of`, the best one first."""
         if request.stream:
             raise ValueError("complete() takes a request with stream=False")
         async with contextlib.aclosing(self.generate(request, request_id=request_id, timeout_s=timeout_s)) as parts:
@@ -292,7 +293,8 @@ class Client:
             raise from_triton(failure)
 
     async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        """The bytes of each token, and whether it is special (no part of a text). Raises Unavailable, ServerError."""
+        """Returns the bytes of each token, and whether it is special (not part of a text). Raises Unavailable,
+        ServerError."""
         message = encode_lookup(ids, self.vocabulary)
         try:
             return decode_lookup(await self._stub.ModelInfer(message, timeout=_UNARY_TIMEOUT_S))
@@ -300,7 +302,8 @@ class Client:
             raise from_rpc(error, self.target) from None
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        """The tokens of a text or of messages, or the text of ids. Raises BadRequest, Unavailable, ServerError."""
+        """Returns the tokens of a text or of messages, or the text of ids. Raises BadRequest, Unavailable,
+        ServerError."""
         try:
             message = encode_tokenize(request, self.tokenizer)
         except ValueError as error:
@@ -329,7 +332,8 @@ class Client:
 
     async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The model's context_length in tokens, weight_type, data_type, group_size and default_sampling_parameters.
-        Unknown values are None. Its `fingerprint` changes when answers may change. Raises Unavailable, ServerError."""
+        Unknown values are None. Its `fingerprint` changes when responses may change. Raises Unavailable,
+        ServerError."""
         message = encode_question("model_info", self.tokenizer)
         try:
             return decode_described(await self._stub.ModelInfer(message, timeout=timeout_s))

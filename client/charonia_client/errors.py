@@ -1,8 +1,7 @@
-"""The client's errors, and the one place that makes them from Triton's and gRPC's.
+"""The client's errors, and their creation from errors of Triton and gRPC.
 
-docs/contracts.md: an error that the caller caused has a text that begins with `[400] `, overload `[429] ` with
-`retry after N s`, shutdown and unload `[503] `, a request whose own time ran out `[504] `. Other errors are the
-server's own.
+docs/contracts.md defines the prefixes of error texts. `[400] `: the caller's error. `[429] ` with `retry after N s`:
+overload. `[503] `: shutdown or unload. `[504] `: the request's own time limit. Other errors are the server's own.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ class CharoniaError(Exception):
 
 
 class BadRequest(CharoniaError):
-    """The request is wrong: the text names the field, its value and what would be right."""
+    """The request is wrong: the message names the field, its value and the remedy."""
 
 
 class Overloaded(CharoniaError):
-    """The server has too much to do; `retry_after` is its advice in seconds."""
+    """The server is overloaded. Retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -37,26 +36,26 @@ class NotReady(Unavailable):
 
 
 class Unresponsive(Unavailable):
-    """No answer came in time: the server hangs, its machine is gone, or it is only very busy."""
+    """The server did not respond in time: it hangs, is not reachable, or is very busy."""
 
 
 class ConnectionLost(Unavailable):
-    """The connection broke while the server had the request, as it does when the server's process dies."""
+    """The connection broke during the request, for example because the server's process died."""
 
 
 class DeadlineExceeded(CharoniaError):
-    """The request did not end within its time: its own (`timeout_ms`) or its caller's (`timeout_s`)."""
+    """The request did not end within its own limit (`timeout_ms`) or its caller's (`timeout_s`)."""
 
 
 class TooManyRounds(CharoniaError):
-    """`converse` has run the calls of as many answers as it may, and the model has called functions in each."""
+    """The model has called functions in each of the `max_rounds` responses that `converse` allows."""
 
 
 class ServerError(CharoniaError):
     """The server failed through no fault of the caller."""
 
 
-# Triton puts its own words before a model's: which ensemble, which request.
+# Triton's prefix of a model's error: the ensemble and the request.
 _PREFIX = re.compile(r"^(?:in ensemble '[^']*', |\[request id: [^\]]*\] )*")
 _CODE = re.compile(r"\[(\d{3})\] ")
 _RETRY = re.compile(r"retry after (\d+(?:\.\d+)?) s")
@@ -102,13 +101,13 @@ def from_rpc(error: grpc.RpcError, target: str) -> CharoniaError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unresponsive(f"Triton at {target} did not answer in time")
     if code is grpc.StatusCode.UNAVAILABLE:
-        # While Triton shuts down it answers calls with this status and a text of its own.
+        # Triton returns this status and its own text while it shuts down.
         kind = ConnectionLost if _BROKEN.search(details) else Unavailable
         return kind(f"Triton at {target} cannot be reached or went away: {details}")
     if code is grpc.StatusCode.CANCELLED:
         return Unavailable(f"Triton at {target} cancelled the call: {details or 'no reason given'}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ServerError(f"{target} is no Triton server: {details}")
+        return ServerError(f"{target} is not a Triton server: {details}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return BadRequest(f"the request is larger than the server takes: {details}")
+        return BadRequest(f"the request is larger than the server's limit: {details}")
     return from_triton(details or f"gRPC status {code.name} without a text")

@@ -41,10 +41,14 @@ class Receiver(Protocol):
 
 class Subscription:
     """A call of `engine` that stays open until it is ended or lost. `call` makes ModelStreamInfer with one request;
-    `ask_formats` is Client.answer_formats()."""
+    `request_formats` is Client.answer_formats()."""
 
     def __init__(
-        self, call: Callable[..., Any], engine: str, target: str, ask_formats: Callable[[], Awaitable[dict[str, Any]]]
+        self,
+        call: Callable[..., Any],
+        engine: str,
+        target: str,
+        request_formats: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.name = str(uuid.uuid4())
@@ -63,7 +67,7 @@ class Subscription:
         self._unacknowledged = (0, 0)  # deliveries and bytes
         self._acknowledger: asyncio.Task[None] | None = None
         self._senders: set[asyncio.Task[None]] = set()
-        self._ask_formats = ask_formats
+        self._request_formats = request_formats
         self._formats: asyncio.Future[dict[str, Any]] | None = None
         self._call = call(encode_subscription(self.name, engine))
         self.task = loop.create_task(self._read())
@@ -94,10 +98,10 @@ class Subscription:
             raise _copied(self._error)
 
     async def answer_formats(self) -> dict[str, Any]:
-        """Client.answer_formats(), asked once: a subscription ends when its model is unloaded. Raises the client's
+        """Client.answer_formats(), requested once: a subscription ends when its model is unloaded. Raises the client's
         errors."""
         if self._formats is None:
-            self._formats = asyncio.ensure_future(self._ask_formats())
+            self._formats = asyncio.ensure_future(self._request_formats())
         formats = self._formats
         await asyncio.wait((formats,))
         if formats.cancelled():
@@ -117,7 +121,7 @@ class Subscription:
             await asyncio.wait((self._opened,), timeout=timeout_s)
         if not self.over:
             message = encode_subscription(self.name, self._engine, end=True)
-            await self._tell(message, max(0.0, deadline - self._clock()))
+            await self._send(message, max(0.0, deadline - self._clock()))
             await asyncio.wait((self.task, *self._senders), timeout=max(0.0, deadline - self._clock()))
         self.cancel(Unavailable("the client was closed"))
         await asyncio.wait((self.task,))
@@ -189,14 +193,14 @@ class Subscription:
         try:
             while not self.over and self._must_acknowledge():
                 number, (deliveries, size) = self._number, self._unacknowledged
-                if await self._tell(encode_subscription(self.name, self._engine, read=number), _CALL_TIMEOUT_S):
+                if await self._send(encode_subscription(self.name, self._engine, read=number), _CALL_TIMEOUT_S):
                     self._unacknowledged = (self._unacknowledged[0] - deliveries, self._unacknowledged[1] - size)
                 else:
                     await asyncio.sleep(_RETRY_S)
         finally:
             self._acknowledger = None
 
-    async def _tell(self, message: Any, timeout_s: float) -> bool:
+    async def _send(self, message: Any, timeout_s: float) -> bool:
         """Returns whether the server took the message."""
         try:
             async for answer in self.call(message, timeout=timeout_s):
@@ -208,5 +212,6 @@ class Subscription:
 
 
 def _copied(error: CharoniaError) -> CharoniaError:
-    """An exception of its own for each reader: raising it changes its traceback, and a caller may change its text."""
+    """Returns a copy of an exception for each reader: raising it changes its traceback, and a caller may change its
+    text."""
     return copy.copy(error)

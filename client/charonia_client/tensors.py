@@ -65,8 +65,8 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
 
 
 def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
-    """The ModelInferRequest for `request`. ValueError for a number that its tensor's type cannot hold, TypeError for a
-    guide that is none."""
+    """The ModelInferRequest for `request`. Raises ValueError for a number outside of its tensor's type, and TypeError
+    for an invalid guide."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
     if request.parallel_tool_calls is not None:
@@ -110,7 +110,7 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
 
 
 def set_subscription(message: Any, subscription: str, key: int) -> None:
-    """Names the subscription that receives the results of a request of encode(), instead of the one it named before."""
+    """Sets or replaces the subscription that receives the results of a request of encode()."""
     names = [tensor.name for tensor in message.inputs]
     if "subscription" in names:
         kept = names.index("subscription")  # the inputs after it were added here
@@ -133,8 +133,8 @@ def encode_subscription(subscription: str, model: str, *, read: int | None = Non
 
 
 def encode_action(action: Action, model: str, *, request_id: str = "", session_id: str = "") -> Any:
-    """The request to `engine` that ends requests, all of that id or of that session, or forgets a session
-    (docs/contracts.md, "Stopping a request")."""
+    """The request to `engine` that ends all requests of an id or a session, or deletes a session (docs/contracts.md,
+    "Stopping a request")."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _numbers(message, action, "BOOL", [True])
     if session_id:
@@ -200,14 +200,14 @@ def decode_with_logprobs(chunk: Any) -> GenerateResponse:
 
 
 def _rows(count: int, ids: Sequence[int], logprobs: Sequence[float]) -> list[list[TopToken]]:
-    """`count` rows of equal length from flat ones."""
+    """Split a flat list into `count` rows of equal length."""
     width = len(ids) // count if count else 0
     flat = [TopToken(*entry) for entry in zip(ids, logprobs, strict=True)]
     return [flat[width * at : width * (at + 1)] for at in range(count)]
 
 
 def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("token_bytes", "token_special")) -> Any:
-    """Asks postprocessing for the bytes of tokens, or for another of its outputs."""
+    """The request to postprocessing for the bytes of tokens, or for another output."""
     message = pb.ModelInferRequest(model_name=model)
     values = (0, 0, *ids)  # no text is requested
     message.inputs.add(name="text_tokens", datatype="INT32", shape=[1, len(values)])
@@ -220,20 +220,20 @@ def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("tok
 
 
 def encode_question(output: str, model: str) -> Any:
-    """Asks preprocessing for an output about the model, which needs no prompt."""
+    """The request to preprocessing for an output about the model, which needs no prompt."""
     message = pb.ModelInferRequest(model_name=model)
     message.outputs.add(name=output)
     return message
 
 
 def decode_described(message: Any) -> dict[str, Any]:
-    """The answer to encode_question, a JSON object."""
+    """Decode the response to encode_question, a JSON object."""
     (text,) = _unpack_texts(message.raw_output_contents[0])
     return dict(json.loads(text))
 
 
 def encode_tokenize(request: TokenizeRequest, model: str) -> Any:
-    """Asks preprocessing alone. ValueError for an id that is no INT32."""
+    """The request to preprocessing only. Raises ValueError for an id that is not an INT32."""
     message = pb.ModelInferRequest(model_name=model)
     _prompt(message, request)
     if request.add_special_tokens is not None:
@@ -250,7 +250,7 @@ def encode_tokenize(request: TokenizeRequest, model: str) -> Any:
 
 
 def decode_tokenize(message: Any) -> Tokenized:
-    """The answer to encode_tokenize."""
+    """Decode the response to encode_tokenize."""
     values = {tensor.name: raw for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)}
     strings = _unpack_texts(values["token_strings"]) if "token_strings" in values else None
     return Tokenized(
@@ -262,13 +262,13 @@ def decode_tokenize(message: Any) -> Tokenized:
 
 
 def decode_quality(message: Any) -> list[dict[str, Any]]:
-    """The quality records of an answer to encode_lookup; those that are no objects are left out."""
+    """The quality records of a response to encode_lookup. Records that are not objects are left out."""
     (text,) = _unpack_texts(message.raw_output_contents[0])
     records = json.loads(text)
     return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
 
 
 def decode_lookup(message: Any) -> tuple[list[bytes], list[bool]]:
-    """The answer to encode_lookup: each token's bytes, and whether it is special."""
+    """Decode the response to encode_lookup: each token's bytes, and whether it is special."""
     values = {tensor.name: raw for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)}
     return _unpack_texts(values["token_bytes"]), [byte != 0 for byte in values["token_special"]]

@@ -1,4 +1,4 @@
-"""Where the chat's messages come from: a terminal (edited, with history) or a pipe."""
+"""Reads the chat's messages from a terminal (with editing and history) or a pipe."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 LEAVE = "exit"
-# Of C0 a text has line ends and tabs; the rest, DEL and C1 tell a terminal what to do.
+# Control characters except line ends and tabs: the rest of C0, DEL and C1 can control a terminal.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
 
 def plain(text: str) -> str:
-    """`text` without control characters: no model or server moves the cursor or sets the clipboard."""
+    """Remove control characters, so that no model or server can move the cursor or set the clipboard."""
     return text.translate(_CONTROLS)
 
 
 class Reader(Protocol):
-    """Gives one message after another."""
+    """Reads one message at a time."""
 
     hint: str
 
     async def read(self) -> str | None:
-        """The next message, or None at the end of the input. KeyboardInterrupt when the user drops what is typed."""
+        """The next message, or None at the end of the input. Raises KeyboardInterrupt if the user discards the typed
+        text."""
         ...
 
 
 def messages_of(lines: Iterable[str], enter_sends: bool) -> Iterator[str]:
-    """Cuts lines into messages: at blank lines, or each line is one. `exit` alone on a line is always one."""
+    """Split lines into messages: at blank lines, or one per line. A line with only `exit` is always a message."""
     held: list[str] = []
     for raw in lines:
         line = raw.rstrip("\r\n")
@@ -47,7 +48,7 @@ def messages_of(lines: Iterable[str], enter_sends: bool) -> Iterator[str]:
 
 
 class PipeReader:
-    """Messages from standard input that is no terminal."""
+    """Reads messages from standard input that is not a terminal."""
 
     hint = ""
 
@@ -55,16 +56,16 @@ class PipeReader:
         self._messages = messages_of(sys.stdin, enter_sends)
 
     async def read(self) -> str | None:
-        # Blocks the loop: between two answers there is nothing else to do.
+        # Blocks the event loop, which has no other work between two responses.
         return next(self._messages, None)
 
 
 class TerminalReader:
-    """Messages typed at a terminal."""
+    """Reads messages that are typed at a terminal."""
 
     def __init__(self, enter_sends: bool) -> None:
         self.hint = (
-            f"{'Enter' if enter_sends else 'Enter twice'} sends, Alt-Enter starts a line, Ctrl-C interrupts an answer, "
+            f"{'Enter' if enter_sends else 'Enter twice'} sends, Alt-Enter starts a line, Ctrl-C interrupts, "
             f"'{LEAVE}' leaves"
         )
         keys = KeyBindings()

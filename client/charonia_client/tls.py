@@ -11,23 +11,23 @@ import grpc  # type: ignore[import-untyped]
 class Tls:
     """A client's certificates: they check the server and identify the client. The PEM files are read here, once.
 
-    `ca`: the certificates that the server's has to come from; None: the public ones that gRPC knows. `cert` and `key`:
-    the client's own, for a server that asks for one. `name`: whom the server's certificate is for, where that is not
-    the host of its address.
+    `ca`: the CA certificates for the server's certificate; None: the public CAs that gRPC knows. `cert` and `key`: the
+    client's certificate and private key, for a server that requires one. `name`: the name in the server's certificate,
+    if it is not the host of the address.
     """
 
     def __init__(
         self, ca: Path | None = None, cert: Path | None = None, key: Path | None = None, name: str | None = None
     ) -> None:
-        """ValueError for a file that cannot be read, and for a certificate without its key."""
+        """Raises ValueError for an unreadable file, and for a certificate without its key."""
         if (cert is None) != (key is None):
-            raise ValueError("a client's certificate and its key go together: give both, or none")
+            raise ValueError("a client's certificate and its key belong together: give both or neither")
         self.name = name or None
         self.credentials: Any = grpc.ssl_channel_credentials(_read(ca), _read(key), _read(cert))
 
     @property
     def options(self) -> list[tuple[str, str]]:
-        """Of the channel."""
+        """The options of the channel."""
         return [("grpc.ssl_target_name_override", self.name)] if self.name else []
 
 
@@ -39,5 +39,5 @@ def _read(path: Path | None) -> bytes | None:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if b"-----BEGIN " not in text:
-        raise ValueError(f"{path} is no PEM file")
+        raise ValueError(f"{path} is not a PEM file")
     return text

@@ -34,20 +34,20 @@ class Tools:
     parameters are str, int, float, bool, lists, dicts, Literals of texts, or one of these or None."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
-        """TypeError for a parameter of another type."""
+        """Raises TypeError for a parameter of another type."""
         self._functions = {function.__name__: function for function in functions}
         self.described = [_described(function) for function in functions]
 
     async def call(self, call_id: str, name: str, arguments: str) -> ToolResult:
         """Returns the result of one call. An error becomes the result, so that the model can read it. A function that
-        is no coroutine runs in a thread."""
+        is not a coroutine runs in a thread."""
         function = self._functions.get(name)
         try:
             if function is None:
                 raise LookupError(f"there is no function {name!r}; there are {', '.join(self._functions)}")
             given = json.loads(arguments)
             if not isinstance(given, dict):
-                raise TypeError("the arguments are no JSON object")
+                raise TypeError("the arguments are not a JSON object")
             inspect.signature(function).bind(**given)
             if inspect.iscoroutinefunction(function):
                 value = await function(**given)
@@ -68,26 +68,26 @@ async def converse(
     max_rounds: int = _MAX_ROUNDS,
     request_id: Callable[[], str] | None = None,
 ) -> AsyncGenerator[GenerateResponse | ToolResult, None]:
-    """Answers `history` and runs the tools that the model calls, until it calls none.
+    """Requests responses to `history` and runs the tools that the model calls, until it calls no tool.
 
-    Yields the parts of each answer and the results of its calls. `history` gets the messages of what happens: each
-    answer, once it has ended, with its reasoning, and the results of its calls. request: everything but messages and
-    tools, streamed; its tool_choice is for the first answer alone, so that a call which is forced is answered in the
-    end. request_id: makes the id of each round's request. Raises ValueError where `max_rounds` is less than 1, the
-    client's errors, and TooManyRounds after `max_rounds` answers with calls, whose results are in `history`: it can be
-    answered again.
+    Yields the parts of each response and the results of its calls. Appends messages to `history`: each complete
+    response with its reasoning, and the results of its calls. request: all fields except messages and tools, with
+    streaming. Its tool_choice applies only to the first response, so that a forced call gets a final response.
+    request_id: creates the id of each round's request. Raises ValueError if `max_rounds` is less than 1, the client's
+    errors, and TooManyRounds after `max_rounds` responses with calls. The results of the last calls are then in
+    `history`, so the conversation can continue.
     """
     if max_rounds < 1:
         raise ValueError(f"max_rounds = {max_rounds}; it must be at least 1")
     for number in range(max_rounds):
         choice = request.tool_choice if number == 0 or request.tool_choice == "none" else None
-        asked = replace(request, messages=history, tools=tools.described, tool_choice=choice, parsed=True)
+        round_request = replace(request, messages=history, tools=tools.described, tool_choice=choice, parsed=True)
         content: list[str] = []
         reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
         ended: str | None = None
         id = request_id() if request_id else None
-        async with aclosing(client.generate(asked, request_id=id)) as answer:
+        async with aclosing(client.generate(round_request, request_id=id)) as answer:
             async for part in answer:
                 content.append(part.content)
                 reasoning.append(part.reasoning)
@@ -108,7 +108,9 @@ async def converse(
             answered = {"role": "tool", "tool_call_id": result.call_id, "name": result.name, "content": result.text}
             history.append(answered)
             yield result
-    raise TooManyRounds(f"the model has called functions in each of {max_rounds} answers and was not asked again")
+    raise TooManyRounds(
+        f"the model has called functions in each of {max_rounds} responses; no further response was requested"
+    )
 
 
 def _join_calls(calls: list[dict[str, Any]], part: GenerateResponse) -> None:
@@ -120,7 +122,8 @@ def _join_calls(calls: list[dict[str, Any]], part: GenerateResponse) -> None:
 
 
 def _for_history(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates show arguments as an object: those that are none are shown as empty, beside the error that says so."""
+    """Chat templates need arguments as an object. Invalid arguments become an empty object, next to the call's
+    error."""
     function = call["function"]
     try:
         valid = isinstance(json.loads(function["arguments"]), dict)
@@ -134,7 +137,7 @@ def _described(function: Callable[..., Any]) -> dict[str, Any]:
     properties, required = {}, []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"{function.__name__}({name}): a tool's parameters are given by their names")
+            raise TypeError(f"{function.__name__}({name}): a tool's parameters must be passed by name")
         properties[name] = _schema(hints.get(name, str), f"{function.__name__}({name})")
         if parameter.default is parameter.empty:
             required.append(name)

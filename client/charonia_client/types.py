@@ -70,7 +70,7 @@ def _json(name: str, value: Any) -> str:
 
 
 class _Chat:
-    """The JSON that a chat is sent as."""
+    """The JSON fields of a chat."""
 
     __slots__ = ()
     messages: Sequence[Mapping[str, Any]] | None
@@ -97,7 +97,7 @@ class GenerateRequest(ScalarFields, _Chat):
     """One request to the ensemble (docs/contracts.md): exactly one of `text`, `prompt_token_ids` and `messages`, and
     the sampling parameters and limits of ScalarFields.
 
-    None, or an empty collection, is not sent: the server's default holds.
+    None and empty collections are not sent: the server's default applies.
     """
 
     text: str | None = None
@@ -108,23 +108,23 @@ class GenerateRequest(ScalarFields, _Chat):
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # False: one call at most
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the chat template, such as enable_thinking
-    continue_final_message: bool = False  # the last of messages is an answer that has begun
+    continue_final_message: bool = False  # the last message is the beginning of the response
     # True: the text is also parsed into content, reasoning and tool_calls.
     parsed: Literal[True] | None = None
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
     logit_bias: Mapping[int, float] | None = None
-    end_id: Sequence[int] = ()  # instead of the model's own
-    guide: Guide | None = None  # what the text has to be
-    name_stop_word: bool | None = None  # say which of stop_words ended an answer
-    logprobs: int | None = None  # of the token chosen and of this many most likely, 0 to 20
+    end_id: Sequence[int] = ()  # instead of the model's own end ids
+    guide: Guide | None = None  # constrains the text
+    name_stop_word: bool | None = None  # report which of stop_words ended a response
+    logprobs: int | None = None  # log probabilities of the sampled token and of this many most likely tokens, 0 to 20
     stream: bool = True  # False: one response with the whole text
-    echo: bool = False  # begin with the prompt's text
-    # A name under which the server keeps the conversation's KV blocks, and its tokens.
+    echo: bool = False  # return the prompt's text first
+    # The server keeps the conversation's KV blocks and tokens under this name.
     session_id: str | None = None
     interactive: bool = False  # text or messages are only the new turn of the session; False: the whole conversation
     end_session: bool = False  # forget the session afterwards
-    # Only what requests with the same salt computed is found in the prefix cache. At most 256 bytes.
+    # The prefix cache finds only blocks of requests with the same salt. At most 256 bytes.
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class TokenizeRequest(_Chat):
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
-    continue_final_message: bool = False  # the last of messages is an answer that has begun
+    continue_final_message: bool = False  # the last message is the beginning of the response
     add_special_tokens: bool | None = None
     with_strings: bool = False  # the tokens as the vocabulary spells them
 
@@ -165,13 +165,13 @@ class TokenizeRequest(_Chat):
 
 @dataclass(slots=True)
 class Tokenized:
-    """text: of prompt_token_ids, special tokens included. context_length: tokens of the longest sequence; None where
-    the server does not know it."""
+    """text: the text of prompt_token_ids, including special tokens. context_length: tokens of the longest sequence;
+    None if unknown."""
 
     token_ids: list[int]
     text: str
     context_length: int | None
-    strings: list[str] | None  # where they were asked for
+    strings: list[str] | None  # only if requested
 
 
 @dataclass(slots=True)
@@ -185,8 +185,8 @@ class Timings:
 
 @dataclass(slots=True)
 class TopToken:
-    """A likely token at one position. `token` has its bytes, also of a special token. None: the server drains and
-    cannot tell them any more."""
+    """A likely token at one position. `token` has its bytes, also for a special token. None: the server drains and
+    cannot report the bytes any more."""
 
     id: int
     logprob: float
@@ -197,9 +197,9 @@ class TopToken:
 class ToolCallDelta:
     """The part of a tool call that a response adds.
 
-    index: of the answer's calls, from 0 on. id, name: with the call's beginning. arguments: the next piece; joined they
-    are a JSON object. complete: with the call's end; False where the answer ended within the arguments, or where they
-    are no JSON.
+    index: the number of the call in the response, from 0. id, name: set at the call's beginning. arguments: the next
+    piece; all pieces joined are a JSON object. complete: set at the call's end; False if the response ended within the
+    arguments, or if they are not JSON.
     """
 
     index: int
@@ -228,19 +228,19 @@ class GenerateResponse:
     top_logprobs: list[list[TopToken]] = field(default_factory=list)
     token_bytes: tuple[bytes, ...] = ()  # the bytes of each of token_ids; empty for special tokens
     text_span: tuple[int, int] = (0, 0)  # [begin, end) of the text in the joined token_bytes; an echo precedes it
-    index: int = 0  # which of the n answers this is a part of
-    cum_logprob: float = 0.0  # of the answer's tokens so far, where log probabilities or best_of were asked for
+    index: int = 0  # index of the response, if n > 1
+    cum_logprob: float = 0.0  # sum over the response's tokens so far, with log probabilities or best_of
     # With parsed: the text without reasoning and calls; the reasoning; the calls.
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
-    num_reasoning_tokens: int = 0  # of num_output_tokens
-    num_session_tokens: int = 0  # of num_input_tokens: the session's history
-    stop_word: str | None = None  # with name_stop_word, on the last part: which one ended the answer, if any did
-    # With prompt_logprobs, on the first part of answer 0: an entry for each token of the prompt in prompt_ids,
-    # prompt_tokens and prompt_special, and one for each from the second on in the others.
+    num_reasoning_tokens: int = 0  # part of num_output_tokens
+    num_session_tokens: int = 0  # part of num_input_tokens: the session's history
+    stop_word: str | None = None  # with name_stop_word, on the last part: the stop word that ended the response, if any
+    # With prompt_logprobs, on the first part of response 0: prompt_ids, prompt_tokens and prompt_special have an entry
+    # for each token of the prompt. The other fields have an entry for each token from the second on.
     prompt_ids: tuple[int, ...] = ()
-    prompt_tokens: list[bytes | None] = field(default_factory=list)  # a special token's name included; None: unknown
+    prompt_tokens: list[bytes | None] = field(default_factory=list)  # also the names of special tokens; None: unknown
     prompt_special: list[bool] = field(default_factory=list)
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_logprobs: list[list[TopToken]] = field(default_factory=list)
@@ -257,7 +257,7 @@ class GenerateResponse:
         return found
 
     def find_stop_word(self, words: Sequence[str]) -> str | None:
-        """Which of the words ended the response: it follows the text of the last part, which this is."""
+        """Returns the stop word that ended the response. Call it on the last part: the word follows the part's text."""
         behind = b"".join(self.token_bytes)[self.text_span[1] :]
         return next((word for word in words if behind.startswith(word.encode())), None)
 
@@ -271,7 +271,7 @@ class ServerMetadata:
 
 @dataclass(slots=True)
 class ModelMetadata:
-    """Names of a model's tensors with their Triton types and shapes."""
+    """The names of a model's tensors with their Triton types and shapes."""
 
     name: str
     versions: tuple[str, ...]

@@ -18,7 +18,7 @@ _UNKNOWN: _Name = (None, False)
 class Vocabulary:
     """A cache of `lookup`. It holds the model's vocabulary at most.
 
-    A server that drains ends its responses, but its `lookup` may raise Unavailable. Then `elsewhere` is asked, and if
+    A server that drains ends its responses, but its `lookup` may raise Unavailable. Then `elsewhere` is used, and if
     that raises Unavailable too, the bytes are unknown: None. The response goes on.
     """
 
@@ -26,21 +26,21 @@ class Vocabulary:
         self._lookup = lookup
         self._elsewhere = elsewhere
         self._known: dict[int, _Name] = {}
-        self._before: dict[int, _Name] = {}  # forgotten entries, for when no server can be asked
+        self._before: dict[int, _Name] = {}  # old entries, used if no server can be reached
 
     async def _names(self, ids: Set[int]) -> Mapping[int, _Name]:
         """Returns the names of the ids that are known or can be looked up."""
         known = self._known
         if missing := sorted(ids - known.keys()):
             try:
-                pieces, special = await self._ask(missing)
+                pieces, special = await self._request(missing)
             except Unavailable:
                 return ChainMap(known, self._before)
             known.update(zip(missing, zip(pieces, special, strict=True), strict=True))
             self._before = {}
         return known
 
-    async def _ask(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+    async def _request(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         try:
             return await self._lookup(ids)
         except Unavailable:

@@ -12,8 +12,8 @@ _AGAIN_S = 0.1
 async def comes_within(event: asyncio.Event, timeout_s: float) -> bool:
     """Whether the event comes within that time.
 
-    Not asyncio.wait_for: before Python 3.12 that swallows a cancellation which comes together with the event, and a
-    task that loops around it never ends.
+    Does not use asyncio.wait_for: before Python 3.12 it swallows a cancellation that arrives together with the event,
+    and a task that calls it in a loop never ends.
     """
     waiter = asyncio.ensure_future(event.wait())
     try:
@@ -26,7 +26,7 @@ async def comes_within(event: asyncio.Event, timeout_s: float) -> bool:
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels tasks and returns when they have ended; their errors are dropped.
 
-    They are cancelled again and again: gRPC's calls swallow a cancellation that comes together with their answer.
+    Cancels them repeatedly: gRPC's calls swallow a cancellation that arrives together with their response.
     """
     left = set(tasks)
     while left:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from charonia_gateway.check import SettingsError, check_files, explained
-from charonia_gateway.imports import kept
+from charonia_gateway.imports import without_gc
 from charonia_gateway.logs import configure_logging
 from charonia_gateway.port import PortError, is_loopback
 from charonia_gateway.settings import Settings
@@ -42,12 +42,12 @@ def main() -> None:
     configure_logging(settings)
     if settings.keys_file is None and not is_loopback(settings.host):
         log.warning(
-            "the gateway listens on %s without API keys: everyone who reaches port %d can use the model; "
-            "CHARONIA_GATEWAY_KEYS_FILE asks for keys",
+            "the gateway listens on %s without API keys: anyone with access to port %d can use the models; "
+            "set CHARONIA_GATEWAY_KEYS_FILE to require keys",
             settings.host,
             settings.port,
         )
-    # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
+    # After its shutdown uvicorn raises the signal again, which would then set the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     from charonia_gateway.workers import default_workers, supervise
@@ -56,10 +56,10 @@ def main() -> None:
     try:
         if workers > 1:
             sys.exit(supervise(settings, workers))
-        with kept():
+        with without_gc():
             from charonia_gateway.process import serve
         serve(settings)
-    except ValueError as error:  # of a file
+    except ValueError as error:  # an unusable file
         _refuse(str(error))
     except PortError as error:
         log.error("%s", error)

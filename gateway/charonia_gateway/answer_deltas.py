@@ -1,5 +1,4 @@
-"""Parsed answers: in OpenAI's chat form, as deltas of one response or whole, and in the order of their parts for the
-forms of other routes."""
+"""Convert parsed responses to OpenAI's chat form (deltas or a whole message), and to ordered parts for other routes."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ from charonia_client.types import ToolCallDelta
 
 
 def deltas(part: GenerateResponse) -> Iterator[dict[str, Any]]:
-    """What a response adds to an answer that was asked for with `parsed`. A call's name comes before its arguments."""
+    """The deltas of one part of a response that was requested with `parsed`. A call's name comes before its
+    arguments."""
     if part.reasoning:
         yield {"reasoning_content": part.reasoning}
     if part.content:
@@ -32,8 +32,8 @@ class Text:
 
 
 def in_order(part: GenerateResponse, *, parsed: bool, open_call: int | None = None) -> Iterator[Text | ToolCallDelta]:
-    """What a response adds to an answer, where one part of it ends before the next begins. parsed: it was asked for
-    with `parsed`. open_call: index of the call that the responses before ended with."""
+    """The texts of one part of a response, in an order in which each item ends before the next begins. parsed: the
+    response was requested with `parsed`. open_call: the index of the call that the earlier parts ended with."""
     if not parsed:
         if part.text:
             yield Text("content", part.text)
@@ -48,7 +48,7 @@ def in_order(part: GenerateResponse, *, parsed: bool, open_call: int | None = No
 
 
 def message(answer: GenerateResponse) -> dict[str, Any]:
-    """The message of an answer that came in one response and was asked for with `parsed`."""
+    """The message of a complete response that was requested with `parsed`."""
     made: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning:
         made["reasoning_content"] = answer.reasoning
@@ -63,5 +63,6 @@ def message(answer: GenerateResponse) -> dict[str, Any]:
 
 
 def finish_reason(reason: str | None, calls: bool) -> str | None:
-    """OpenAI's, of the engine's. calls: the answer has some. What was cut off says so, also within a call."""
+    """Map the engine's finish reason to OpenAI's. calls: whether the response contains tool calls. A truncated call has
+    the reason "length"."""
     return "tool_calls" if reason == "stop" and calls else reason

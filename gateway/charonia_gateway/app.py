@@ -48,10 +48,9 @@ from charonia_gateway.state import Bounds, MemoryState, RedisState, State
 from charonia_gateway.stored import ResponseStore
 from charonia_gateway.tracing import Tracing, TracingMiddleware
 
-_DESCRIPTION = """The API of OpenAI for the models that this server serves; OpenAI's own clients work unchanged, with
-`base_url` set to this server's address and `/v1`, and the `api_key` that its operator gave (any where the server asks
-for none). Fields that the server does not know are ignored
-and named in the response header `charonia-ignored-fields`."""
+_DESCRIPTION = """OpenAI's API for the models of this server. OpenAI's own clients work unchanged. Their `base_url` is
+this server's address and `/v1`; their `api_key` comes from the operator (any value if the server needs no key). The
+server ignores unknown fields and names them in the response header `charonia-ignored-fields`."""
 
 
 async def _client_gone(request: Request, _: Exception) -> Response:
@@ -83,7 +82,7 @@ class _Parts:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """The connections to Triton open with it. Files and names are read again until its end."""
+        """Connect to Triton. Until its end, files and DNS names are read again when they change."""
         settings = self.settings
         discovery = Discovery(settings.endpoints)
         pools = self._pools([] if self.servers else await discovery.targets())
@@ -114,7 +113,7 @@ class _Parts:
             await asyncio.to_thread(self.tracing.close)
 
     def _pools(self, targets: list[str]) -> dict[str, Pool]:
-        """By model."""
+        """The pools, by model."""
         settings, servers, metrics = self.settings, self.servers, self.metrics
         return {
             model: Pool(
@@ -157,7 +156,8 @@ class _Parts:
         return is_open
 
     def add_middleware(self, app: FastAPI) -> None:
-        """The innermost first. After a stream's first text, its events bypass the middleware (record.server_send)."""
+        """Add the middleware, innermost first. After the first text, a stream's events bypass it
+        (record.server_send)."""
         settings, keys = self.settings, self.keys
         app.add_middleware(DrainMiddleware, drain=self.drain)
         if keys:
@@ -187,7 +187,7 @@ def create_app(
     restarted: bool = False,
 ) -> FastAPI:
     """The ASGI application. The connections to Triton open with its lifespan; Triton may start later. `drain`: for the
-    caller to end it. `servers`: instead of Triton, one for the name of each model; they are closed with the lifespan.
+    caller to end it. `servers`: used instead of Triton, by the name of the model; the lifespan closes them.
     `restarted`: this process replaces one that died. Raises ValueError for a file of keys or certificates that cannot
     be used."""
     parts = _Parts(
@@ -205,9 +205,9 @@ def create_app(
         version=__version__,
         description=_DESCRIPTION,
         lifespan=parts.lifespan,
-        docs_url=None,  # add_pages has it, without files of another server
+        docs_url=None,  # add_pages serves it, without files from other servers
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would name whatever host the request does
+        redirect_slashes=False,  # a redirect would contain the request's Host header
     )
     for module in (chat, completions, responses, interactive, messages, embeddings, models, tokenizer, service):
         app.include_router(module.router)

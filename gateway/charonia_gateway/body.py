@@ -1,4 +1,4 @@
-"""From a request's body to a checked model, or to a 400 that names the field and what would be right."""
+"""Parse and check a request's body. An error has status 400 and names the field and its valid values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 IGNORED_HEADER = "charonia-ignored-fields"
 _MAX_NAMED_ERRORS = 3
-# What is right, by the kind of pydantic's error; {...}: of its context.
+# The remedy for each kind of pydantic's errors. {...} is filled from the error's context.
 _RIGHT = {
     "int_type": "send a whole number",
     "int_from_float": "send a whole number",
@@ -42,7 +42,7 @@ _RIGHT = {
     "too_long": "send at most {max_length} entries",
     "string_too_short": "send at least {min_length} character(s)",
     "string_too_long": "send at most {max_length} characters",
-    "extra_forbidden": "it is no field here: leave it out",
+    "extra_forbidden": "unknown field; remove it",
 }
 _SHOWN_CHARACTERS = 60
 _MAX_REMEMBERED = 1000
@@ -50,7 +50,7 @@ _warned: set[str] = set()
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, which must call itself JSON and have at most `limit` bytes."""
+    """Read the body. Its content type must be JSON, and its size at most `limit` bytes."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(
@@ -68,7 +68,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def parse(model: type[Body], body: bytes) -> Body:
-    """The checked body. ApiError 400 otherwise."""
+    """Return the checked body. Raises ApiError 400 if it is not valid."""
     if has_too_many_values([body]):
         raise ApiError(400, f"the body has {TOO_MANY}", code="invalid_value")
     try:
@@ -78,18 +78,18 @@ def parse(model: type[Body], body: bytes) -> Body:
 
 
 def ignored_fields(body: BaseModel) -> list[str]:
-    """Names of the fields that the gateway does not know, fit for a header; each is logged once. Drops the fields:
-    their values, which nobody reads, would last as long as the answer."""
+    """Remove the fields that the gateway does not know, and return their names, escaped for a header. Each is logged
+    once. Their values would otherwise stay in memory until the response ends."""
     names = []
     extra = body.model_extra or {}
     for name in islice(extra, _MAX_REMEMBERED):
-        # Anything else is perhaps no name but text of somebody's, which no log gets.
+        # Other names may be a user's text, which must not be logged.
         if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", name, re.ASCII):
             continue
         names.append(name)
         if name not in _warned and len(_warned) < _MAX_REMEMBERED:
             _warned.add(name)
-            log.warning("requests have the field %r, which is unknown here and ignored", name)
+            log.warning("ignoring the unknown field %r of requests", name)
     extra.clear()
     return names[:20]
 
@@ -112,7 +112,7 @@ def _bad_request(details: list[ErrorDetails]) -> ApiError:
 
 
 def _path(detail: ErrorDetails) -> str | None:
-    """messages[0].content"""
+    """Format a location, for example as messages[0].content."""
     path = ""
     for part in detail["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
@@ -120,7 +120,7 @@ def _path(detail: ErrorDetails) -> str | None:
 
 
 def _named_in(detail: ErrorDetails) -> str | None:
-    """The field that a check of the whole body is about: its text begins with the name."""
+    """The field that a check of the whole body names: its text begins with the field's name."""
     found = re.match(r"[a-z_]+", detail["msg"])
     return found.group() if found else None
 
@@ -140,7 +140,7 @@ def _text(detail: ErrorDetails) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of an error's context: a bound of a number, or Python's word for a literal."""
+    """Format a value of an error's context: a bound of a number, or a Python literal."""
     if value == "True":
         return "true"
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     try:
-        # As far as it is shown: it may be the whole body.
+        # Format only the part that is shown: the value may be the whole body.
         text = "".join(islice(json.JSONEncoder(ensure_ascii=False).iterencode(value), _SHOWN_CHARACTERS + 1))
     except (ValueError, TypeError, RecursionError):
         text = f"<{type(value).__name__}>"

@@ -39,8 +39,8 @@ def explained(error: ValidationError) -> list[str]:
     """A line for each wrong setting, with its variable, its value and its description."""
     lines = []
     for detail in error.errors(include_url=False):
-        reason = str(detail["msg"]).removeprefix("Value error, ")  # pydantic's, before the text of a check
-        if not detail["loc"]:  # not of one field: the input has all fields, and perhaps a password
+        reason = str(detail["msg"]).removeprefix("Value error, ")  # pydantic's prefix for the text of a check
+        if not detail["loc"]:  # an error of several fields: the input has all fields, and may contain a password
             lines.append(reason)
             continue
         name, field = _named(str(detail["loc"][0]))
@@ -71,7 +71,7 @@ def _why_unreadable(path: Path) -> str | None:
         path.stat()
     except FileNotFoundError:
         return "there is no such file"
-    except OSError as error:  # a folder above it is closed, or the name is none
+    except OSError as error:  # a parent folder is not readable, or the name is not valid
         return (error.strerror or str(error)).lower()
     return "permission denied"
 
@@ -85,27 +85,27 @@ def check_files(settings: Settings) -> None:
             raise SettingsError(
                 f"{variable(field)}={path} cannot be read ({reason}): name a file that this user may read{more}"
             )
-    with _said_of("keys_file"):
+    with _naming_settings("keys_file"):
         if settings.keys_file:
             read_keys(settings.keys_file)
-    with _said_of("tls_cert", "tls_key"):
+    with _naming_settings("tls_cert", "tls_key"):
         if settings.tls_cert and settings.tls_key:
             Certificates(settings.tls_cert, settings.tls_key)
-    with _said_of("tls_client_ca"):
+    with _naming_settings("tls_client_ca"):
         settings.certificates()
-    with _said_of("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
+    with _naming_settings("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
         settings.tls_to_triton()
     if settings.redis_url:
         from charonia_gateway.state import RedisState
 
         try:
             RedisState(settings.redis_url)
-        except ValueError as error:  # it names the setting, and not the value
+        except ValueError as error:  # the text names the setting, but not the value
             raise SettingsError(str(error)) from None
 
 
 @contextlib.contextmanager
-def _said_of(*fields: str) -> Iterator[None]:
+def _naming_settings(*fields: str) -> Iterator[None]:
     """Let the error of a file name the settings of the file."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the routes share: settings, engine, and each request's head."""
+"""State that the routes share: settings, engine, and each request's head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from charonia_gateway.usage import Usage
 ForText = Sampling | InteractiveRequest | CountTokensRequest | ResponsesRequest
 Body = TypeVar("Body", bound=ForText | TokenizeBody | DetokenizeBody)
 _PROMPT_FIELDS = {"messages", "prompt", "system", "instructions", "input"}
-_MAX_MODEL_CHARACTERS = 100  # of a client's name for a model, in logs, spans and errors
+_MAX_MODEL_CHARACTERS = 100  # of a requested model's name, in logs, spans and errors
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Gateway:
     responses: ResponseStore
 
     async def system_fingerprint(self, model: str | None) -> str:
-        """Changes when answers may change. It depends on the name of the model, the version of the gateway and the
-        fingerprint that a server reports."""
+        """A fingerprint that changes when responses may change. It depends on the name of the model, the version of the
+        gateway and the fingerprint that a server reports."""
         info = await self.engine_of(model).pool.model_info()
         text = f"{model or self.settings.model_name} {__version__} {info.get('fingerprint')}"
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
@@ -58,12 +58,12 @@ class Gateway:
         return [name for name in self.engines if key is None or key.allows_model(name)]
 
     def engine_of(self, model: str | None) -> Engine:
-        """The engine of a model by its name, None: of the default one. ApiError 404 for a model that is not served, 403
-        for one that the request's key may not use."""
+        """The engine of a model, by name; None: the default model. Raises ApiError 404 for an unknown model, 403 for a
+        model that the request's key may not use."""
         name = self.settings.model_name if model is None else model
         if name not in self.engines:
             shown = name[:_MAX_MODEL_CHARACTERS]
-            there = ", ".join(map(repr, self.allowed_models())) or "none that this key may use"
+            there = ", ".join(map(repr, self.allowed_models())) or "no model that this key may use"
             raise ApiError(
                 404,
                 f"the model {shown!r} does not exist; this server has {there}",
@@ -82,7 +82,7 @@ class Gateway:
         return self.engines[name]
 
     async def read(self, request: Request, model: type[Body]) -> Body:
-        """The checked body of a request for text or tokens. ApiError 400, 403, 404, 413 or 415."""
+        """Read and check the body of a request for text or tokens. Raises ApiError 400, 403, 404, 413 or 415."""
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
         record = record_of(request.scope)
         record.operation = body.operation
@@ -97,7 +97,7 @@ class Gateway:
         return body
 
     def check_choices(self, choices: int) -> None:
-        """ApiError 400 for more answers at once than are allowed."""
+        """Raises ApiError 400 if a request asks for too many responses."""
         if choices > self.settings.max_choices:
             raise ApiError(
                 400,
@@ -108,8 +108,8 @@ class Gateway:
             )
 
     def check_logprobs(self, requests: Sequence[GenerateRequest]) -> None:
-        """ApiError 400 where answers that are sent whole could have too many log probabilities. Without max_tokens the
-        bound is applied to the answer itself (Pool.begin)."""
+        """Raises ApiError 400 if responses without streaming could have too many log probabilities. Without max_tokens
+        the limit is checked in the response (Pool.begin)."""
         entries = sum(
             (request.n or 1) * request.max_tokens * (request.logprobs + 1)
             for request in requests
@@ -119,7 +119,7 @@ class Gateway:
             raise ApiError(
                 400,
                 f"answers times max_tokens times (top_logprobs + 1) are {entries} log probabilities: ask for at most "
-                f"{MAX_ENTRIES} in an answer that is sent whole, or send stream = true",
+                f"{MAX_ENTRIES} without streaming, or send stream = true",
                 param="logprobs",
                 code="invalid_value",
             )
@@ -134,14 +134,14 @@ GatewayState = Annotated[Gateway, Depends(gateway_of)]
 
 
 class Head:
-    """The fields that all parts of one answer share."""
+    """The fields that all parts of one response share."""
 
     def __init__(self, gateway: Gateway, request: Request, body: ForText, prefix: str) -> None:
         self._record = record_of(request.scope)
         self.id = self._record.name(prefix)
         self._with_timings = bool(body.timings)
         self.engine = gateway.engine_of(body.model)
-        self.engine_id = self._record.engine_id  # begins the ids of the engine's requests
+        self.engine_id = self._record.engine_id  # prefix of the engine's request ids
         self.fields = {
             "id": self.id,
             "object": "",
@@ -157,10 +157,10 @@ class Head:
         return {**self.fields, "object": kind, **more}
 
     def usage(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> Usage:
-        """Of the request's choices, for the answer and for what is written down of it."""
+        """The usage of the request's choices, for the response and for its record."""
         usage = self._record.usage = Usage(choices_per_prompt, choices, prompt_only=prompt_only)
         return usage
 
     def timings(self, usage: Usage) -> dict[str, Any]:
-        """The answer's field, where the request asked for it."""
+        """The response's field `timings`, if requested."""
         return {"timings": usage.timings()} if self._with_timings else {}

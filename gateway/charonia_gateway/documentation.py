@@ -13,20 +13,20 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from charonia_gateway.schemas.responses import ErrorBody
 
 _REF = "#/components/schemas/{model}"
-# What the descriptions of routes refer to, by name. FastAPI would make validators of each answer and error of each
-# route, which nothing validates, whenever the gateway starts.
+# Schemas that the descriptions of routes refer to, by name. FastAPI would build a validator for each response and error
+# of each route at every start, and none of them is used.
 _requests: dict[str, type[BaseModel]] = {}
 _answers: dict[str, type[BaseModel]] = {}
 _ERRORS = {
-    400: "the request is wrong: the text names the field and what would be right",
-    401: "the server asks for a key, and the request has none that holds",
-    403: "the key may not use the model, or CHARONIA_GATEWAY_ALLOWED_ORIGINS does not name the web page that asks",
+    400: "the request is wrong: the message names the field and the remedy",
+    401: "the server needs an API key, and the request has no valid key",
+    403: "the key may not use the model, or the web page's origin is not in CHARONIA_GATEWAY_ALLOWED_ORIGINS",
     404: "no such model",
     408: "the body did not arrive in time",
     413: "the body is too large",
     415: "the body is not JSON",
-    429: "a limit of the key is used up, or there is too much to do; Retry-After says when to come again",
-    503: "Triton or the engine is away, or going away; Retry-After says when to come again",
+    429: "a limit of the key is reached, or the server is overloaded; Retry-After says when to retry",
+    503: "Triton or the engine is not available or is shutting down; Retry-After says when to retry",
     504: "the request's own `timeout` ran out",
 }
 
@@ -35,13 +35,13 @@ def describe(
     request: type[BaseModel],
     answer: type[BaseModel],
     examples: dict[str, dict[str, Any]],
-    stream: str | None = "with stream = true server-sent events, the last of them `data: [DONE]`",
+    stream: str | None = "with stream = true server-sent events, of which the last is `data: [DONE]`",
     errors: Mapping[int, str] = MappingProxyType({}),
     error: type[BaseModel] = ErrorBody,
 ) -> dict[str, Any]:
-    """Arguments of a route's decorator. `stream` says what a stream is, None where there is none; `errors` are those
-    that the other routes have not, `error` the form of all of them. The model's name is put into the examples when they
-    are served."""
+    """Arguments of a route's decorator. `stream` describes the stream, None if there is no stream. `errors` are
+    additional errors of this route. `error` is the form of all errors. The examples get the model's name when they are
+    served."""
     shown = {name: {"summary": name, "value": value} for name, value in examples.items()}
     body = {"application/json": {"schema": _refer(_requests, request), "examples": shown}}
     ok = _described(answer, "the answer")
@@ -55,7 +55,7 @@ def describe(
 
 
 def describe_errors(errors: Mapping[int, str], error: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """The argument `responses` of a route's decorator."""
+    """The value for the argument `responses` of a route's decorator."""
     return {status: _described(error, text) for status, text in errors.items()}
 
 
@@ -68,12 +68,12 @@ def _refer(models: dict[str, type[BaseModel]], model: type[BaseModel]) -> dict[s
     return {"$ref": _REF.format(model=model.__name__)}
 
 
-_KEY_SCHEME = "key"  # page/docs.js gives swagger-ui the key under this name
+_KEY_SCHEME = "key"  # page/docs.js passes the key to swagger-ui under this name
 
 
 def complete_schema(app: FastAPI, model_name: str, is_open: Callable[[str, str], bool] | None = None) -> None:
-    """Adds what descriptions refer to, and the served model's name. is_open(method, path): what needs no key; None
-    where nothing needs one."""
+    """Add the schemas that the descriptions refer to, and the served model's name. is_open(method, path): whether a
+    path needs no key; None if no path needs a key."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -91,7 +91,7 @@ def complete_schema(app: FastAPI, model_name: str, is_open: Callable[[str, str],
             for example in body.get("examples", {}).values():
                 example["value"] = {"model": model_name, **example["value"]}
         if is_open:
-            text = "an API key of the gateway's; x-api-key takes it as well"
+            text = "an API key of the gateway; the header x-api-key works, too"
             scheme = {"type": "http", "scheme": "bearer", "description": text}
             schema["components"]["securitySchemes"] = {_KEY_SCHEME: scheme}
             schema["security"] = [{_KEY_SCHEME: []}]

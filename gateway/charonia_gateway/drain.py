@@ -21,7 +21,8 @@ from charonia_gateway.tls import Certificates
 
 log = logging.getLogger("charonia_gateway")
 
-_FINAL_MESSAGE_S = 2.0  # for cancelled requests to tell their clients; before that they have a second to tell Triton
+# for cancelled requests to notify their clients; before that they have one second to notify Triton
+_FINAL_MESSAGE_S = 2.0
 _ABORTED_S = 1.0  # for cancelled requests to end after their connections were closed
 
 
@@ -54,7 +55,7 @@ class Drain:
             self.running -= 1
 
     def cut(self) -> int:
-        """Cancel the running requests, which still tell their clients. Returns their number."""
+        """Cancel the running requests, which still notify their clients. Returns their number."""
         self.begin()
         self.has_cut = True
         for task in self._tasks:
@@ -181,10 +182,10 @@ class DrainingServer(uvicorn.Server):
             return
         requests = "1 request was" if count == 1 else f"{count} requests were"
         if had_its_time:
-            text = "%s cut off: not ended %g s after the gateway was asked to shut down (CHARONIA_DRAIN_TIMEOUT_S)"
+            text = "%s cut off: not ended %g s after the shutdown began (CHARONIA_DRAIN_TIMEOUT_S)"
             log.warning(text, requests, self._drain.limit_s)
         else:
-            log.warning("%s cut off: the gateway was asked to shut down at once", requests)
+            log.warning("%s cut off: the gateway must shut down immediately", requests)
         if not await self._drain.have_ended(_FINAL_MESSAGE_S):  # their clients do not read it
             for connection in list(self.server_state.connections):
                 if connection.transport:

@@ -1,5 +1,5 @@
-"""The engine as the routes see it: several choices at once, and whatever ends badly is an error. Which of several
-servers works for a request is decided in charonia_gateway.endpoints."""
+"""The engine as the routes use it: it runs several choices concurrently, and raises an error for every failed response.
+charonia_gateway.endpoints chooses the server for a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from charonia_gateway.usage import estimated_tokens
 
 
 class Engine:
-    """`timeout_s` bounds each answer; 0 is no bound. cache_by_key: each key has a prefix cache of its own."""
+    """`timeout_s` is the limit for each response; 0 means no limit. cache_by_key: each key has its own prefix cache."""
 
     def __init__(self, pool: Pool, timeout_s: float = 0, *, cache_by_key: bool = True) -> None:
         self.pool = pool
@@ -112,8 +112,8 @@ class Engine:
             await self.pool.cancel_session(_session(session_id))
 
     def _of_key(self, request: GenerateRequest) -> GenerateRequest:
-        """The request as its key may ask for it: in a session and with a prefix cache of the key, and with the key's
-        priority at most."""
+        """Restrict a request to its key: with a session and a prefix cache of the key, and at most the key's
+        priority."""
         key = current_key()
         if key is None:
             return request
@@ -148,7 +148,7 @@ def _checked(part: GenerateResponse, record: Record | None, first: int, may_be_c
     if part.finish_reason in ("cancelled", "error") and record and record.usage:
         record.usage.see(first + part.index, part)  # the routes do not see this part, but its tokens count
     if part.finish_reason == "cancelled" and not may_be_cancelled:
-        raise Unavailable("the engine stopped this request: it is shutting down or was told to")
+        raise Unavailable("the engine stopped this request: it is shutting down or received a stop request")
     if part.finish_reason == "error":
         raise ServerError("the engine could not finish this request; its log says why")
     return part

@@ -1,5 +1,5 @@
-"""Errors in OpenAI's format, or on Anthropic's routes in its own, and the one place that gives the engine client's
-errors their HTTP status.
+"""Errors in OpenAI's format, or in Anthropic's format on its routes. Only this module maps errors of the engine's
+client to an HTTP status.
 
 {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
@@ -27,7 +27,7 @@ log = logging.getLogger("charonia_gateway")
 
 ANTHROPIC_PATH = "/v1/messages"
 ANTHROPIC_ID_HEADER = "request-id"
-# As OpenAI's clients read them.
+# As OpenAI's clients expect them.
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
 )
@@ -43,7 +43,7 @@ _ANTHROPIC_TYPES = {
 
 
 class ApiError(Exception):
-    """An answer other than 200."""
+    """A response with a status other than 200."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def anthropic_body(self, request_id: str) -> dict[str, Any]:
-        # Their clients know a prompt that is too long by these words.
+        # Anthropic's clients recognise a prompt that is too long by these words.
         text = f"prompt is too long: {self.message}" if self.code == "context_length_exceeded" else self.message
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": text}, "request_id": request_id}
 
     def response(self, scope: Scope) -> JSONResponse:
-        """In the form that the clients of the request's path read."""
+        """The error in the format of the request's path."""
         if scope["path"].startswith(ANTHROPIC_PATH):
             request_id = record_of(scope).request_id
             headers = {ANTHROPIC_ID_HEADER: request_id, **self.headers}
@@ -91,7 +91,7 @@ def unavailable(message: str, retry_after_s: int = 5, code: str = "service_unava
     )
 
 
-# The engine's errors begin with the field's name; these have another name here.
+# The engine's errors begin with the field's name. These fields have another name in requests.
 _PARAMS = {
     "text_input": "prompt",
     "prompt_token_ids": "prompt",
@@ -105,31 +105,31 @@ _FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b| holds\b)"
 _NO_FIT = re.compile(r"\bdo(?:es)? not fit\b")
 
 
-# What errors say of servers, and what of it is for clients: no address, and nothing of what gRPC has to say.
+# Errors about servers, and the part of their text for clients, without addresses and gRPC's details.
 _PLACES = (
     (re.compile(r"^(no server can take requests): .*", re.DOTALL), r"\1"),
     (re.compile(r"^endpoint \S+ is down: .*", re.DOTALL), "the server went down"),
     (re.compile(r"^.*\bTriton at \S+ ([^:]*).*", re.DOTALL), r"the server \1"),
-    (re.compile(r"^\S+ (is no Triton server): .*", re.DOTALL), r"the server \1"),
+    (re.compile(r"^\S+ (is not a Triton server): .*", re.DOTALL), r"the server \1"),
 )
 
 
-def _without_places(text: str) -> str:
+def _without_addresses(text: str) -> str:
     for pattern, public in _PLACES:
         if pattern.match(text):
-            log.warning("a request fails: %s", text)
+            log.warning("a request failed: %s", text)
             return pattern.sub(public, text)
     return text
 
 
 def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) -> ApiError:
-    """The answer for an error of the engine client. What it says of servers goes to the log. names: what the request
-    calls fields of the engine's."""
+    """Map an error of the engine's client to an ApiError. Details about servers are logged. names: the request's names
+    for fields of the engine."""
     names = {**_PARAMS, **(names or {})}
-    text = str(error) if isinstance(error, BadRequest) else _without_places(str(error))
+    text = str(error) if isinstance(error, BadRequest) else _without_addresses(str(error))
     match error:
         case BadRequest():
-            # Errors may show what was sent, however long it is: one expression for both would take quadratic time.
+            # An error may contain a long value of the request. One expression for both parts would take quadratic time.
             if (found := _NO_FIT.search(text)) and "session_len" in text[found.end() :]:
                 text = re.sub(r"\bmax_tokens\b", names.get("max_tokens", "max_tokens"), text)
                 return ApiError(400, text, code="context_length_exceeded")
@@ -170,8 +170,8 @@ async def handle_engine_error(request: Request, error: Exception) -> JSONRespons
 
 
 async def handle_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Unknown paths and methods."""
+    """Handle unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    text = {404: f"there is no {request.url.path!r} here", 405: f"{request.url.path!r} does not take {request.method}"}
+    text = {404: f"unknown path {request.url.path!r}", 405: f"{request.url.path!r} does not support {request.method}"}
     message = text.get(error.status_code, str(error.detail))
     return _answer(request, ApiError(error.status_code, f"{message}; see /docs", headers=error.headers))

@@ -1,4 +1,4 @@
-"""The application is imported where it is needed, which takes half a second."""
+"""Helpers for the late import of the application, which takes half a second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """What is imported here stays to the end of the process. The garbage collector does not go through it: now, which
-    would be a tenth of the time, and later, when requests would wait for it."""
+def without_gc() -> Iterator[None]:
+    """Exclude the modules imported in this block from garbage collection. They stay until the process ends. Collections
+    would take a tenth of the import time, and later delay requests."""
     gc.disable()
     try:
         yield

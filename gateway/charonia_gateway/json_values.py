@@ -1,21 +1,21 @@
-"""How many values texts of JSON have, counted without parsing them."""
+"""Counts the values in JSON texts without parsing them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Lists, objects and what follows a comma in one body: more than all lists here may have. Each is an object in memory. A
-# body has room for millions of them, and the event loop stands still while they are made. The texts in a body that are
-# JSON themselves may together have as many again.
+# Maximum number of lists, objects and entries after a comma in one body: more than the limits of all lists together.
+# Each is an object in memory. A body could contain millions of them, and the event loop is blocked while they are
+# created. Strings in a body that contain JSON have a separate limit of the same size.
 MAX_VALUES = 1 << 19
 TOO_MANY = f"too many values: send at most {MAX_VALUES} lists, objects and entries of them"
 
 
 def has_too_many_values(texts: Sequence[bytes]) -> bool:
-    """Together. Of what is no JSON the answer does not matter."""
+    """Whether the texts have too many values in total. For invalid JSON the result has no meaning."""
     if sum(map(_marks, texts)) <= MAX_VALUES:
         return False
-    # They may be in strings, which lie between quotes that no backslash comes before.
+    # Count again outside of strings. A string is between quotes that no backslash precedes.
     bare = [text.replace(rb"\\", b"").replace(rb"\"", b"") for text in texts]
     if sum(text.count(b'"') for text in bare) > 4 * MAX_VALUES:
         return True

@@ -1,8 +1,8 @@
-"""API keys: the file that holds them, and the keys that hold now.
+"""API keys: the file of keys, and the keys that are valid now.
 
-A key is 256 random bits, and the file has its SHA-256. A slow hash, as passwords need, would protect nothing here:
-nobody can try 2^256 keys. It would cost each request a tenth of a second. Nor does it matter how long a look-up by hash
-takes: a client cannot choose hashes that begin as another key's does.
+A key is 256 random bits, and the file has its SHA-256. Passwords need a slow hash. Keys do not, because 2^256 keys
+cannot be tried, and a slow hash would cost each request a tenth of a second. The time of a look-up by hash reveals
+nothing: a client cannot choose a hash with the same beginning as the hash of another key.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class KeysError(ValueError):
-    """The file of keys cannot be used; the text says why."""
+    """The file of keys cannot be used; the message says why."""
 
 
 class Key(BaseModel):
-    """One key as the file has it. A limit that is None is none."""
+    """One entry of the file. A limit of None means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: str = Field(pattern="^[0-9a-f]{12}$", description="owner of sessions and stored answers; never used again")
-    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", description="in logs and metrics")
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the key's UTF-8")
+    id: str = Field(
+        pattern="^[0-9a-f]{12}$", description="owner of sessions and stored responses; an id is never reused"
+    )
+    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", description="name in logs and metrics")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash of the key's UTF-8")
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
@@ -54,11 +56,11 @@ class Key(BaseModel):
     tokens_per_minute: Positive | None = None
     max_concurrent: Positive | None = Field(None, description="concurrent requests")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
-        None, description="of its requests, and the highest that they may ask for"
+        None, description="default and maximum priority of its requests"
     )
 
     def why_not_valid(self, now: datetime) -> str | None:
-        """None for a key that holds."""
+        """The reason why the key is not valid, None for a valid key."""
         if self.revoked:
             return "was revoked"
         return "has expired" if self.expires and self.expires <= now else None
@@ -67,17 +69,17 @@ class Key(BaseModel):
         return self.models is None or name in self.models
 
     def session(self, session_id: str) -> str:
-        """The engine's id of a session that this key's client calls `session_id`. Two keys never have the same,
-        whatever their clients call theirs. It fits the engine however long the client's is."""
+        """The engine's id for a session that this key's client names `session_id`. Different keys never have the same
+        id. The length is fixed, so a long name fits the engine's limit."""
         return f"{self.id}/{hashlib.sha256(session_id.encode()).hexdigest()}"
 
     def cache_salt(self, salt: str | None) -> str:
-        """The engine's cache_salt of requests of this key whose client sent `salt`. Two keys never have the same."""
+        """The engine's cache_salt for requests of this key with `salt`. Different keys never have the same salt."""
         return f"{self.id}/{hashlib.sha256((salt or '').encode()).hexdigest()}"
 
 
 class KeysFile(BaseModel):
-    """The file: JSON, so that one which was read half is not valid."""
+    """The content of the file. It is JSON, so a file that was read only partly is not valid."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -89,7 +91,7 @@ class KeysFile(BaseModel):
         for field in ("id", "name", "sha256"):
             times = Counter(getattr(key, field) for key in self.keys)
             if twice := [value for value, count in times.items() if count > 1]:
-                raise ValueError(f"{field} {min(twice)!r} is there twice")
+                raise ValueError(f"duplicate {field} {min(twice)!r}")
         return self
 
 
@@ -103,10 +105,10 @@ def new_key() -> tuple[str, str]:
 
 
 def read_keys(path: Path) -> KeysFile:
-    """KeysError where it is missing or not valid."""
+    """Raises KeysError if the file is missing or not valid."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would have the reader wait for ever
-            raise KeysError(f"{path} is no file")
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block forever
+            raise KeysError(f"{path} is not a file")
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -118,14 +120,14 @@ def read_keys(path: Path) -> KeysFile:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise KeysError(f"{path} is no file of keys: {place + ': ' if place else ''}{first['msg']}") from None
+        raise KeysError(f"{path} is not a file of keys: {place + ': ' if place else ''}{first['msg']}") from None
 
 
 def write_keys(path: Path, keys: KeysFile) -> None:
-    """Replaces the file at once: who reads it has the old one or the new one. A new file is its owner's alone; one that
-    is replaced keeps its owner, group and mode, so that a gateway of another user still reads it. OSError where it
-    cannot."""
-    path = path.resolve()  # a link stays one
+    """Replace the file atomically: readers see the old file or the new one. Only the owner can read a new file. A
+    replaced file keeps its owner, group and mode, so that a gateway of another user can still read it. Raises OSError
+    on failure."""
+    path = path.resolve()  # a symbolic link is kept
     before = path.stat() if path.exists() else None
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -146,8 +148,8 @@ def write_keys(path: Path, keys: KeysFile) -> None:
 
 @contextlib.contextmanager
 def changing(path: Path) -> Iterator[KeysFile]:
-    """The file's keys, or none where there is no file yet; they are written when the block is left without an error.
-    Others that change it wait."""
+    """Yield the file's keys (empty if the file does not exist), and write them if the block ends without an error.
+    Other processes that change the file wait."""
     path = path.resolve()
     try:
         folder = os.open(path.parent, os.O_RDONLY)
@@ -158,7 +160,7 @@ def changing(path: Path) -> Iterator[KeysFile]:
         keys = read_keys(path) if path.exists() else KeysFile()
         yield keys
         try:
-            # Checked again as a whole: names are unique.
+            # Validate everything again: names must be unique.
             write_keys(path, KeysFile.model_validate(keys.model_dump()))
         except OSError as error:
             raise KeysError(f"{path} cannot be written: {error.strerror}") from None
@@ -167,10 +169,10 @@ def changing(path: Path) -> Iterator[KeysFile]:
 
 
 class KeyRing(FollowedFiles):
-    """The keys that hold now."""
+    """The current keys."""
 
     def __init__(self, path: Path) -> None:
-        """KeysError where the file is missing or not valid."""
+        """Raises KeysError if the file is missing or not valid."""
         self._path = path
         self._by_hash: dict[str, Key] = {}
         super().__init__(path)
@@ -188,10 +190,10 @@ _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def parse_expiry(text: str, now: float | None = None) -> datetime:
-    """When a key expires: after 12h, 30d or 8w, or at a date or time of ISO 8601 (UTC where it has no zone). ValueError
-    for anything else, and for what is past."""
+    """Parse the expiry of a key: 12h, 30d or 8w from now, or a date or time in ISO 8601 (UTC if it has no zone). Raises
+    ValueError for other texts and for past times."""
     began = time.time() if now is None else now
-    wrong = ValueError(f"{text!r} is no expiry: expected 12h, 30d, 8w, 2030-01-31 or 2030-01-31T12:00:00+01:00")
+    wrong = ValueError(f"{text!r} is not an expiry: expected 12h, 30d, 8w, 2030-01-31 or 2030-01-31T12:00:00+01:00")
     try:
         if found := _LENGTH.fullmatch(text):
             expires = datetime.fromtimestamp(began + int(found[1]) * _SECONDS[found[2]], timezone.utc)

@@ -1,5 +1,5 @@
-"""`charonia keys`, which is `charonia_gateway_keys` where the gateway is alone, as in its image: makes, lists and
-revokes API keys (docs/security.md)."""
+"""The command `charonia keys`, which creates, lists and revokes API keys (docs/security.md). Its name is
+`charonia_gateway_keys` if only the gateway is installed, as in its image."""
 
 from __future__ import annotations
 
@@ -28,25 +28,23 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 FileOption = Annotated[
     Path,
-    typer.Option(
-        envvar="CHARONIA_GATEWAY_KEYS_FILE", dir_okay=False, help="The file of keys, which the gateway reads too."
-    ),
+    typer.Option(envvar="CHARONIA_GATEWAY_KEYS_FILE", dir_okay=False, help="The file of keys that the gateway reads."),
 ]
 _COUNT = {"min": 1, "max": 2**31 - 1}
 
 
-class _Wrong(Exception):
-    """What a key was to be, or which one it was, is wrong."""
+class _ArgumentError(Exception):
+    """An argument is wrong."""
 
 
 @contextlib.contextmanager
 def _explained() -> Iterator[Any]:
-    """The module of keys, which takes its time to load. What is wrong is one line, and exit code 1."""
+    """Yield the module of keys, which loads slowly. Print an error as one line, and exit with code 1."""
     from charonia_gateway import keys
 
     try:
         yield keys
-    except (_Wrong, keys.KeysError) as error:
+    except (_ArgumentError, keys.KeysError) as error:
         typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
         typer.echo(error, err=True)
         raise typer.Exit(1) from None
@@ -54,33 +52,37 @@ def _explained() -> Iterator[Any]:
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="What logs and metrics call it: a user, a team or a program.")],
+    name: Annotated[str, typer.Argument(help="The key's name in logs and metrics: a user, a team or a program.")],
     file: FileOption,
     expires: Annotated[
         str | None, typer.Option(help="12h, 30d or 8w from now, or a date: 2030-01-31. Default: never.")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="A model that it may use; repeat it. Default: all.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model that the key may use; can be repeated. Default: all.")
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(**_COUNT)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Of prompts and answers together.", **_COUNT)] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens of prompts and responses together.", **_COUNT)
+    ] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Concurrent requests.", **_COUNT)] = None,
     priority: Annotated[
-        int | None, typer.Option(help="Of its requests, and the highest that they may ask for; higher goes first.")
+        int | None, typer.Option(help="Default and maximum priority of its requests; higher goes first.")
     ] = None,
     access: Annotated[
         list[str] | None,
-        typer.Option(help="inference, or metrics (GET /metrics, as for Prometheus); repeat it. Default: inference."),
+        typer.Option(help="inference, or metrics (GET /metrics, for Prometheus); can be repeated. Default: inference."),
     ] = None,
 ) -> None:
-    """Make a key, add it to the file and print it. It is shown this once: the file has its SHA-256 alone.
+    """Create a key, add it to the file and print it. It is shown only once: the file has only its SHA-256.
 
-    A name whose key was revoked may be used again: the new key takes the place of the old one."""
+    The name of a revoked key may be used again: the new key replaces the old one."""
     from pydantic import ValidationError
 
     with _explained() as keys:
         try:
             expiry = keys.parse_expiry(expires) if expires is not None else None
         except ValueError as error:
-            raise _Wrong(f"--expires: {error}") from None
+            raise _ArgumentError(f"--expires: {error}") from None
         text, id = keys.new_key()
         try:
             made = keys.Key(
@@ -98,10 +100,10 @@ def create(
             )
         except ValidationError as error:
             first = error.errors()[0]
-            raise _Wrong(f"{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
+            raise _ArgumentError(f"{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
         with keys.changing(file) as held:
             if any(key.name == name and not key.revoked for key in held.keys):
-                raise _Wrong(f"{file} has a key {name!r} already: revoke it first, or choose another name")
+                raise _ArgumentError(f"{file} has a key {name!r} already: revoke it first, or choose another name")
             held.keys = [*(key for key in held.keys if key.name != name), made]
     print(text)
     print(f"The key {name!r} is in {file}. It is not shown again.", file=sys.stderr)
@@ -112,7 +114,8 @@ def show(
     file: FileOption,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the keys of the file: names, limits, and which hold. The keys themselves are not in it."""
+    """List the keys of the file: names, limits, and whether they are valid. The file does not contain the keys
+    themselves."""
     with _explained() as keys:
         held = keys.read_keys(file)
     if json_output:
@@ -138,7 +141,7 @@ def _expiry(key: Key) -> str:
 
 
 def _details(key: Key) -> str:
-    """What it may do, and how much of it."""
+    """The key's permissions and limits."""
     words = [f"access: {', '.join(key.access)}", f"models: {', '.join(key.models) if key.models else 'all'}"]
     for limit, name in (
         (key.requests_per_minute, "requests/min"),
@@ -154,16 +157,16 @@ def _details(key: Key) -> str:
 
 @app.command()
 def revoke(name: Annotated[str, typer.Argument(help="The key's name or id.")], file: FileOption) -> None:
-    """Revoke a key. Gateways that read the file take it no more within a second; what runs comes to its end."""
+    """Revoke a key. Gateways that read the file reject it after at most a second. Running requests continue."""
     with _explained() as keys:
         if not file.exists():
-            raise _Wrong(f"{file} does not exist: no key was made there")
+            raise _ArgumentError(f"{file} does not exist: it is created with the first key")
         with keys.changing(file) as held:
             found = [key for key in held.keys if name in (key.name, key.id)]
             if not found:
-                raise _Wrong(f"{file} has no key {name!r}: charonia keys list --file {file} shows them")
+                raise _ArgumentError(f"{file} has no key {name!r}: charonia keys list --file {file} shows them")
             if found[0].revoked:
-                raise _Wrong(f"the key {name!r} was revoked at {found[0].revoked:%Y-%m-%d %H:%M}")
+                raise _ArgumentError(f"the key {name!r} was revoked at {found[0].revoked:%Y-%m-%d %H:%M}")
             revoked = found[0].model_copy(update={"revoked": _now()})
             held.keys = [revoked if key is found[0] else key for key in held.keys]
     print(f"The key {found[0].name!r} is revoked.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two forms: chat completions' and the older one of completions."""
+"""Log probabilities in OpenAI's two formats: for chat completions, and the older format for completions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from charonia_client import GenerateResponse
 
-# JSON has no infinity; OpenAI writes this for a token that cannot be.
+# JSON has no infinity; OpenAI sends this value for an impossible token.
 MIN_LOGPROB = -9999.0
 
-# Log probabilities, the most likely tokens' included, in one answer that is sent whole: some 20 MB of JSON.
+# Maximum log probabilities, including top tokens, in one response without streaming: about 20 MB of JSON.
 MAX_ENTRIES = 1 << 18
 
 
 def count_entries(response: GenerateResponse) -> int:
-    """Log probabilities of a response, its prompt's and the most likely tokens' included."""
+    """Count the log probabilities of a response, including its prompt and top tokens."""
     return sum(
         len(logprobs) * (1 + (len(tops[0]) if tops else 0))
         for logprobs, tops in (
@@ -30,12 +30,12 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
-# In place of a token whose bytes cannot be known: its server was ending.
+# Replaces a token with unknown bytes: its server was shutting down.
 _UNKNOWN = "\ufffd"
 
 
 def _escaped(token: bytes) -> str | None:
-    """The bytes as \\x.. when they are no whole characters, else None."""
+    """The bytes as \\x.. if they are not whole characters, else None."""
     try:
         token.decode()
     except UnicodeDecodeError:
@@ -72,14 +72,14 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class _Characters:
-    """Counts the characters of a text that comes in bytes; those that are none make U+FFFD, as in the text."""
+    """Counts the characters of a text from its bytes. Invalid bytes count as U+FFFD, as in the text."""
 
     def __init__(self, count: int = 0) -> None:
         self._count = count
         self._decoder = _utf8_decoder("replace")
 
     def begin_of(self, token: bytes) -> int:
-        """Takes the next token. Returns the index of the character in which it begins."""
+        """Add the next token. Returns the index of the character in which it begins."""
         if not token:
             return self._count
         self._count += len(self._decoder.decode(token[:1]))
@@ -89,10 +89,10 @@ class _Characters:
 
 
 class CompletionLogprobs:
-    """The older form. Offsets count the characters of the choice's text, so there is one of these per choice."""
+    """The older format. Offsets count the characters of the choice's text, so each choice needs its own object."""
 
     def __init__(self, every: bool = False) -> None:
-        """every: also of the answer's tokens that add nothing to the text, such as its end."""
+        """every: include response tokens that add no text, such as the end token."""
         self._every = every
         self._characters = _Characters()
 
@@ -113,16 +113,17 @@ class CompletionLogprobs:
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def of_prompt(self, response: GenerateResponse, prompt: str, *, exact: bool = False) -> dict[str, list[Any]]:
-        """The same of the prompt's tokens, which an echo puts before the answer's. The first token of all has no log
-        probability: nothing comes before it. What a tokenizer adds by itself (a beginning token, a leading space) is no
-        part of the prompt's text and left out. exact: the prompt was sent as tokens, and each of them has its entry.
+        """The same for the prompt's tokens, which an echo puts before the response's tokens. The first token has no log
+        probability, because no token precedes it. Text that a tokenizer adds by itself (a beginning token, a leading
+        space) is not part of the prompt and is left out. exact: the prompt was sent as tokens, and each token has an
+        entry.
         """
         tokens: list[str] = []
         logprobs: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
         text = prompt.encode()
-        at = 0  # bytes of `text` that the tokens before have spelled
+        at = 0  # bytes of `text` that the earlier tokens cover
         rows = zip(
             response.prompt_tokens,
             response.prompt_special,

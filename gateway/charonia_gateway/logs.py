@@ -1,4 +1,4 @@
-"""How the process writes its log: lines for people, or one JSON object a line."""
+"""The format of the log: plain text, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from charonia_gateway.settings import Settings
 
 
 class RequestContext(logging.Filter):
-    """Gives what is logged while a request is in work that request's id, and its trace's. Of an exception it leaves
-    where it came from: its text may quote the request. `prompts`: that text may be in the log."""
+    """Adds the request id and the trace id to records that are logged during a request. Removes the text of exceptions
+    and keeps their traceback, because the text may quote the request. `prompts`: keep the text."""
 
     def __init__(self, prompts: bool = False) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class RequestContext(logging.Filter):
 
 
 def without_text(error: BaseException) -> str:
-    """The traceback of an exception and of what it came from, with the kinds of the exceptions alone."""
+    """The traceback of an exception and of its causes, with the types of the exceptions but without their texts."""
     parts: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = error
@@ -45,7 +45,7 @@ def without_text(error: BaseException) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """The request id, where there is one, ends the line."""
+    """Appends the request id, if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
@@ -59,18 +59,19 @@ class TextFormatter(logging.Formatter):
 
 
 def json_formatter() -> logging.Formatter:
-    """{"time": ..., "level": ..., "component": "gateway", "logger": ..., "message": ..., and what the event has}"""
+    """{"time": ..., "level": ..., "component": "gateway", "logger": ..., "message": ..., and the fields of the
+    event}"""
     from pythonjsonlogger.json import JsonFormatter
 
     class Formatter(JsonFormatter):
         def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
-            # First, so that a line begins with what the eye looks for.
+            # Added first, so that a line begins with the most important fields.
             log_data["time"] = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
             log_data["level"] = record.levelname.lower()
             log_data["component"] = "gateway"
             super().add_fields(log_data, record, message_dict)
 
-    # uvicorn repeats its messages with colours of the terminal.
+    # uvicorn repeats its messages with terminal colours.
     return Formatter(
         ["message", "name"],
         rename_fields={"name": "logger"},
@@ -81,7 +82,7 @@ def json_formatter() -> logging.Formatter:
 
 
 def configure_logging(settings: Settings) -> None:
-    """Of this process, uvicorn's loggers included."""
+    """Configure the logs of this process, including uvicorn's."""
     formatter: dict[str, Any] = {"()": TextFormatter, "fmt": "%(levelname)s:     %(message)s"}
     if settings.log_format == "json":
         formatter = {"()": json_formatter}
@@ -100,7 +101,7 @@ def configure_logging(settings: Settings) -> None:
                 }
             },
             "root": {"level": settings.log_level.upper(), "handlers": ["stderr"]},
-            # Their lines go to the root; the access log is the gateway's own.
+            # uvicorn's loggers use the root logger. The gateway writes its own access log.
             "loggers": {
                 name: {"level": settings.log_level.upper(), "handlers": [], "propagate": True}
                 for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi")

@@ -1,5 +1,5 @@
-"""The content blocks of Anthropic's messages, whole and as a stream's events: thinking, text and calls of tools, one
-after the other."""
+"""The content blocks of Anthropic's messages (thinking, text and tool calls in sequence), complete or as events of a
+stream."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from charonia_gateway.schemas.messages import MessagesRequest
 from charonia_gateway.schemas.turns import arguments_object
 from charonia_gateway.sse import named_event
 
-# Anthropic signs its thinking, and clients send the signature back. Here nothing is signed, and none is checked.
+# Anthropic signs its thinking, and clients send the signature back. This server neither signs nor checks.
 SIGNATURE = "unsigned"
 
 
 def whole_blocks(body: MessagesRequest, answer: GenerateResponse, *, parsed: bool) -> list[dict[str, Any]]:
-    """Of an answer that came in one response."""
+    """The blocks of a complete response."""
     blocks: list[dict[str, Any]] = []
     for piece in in_order(answer, parsed=parsed):
         if isinstance(piece, ToolCallDelta):
@@ -39,18 +39,18 @@ def _tool_use(call: ToolCallDelta) -> dict[str, Any]:
 
 
 class Blocks:
-    """The events of one answer's blocks. `calls`: of tools, that have begun."""
+    """The events of one response's blocks. `calls`: number of tool calls that have begun."""
 
     def __init__(self, body: MessagesRequest, *, parsed: bool) -> None:
         self._body = body
         self._parsed = parsed
-        self._index = -1  # of the block that began last
+        self._index = -1  # index of the last block
         self._open = ""  # its type; "": it has ended
         self._pinged = False
         self.calls = 0
 
     def read(self, part: GenerateResponse) -> bytes:
-        """The events of what a response adds."""
+        """The events for one part of the response."""
         events = b""
         open_call = self.calls - 1 if self._open == "tool_use" else None
         for piece in in_order(part, parsed=self._parsed, open_call=open_call):
@@ -63,7 +63,7 @@ class Blocks:
         return events
 
     def end(self) -> bytes:
-        """Of the block that has begun, if one has."""
+        """The events that end the current block, if there is one."""
         events = b""
         if self._open == "thinking":
             events = self._delta("signature_delta", signature=SIGNATURE)

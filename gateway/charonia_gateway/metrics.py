@@ -1,4 +1,4 @@
-"""The gateway's own metrics, and the ASGI layer that takes them."""
+"""The gateway's own metrics, and the ASGI middleware that records them."""
 
 from __future__ import annotations
 
@@ -19,44 +19,46 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 class Metrics:
     """Has its own registry, so that several applications can run in one process. folder: the processes of one gateway
-    keep their values in files there, and each of them exposes the sums. restarted: this process replaces one that
-    died."""
+    store their values in files there, and each process exposes the sums. restarted: this process replaces a process
+    that died."""
 
     def __init__(self, folder: str | None = None, restarted: bool = False) -> None:
         self.registry = CollectorRegistry()
         self._folder = folder
         self.requests = Counter(
             "charonia_gateway_requests",
-            "HTTP requests answered; status 499: the client went away before the answer",
+            "HTTP responses; status 499: the client disconnected before the response",
             ("route", "status"),
             registry=self.registry,
         )
         self.running = Gauge(
             "charonia_gateway_requests_running",
-            "HTTP requests in work, but those of health checks and of metrics",
+            "running HTTP requests, except health checks and metrics",
             registry=self.registry,
             multiprocess_mode="livesum",
         )
         self.disconnects = Counter(
-            "charonia_gateway_disconnects", "clients that went away before their answer's end", registry=self.registry
+            "charonia_gateway_disconnects",
+            "clients that disconnected before the end of their response",
+            registry=self.registry,
         )
         self.duration = Histogram(
             "charonia_gateway_request_duration_seconds",
-            "from a request's head to its answer's end",
+            "from a request's head to the end of its response",
             ("route",),
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.first_byte = Histogram(
             "charonia_gateway_time_to_first_byte_seconds",
-            "from a request's head to its answer's beginning, which for streams is the first text",
+            "from a request's head to the start of its response, which for streams is the first text",
             ("route",),
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.retries = Counter(
             "charonia_gateway_retries",
-            "requests sent to another endpoint, because one had no room or failed before the response began",
+            "requests sent to another endpoint, because an endpoint was overloaded or failed before the response began",
             registry=self.registry,
         )
         self.endpoint_up = Gauge(
@@ -66,7 +68,7 @@ class Metrics:
             registry=self.registry,
             multiprocess_mode="livemin",
         )
-        # Names of keys are from the file of keys. Clients cannot make up labels.
+        # Names of keys come from the file of keys. Clients cannot invent labels.
         self.key_requests = Counter(
             "charonia_gateway_key_requests", "HTTP requests by a key", ("key",), registry=self.registry
         )
@@ -75,11 +77,11 @@ class Metrics:
         )
         self.key_limited = Counter(
             "charonia_gateway_key_limited",
-            "requests answered with 429 since a key had used its limit",
+            "requests rejected with 429, because a key had reached its limit",
             ("key", "limit"),
             registry=self.registry,
         )
-        # A gateway of one process has them too, so that graphs and alerts find them.
+        # A gateway of one process also has these, so that graphs and alerts find them.
         text = "processes of this gateway"
         Gauge("charonia_gateway_workers", text, registry=self.registry, multiprocess_mode="livesum").set(1)
         text = "processes of this gateway that died and were replaced"
@@ -137,9 +139,9 @@ class MetricsMiddleware:
             if scope.get("state", {}).get("disconnected"):
                 metrics.disconnects.inc()
                 status = status or 499
-            if record := scope.get("state", {}).get("record"):  # a stream that failed is no success
+            if record := scope.get("state", {}).get("record"):  # a failed stream is not a success
                 status = record.failed_status or status
-            # Only paths of the application are labels: what clients make up is not.
+            # Only the application's paths become labels, not the paths that clients invent.
             route = getattr(scope.get("route"), "path", "other")
             metrics.requests.labels(route, str(status or 500)).inc()
             metrics.duration.labels(route).observe(time.perf_counter() - began)

@@ -1,7 +1,7 @@
-"""Which web pages may use the gateway: its own, and those that the settings name.
+"""Decides which web pages may use the gateway: its own, and the origins in the settings.
 
-Whoever has a web page open runs its code beside a server on localhost. Browsers say in `Origin` whose page it is that
-sends a request, and a page cannot change that. What is no browser sends no Origin, and is not meant here.
+Any web page that is open in a browser can send requests to a server on localhost. Browsers send the page's origin in
+`Origin`, and a page cannot change it. Other clients send no Origin; they are not restricted here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from charonia_gateway.errors import ApiError
 from charonia_gateway.record import record_of
 from charonia_gateway.settings import ANY_ORIGIN
 
-_SAFE = ("GET", "HEAD", "OPTIONS")  # they change nothing here, and the browser keeps the answer from another's page
+_SAFE = ("GET", "HEAD", "OPTIONS")  # they change nothing, and the browser hides the response from a foreign page
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def _is_own(origin: str, host: str, any_name: bool) -> bool:
-    """Whether a page of `origin` came from the server that is now called `host`. Not where that is a name that anybody
-    may have pointed at this machine (DNS rebinding), unless `any_name`."""
+    """Whether a page of `origin` came from this server, which the request names `host`. A DNS name does not count
+    unless `any_name`, because an attacker may have pointed it at this machine (DNS rebinding)."""
     try:
         parts, called = urlsplit(origin), urlsplit(f"//{host}")
         name = called.hostname or ""
@@ -38,10 +38,10 @@ def _is_own(origin: str, host: str, any_name: bool) -> bool:
 
 
 class OriginMiddleware:
-    """Answers with 403 what a page of another origin asks to be done.
+    """Rejects requests of foreign pages with 403, unless they only read.
 
-    keys: every request that acts needs an API key. A page of the gateway's own is then known under any host name: a
-    foreign page under a name that leads here has no key, which no browser sends by itself.
+    keys: every request that changes something needs an API key. Then a page of the gateway is accepted under any host
+    name: a foreign page has no key, and no browser sends one by itself.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str], keys: bool = False) -> None:
@@ -54,7 +54,7 @@ class OriginMiddleware:
         if acts and (problem := self._problem(Headers(scope=scope))):
             error = ApiError(
                 403,
-                f"{problem}: name its origin in CHARONIA_GATEWAY_ALLOWED_ORIGINS if it may use this server",
+                f"{problem}: add its origin to CHARONIA_GATEWAY_ALLOWED_ORIGINS if it may use this server",
                 type="permission_error",
                 code="origin_not_allowed",
             )
@@ -70,7 +70,7 @@ class OriginMiddleware:
         if origin is not None:
             host = headers.get("host", "")
             known = origin.lower() in self._allowed or _is_own(origin.lower(), host, any_name=self._keys)
-            return None if known else f"a web page of {origin[:100]!r} is none of this server's"
+            return None if known else f"a web page of {origin[:100]!r} does not belong to this server"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return "the request comes from a web page of another server"
         return None

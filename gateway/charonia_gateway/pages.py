@@ -1,7 +1,7 @@
-"""The gateway's pages: the chat at `/` and the documentation at `/docs`. Both are files of page/, and libraries of
-other projects under page/libraries/, which scripts/get_page_libraries.py fetches.
+"""The gateway's pages: the chat at `/` and the documentation at `/docs`. They consist of files in page/ and of
+third-party libraries in page/libraries/, which scripts/get_page_libraries.py downloads.
 
-Neither loads anything from another server. No script stands in the HTML, and a browser runs none but these files.
+Neither page loads anything from another server. The HTML contains no scripts, and a browser runs only these files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.types import Scope
 FOLDER = Path(__file__).parent / "page"
 LIBRARIES = FOLDER / "libraries"
 MISSING = (
-    "The chat page's libraries are not installed, so there is no page here. The API works as usual.\n"
+    "The libraries of this page are not installed, so the page is not available. The API works as usual.\n"
     "In a checkout, `make setup` or `python scripts/get_page_libraries.py` fetches them; then restart the gateway.\n"
 )
 log = logging.getLogger("charonia_gateway")
@@ -37,12 +37,12 @@ _POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-# Only the libraries that render HTML by themselves may make HTML of a text.
+# Only the libraries that render HTML may convert text to HTML.
 _CHAT_POLICY = _POLICY | {"require-trusted-types-for": "'script'", "trusted-types": "lit-html dompurify"}
-# swagger-ui has pictures in its style sheet, and styles in its elements.
+# swagger-ui has images in its style sheet, and inline styles.
 _DOCS_POLICY = _POLICY | {"img-src": "'self' data:", "style-src": "'self' 'unsafe-inline'"}
 _HEADERS = {
-    "Cache-Control": "no-cache",  # a new version of the gateway is a new page; unchanged files are answered with 304
+    "Cache-Control": "no-cache",  # browsers ask for a new version each time; unchanged files have status 304
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
@@ -57,20 +57,20 @@ def _headers(policy: dict[str, str]) -> dict[str, str]:
 
 
 class _Files(StaticFiles):
-    """Hands out the files of the pages, with their headers."""
+    """Serves the files of the pages with their headers."""
 
     def file_response(
         self, full_path: Any, stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_headers(_POLICY))
-        if Path(full_path).suffix in (".js", ".mjs"):  # whatever this machine's list of types says
+        if Path(full_path).suffix in (".js", ".mjs"):  # independent of this machine's list of types
             response.headers["Content-Type"] = "text/javascript; charset=utf-8"
         return response
 
 
 class _NamedMount(Mount):
-    """A mount whose requests are counted under its path, as those of routes are."""
+    """A mount whose requests are counted under its path, like the requests of routes."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -84,19 +84,19 @@ def _page(name: str, policy: dict[str, str]) -> Response:
 
 
 async def chat_page() -> Response:
-    """The chat, for browsers."""
+    """The chat page."""
     return _page("chat.html", _CHAT_POLICY)
 
 
 async def docs_page() -> Response:
-    """What /openapi.json says, to read and to try."""
+    """The documentation page for /openapi.json."""
     return _page("docs.html", _DOCS_POLICY)
 
 
 def add_pages(app: FastAPI, *, chat: bool) -> None:
-    """chat: the page at `/` too."""
+    """chat: also serve the chat page at `/`."""
     if not LIBRARIES.is_dir():
-        log.warning("%s has no libraries, so / and /docs answer with 503: %s", FOLDER, MISSING.splitlines()[1])
+        log.warning("%s has no libraries, so / and /docs return 503: %s", FOLDER, MISSING.splitlines()[1])
     if chat:
         app.add_api_route("/", chat_page, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/docs", docs_page, methods=["GET", "HEAD"], include_in_schema=False)

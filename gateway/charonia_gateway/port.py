@@ -12,9 +12,9 @@ class PortError(OSError):
     """The gateway cannot listen. The text names address, port and the settings to change."""
 
     def __init__(self, host: str, port: int, cause: OSError) -> None:
-        reason = cause.strerror or "it is no name of a host"
+        reason = cause.strerror or "it is not a valid host name"
         if cause.errno == errno.EADDRINUSE:
-            remedy = "end the process that has it, or choose another port with CHARONIA_GATEWAY_PORT (--port)"
+            remedy = "end the process that uses it, or choose another port with CHARONIA_GATEWAY_PORT (--port)"
         elif cause.errno in (errno.EACCES, errno.EPERM):
             remedy = "a port below 1024 needs root: choose one from 1024 on with CHARONIA_GATEWAY_PORT (--port)"
         else:
@@ -71,7 +71,7 @@ def held_port(host: str, port: int) -> list[socket.socket]:
     another process has it."""
     with contextlib.ExitStack() as on_error:
         held: list[socket.socket] = []
-        for one in bound_sockets(host, port, shared=False):  # nobody else listens
+        for one in bound_sockets(host, port, shared=False):  # no other process listens
             on_error.enter_context(one)
             # The kernel lets other sockets bind as long as none listens. An abstract name is a lock that ends with its
             # process. The address is spelled as the kernel does: a host has several spellings.

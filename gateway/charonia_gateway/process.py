@@ -43,11 +43,11 @@ def serve(
         http=bounded(settings.read_timeout_s),
         ws="none",
         log_config=None,
-        access_log=False,  # the gateway has its own
+        access_log=False,  # the gateway writes its own access log
         server_header=False,
         # Longer than clients and load balancers keep idle connections, so that they close them first.
         timeout_keep_alive=75,
-        # Requests have had their time by then; this is for connections to close.
+        # All requests have ended by then; this is the time for connections to close.
         timeout_graceful_shutdown=1,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
@@ -68,4 +68,4 @@ def serve(
     except OSError as error:
         if server.started:
             raise
-        raise PortError(settings.host, settings.port, error) from None  # taken since
+        raise PortError(settings.host, settings.port, error) from None  # another process took the port after the check

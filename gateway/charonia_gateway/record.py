@@ -1,4 +1,4 @@
-"""What becomes of one request. The routes write it down; the request's line in the log and its span are made of it."""
+"""The record of one request. The routes fill it; the access log and the request's span use it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from charonia_gateway.usage import Usage
 if TYPE_CHECKING:
     from charonia_gateway.keys import Key
 
-# What a stream sends while it has nothing to say: a comment of server-sent events, and white space before an object.
+# Heartbeats of a silent stream: a comment in server-sent events, and white space before a JSON object.
 EVENT_HEARTBEAT = b":\n\n"
 LINE_HEARTBEAT = b" "
 PING_HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'  # Anthropic's
 _HEARTBEATS = (EVENT_HEARTBEAT, LINE_HEARTBEAT, PING_HEARTBEAT)
 
 REQUEST_ID_HEADER = "x-request-id"
-# Fit for a log and for the engine's request id. That ends, for this purpose, at a '#'.
+# Ids that fit a log and the engine's request id, in which a '#' ends this part.
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 
 current_record: ContextVar[Record | None] = ContextVar("current_record", default=None)
@@ -33,7 +33,7 @@ log = logging.getLogger("charonia_gateway.access")
 
 
 class Record:
-    """`given`: the client's own x-request-id, which is taken where it is short and plain."""
+    """`given`: the client's x-request-id, which is used if it is short and plain."""
 
     __slots__ = (
         "_began",
@@ -59,41 +59,41 @@ class Record:
         self._began = time.perf_counter()
         self._given = given.decode() if given is not None and _SANE.fullmatch(given) else None
         self._name: str | None = None
-        self.operation: str | None = None  # as OpenTelemetry names them: chat, text_completion
+        self.operation: str | None = None  # OpenTelemetry's names: chat, text_completion
         self.model: str | None = None
         self.prompt: Any = None  # only if it is to be logged
         self.answers: dict[int, list[str]] | None = None  # response texts by index; only if to be logged
-        self.usage: Usage | None = None  # once the engine is asked
-        self.status = 0  # of HTTP; 0: no answer has begun
+        self.usage: Usage | None = None  # set when the request is sent to the engine
+        self.status = 0  # HTTP status; 0: no response has begun
         self.first_byte_s: float | None = None
-        self.error: str | None = None  # its code
-        self.names: Mapping[str, str] = {}  # what the body calls fields of the engine's
-        self.failed_status = 0  # of an error that came after the status had been sent; 0: none did
-        self.key: Key | None = None  # whose request it is; None: no key is asked for
+        self.error: str | None = None  # the error's code
+        self.names: Mapping[str, str] = {}  # the body's names for fields of the engine
+        self.failed_status = 0  # status of an error after the response began; 0: no such error
+        self.key: Key | None = None  # the key of the request; None: no key is needed
         self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.system_fingerprint = ""  # set when the body is read
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:
-        """The id of the request's answer. Its prefix is as the API's own clients know it: some look at it."""
+        """The id of the response. Some clients check its prefix, so each API has its own."""
         self._name = f"{prefix}{uuid.uuid4().hex}"
         return self._name
 
     @property
     def request_id(self) -> str:
-        """The client's; else the answer's; else, where there is none, one that is made up."""
+        """The client's id, else the id of the response, else a generated id."""
         return self._given or self._name or self.name("request-")
 
     @property
     def engine_id(self) -> str:
-        """Begins the ids of the engine's requests. Those of two requests differ whatever their clients call them, and
-        up to a '#' they are the request id."""
+        """The prefix of the engine's request ids. It is unique even if two clients send the same id. The part before
+        the '#' is the request id."""
         own = self._name or self.name("request-")
         return f"{self._given}#{own}" if self._given else own
 
     @property
     def duration_s(self) -> float:
-        """So far."""
+        """Seconds since the request arrived."""
         return time.perf_counter() - self._began
 
 
@@ -103,29 +103,30 @@ def record_of(scope: Scope) -> Record:
 
 
 def server_send(scope: Scope) -> Send:
-    """Sends past all layers to the server: what follows an answer's first text, at which none of them looks."""
+    """The server's own `send`, for events after the first text: no middleware needs them."""
     send: Send = scope["state"]["send"]
     return send
 
 
 def current_key() -> Key | None:
-    """Of the request in work."""
+    """The key of the current request."""
     record = current_record.get()
     return record.key if record else None
 
 
 def begins_text(message: Message) -> bool:
-    """Whether it is a piece of an answer, and no heartbeat before it."""
+    """Whether a message is a part of the response, and not a heartbeat."""
     return message["type"] == "http.response.body" and message.get("body") not in _HEARTBEATS
 
 
 def final_status(scope: Scope) -> int:
-    """499: the client left before the answer; 500: the application failed."""
+    """499: the client disconnected before the response; 500: the application failed."""
     return record_of(scope).status or (499 if scope["state"].get("disconnected") else 500)
 
 
 class RecordMiddleware:
-    """Gives each request its record and each answer its request id. With `access_log` each has a line in the log."""
+    """Adds a record to each request and the request id to each response. With `access_log` it logs a line per
+    request."""
 
     def __init__(self, app: ASGIApp, access_log: bool) -> None:
         self._app = app
@@ -147,12 +148,12 @@ class RecordMiddleware:
                 record.first_byte_s = record.duration_s
             await send(message)
 
-        # Not taken back: the server runs each request in a task of its own, and its last words are of this one.
+        # Not reset: the server runs each request in its own task, and the task's last log lines belong to the request.
         current_record.set(record)
         try:
             await self._app(scope, receive, recorded)
         finally:
-            del state["send"]  # which holds the server's request, and that the scope
+            del state["send"]  # avoids a reference cycle of scope, record and the server's request
             if self._access_log:
                 _log(scope, record)
 

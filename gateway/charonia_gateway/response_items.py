@@ -1,5 +1,5 @@
-"""The output items of OpenAI's responses, whole and as a stream's events: reasoning, messages and calls of functions,
-one after the other."""
+"""The output items of OpenAI's responses (reasoning, messages and function calls in sequence), complete or as events of
+a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
 class _Item:
-    """One item, of which `texts` are there so far. name, call_id: of a call."""
+    """One item. `texts`: its text so far. name, call_id: only for a call."""
 
     def __init__(self, kind: str, index: int, name: str = "", call_id: str = "") -> None:
         self.kind = kind
@@ -32,7 +32,7 @@ class _Item:
         return "".join(self.texts)
 
     def part(self, text: str) -> dict[str, Any]:
-        """What holds its text; calls have none."""
+        """The part that contains the text; None for calls."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -48,7 +48,7 @@ class _Item:
 
 
 class Items:
-    """The items of one answer. event: makes a stream's event of its type and fields."""
+    """The items of one response. event: creates an event of a stream from its type and fields."""
 
     def __init__(self, event: Callable[..., bytes], *, parsed: bool) -> None:
         self._event = event
@@ -58,7 +58,7 @@ class Items:
         self._calls = 0
 
     def read(self, part: GenerateResponse) -> bytes:
-        """The events of what a response adds."""
+        """The events for one part of the response."""
         events = b""
         in_call = self._open is not None and self._open.kind == "function_call"
         for piece in in_order(part, parsed=self._parsed, open_call=self._calls - 1 if in_call else None):
@@ -75,7 +75,7 @@ class Items:
         return events
 
     def end(self, status: str) -> bytes:
-        """Of the answer. status: of the last item; the others are complete."""
+        """End the response. status: status of the last item; the other items are complete."""
         events = b"" if self._made else self._begin("message")
         return events + self._end(status)
 
@@ -83,7 +83,7 @@ class Items:
         return [item.to_json(status if item is self._made[-1] else "completed") for item in self._made]
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the answer is in a conversation, for the chat template."""
+        """The response as messages of a conversation, for the chat template."""
         turns = Turns()
         for item in self._made:
             if item.kind == "function_call":

@@ -43,10 +43,10 @@ def parse_models(text: str) -> dict[str, str]:
         label = label or name
         if not name or not _LABEL.fullmatch(label):
             raise ValueError(
-                f"{entry!r}: expected NAME or NAME=LABEL, and of a label letters, digits, '.', '_' and '-', at most 64"
+                f"{entry!r}: expected NAME or NAME=LABEL; a label has letters, digits, '.', '_' and '-', at most 64"
             )
         if name in found or label in found.values():
-            raise ValueError(f"{entry!r}: its name or label is there twice")
+            raise ValueError(f"{entry!r}: duplicate name or label")
         found[name] = label
     return found
 
@@ -56,7 +56,9 @@ def parse_origins(text: str) -> frozenset[str]:
     origins = {part.rstrip("/").lower() for part in re.split(r"[,\s]+", text) if part}
     for origin in origins:
         if origin != ANY_ORIGIN and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
-            raise ValueError(f"{origin!r} is no origin: expected * or http://HOST:PORT or https://HOST, without a path")
+            raise ValueError(
+                f"{origin!r} is not an origin: expected * or http://HOST:PORT or https://HOST, without a path"
+            )
     return frozenset(origins)
 
 
@@ -80,7 +82,7 @@ class Settings(GatewayFields):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Short names are those of options. HOST and PORT in the environment are somebody else's."""
+        """Short names are those of options. HOST and PORT in the environment belong to other programs."""
         for source in (env_settings, dotenv_settings):
             found = vars(source)["env_vars"]
             vars(source)["env_vars"] = {name: found[name] for name in found if name.lower().startswith(_PREFIX)}
@@ -107,7 +109,7 @@ class Settings(GatewayFields):
     @field_validator(*FILES, mode="before")
     @classmethod
     def _may_be_empty(cls, path: Any) -> Any:
-        return path or None  # as compose hands on a variable that is empty
+        return path or None  # compose passes an unset variable as an empty one
 
     @field_validator("redis_url")
     @classmethod
@@ -115,17 +117,19 @@ class Settings(GatewayFields):
         scheme, separator, _ = url.partition("://")
         if url and not (separator and scheme in REDIS_SCHEMES):
             # Only the scheme is shown: the URL may contain a password.
-            raise ValueError(f"{scheme[:20]!r} is none of {', '.join(REDIS_SCHEMES)}: expected redis://HOST:PORT")
+            raise ValueError(f"{scheme[:20]!r} is not one of {', '.join(REDIS_SCHEMES)}: expected redis://HOST:PORT")
         return url
 
     @model_validator(mode="after")
-    def _go_together(self) -> Settings:
+    def _check_combinations(self) -> Settings:
         if self.model_name in parse_models(self.more_models):
             raise ValueError(
-                f"CHARONIA_GATEWAY_MORE_MODELS has CHARONIA_MODEL_NAME = {self.model_name}: name each once"
+                f"CHARONIA_GATEWAY_MORE_MODELS contains CHARONIA_MODEL_NAME = {self.model_name}: use each name once"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("CHARONIA_GATEWAY_TLS_CERT and CHARONIA_GATEWAY_TLS_KEY go together: set both, or none")
+            raise ValueError(
+                "CHARONIA_GATEWAY_TLS_CERT and CHARONIA_GATEWAY_TLS_KEY belong together: set both or neither"
+            )
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("CHARONIA_GATEWAY_TLS_CLIENT_CA needs CHARONIA_GATEWAY_TLS_CERT")
         shared = {"CHARONIA_GATEWAY_KEYS_FILE": self.keys_file, "CHARONIA_GATEWAY_MAX_RESPONSES": self.max_responses}
@@ -139,11 +143,11 @@ class Settings(GatewayFields):
         return self
 
     def tls_to_triton(self) -> Tls | None:
-        """None where its gRPC port has none. ValueError for files that cannot be used."""
+        """TLS for Triton's gRPC port, None if it has no TLS. Raises ValueError for unusable files."""
         files = (self.triton_tls_ca, self.triton_tls_cert, self.triton_tls_key)
         if not (self.triton_tls or any(files) or self.triton_tls_name):
             return None
-        from charonia_client import Tls  # gRPC's client and NumPy take a quarter of a second
+        from charonia_client import Tls  # the import of gRPC's client and NumPy takes a quarter of a second
 
         return Tls(*files, self.triton_tls_name)
 
@@ -160,7 +164,7 @@ class Settings(GatewayFields):
 
     @property
     def origins(self) -> frozenset[str]:
-        """The web pages that may use the gateway beside its own."""
+        """Origins of web pages that may use the gateway, in addition to its own pages."""
         return parse_origins(self.allowed_origins)
 
     @property

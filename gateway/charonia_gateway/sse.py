@@ -1,4 +1,4 @@
-"""Answers whose client may go away: server-sent events, and whole bodies that are awaited.
+"""Responses whose client may disconnect: server-sent events, and complete bodies.
 
 Both watch the connection while the engine works, and cancel the work when it closes.
 """
@@ -26,14 +26,14 @@ log = logging.getLogger("charonia_gateway")
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-TEXT = uuid.uuid4().hex  # which no answer has
+TEXT = uuid.uuid4().hex  # no response contains it
 
-# Characters that are no line ends of a stream, but are to the line readers of many clients (Python's str.splitlines).
+# Characters that do not end a line in a stream, but do so in many clients' line readers (Python's str.splitlines).
 _LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\u0085\u2028\u2029"}
 
 
 def _json(data: Any) -> bytes:
-    """`data` as JSON in one line, whatever one takes for a line."""
+    """`data` as JSON in one line, by any definition of a line."""
     text = to_json(data, inf_nan_mode="null")
     if not text.isascii():
         for character, escaped in _LINE_ENDS.items():
@@ -47,7 +47,8 @@ def event(data: Any) -> bytes:
 
 
 class TextEvents:
-    """Events that differ in one text alone: what is around it is made once. `data` is one's, with TEXT in its place."""
+    """Events that differ only in one text. The JSON around the text is encoded once. `data`: an event with TEXT as the
+    text."""
 
     def __init__(self, data: Any) -> None:
         self._before, _, self._after = event(data).partition(_json(TEXT))
@@ -57,7 +58,7 @@ class TextEvents:
 
 
 def named_event(data: Mapping[str, Any]) -> bytes:
-    """One event under the name that its `type` has, as Anthropic's and the newer of OpenAI's streams are."""
+    """One event whose name is its `type`, as in Anthropic's streams and OpenAI's Responses."""
     kind: str = data["type"]
     return b"event: " + kind.encode() + b"\ndata: " + _json(data) + b"\n\n"
 
@@ -69,28 +70,28 @@ def line(data: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Format:
-    """How a stream is written: its type, and how an error that comes after its beginning is."""
+    """The format of a stream: its content type, and how a late error is written."""
 
     media_type: str
     error: Callable[[ApiError], bytes]
-    heartbeat: bytes  # means nothing to a reader
+    heartbeat: bytes  # readers ignore it
 
 
 EVENTS = Format("text/event-stream", lambda error: b"event: error\n" + event(error.body()), EVENT_HEARTBEAT)
-# What LMDeploy's clients read: they split at line ends.
+# The format of LMDeploy's clients, which split at line ends.
 LINES = Format("application/x-ndjson", lambda error: line(error.body()), LINE_HEARTBEAT)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Returns when the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away (ClientDisconnect) or the server stops."""
+    """Return the result of `work`. It is cancelled if the client disconnects (ClientDisconnect) or the server stops."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request.receive))
+    gone = asyncio.ensure_future(_disconnected(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -105,9 +106,9 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Sends `events` as they come, and a heartbeat whenever it has sent nothing for `heartbeat_s` seconds (0: never).
-    The answer begins with the first of either: until then an error has its own status; later it is an `error` event (or
-    line), after which the stream ends."""
+    """Sends `events` as they arrive, and a heartbeat after `heartbeat_s` seconds without an event (0: never). The
+    response begins with the first event or heartbeat. An error before that has its own status. A later error is an
+    `error` event (or line) that ends the stream."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class EventStream(Response):
         *,
         heartbeat_s: float = 0,
     ) -> None:
-        # Not Response's own: that would announce a body of length 0.
+        # Response.__init__ is not called: it would set a content length of 0.
         self.status_code = 200
         self.background = None
         self.media_type = format.media_type
@@ -126,14 +127,14 @@ class EventStream(Response):
         self._events = events
         self._heartbeat_s = heartbeat_s
         self._started = False
-        self._sending = False  # an event: no heartbeat begins
-        self._beating = asyncio.Lock()  # a heartbeat or the beginning is on its way, for which events wait
+        self._sending = False  # an event is being sent: no heartbeat may begin
+        self._beating = asyncio.Lock()  # a heartbeat or the start is being sent: events wait
         self._clock = asyncio.get_running_loop().time
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_all(scope, receive, send))
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(_disconnected(receive))
         heart = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         error: ApiError | None = None
         try:
@@ -147,8 +148,8 @@ class EventStream(Response):
         except CharoniaError as failure:
             error = from_engine(failure, record_of(scope).names)
         except Exception:
-            log.exception("a stream ended with an error of the gateway's own")
-            error = ApiError(500, "the gateway failed; its log says why", type="server_error")
+            log.exception("a stream failed with an internal error of the gateway")
+            error = ApiError(500, "internal error of the gateway; see its log", type="server_error")
         finally:
             tasks = [sender, gone, *([heart] if heart else [])]
             for task in tasks:
@@ -171,10 +172,10 @@ class EventStream(Response):
                     async with self._beating:
                         await self._start(send)
                 await put({"type": "http.response.body", "body": data, "more_body": True})
-                put = past_layers  # none of them looks at what follows the first text
+                put = past_layers  # the middleware does not need events after the first text
                 self._sent_at = self._clock()
                 self._sending = False
-        self._sending = True  # for good: no heartbeat comes after the end
+        self._sending = True  # kept locked: no heartbeat may follow the end
         async with self._beating:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -184,7 +185,7 @@ class EventStream(Response):
             self._started = True
 
     async def _beat(self, send: Send) -> None:
-        """So that no proxy takes a long prefill, a queue or a pause for a dead connection."""
+        """Send heartbeats, so that no proxy closes the connection during a long prefill, a queue or a pause."""
         self._sent_at = self._clock()
         while True:
             silent_s = self._clock() - self._sent_at

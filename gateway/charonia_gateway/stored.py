@@ -1,4 +1,4 @@
-"""Responses of /v1/responses that clients asked to be stored."""
+"""Stored responses of /v1/responses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger("charonia_gateway")
 
 @dataclass
 class Stored:
-    """conversation: its messages, the response included. session_id: the engine's session that the whole chain of
-    responses shares. owner: the id of the key that made it. size: in bytes, as it is stored."""
+    """A stored response. conversation: all messages, including the response. session_id: the engine's session, which
+    the whole chain of responses shares. owner: the id of the key that created it. size: the stored size in bytes."""
 
     response: dict[str, Any]
     conversation: list[dict[str, Any]]
@@ -80,15 +80,15 @@ class ResponseStore:
         except StateUnavailable:
             return True
 
-    async def go_on(self, entry: Stored) -> bool:
+    async def try_continue(self, entry: Stored) -> bool:
         """Whether a response may continue the entry's session, because no other one has continued it or does. Then
-        went_on() must follow."""
+        continued() must follow."""
         try:
             return await self._state.claim(entry.id)
         except StateUnavailable:
             return False  # the response begins a session of its own, with the whole conversation
 
-    async def went_on(self, entry: Stored, *, stored: bool) -> None:
+    async def continued(self, entry: Stored, *, stored: bool) -> None:
         """stored: whether the response that continued the session was stored. If not, another one may continue it."""
         if not stored:
             with contextlib.suppress(StateUnavailable):

@@ -1,4 +1,4 @@
-"""TLS of the gateway's own port. Certificates that change are those of the next connection."""
+"""TLS of the gateway's own port. New connections use changed certificates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from charonia_gateway.files import FollowedFiles
 
 
 class TlsError(ValueError):
-    """The files of certificates cannot be used; the text says why."""
+    """The files of certificates cannot be used; the message says why."""
 
 
 class Certificates(FollowedFiles):
@@ -17,7 +17,7 @@ class Certificates(FollowedFiles):
     are PEM."""
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
-        """TlsError where a file is missing or wrong, or the key is another certificate's."""
+        """Raises TlsError if a file is missing or wrong, or if the key does not match the certificate."""
         self._cert, self._key, self._client_ca = cert, key, client_ca
         super().__init__(cert, key, *([client_ca] if client_ca else []))
 
@@ -25,20 +25,21 @@ class Certificates(FollowedFiles):
         self._current = self._new_context()
 
     def context(self) -> ssl.SSLContext:
-        """For a server. Each connection takes what was read last: certificate, key and CA of one moment."""
+        """A context for a server. Each new connection uses the latest certificate, key and CA, which were read
+        together."""
         first = self._new_context()
 
         def take_current(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
             connection.context = self._current
 
-        first.sni_callback = take_current  # called for clients that name no server, too
+        first.sni_callback = take_current  # also called for clients that send no server name
         return first
 
     def _new_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # An encrypted key must not have OpenSSL ask on the terminal.
+            # OpenSSL must not prompt for the password of an encrypted key.
             context.load_cert_chain(self._cert, self._key, password=lambda: "")
         except (OSError, ValueError) as error:
             raise TlsError(f"{self._cert} and {self._key} cannot be used: {_reason(error)}") from None
@@ -48,7 +49,7 @@ class Certificates(FollowedFiles):
             except (OSError, ValueError) as error:
                 raise TlsError(f"{self._client_ca} cannot be used: {_reason(error)}") from None
             context.verify_mode = ssl.CERT_REQUIRED
-            # No resumption: who comes again shows the certificate again, which may be none of the CA's any more.
+            # No session resumption: a client must send its certificate again, because the CA may have changed.
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.num_tickets = 0
         return context
@@ -56,6 +57,6 @@ class Certificates(FollowedFiles):
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        # Where OpenSSL has no name for it, the file has no PEM, or a key needs a password.
+        # If OpenSSL has no name for the error, the file is not PEM, or the key needs a password.
         return error.reason or "expected a certificate and a key in PEM, the key without a password"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

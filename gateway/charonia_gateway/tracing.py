@@ -1,6 +1,6 @@
-"""One span for each request for text, in the trace that its client began or in a new one. Triton goes on with it.
+"""One span per request for text, in the client's trace or in a new one. Triton continues the trace.
 
-Nothing of OpenTelemetry is imported where tracing is off.
+OpenTelemetry is imported only if tracing is on.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 _TRACES_PATH = "/v1/traces"
-# A collector that is away holds up the end of this process for so long.
+# An unreachable collector delays the end of this process by at most this time.
 _SEND_TIMEOUT_S = 3
-# Triton 24.10 and those after it do not take the traceparent by its length: they read it, where it was received, up to
-# a zero byte, and record nothing of a call where it is too long then. So it must not be the last entry of the call's
-# head, which anything may follow. HTTP/2 begins an entry that no table has with a zero byte. Entries that come in two
-# parts are copied, and about one call in a thousand is lost still.
+# Triton since 24.10 ignores the length of the traceparent: it reads the receive buffer up to a zero byte. It records no
+# span if the value is then too long. So the traceparent must not be the last metadata entry, because any byte may
+# follow it. This entry follows instead: in HTTP/2 an entry that is not in a table begins with a zero byte. If an entry
+# arrives in two parts, Triton copies it. About one call in a thousand is still lost.
 _AFTER_TRACEPARENT = {"charonia-after-traceparent": "1"}
 
 
 def traces_url(endpoint: str) -> str:
-    """Where spans are posted: `endpoint` is a collector's address (http://collector:4318) or that whole URL."""
+    """The URL for spans. `endpoint`: a collector's address (http://collector:4318) or the complete URL."""
     url = endpoint.rstrip("/")
     return url if url.endswith(_TRACES_PATH) else url + _TRACES_PATH
 
 
 class Tracing:
-    """Sends spans to a collector by OTLP over HTTP, in batches and on a thread of its own: what is lost or late there
-    holds up no request. The SDK's own variables (OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, ...) hold as well."""
+    """Sends spans to a collector by OTLP over HTTP, in batches and in its own thread, so requests never wait for the
+    collector. The SDK's own variables (OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, ...) also apply."""
 
     def __init__(self, endpoint: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -50,8 +50,8 @@ class Tracing:
         self.propagator = TraceContextTextMapPropagator()
 
     def metadata(self) -> list[tuple[str, str]]:
-        """What a call to Triton carries, so that its spans are below the one that is current. A trace that is not
-        sampled is not handed on: Triton would record whatever has a parent."""
+        """Metadata of a call to Triton, which makes Triton's spans children of the current span. Empty for a trace that
+        is not sampled, because Triton would record every call with a parent."""
         from opentelemetry.trace import get_current_span
 
         carrier: dict[str, str] = {}
@@ -61,12 +61,13 @@ class Tracing:
         return list(carrier.items())
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 class TracingMiddleware:
-    """The span of a request lasts to its answer's end. What only looks (health, metrics, models) has none."""
+    """Creates a span for each request for text. It ends with the response. Other requests (health, metrics, models)
+    have no span."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app
@@ -119,6 +120,6 @@ def _describe(span: Span, scope: Scope) -> None:
     span.set_attributes({name: value for name, value in attributes.items() if value is not None})
     if record.error or status >= 499:
         span.set_attribute("error.type", record.error or str(status))
-    # A client's own error is none of the server's.
+    # A client's error is not an error of the server's span.
     if status >= 499 or (record.error and status < 400):
         span.set_status(StatusCode.ERROR)

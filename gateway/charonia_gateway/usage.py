@@ -1,4 +1,4 @@
-"""What the choices of one request took: tokens and milliseconds."""
+"""Tokens and times of the choices of one request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class Usage:
-    """Sums over all choices; a prompt counts once however many choices it has."""
+    """Sums over all choices. A prompt with several choices counts once."""
 
     def __init__(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> None:
         self._per_prompt = choices_per_prompt
         self._last: list[GenerateResponse | None] = [None] * choices
         self._running = choices
-        self._prompt_only = prompt_only  # what was generated counts for nothing
+        self._prompt_only = prompt_only  # generated tokens do not count
 
     def see(self, index: int, response: GenerateResponse) -> None:
         before = self._last[index]
@@ -25,18 +25,18 @@ class Usage:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of the choices that have ended."""
+        """Finish reasons of the choices that have ended."""
         return [last.finish_reason for last in self._last if last and last.finish_reason]
 
     @property
     def ended(self) -> bool:
-        """Whether all choices have."""
+        """Whether all choices have ended."""
         return not self._running
 
     def to_json(self) -> dict[str, Any]:
-        # Any choice of a prompt has its length: the first may not have said anything yet.
+        # Any choice of a prompt has the prompt's length. The first choice may not have a part yet.
         groups = (self._last[at : at + self._per_prompt] for at in range(0, len(self._last), self._per_prompt))
-        prompts = [told[0] for group in groups if (told := [last for last in group if last])]
+        prompts = [reported[0] for group in groups if (reported := [last for last in group if last])]
         prompt_tokens = sum(last.num_input_tokens for last in prompts)
         completion_tokens = sum(last.num_output_tokens for last in self._last if last and not self._prompt_only)
         reasoning_tokens = sum(last.num_reasoning_tokens for last in self._last if last)
@@ -49,9 +49,9 @@ class Usage:
         }
 
     def timings(self) -> dict[str, Any] | None:
-        """As the engine measured them. Of several choices: the shortest wait, the first token of any, the last's end.
-        Names are those of llama.cpp's server, with queue_ms, first_token_ms and total_ms beside them. None where the
-        engine has said nothing yet."""
+        """The engine's times. For several choices: the shortest wait, the first token of any choice, and the last end.
+        The names are llama.cpp's, and also queue_ms, first_token_ms and total_ms. None before the engine's first
+        part."""
         usage = self.to_json()
         return _timings(
             [last for last in self._last if last],
@@ -60,26 +60,26 @@ class Usage:
         )
 
     def timings_so_far(self, part: GenerateResponse) -> dict[str, Any] | None:
-        """Of that part's choice alone, up to it, until all have ended."""
+        """The times of the part's choice up to this part, or of all choices if all have ended."""
         if self.ended:
             return self.timings()
         return _timings([part], part.num_input_tokens, part.num_cached_tokens)
 
 
 def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -> dict[str, Any] | None:
-    told = [last for last in choices if last.timings]
-    times = [last.timings for last in told if last.timings]
+    reported = [last for last in choices if last.timings]
+    times = [last.timings for last in reported if last.timings]
     if not times:
         return None
     computed = prompt_tokens - cached
     queue_ms = min(time.queue_ms for time in times)
     first_token_ms = min((time.first_token_ms for time in times if time.first_token_ms > 0), default=0.0)
     total_ms = max(time.total_ms for time in times)
-    # What ended before its first token spent all its time on the prompt.
+    # A response without tokens spent all its time on the prompt.
     prompt_ms = max((first_token_ms or total_ms) - queue_ms, 0.0)
     predicted_ms = max(total_ms - first_token_ms, 0.0) if first_token_ms else 0.0
-    # A choice's first token comes with its prompt.
-    later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in told)
+    # The time of a choice's first token counts for the prompt.
+    later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in reported)
     return {
         "queue_ms": round(queue_ms, 3),
         "first_token_ms": round(first_token_ms, 3),
@@ -88,7 +88,7 @@ def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -
         "prompt_n": computed,
         "prompt_ms": round(prompt_ms, 3),
         "prompt_per_second": _per_second(computed, prompt_ms),
-        "predicted_n": sum(last.num_output_tokens for last in told),
+        "predicted_n": sum(last.num_output_tokens for last in reported),
         "predicted_ms": round(predicted_ms, 3),
         "predicted_per_second": _per_second(later_tokens, predicted_ms),
     }
@@ -99,7 +99,7 @@ def _per_second(tokens: int, ms: float) -> float | None:
 
 
 def estimated_tokens(request: GenerateRequest) -> int:
-    """Tokens of a request's prompt, without the history of its session: estimated unless it has token ids."""
+    """Estimate the tokens of a request's prompt, without its session's history. Exact for token ids."""
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids)
     texts = [message.get("content") or "" for message in request.messages or ()]

@@ -1,5 +1,5 @@
-"""Answers that are sent whole, as JSON. Where they have many log probabilities that is megabytes, which are made in a
-thread and a piece at a time: between two pieces the event loop goes on."""
+"""Complete responses as JSON. Many log probabilities make megabytes of JSON. They are encoded in a thread and in
+pieces, so that the event loop continues between two pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = 100  # entries of a list
 
 
 def listed(values: Iterable[Any]) -> bytes:
-    """A JSON list, made a piece at a time."""
+    """Encode a JSON list in pieces."""
     rest = iter(values)
     pieces = []
     while piece := list(islice(rest, _PIECE)):
@@ -39,8 +39,8 @@ async def whole_answer(
     entries: int,
     headers: Mapping[str, str],
 ) -> Response:
-    """The answer with `fields` and `choices`, each with its log probabilities by name. `entries`: how many log
-    probabilities there are; `choices` is gone through in a thread where they are many."""
+    """The response with `fields` and `choices`, each with its log probabilities by name. `entries`: the number of log
+    probabilities. If they are many, a thread iterates over `choices`."""
 
     def make() -> bytes:
         made = b",".join(_choice(choice, logprobs) for choice, logprobs in choices)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from charonia_gateway.imports import kept
+from charonia_gateway.imports import without_gc
 from charonia_gateway.port import PortError
 from charonia_gateway.settings import Settings
 from charonia_gateway.workers import SETTINGS_EXIT_CODE
@@ -26,14 +26,14 @@ def main() -> None:
     supervisor = Connection(int(sys.argv[1]))
     settings: Settings
     settings, restarted = supervisor.recv()
-    with kept():
+    with without_gc():
         from charonia_gateway.logs import configure_logging
         from charonia_gateway.process import serve
 
     configure_logging(settings)
 
     def obey(drain: Callable[[], None], stop: Callable[[], None]) -> None:
-        """Call `stop` whenever the supervisor says so, and `drain` when it dies."""
+        """Call `stop` for each order of the supervisor, and `drain` when it dies."""
         _ignore_signals()  # uvicorn has set its own handlers
 
         def read() -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger("charonia_gateway")
 
 CORES_PER_WORKER = 4  # the other cores are for Triton and its Python models, which need more time for each response
 MAX_WORKERS = 8
-SETTINGS_EXIT_CODE = 2  # of a process whose settings cannot be used
+SETTINGS_EXIT_CODE = 2  # exit code of a process with unusable settings
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STABLE_S = 60.0  # a worker that lived so long is replaced immediately
@@ -85,7 +85,7 @@ class _Supervisor:
             began = time.monotonic()
             try:
                 code = await self._run_one(restarted)
-            except OSError as error:  # there is no descriptor, process or memory for it
+            except OSError as error:  # no free descriptor, process or memory
                 log.error("worker %d cannot be started: %s", number, error)
                 code = 1
             if self._ending.is_set():

@@ -303,11 +303,11 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
     expect(finished(page)).to_contain_text("At last")
     waits = page.evaluate("waits")
     assert waits == [
-        "The server has too much to do. Next try in 1 s (429: the queue is full)",
+        "The server is overloaded. Next try in 1 s (429: the queue is full)",
         "A limit of your API key is reached. Next try in 1 s (429: the key 'ann' has 4 requests running)",
-        "The server has not loaded first at present. Next try in 1 s; you can stop and choose another model",
-        "The server is away, or is being restarted. Next try in 1 s (503: no server can take requests)",
-        "The server is away, or is being restarted. Next try in 1 s (502: Bad Gateway)",
+        "The server has not loaded first now. Next try in 1 s; you can stop and choose another model",
+        "The server is not available, or is being restarted. Next try in 1 s (503: no server can take requests)",
+        "The server is not available, or is being restarted. Next try in 1 s (502: Bad Gateway)",
     ]
     # A screen reader reads each message once, but not the server's text.
     assert [words for words in page.evaluate("spoken") if "Next try" in words] == [
@@ -424,17 +424,17 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
     page = context.new_page()
     page.goto(server.url)
     dialog = page.get_by_role("dialog", name="API key")
-    expect(dialog.locator("p")).to_have_text("This server asks for an API key. Whoever runs it can give you one")
-    none = "it is for models alone that this server does not have"
+    expect(dialog.locator("p")).to_have_text("This server needs an API key. Its operator can give you one")
+    none = "it allows only models that this server does not have"
     refused = {
         "wrong": "401: no such key",
         "of-metrics": "403: no access",
-        "“k-123”": "it has characters that are in no key",
+        "“k-123”": "it has characters that are not allowed in a key",
     }
     for wrong, said in {**refused, "of-no-model": none}.items():
         dialog.get_by_label("Key", exact=True).fill(wrong)
         button(dialog, "Save").click()
-        expect(dialog).to_contain_text(f"The server did not take this key: {said}")
+        expect(dialog).to_contain_text(f"The server rejected this key: {said}")
     button(dialog, "Cancel").click()
     expect(dialog).to_be_hidden()  # it closes with the next frame; earlier input would go to the dialog
     say(page, "Hello?")
@@ -469,7 +469,7 @@ def test_a_key_that_no_longer_holds_loses_no_message(page: Page, server: Scripte
     say(page, "Hello?")
     dialog = page.get_by_role("dialog", name="API key")
     button(dialog, "Cancel").click()
-    expect(finished(page).get_by_role("alert")).to_contain_text("This server asks for an API key")
+    expect(finished(page).get_by_role("alert")).to_contain_text("This server needs an API key")
     button(page, "Regenerate").click()
     dialog.get_by_label("Key", exact=True).fill("new")
     dialog.get_by_label("Key", exact=True).press("Enter")
@@ -540,7 +540,7 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     message["parent"] = message["id"]  # a cycle
     exported.write_text(json.dumps(file))
     chooser.set_input_files(exported)
-    noticed(page, "is no message before")
+    noticed(page, "is not a message before")
     expect(page.locator(".chat-title")).to_have_count(1)
 
 
@@ -671,14 +671,14 @@ def test_the_documentation_asks_for_the_key(page: Page, server: Scripted) -> Non
     server.script(key="k-123")
     page.goto(f"{server.url}/docs")
     key = page.get_by_label("Key", exact=True)
-    expect(page.get_by_role("alert")).to_have_text("This server asks for an API key. Whoever runs it can give you one")
+    expect(page.get_by_role("alert")).to_have_text("This server needs an API key. Its operator can give you one")
     expect(key).to_be_focused()
     key.fill("wrong")
     key.press("Enter")
-    expect(page.get_by_role("alert")).to_have_text("The server did not take this key: no such key")
+    expect(page.get_by_role("alert")).to_have_text("The server rejected this key: no such key")
     key.fill("k-1\u200b23")  # not allowed in a header
     key.press("Enter")
-    expect(page.get_by_role("alert")).to_have_text("The server did not take this key:")
+    expect(page.get_by_role("alert")).to_have_text("The server rejected this key:")
     expect(key).to_have_value("")
     key.fill("k-123")
     button(page, "Save").click()
@@ -725,7 +725,7 @@ def test_blocked_site_data_stop_nothing(server: Scripted, new_context: Callable[
     page.get_by_label("Remember").check()
     button(page, "Save").click()
     page.get_by_label("Model", exact=True).select_option("second/model")
-    expect(page.get_by_text("This browser keeps nothing for the page")).to_be_visible()
+    expect(page.get_by_text("This browser stores no data for the page")).to_be_visible()
     field(page).fill("a draft")
     button(page, "New chat").first.click()
     expect(field(page)).to_have_value("a draft")

@@ -214,7 +214,7 @@ def test_fifty_tabs_share_six_connections_and_what_they_hear_of_the_server(
     say(waiting, "Me too")
     for tab in rest:
         tab.evaluate(LOOK)
-    expect(waiting.get_by_text("Other tabs are writing answers")).to_be_visible()
+    expect(waiting.get_by_text("Other tabs are receiving answers")).to_be_visible()
     server.release()
     for tab in streaming:
         expect(finished(tab).locator(".markdown")).to_have_text("word word word end")

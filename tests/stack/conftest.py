@@ -1,4 +1,4 @@
-"""Stacks that live as long as the tests of this folder need them. `stack` serves the demo model."""
+"""Stacks that are shared by the tests of this folder. `stack` serves the demo model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["browser", "new_context"]
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_workspaces(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A process of the tests makes the workspace of a model once, however many stacks serve it one after another."""
+    """A test process creates the workspace of a model once, for all stacks that serve it."""
     Stack.workspaces = tmp_path_factory.mktemp("workspaces")
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The demo model, served by as many processes as users have."""
+    """The demo model, served by the default number of processes."""
     with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("demo"), {"CHARONIA_TEXT_INSTANCES": "2"})) as served:
         yield served
 
 
 @pytest.fixture
 async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client of the gateway before `stack`."""
-    import openai  # takes a second, and most files do without
+    """OpenAI's client for the gateway of `stack`."""
+    import openai  # the import takes a second, and most files do not need it
 
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
         yield client
@@ -43,7 +43,7 @@ async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture(scope="session")
 def model(stack: Stack) -> str:
-    """The name of the model that the gateway before `stack` serves."""
+    """The name of the model that `stack` serves."""
     name: str = httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).json()["data"][0]["id"]
     return name
 
@@ -56,8 +56,8 @@ def kind(request: pytest.FixtureRequest) -> TokenizerKind:
 
 @pytest.fixture(scope="session")
 def parrot(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A parrot of tiny_models.py with either kind of tokenizer; a token is a response of its own where it can be. Its
-    HTTP port answers inference."""
+    """A parrot of tiny_models.py with each kind of tokenizer. Each token is a separate response if possible. Its HTTP
+    port allows inference."""
     folder = tmp_path_factory.mktemp(f"parrot_{kind}")
     write_model(folder / "parrot", kind, "parrot")
     env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_HTTP_INFERENCE": "1"}
@@ -67,7 +67,7 @@ def parrot(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="session")
 def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A babbler of tiny_models.py with either kind of tokenizer."""
+    """A babbler of tiny_models.py with each kind of tokenizer."""
     folder = tmp_path_factory.mktemp(f"babbler_{kind}")
     write_model(folder / "babbler", kind, "babbler")
     with running(Stack(folder / "babbler", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
@@ -76,7 +76,7 @@ def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A babbler that never ends by itself, with a context that holds ENDLESS tokens."""
+    """A babbler that never ends by itself, with a context of ENDLESS tokens."""
     folder = tmp_path_factory.mktemp("slow_model") / "slow"
     write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=1 << 14, ends=False)
     return folder

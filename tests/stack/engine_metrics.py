@@ -1,4 +1,4 @@
-"""What the engine says of itself on Triton's metrics port."""
+"""The engine's metrics on Triton's metrics port."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class EngineMetrics:
 
 
 async def read(url: str) -> EngineMetrics:
-    """`url`: of Triton's metrics."""
-    # Without reading the certificates of the world, which would hold up the event loop of whoever is being watched.
+    """Read all samples. `url`: Triton's metrics."""
+    # Does not load the system's CA certificates, because that would block the event loop of the tested code.
     async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
         text = (await http.get(url)).raise_for_status().text
     values = {
@@ -47,7 +47,7 @@ async def read(url: str) -> EngineMetrics:
 
 
 async def until(url: str, holds: Callable[[EngineMetrics], bool], what: str) -> EngineMetrics:
-    """The metrics as soon as `holds` says so."""
+    """Wait until `holds` accepts the metrics, and return them."""
     deadline = time.monotonic() + HANG_S
     while not holds(metrics := await read(url)):
         assert time.monotonic() < deadline, f"after {HANG_S} s still not: {what}; {metrics}"
@@ -56,15 +56,15 @@ async def until(url: str, holds: Callable[[EngineMetrics], bool], what: str) -> 
 
 
 async def idle(url: str) -> EngineMetrics:
-    """The metrics once nothing runs, waits or holds a block."""
+    """The metrics when nothing runs, waits or holds a block."""
     await until(url, lambda metrics: metrics.idle, "idle")
-    # The engine counts a request's end before it says that it is idle, but may do both while the server collects the
-    # metrics: only those that are asked for afterwards have the whole count for certain.
+    # The engine counts a request's end before it becomes idle, but both may happen while the server collects the
+    # metrics. Only a later collection certainly has the complete count.
     return await read(url)
 
 
 def executions(stack: Stack) -> dict[str, int]:
-    """How often each Triton model has computed."""
+    """The number of executions of each Triton model."""
     text = httpx.get(stack.metrics, timeout=HANG_S, trust_env=False).raise_for_status().text
     return {
         sample.labels["model"]: int(sample.value)

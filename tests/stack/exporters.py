@@ -1,6 +1,6 @@
-"""Metrics of what a machine may lack: a GPU, and the exporters that are not started without their compose profile.
+"""Metrics of parts that a machine may lack: a GPU, and the exporters that need a compose profile.
 
-Names and labels are those that are documented:
+Names and labels follow the documentation:
 - DCGM_*: etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter, the fields that it exports unless told otherwise;
   its labels gpu, UUID, device, modelName and Hostname are in the README there.
 - nv_gpu_*: "GPU metrics" in docs/user_guide/metrics.md of github.com/triton-inference-server/server.
@@ -27,7 +27,7 @@ class _Exporter:
         return family
 
     def counter(self, name: str, labels: dict[str, str], per_second: float) -> Metric:
-        """One that grows while time goes by."""
+        """A counter that grows with time."""
         family = CounterMetricFamily(name, name, labels=list(labels))
         family.add_metric(list(labels.values()), per_second * time.monotonic())
         return family
@@ -61,7 +61,7 @@ class TritonOnGpu(_Exporter):
 
 
 class KeyUsage(_Exporter):
-    """What a gateway that asks for keys counts by key, with the gateway's own counters."""
+    """The counters by key of a gateway with API keys."""
 
     def __init__(self) -> None:
         self._metrics = Metrics()

@@ -1,4 +1,4 @@
-"""A gateway of its own in front of some Triton, for tests that outlive or replace the stack's."""
+"""A separate gateway in front of a Triton server, for tests that must not use the stack's gateway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GatewayProcess:
 
 @contextlib.contextmanager
 def gateway(grpc_target: str, log_file: Path, **env: str) -> Iterator[GatewayProcess]:
-    """`python -m charonia_gateway` on a free port, live (ready or not)."""
+    """`python -m charonia_gateway` on a free port. It is live, but may not be ready."""
     host, _, port = grpc_target.rpartition(":")
     (own_port,) = free_ports(1)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}

@@ -1,4 +1,4 @@
-"""Made-up JSON schemas, some of them damaged, and pieces of expressions, for property tests."""
+"""Generated JSON schemas, some of them damaged, and pieces of expressions, for property tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
     max_leaves=3,
 )
-# Numbers that double precision does not tell from others, or that are written with an exponent.
+# Numbers that double precision cannot distinguish from others, or that are written with an exponent.
 LARGE = st.sampled_from([2**53 + 1, 10**19, -(2**64), [10**30], {"a": [2**53 + 1]}])
 NUMBERS = st.integers(-12, 12) | st.floats(-12, 12).map(lambda number: round(number, 3))
 COUNTS = st.integers(0, 4)
@@ -34,7 +34,7 @@ LEAVES = st.one_of(
     st.fixed_dictionaries({"$ref": st.sampled_from(["#", "#/$defs/a", "#/$defs/b"])}),
 )
 NEEDED = st.lists(NAMES, max_size=2, unique=True)
-# What the names of properties are, spelled in a way that is nearly right too.
+# Names of properties, also with spellings that are almost right.
 NAMED = st.sampled_from(
     [
         {},
@@ -52,7 +52,7 @@ NAMED = st.sampled_from(
 
 
 def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Schemas that have others in them, and combinations of keywords."""
+    """Nested schemas, and combinations of keywords."""
     some = st.lists(inner, min_size=1, max_size=3)
     absent = st.fixed_dictionaries({"required": NEEDED | st.lists(NAMES, min_size=1, max_size=1)})
     exclusive = st.fixed_dictionaries({"oneOf": st.lists(inner | absent, min_size=1, max_size=3)})
@@ -78,7 +78,7 @@ def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "maxProperties": COUNTS,
         "properties": st.just({}),
     }
-    # Each keyword by itself and beside one more.
+    # Each keyword alone and with one other keyword.
     open_objects = st.lists(st.sampled_from(sorted(unnamed)), max_size=2, unique=True).flatmap(
         lambda names: st.fixed_dictionaries({"type": st.just("object"), **{name: unnamed[name] for name in names}})
     )
@@ -90,7 +90,7 @@ def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         open_objects,
         st.fixed_dictionaries({"type": st.just("object")}, optional=objects),
         st.fixed_dictionaries({"type": st.just("object")}, optional=objects | combined),
-        # Without a type, what is no object is valid as well.
+        # Without a type, values that are not objects are also valid.
         st.fixed_dictionaries(some_properties, optional=others | combined),
         st.fixed_dictionaries({"oneOf": st.tuples(without_type, LEAVES).map(list)}),
         st.fixed_dictionaries({"type": st.just("array")}, optional=arrays),
@@ -112,7 +112,7 @@ JUNK = st.sampled_from(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> Any:
-    """A schema in which a value or a keyword is another one."""
+    """A schema in which a value or a keyword is replaced."""
     schema = draw(SCHEMAS)
     at: Any = schema
     while isinstance(at, dict | list) and at:

@@ -1,4 +1,4 @@
-"""An OTLP/HTTP receiver: what a collector would get, decoded."""
+"""An OTLP/HTTP receiver that decodes the data for a collector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stack import HANG_S
 
 @dataclass(frozen=True)
 class Span:
-    """Times in nanoseconds since the epoch; ids in hexadecimal, `parent` empty for none."""
+    """Times are in nanoseconds since the epoch. Ids are hexadecimal; `parent` is empty if there is no parent."""
 
     service: str
     name: str
@@ -48,7 +48,8 @@ def _attributes(entries: Any) -> dict[str, Any]:
 
 
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
-    """OTLP's JSON, which is protobuf's but for the ids: they are hexadecimal, where bytes are base64 elsewhere."""
+    """Parse OTLP's JSON, which is protobuf's JSON except for the ids: they are hexadecimal, and other bytes are
+    base64."""
 
     def with_base64_ids(entry: dict[str, Any]) -> dict[str, Any]:
         for name in ("traceId", "spanId", "parentSpanId"):
@@ -80,16 +81,16 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
 
 @dataclass
 class Receiver:
-    """Its address, for CHARONIA_TRACING_ENDPOINT, and what has come."""
+    """The receiver's address for CHARONIA_TRACING_ENDPOINT, and the received spans."""
 
     url: str = ""
     requests: int = 0
-    go_away: Callable[[], None] = lambda: None  # nobody listens there any more
+    go_away: Callable[[], None] = lambda: None  # the port is closed
     _spans: list[Span] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self, content_type: str, body: bytes) -> None:
-        """The gateway's exporter writes protobuf, Triton's JSON."""
+        """The gateway's exporter sends protobuf, Triton's sends JSON."""
         as_json = content_type == "application/json"
         spans = list(_spans(_from_json(body) if as_json else ExportTraceServiceRequest.FromString(body)))
         with self._news:
@@ -104,7 +105,7 @@ class Receiver:
         return [span for span in self._spans if span.name == name]
 
     def wait_until(self, found: Callable[[], list[Span]]) -> list[Span]:
-        """What `found` finds, once that is anything: senders send in batches."""
+        """Wait until `found` returns a result, because senders send in batches."""
         deadline = time.monotonic() + HANG_S
         with self._news:
             while not (spans := found()):
@@ -114,7 +115,7 @@ class Receiver:
         return spans
 
     def wait_for(self, trace: str, complete: Callable[[list[Span]], bool]) -> list[Span]:
-        """The spans of a trace, once they are `complete`."""
+        """The spans of a trace when they are `complete`."""
         return self.wait_until(lambda: spans if complete(spans := self.trace(trace)) else [])
 
 

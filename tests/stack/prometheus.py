@@ -1,4 +1,4 @@
-"""A real Prometheus with the configuration of the repository, told where the parts are and to look more often."""
+"""A real Prometheus with the configuration of the repository, with the tests' addresses and a shorter interval."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ CONFIG = ROOT / "monitoring" / "prometheus" / "prometheus.yml"
 
 
 def configuration(targets: dict[str, str]) -> dict[str, Any]:
-    """`targets`: host:port for each job. A job that the repository's configuration lacks is added."""
+    """`targets`: host:port of each job. A job that the repository's configuration lacks is added."""
     config: dict[str, Any] = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    config["global"] = {"scrape_interval": "2s", "evaluation_interval": "1s"}  # the interval bounds a scrape, too
+    # scrape_interval also limits the time of a scrape.
+    config["global"] = {"scrape_interval": "2s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(CONFIG.parent / file) for file in config["rule_files"]]
-    # Without the one that compose gives another's targets, under its name.
+    # Without gateway-unchecked, whose targets get the job name `gateway`.
     jobs = {job["job_name"]: job for job in config["scrape_configs"] if "relabel_configs" not in job}
     assert set(jobs) <= set(targets)
     config["scrape_configs"] = []
@@ -50,7 +51,7 @@ class Prometheus:
         return reply["data"]
 
     def numbers(self, expr: str) -> list[float]:
-        """What a query answers now. A value that is no number, like the quantile of nothing, counts as none."""
+        """The current results of a query. NaN, for example the quantile of no values, does not count."""
         result = self.get("query", query=expr)["result"]
         return [value for sample in result if math.isfinite(value := float(sample["value"][1]))]
 

@@ -25,17 +25,17 @@ from free_ports import free_ports
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 START_LIMIT_S = 600
-# The bound of every wait. Only a hang reaches it, however slow and busy the machine is.
+# Limit of every wait. Only a hang reaches it, even on a slow and busy machine.
 HANG_S = 120
 CHARONIA = Path(sys.executable).parent / "charonia"
 # Each token takes at least 10 ms and no computation.
 SLOW = {"CHARONIA_DEVICE": "null", "CHARONIA_NULL_STEP_MS": "10", "CHARONIA_STREAM_INTERVAL_MS": "0"}
-# A max_tokens that takes a SLOW stack longer than HANG_S: the request still runs when a test ends it.
+# A max_tokens that takes a SLOW stack longer than HANG_S, so that the request still runs when a test ends it.
 ENDLESS = 16_000
 
 
 def processes_with(marker: str) -> list[int]:
-    """The living processes whose environment contains `marker`, whoever their parent is now."""
+    """The running processes whose environment contains `marker`, also if they have another parent now."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -48,9 +48,9 @@ def processes_with(marker: str) -> list[int]:
 
 @dataclass
 class Stack:
-    """What `charonia serve` of one model started."""
+    """The processes of a `charonia serve` with one model."""
 
-    # A folder for the linked workspaces of all stacks here, by model: to make one takes a second.
+    # A shared folder for the linked workspaces of all stacks, by model: creating one takes a second.
     workspaces: ClassVar[Path | None] = None
 
     model: Path | str
@@ -79,7 +79,7 @@ class Stack:
 
     @property
     def marker(self) -> str:
-        """In the environment of every process of this stack and of no other."""
+        """A text in the environment of every process of this stack and of no other process."""
         return f"CHARONIA_RUN_DIR={self.run_dir}"
 
     @property
@@ -87,7 +87,7 @@ class Stack:
         return self.run_dir / "serve.log"
 
     def launch(self) -> None:
-        """Starts `charonia serve` and does not wait."""
+        """Start `charonia serve` without waiting."""
         self.run_dir.mkdir(parents=True, exist_ok=True)
         own = self.run_dir / "workspaces"
         if self.workspaces and not own.exists():
@@ -104,9 +104,9 @@ class Stack:
             "CHARONIA_THREADS": "2",
             "CHARONIA_CACHE_MAX_ENTRY_COUNT": "512",
             "CHARONIA_DRAIN_TIMEOUT_S": "2",
-            "CHARONIA_HANG_TIMEOUT_S": "0",  # its requests would be in the metrics
-            "CHARONIA_MAX_RESTARTS": "0",  # a Triton that dies unasked for fails the test
-            "CHARONIA_TEXT_INSTANCES": "1",  # each loads the tokenizer anew, which most of a start's time goes to
+            "CHARONIA_HANG_TIMEOUT_S": "0",  # its requests would be counted in the metrics
+            "CHARONIA_MAX_RESTARTS": "0",  # a Triton that dies unexpectedly must fail the test
+            "CHARONIA_TEXT_INSTANCES": "1",  # each instance loads the tokenizer again, which is slow
             **{f"CHARONIA_{name}": str(port) for name, port in zip(names, self.ports, strict=True)},
             **self.env,
         }
@@ -117,12 +117,12 @@ class Stack:
             )
 
     def start(self) -> Stack:
-        """Starts and returns when all is ready."""
+        """Start the stack, and return when all parts are ready."""
         self.launch()
         return self.until_ready()
 
     def until_ready(self) -> Stack:
-        """Returns when all that was launched is ready."""
+        """Return when all parts are ready."""
         deadline = time.monotonic() + START_LIMIT_S
         while not answers(f"{self.gateway}/health/ready"):
             assert self.process is not None
@@ -132,7 +132,7 @@ class Stack:
         return self
 
     def log(self) -> str:
-        """What charonia serve printed, and the ends of the logs."""
+        """The output of charonia serve, and the ends of the logs."""
         parts = [self.log_file.read_text(errors="replace")]
         for file in sorted(self.run_dir.glob("port-*/*.log")):
             parts.append(f"--- {file.name}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-60:]))
@@ -143,7 +143,7 @@ class Stack:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """The exit code of charonia serve, once it has ended."""
+        """Wait for the end of charonia serve, and return its exit code."""
         assert self.process is not None
         return self.process.wait(HANG_S)
 
@@ -151,13 +151,13 @@ class Stack:
         return processes_with(self.marker)
 
     def pid_of(self, name: str) -> int:
-        """The one process of the stack whose program is `name`."""
+        """The only process of the stack whose program is `name`."""
         found = [pid for pid in self.processes() if Path(f"/proc/{pid}/exe").resolve().name == name]
         assert len(found) == 1, found
         return found[0]
 
     def memory_mib(self, what: str = "VmRSS") -> dict[str, int]:
-        """Of the processes that requests go through: resident memory, or with VmHWM the most that it has ever been."""
+        """Memory of the processes that handle requests: resident memory, or with VmHWM its peak."""
         found = {}
         for pid in self.processes():
             with contextlib.suppress(OSError):
@@ -170,13 +170,14 @@ class Stack:
         return found
 
     def forget_peaks(self) -> None:
-        """What memory_mib("VmHWM") tells is of the time from now on."""
+        """Reset the peaks of memory_mib("VmHWM")."""
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def stop(self) -> None:
-        """Ends the stack without waiting for requests. Kills what is left, so that a failed test leaves no process."""
+        """End the stack without waiting for requests. Kill the remaining processes, so that a failed test leaves no
+        process."""
         deadline = time.monotonic() + HANG_S
         while self.process is not None and self.process.poll() is None and time.monotonic() < deadline:
             self.process.terminate()  # a second signal ends the wait for requests
@@ -199,7 +200,8 @@ def running(stack: Stack) -> Iterator[Stack]:
 
 @functools.cache
 def any_certificate() -> ssl.SSLContext:
-    """Made once and without the system's certificates: reading them took a third of a core while a stack starts."""
+    """A TLS context, created once and without the system's certificates: reading them again and again used a third of a
+    core during the start of a stack."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -214,7 +216,7 @@ def answers(url: str) -> bool:
 
 
 def curl(url: str, body: dict[str, Any]) -> tuple[int, str]:
-    """Posts JSON as the README's curl lines do: status and text of the answer."""
+    """Post JSON like the curl commands of the README. Returns the status and text of the response."""
     program = shutil.which("curl")
     assert program is not None, "the tests of the HTTP endpoints need curl: sudo apt-get install curl"
     command = [program, "--silent", "--no-buffer", "--noproxy", "*", "--write-out", "\n%{http_code}", url]

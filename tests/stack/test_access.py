@@ -1,4 +1,4 @@
-"""What Triton answers to whom: where its ports listen, and what is closed on them."""
+"""Access to Triton: the addresses of its ports, and the closed endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tritonclient.grpc.aio as triton
 from stack import HANG_S, Stack
 from tritonclient.utils import InferenceServerException
 
-DEEP = b"[" * 200_000  # what overflows the stack of the server's JSON parser
+DEEP = b"[" * 200_000  # JSON that overflows the stack of the server's parser
 MODEL = "/v2/models/ensemble"
 REGION = "/v2/systemsharedmemory"
 
@@ -24,10 +24,10 @@ def alive(stack: Stack) -> bool:
     return httpx.get(f"{stack.http}/v2/health/live", timeout=HANG_S).status_code == 200
 
 
-def test_tritons_ports_listen_on_this_machine_alone(stack: Stack) -> None:
+def test_triton_ports_listen_only_on_this_machine(stack: Stack) -> None:
     connections = psutil.Process(stack.pid_of("tritonserver")).net_connections("inet")
     listening = {
-        (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port)  # gRPC's sockets are IPv6's for both
+        (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port)  # gRPC uses IPv6 sockets for both versions
         for one in connections
         if one.status == psutil.CONN_LISTEN
     }
@@ -58,7 +58,7 @@ def test_tritons_ports_listen_on_this_machine_alone(stack: Stack) -> None:
         ("GET", f"{MODEL}/stats"),
     ],
 )
-def test_an_http_api_that_nobody_needs_is_closed_to_everybody(stack: Stack, method: str, path: str) -> None:
+def test_unused_http_endpoints_are_closed(stack: Stack, method: str, path: str) -> None:
     answer = httpx.request(method, stack.http + path, content=DEEP if method == "POST" else None, timeout=HANG_S)
     assert answer.status_code == 403, answer.text
     assert "restricted" in answer.json()["error"]
@@ -66,8 +66,8 @@ def test_an_http_api_that_nobody_needs_is_closed_to_everybody(stack: Stack, meth
 
 
 @pytest.mark.parametrize("path", [f"{MODEL}/generate", "/v2/repository/index"])
-def test_a_body_of_many_chunks_reaches_nothing(stack: Stack, path: str) -> None:
-    """Releases before 25.07 put something on their stack for each chunk of a body that they read."""
+def test_body_with_many_chunks_is_rejected(stack: Stack, path: str) -> None:
+    """Triton before 25.07 used stack memory for each chunk of a body."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", stack.ports[0]), HANG_S) as connection:
         connection.sendall(head.encode() + b"1\r\n \r\n" * 700_000 + b"0\r\n\r\n")
@@ -75,7 +75,7 @@ def test_a_body_of_many_chunks_reaches_nothing(stack: Stack, path: str) -> None:
     assert alive(stack)
 
 
-def test_health_and_metadata_stay_open(stack: Stack) -> None:
+def test_health_and_metadata_are_open(stack: Stack) -> None:
     for path in ("/v2", "/v2/health/ready", MODEL, f"{MODEL}/ready", f"{MODEL}/config"):
         assert httpx.get(stack.http + path, timeout=HANG_S).status_code == 200, path
 
@@ -97,7 +97,7 @@ GRPC: dict[str, Callable[[triton.InferenceServerClient], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", GRPC)
-async def test_a_grpc_api_that_nobody_needs_is_closed_to_everybody(stack: Stack, name: str) -> None:
+async def test_unused_grpc_calls_are_closed(stack: Stack, name: str) -> None:
     async with triton.InferenceServerClient(stack.grpc) as client:
         with pytest.raises(InferenceServerException, match="restricted"):
             await GRPC[name](client)
@@ -105,13 +105,13 @@ async def test_a_grpc_api_that_nobody_needs_is_closed_to_everybody(stack: Stack,
 
 
 def restrictions(stack: Stack, option: str) -> list[tuple[str, str]]:
-    """Name and value of the headers that the server asks for, as everyone on the machine can read them."""
+    """Names and values of the headers that the server requires, read from its public command line."""
     command = Path(f"/proc/{stack.pid_of('tritonserver')}/cmdline").read_text().split("\0")
     found = [re.fullmatch(rf"--{option}=[\w,-]+:([^=]+)=(\w+)", text) for text in command]
     return [(match[1], match[2]) for match in found if match]
 
 
-def test_who_reads_the_command_line_gets_in_nowhere(stack: Stack) -> None:
+def test_command_line_reveals_no_access(stack: Stack) -> None:
     asked = restrictions(stack, "http-restricted-api")
     assert len(asked) == 2
     for name, value in asked:
@@ -129,7 +129,7 @@ def test_who_reads_the_command_line_gets_in_nowhere(stack: Stack) -> None:
 
 
 def over_http2(port: int, path: str, *header: str) -> bytes:
-    """The messages that answer an empty one, for a client that sends any header: gRPC's own checks the name first."""
+    """The response messages to an empty message, with any header. gRPC's own client would reject the header's name."""
 
     def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
         return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
@@ -148,8 +148,8 @@ def over_http2(port: int, path: str, *header: str) -> bytes:
         messages = b""
         while head := answer.read(9):
             payload = answer.read(int.from_bytes(head[:3], "big"))
-            if head[3] == 0:  # DATA: a byte and the length before each message
+            if head[3] == 0:  # DATA: a flag byte and the length precede each message
                 messages += payload[5:]
-            if head[3] == 3 or (head[3] == 1 and head[4] & 1):  # the stream is over
+            if head[3] == 3 or (head[3] == 1 and head[4] & 1):  # the stream has ended
                 break
         return messages

@@ -27,12 +27,12 @@ def benchmark(*arguments: object) -> str:
 
 
 def values(file: Path, case: dict[str, object]) -> dict[str, float]:
-    """The values of a case's records by name; of "requests" the count."""
+    """The values of a case's records by name; for "requests" their count."""
     return {record.name: record.value for record in records.read(file)[1] if record.case == case}
 
 
 @pytest.mark.slow
-def test_compare_has_figures_of_the_engine_triton_and_the_gateway(tmp_path: Path) -> None:
+def test_compare_measures_engine_triton_and_gateway(tmp_path: Path) -> None:
     file = tmp_path / "compare.json"
     benchmark(
         "compare", DEMO, "--threads", 1, "--concurrency", 2, "--requests-per-client", 2, "--max-tokens", 16,
@@ -56,6 +56,6 @@ def test_serving_measures_a_running_stack(stack: Stack, target: str, tmp_path: P
     )  # fmt: skip
     value = values(file, {"target": target})
     assert (value["errors"], value["requests"]) == (0, 6)
-    for name in ("time to first token", "end to end"):  # an answer with one response has no other times
+    for name in ("time to first token", "end to end"):  # a response without streaming has no other times
         assert 0 < value[name] <= value[f"{name}, 99th"]
     assert "tokens/s" in shown

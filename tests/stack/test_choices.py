@@ -1,4 +1,4 @@
-"""Several answers to one prompt: each is what it would be alone."""
+"""Several responses to one prompt: each one equals a separate response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from charonia_client import Client, GenerateRequest, GenerateResponse
 from stack import Stack
 
-SEED = 2**64 - 2  # answer 2 has the seed 0
+SEED = 2**64 - 2  # response 2 has the seed 0
 FIELDS: dict[str, Any] = {"text": "One", "temperature": 1.5, "max_tokens": 24, "ignore_eos": True, "logprobs": 0}
 
 
@@ -22,13 +22,13 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 
 async def alone(client: Client, count: int) -> list[GenerateResponse]:
-    """The answers of `count` seeds from SEED on, each by a request of its own."""
+    """The responses for `count` seeds from SEED on, each from a separate request."""
     return [
         await client.complete(GenerateRequest(**FIELDS, seed=(SEED + at) % 2**64, stream=False)) for at in range(count)
     ]
 
 
-async def test_n_answers_are_those_of_their_seeds(client: Client) -> None:
+async def test_n_responses_equal_responses_with_their_seeds(client: Client) -> None:
     expected = await alone(client, 4)
     answers = await client.complete_all(GenerateRequest(**FIELDS, seed=SEED, n=4, stream=False))
     assert [answer.index for answer in answers] == [0, 1, 2, 3]
@@ -39,7 +39,7 @@ async def test_n_answers_are_those_of_their_seeds(client: Client) -> None:
         assert answer.cum_logprob == pytest.approx(sum(answer.logprobs), abs=1e-3)
 
 
-async def test_n_answers_of_a_stream_come_with_their_index_and_one_end(client: Client) -> None:
+async def test_stream_of_n_responses_has_indices_and_one_end(client: Client) -> None:
     expected = await alone(client, 3)
     texts, ends = [""] * 3, [0] * 3
     async with aclosing(client.generate(GenerateRequest(**FIELDS, seed=SEED, n=3))) as parts:
@@ -50,13 +50,13 @@ async def test_n_answers_of_a_stream_come_with_their_index_and_one_end(client: C
     assert ends == [1, 1, 1]
 
 
-async def test_the_prompt_comes_before_each_answer_where_it_is_asked_for(client: Client) -> None:
+async def test_echo_precedes_each_response(client: Client) -> None:
     answers = await client.complete_all(GenerateRequest(**FIELDS, seed=SEED, n=3, echo=True, stream=False))
     expected = await alone(client, 3)
     assert [answer.text for answer in answers] == ["One" + answer.text for answer in expected]
 
 
-async def test_the_best_are_those_of_greatest_mean_log_probability(client: Client) -> None:
+async def test_best_of_returns_highest_mean_log_probability(client: Client) -> None:
     def mean(answer: GenerateResponse) -> float:
         return sum(answer.logprobs) / len(answer.logprobs)
 
@@ -65,7 +65,7 @@ async def test_the_best_are_those_of_greatest_mean_log_probability(client: Clien
     assert [answer.token_ids for answer in best] == [answer.token_ids for answer in ranked[:2]]
 
 
-async def test_openais_client_gets_the_best(stack: Stack, client: Client) -> None:
+async def test_openai_client_gets_best_of(stack: Stack, client: Client) -> None:
     best = await client.complete_all(GenerateRequest(**FIELDS, seed=3, n=2, best_of=4, stream=False))
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
         answer = await api.completions.create(

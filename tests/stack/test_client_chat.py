@@ -21,22 +21,22 @@ from pexpect.fdpexpect import fdspawn
 from stack import HANG_S, Stack, free_ports
 
 PROGRAM = Path(sys.executable).parent / "triton_client"
-# A terminal's bracketed paste is turned on when the prompt is shown, and off when a message is taken.
+# Bracketed paste is turned on when the prompt is shown, and off when a message is read.
 PROMPT = r"\x1b\[\?2004h"
 TAKEN = r"\x1b\[\?2004l"
 COST = re.compile(r"\[\d+ tokens, [\d.]+ tokens/s, prompt (\d+) tokens")
 
 
 class Terminal(fdspawn):  # type: ignore[misc]
-    """A program in a pseudo-terminal that is its controlling one, so that Ctrl-C is a signal.
+    """A program with a pseudo-terminal as its controlling terminal, so that Ctrl-C is a signal.
 
-    Not pexpect's own way to start it: that forks this process, whose gRPC threads do not survive it.
+    pexpect.spawn is not used: it forks this process, and gRPC threads do not survive a fork.
     """
 
     def __init__(self, *command: str) -> None:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
-        # Nobody answers a cursor position request here.
+        # Requests for the cursor position have no response here.
         env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "1"}
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=env
@@ -70,7 +70,7 @@ def leave(child: Terminal) -> None:
     assert child.exit_code() == 0
 
 
-def test_two_enters_send_and_the_history_is_kept(stack: Stack) -> None:
+def test_two_enters_send_and_history_is_kept(stack: Stack) -> None:
     with chat(stack.grpc, "--temperature", "0") as child:
         child.send("Hello\r\r")
         child.expect(COST)
@@ -78,13 +78,13 @@ def test_two_enters_send_and_the_history_is_kept(stack: Stack) -> None:
         child.expect(PROMPT)
         child.send("What is\rthe capital of France?\r\r")
         child.expect(COST)
-        # The second prompt holds the first turn.
+        # The second prompt contains the first turn.
         assert int(child.match.group(1)) > first + 5
         child.expect(PROMPT)
         leave(child)
 
 
-def test_one_enter_sends_when_asked_to(stack: Stack) -> None:
+def test_one_enter_sends_with_option(stack: Stack) -> None:
     with chat(stack.grpc, "--enter-sends", "--temperature", "0") as child:
         child.send("What is the capital of France?\r")
         child.expect(COST)
@@ -92,15 +92,15 @@ def test_one_enter_sends_when_asked_to(stack: Stack) -> None:
         leave(child)
 
 
-def test_ctrl_c_interrupts_the_answer_and_does_not_leave(slow: Stack) -> None:
+def test_ctrl_c_interrupts_response_and_chat_continues(slow: Stack) -> None:
     with chat(slow.grpc, "--enter-sends") as child:
         child.send("Talk\r")
-        # The answer has begun: what the prompt itself still prints, before Ctrl-C is a signal again, is shorter.
+        # The response has begun: the remaining output of the prompt, before Ctrl-C is a signal again, is shorter.
         child.expect(TAKEN + ".{100}")
         child.send("\x03")
         child.expect("interrupted")
         child.expect(PROMPT)
-        child.send("\x03")  # and at the prompt it says how to leave
+        child.send("\x03")  # at the prompt, Ctrl-C shows how to leave
         child.expect("'exit' leaves")
         child.expect(PROMPT)
         leave(child)
@@ -126,8 +126,8 @@ def test_messages_from_a_pipe_are_answered(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("place", ["environment", ".env"])
-def test_make_chat_talks_to_the_port_that_is_set(stack: Stack, tmp_path: Path, place: str) -> None:
-    """In a folder of its own: the Makefile, and a `.env` that the environment wins over."""
+def test_make_chat_uses_configured_port(stack: Stack, tmp_path: Path, place: str) -> None:
+    """In a separate folder with the Makefile and a `.env`, which the environment overrides."""
     shutil.copy(Path(__file__).resolve().parents[2] / "Makefile", tmp_path)
     port, elsewhere = stack.grpc.rpartition(":")[2], str(free_ports(1)[0])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("CHARONIA_", "MAKE"))}
@@ -148,7 +148,7 @@ def test_make_chat_talks_to_the_port_that_is_set(stack: Stack, tmp_path: Path, p
     assert len(COST.findall(done.stdout)) == 1
 
 
-def test_an_error_is_told_and_is_the_exit_code_of_a_pipe(stack: Stack) -> None:
+def test_error_is_printed_and_sets_exit_code_of_pipe(stack: Stack) -> None:
     done = piped("Hello\n\nHello\n", stack.grpc, "--max-tokens", "1000000")
     assert done.returncode == 1
     assert done.stdout.count("1000000") == 2
@@ -157,12 +157,12 @@ def test_an_error_is_told_and_is_the_exit_code_of_a_pipe(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("target", "code", "says"), [("localhost:0", 2, "is not HOST:PORT"), ("localhost:http", 2, "is not HOST:PORT")]
 )
-def test_a_wrong_address_is_named(target: str, code: int, says: str) -> None:
+def test_wrong_address_is_named(target: str, code: int, says: str) -> None:
     done = piped("", target)
     assert done.returncode == code and says in done.stderr
 
 
-def test_no_server_is_said_at_once() -> None:
+def test_missing_server_is_reported_immediately() -> None:
     target = f"127.0.0.1:{free_ports(1)[0]}"
     done = piped("Hello\n", target)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The client library against the real server: what it asks, and a server that goes away."""
+"""The client library with the real server: requests, and a server that dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_health_and_metadata(client: Client) -> None:
     assert model.outputs["text_output"] == ("BYTES", (1,))
 
 
-async def test_parts_join_to_the_whole_answer(client: Client) -> None:
+async def test_parts_join_to_complete_response(client: Client) -> None:
     whole = await client.complete(GenerateRequest(messages=MESSAGES, temperature=0, stream=False))
     parts = [part async for part in client.generate(GenerateRequest(messages=MESSAGES, temperature=0))]
     assert "".join(part.text for part in parts) == whole.text != ""
@@ -42,12 +42,12 @@ async def test_parts_join_to_the_whole_answer(client: Client) -> None:
     assert whole.timings is not None and 0 <= whole.timings.first_token_ms <= whole.timings.total_ms
 
 
-async def test_log_probabilities_come_with_the_bytes_of_their_tokens(client: Client) -> None:
+async def test_log_probabilities_have_token_bytes(client: Client) -> None:
     request = GenerateRequest(messages=MESSAGES, temperature=0, logprobs=3, stream=False)
     whole = await client.complete(request)
     assert len(whole.logprobs) == len(whole.tokens) == len(whole.top_logprobs) == len(whole.token_ids)
     assert b"".join(whole.tokens).decode() == whole.text
-    # The end token adds nothing to the text, and has a name among the most likely.
+    # The end token adds nothing to the text, but top_logprobs has its name.
     assert whole.tokens[-1] == b""
     last = {top.id: top.token for top in whole.top_logprobs[-1]}
     assert last[whole.token_ids[-1]] != b""
@@ -56,12 +56,12 @@ async def test_log_probabilities_come_with_the_bytes_of_their_tokens(client: Cli
 @pytest.mark.parametrize(
     "fields", [{"temperature": -1.0}, {"max_tokens": 10**6}, {"top_p": 7.0}, {"max_tokens": 2**40}]
 )
-async def test_a_wrong_field_is_a_bad_request(client: Client, fields: dict[str, Any]) -> None:
+async def test_wrong_field_raises_bad_request(client: Client, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(fields))):
         await client.complete(GenerateRequest(messages=MESSAGES, stream=False, **fields))
 
 
-async def test_nobody_there_is_unavailable_at_once() -> None:
+async def test_missing_server_raises_unavailable_immediately() -> None:
     async with Client(f"127.0.0.1:{free_ports(1)[0]}") as client:
         assert not await client.server_live() and not await client.model_ready()
         with pytest.raises(Unavailable, match="cannot be reached"):
@@ -72,17 +72,17 @@ async def test_nobody_there_is_unavailable_at_once() -> None:
             await asyncio.wait_for(client.server_metadata(), HANG_S)
 
 
-async def test_an_ensemble_that_is_not_there_is_unavailable(stack: Stack) -> None:
+async def test_missing_ensemble_raises_unavailable(stack: Stack) -> None:
     async with Client(stack.grpc, model="no_such_model") as client:
         with pytest.raises(Unavailable, match="no_such_model"):
             await client.complete(GenerateRequest(messages=MESSAGES, stream=False))
 
 
-async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: Path, tmp_path: Path) -> None:
+async def test_killed_server_under_load_ends_every_response(slow_model: Path, tmp_path: Path) -> None:
     request = GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=ENDLESS)
 
     async def ask_twice(client: Client, began: asyncio.Event) -> list[CharoniaError]:
-        """What ends an answer under way, and one that is asked for at once after that."""
+        """The errors of a running response, and of a request immediately after that."""
         errors = []
         for _ in range(2):
             try:
@@ -99,7 +99,7 @@ async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: 
             readers = [asyncio.create_task(ask_twice(client, event)) for event in began]
             await asyncio.gather(*(event.wait() for event in began))
             os.kill(served.pid_of("tritonserver"), signal.SIGKILL)
-            # New calls all the time, of which some begin in the instant in which the connection breaks.
+            # New calls all the time: some begin while the connection breaks.
             calls: list[asyncio.Task[None]] = []
             while not any(reader.done() for reader in readers):
                 calls.append(asyncio.create_task(client.stop("some id")))
@@ -108,6 +108,6 @@ async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: 
                 assert result is None or isinstance(result, Unavailable), repr(result)
             for errors in await asyncio.wait_for(asyncio.gather(*readers), HANG_S):
                 assert len(errors) == 2 and all(isinstance(error, Unavailable) for error in errors), errors
-                # The connection's end said so, not the lack of a sign of life, which takes longer.
+                # The closed connection was noticed, not the missing probe responses, which takes longer.
                 assert all("cannot be reached or went away" in str(error) for error in errors), errors
-        # Closing did not wait for stop requests that nobody can take.
+        # Closing did not wait for stop requests to a dead server.

@@ -1,7 +1,7 @@
-"""Answers and streams fit the types of the clients that people use, and the clients' own helpers work with them.
+"""Responses and streams match the types of common clients, and the clients' own helpers work with them.
 
-The model says what it is made to say: a parrot of tiny_models.py, which answers `<|text0|>` with TEXTS[0], and so on.
-What a grammar forces it to say it says all the same.
+The model is a parrot of tiny_models.py, which responds to `<|text0|>` with TEXTS[0], and so on. A grammar can force
+other text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TEXTS = [
 ]
 REASONING, CONTENT = "They want the weather of Paris.", "I look."
 CALLS = [("get_weather", {"city": "Paris", "days": 3}), ("add", {"a": 1})]
-# The marks of the formats; what of a history is to reach the model; and what makes it answer, at the end.
+# The marks of the formats, the parts of the history for the model, and at the end the start token of the response.
 TEMPLATE = (
     "{# <think> <tool_call> #}{% if tools %}tools:{{ tools | tojson }}{% endif %}"
     "{% for message in messages %}{% for call in message.tool_calls or [] %}"
@@ -64,7 +64,7 @@ def ask(index: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("clients")
-    # Most characters are tokens of their own, and what a coding agent sends is long.
+    # Most characters are separate tokens, and a coding agent sends long prompts.
     write_model(folder / MODEL, "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE, positions=1 << 15)
     with running(Stack(folder / MODEL, folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
         yield served
@@ -88,11 +88,11 @@ async def anthropic_client(caller: Stack) -> AsyncIterator[anthropic.AsyncAnthro
         yield client
 
 
-# --- every answer and event, as it is written
+# --- every response and event in its raw form
 
 
 def extras(value: Any, at: str = "") -> Iterator[str]:
-    """The fields of a client's type that it does not know: the clients take any."""
+    """Fields that a client's type does not define: the clients accept unknown fields."""
     if isinstance(value, BaseModel):
         for name in value.model_extra or {}:
             yield f"{at}.{name}"
@@ -103,11 +103,11 @@ def extras(value: Any, at: str = "") -> Iterator[str]:
             yield from extras(one, f"{at}[{number}]")
 
 
-def strict(kind: Any, value: Any, *, beside: tuple[str, ...] = ()) -> Any:
-    """The value as the client's type, of which nothing is missing and beside which there is nothing else than fields
-    whose names end in one of `beside`."""
+def strict(kind: Any, value: Any, *, extra: tuple[str, ...] = ()) -> Any:
+    """The value as the client's type. No field may be missing, and additional fields must have names that end in one of
+    `extra`."""
     found = TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    more = [name for name in extras(found) if not name.endswith(beside or "?")]
+    more = [name for name in extras(found) if not name.endswith(extra or "?")]
     assert not more, f"{kind} has no {more}"
     return found
 
@@ -120,21 +120,21 @@ async def events(web: httpx.AsyncClient, path: str, body: dict[str, Any]) -> lis
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-# What of this server's own OpenAI's types do not have.
+# Fields of this server that OpenAI's types do not have.
 OWN = (".reasoning_content", ".store")
 
 
-async def test_chat_completions_fit_openais_types(web: httpx.AsyncClient) -> None:
+async def test_chat_completions_match_openai_types(web: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"model": MODEL, "messages": ask(0), "tools": TOOLS, **GREEDY, "logprobs": True}
-    answer = strict(ChatCompletion, (await web.post("/v1/chat/completions", json=body)).json(), beside=OWN)
+    answer = strict(ChatCompletion, (await web.post("/v1/chat/completions", json=body)).json(), extra=OWN)
     assert [call.function.name for call in answer.choices[0].message.tool_calls] == [name for name, _ in CALLS]
     with_usage = {**body, "stream_options": {"include_usage": True}}
     chunks = await events(web, "/v1/chat/completions", with_usage)
-    found = [strict(ChatCompletionChunk, chunk, beside=OWN) for chunk in chunks]
+    found = [strict(ChatCompletionChunk, chunk, extra=OWN) for chunk in chunks]
     assert found[-1].usage is not None and found[-2].choices[0].finish_reason == "tool_calls"
 
 
-async def test_messages_fit_anthropics_types(web: httpx.AsyncClient) -> None:
+async def test_messages_match_anthropic_types(web: httpx.AsyncClient) -> None:
     body = {"model": MODEL, "max_tokens": 1500, "messages": ask(0), "tools": ANTHROPICS, "thinking": THINKING, **GREEDY}
     answer = strict(Message, (await web.post("/v1/messages", json=body)).json())
     thought, text, *calls = answer.content
@@ -154,15 +154,15 @@ async def test_messages_fit_anthropics_types(web: httpx.AsyncClient) -> None:
     assert 0 < used.output_tokens_details.thinking_tokens < used.output_tokens
 
 
-async def test_responses_fit_openais_types(web: httpx.AsyncClient) -> None:
+async def test_responses_match_openai_types(web: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"model": MODEL, "input": ask(0), "tools": FUNCTIONS, **GREEDY}
     body |= {"reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"]}
-    answer = strict(Response, (await web.post("/v1/responses", json=body)).json(), beside=OWN)
+    answer = strict(Response, (await web.post("/v1/responses", json=body)).json(), extra=OWN)
     thought, text, *calls = answer.output
     assert thought.content[0].text == REASONING and text.content[0].text == answer.output_text == CONTENT
     assert [(call.name, json.loads(call.arguments)) for call in calls] == CALLS
     assert answer.usage.output_tokens_details.reasoning_tokens > 0 and answer.reasoning.effort == "low"
-    found = [strict(ResponseStreamEvent, event, beside=OWN) for event in await events(web, "/v1/responses", body)]
+    found = [strict(ResponseStreamEvent, event, extra=OWN) for event in await events(web, "/v1/responses", body)]
     for kind, text in (("reasoning_text", REASONING), ("output_text", CONTENT)):
         assert "".join(event.delta for event in found if event.type == f"response.{kind}.delta") == text
         assert [event.text for event in found if event.type == f"response.{kind}.done"] == [text]
@@ -178,7 +178,7 @@ class add(BaseModel):
     a: int
 
 
-async def test_openais_chat_helpers_parse_an_answer(openai_client: openai.AsyncOpenAI) -> None:
+async def test_openai_chat_helpers_parse_response(openai_client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "messages": ask(3), "response_format": add, **GREEDY}
     parsed = (await openai_client.chat.completions.parse(**fields)).choices[0].message.parsed
     async with openai_client.chat.completions.stream(**fields) as stream:
@@ -186,7 +186,7 @@ async def test_openais_chat_helpers_parse_an_answer(openai_client: openai.AsyncO
     assert parsed == streamed == add(a=7)
 
 
-async def test_openais_responses_helpers_parse_an_answer(openai_client: openai.AsyncOpenAI) -> None:
+async def test_openai_responses_helpers_parse_response(openai_client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "input": ask(3), "text_format": add, **GREEDY}
     parsed = await openai_client.responses.parse(**fields)
     async with openai_client.responses.stream(**fields) as stream:
@@ -205,7 +205,7 @@ async def test_openais_responses_helpers_parse_an_answer(openai_client: openai.A
         assert (call.type, call.parsed_arguments) == ("function_call", {"a": 7})
 
 
-async def test_a_stored_response_goes_on_with_the_output_of_its_call(openai_client: openai.AsyncOpenAI) -> None:
+async def test_stored_response_continues_with_output_of_call(openai_client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "tools": FUNCTIONS, "store": True, **GREEDY}
     first = await openai_client.responses.create(**fields, input=ask(0))
     calls = [item for item in first.output if item.type == "function_call"]
@@ -215,7 +215,7 @@ async def test_a_stored_response_goes_on_with_the_output_of_its_call(openai_clie
     ]
     second = await openai_client.responses.create(**fields, input=outputs, previous_response_id=first.id)
     assert second.output_text == TEXTS[1]
-    # The same without the server's memory: what came back is sent back.
+    # The same without a stored response: the client sends the output items back.
     items: list[Any] = [*ask(0), *(item.to_dict() for item in first.output), *outputs]
     again = await openai_client.responses.create(**{**fields, "store": False}, input=items)
     assert again.output_text == TEXTS[1]
@@ -227,7 +227,7 @@ async def test_a_stored_response_goes_on_with_the_output_of_its_call(openai_clie
 # --- the anthropic package's own helpers
 
 
-async def test_anthropics_helpers_parse_an_answer(anthropic_client: anthropic.AsyncAnthropic) -> None:
+async def test_anthropic_helpers_parse_response(anthropic_client: anthropic.AsyncAnthropic) -> None:
     fields: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "messages": ask(3), "output_format": add}
     parsed = await anthropic_client.messages.parse(**fields)
     assert parsed.parsed_output == add(a=7)
@@ -238,7 +238,7 @@ async def test_anthropics_helpers_parse_an_answer(anthropic_client: anthropic.As
 @pytest.mark.parametrize(
     "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"}]
 )
-async def test_anthropics_client_gets_a_forced_call(
+async def test_anthropic_client_gets_forced_call(
     anthropic_client: anthropic.AsyncAnthropic, choice: dict[str, Any]
 ) -> None:
     tool = {**ANTHROPICS[1], "strict": True}
@@ -253,9 +253,7 @@ async def test_anthropics_client_gets_a_forced_call(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_anthropics_tool_runner_runs_the_functions(
-    anthropic_client: anthropic.AsyncAnthropic, stream: bool
-) -> None:
+async def test_anthropic_tool_runner_runs_functions(anthropic_client: anthropic.AsyncAnthropic, stream: bool) -> None:
     ran = []
 
     @anthropic.beta_async_tool
@@ -275,7 +273,7 @@ async def test_anthropics_tool_runner_runs_the_functions(
 
 
 def agents_request(turns: list[Any], nonce: str) -> dict[str, Any]:
-    """What Claude Code sends, in its form."""
+    """A request like Claude Code's."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -308,7 +306,7 @@ def agents_request(turns: list[Any], nonce: str) -> dict[str, Any]:
     }
 
 
-async def test_a_coding_agent_goes_round_its_loop(web: httpx.AsyncClient) -> None:
+async def test_coding_agent_runs_its_loop(web: httpx.AsyncClient) -> None:
     headers = {
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
@@ -328,7 +326,7 @@ async def test_a_coding_agent_goes_round_its_loop(web: httpx.AsyncClient) -> Non
         turns.append({"role": "assistant", "content": blocks})
         if stop != "tool_use":
             break
-        # The template shows what comes last: it makes the model answer.
+        # The template shows the last message, which contains the start token of the response.
         calls = [block for block in blocks if block["type"] == "tool_use"]
         results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "<|text1|>"} for call in calls]
         results[0] |= {"content": [{"type": "text", "text": "No such file"}], "is_error": True}
@@ -344,7 +342,7 @@ async def test_a_coding_agent_goes_round_its_loop(web: httpx.AsyncClient) -> Non
 
 
 def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
-    """Blocks, stop reason and usage of a stream, as an agent gathers them."""
+    """Blocks, stop reason and usage of a stream, collected like an agent does."""
     blocks: list[Any] = []
     stop, usage, pieces = "", {}, ""
     for line in text.splitlines():
@@ -366,17 +364,17 @@ def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
     return blocks, stop, usage
 
 
-# --- libraries that have an environment of their own
+# --- libraries with separate environments
 
 
 @pytest.mark.parametrize("library", ["langchain", "instructor", "agents"])
-def test_a_library_works_with_the_gateway(caller: Stack, library: str) -> None:
+def test_library_works_with_gateway(caller: Stack, library: str) -> None:
     found = subprocess.run([ROOT / "scripts" / "get_clients.sh", "--there"], capture_output=True, text=True)
     if found.returncode:
         missing_tool("libraries of scripts/requirements-clients.txt are missing: `scripts/get_clients.sh` gets them")
     program = Path(__file__).parent / "clients" / f"with_{library}.py"
     command = [found.stdout.strip(), str(program), caller.gateway, MODEL]
-    # Nothing of what they would tell their makers.
+    # Disables their telemetry.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "ANTHROPIC", "LANG"))}
     env |= {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)

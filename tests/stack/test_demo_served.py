@@ -1,4 +1,4 @@
-"""The demo model answers through the whole stack as it does in transformers."""
+"""The demo model gives the same responses through the whole stack as in transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stack import START_LIMIT_S, Stack
 EVALUATE = Path(__file__).resolve().parents[2] / "models" / "demo" / "evaluate.py"
 
 
-def test_the_served_demo_model_passes_its_examination(stack: Stack) -> None:
+def test_served_demo_model_passes_examination(stack: Stack) -> None:
     command = [sys.executable, EVALUATE, "--gateway", f"{stack.gateway}/v1", "--tools"]
     command += ["--require", "0.94", "--require-tools", "0.74", "--show", "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False)

@@ -1,4 +1,4 @@
-"""The demo model calls the example's two tools and answers in JSON, through the whole stack."""
+"""The demo model calls the example's two tools and responds in JSON, through the whole stack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def example() -> Any:
     return load_file(EXAMPLE)
 
 
-async def test_a_call_is_made_run_and_answered(api: openai.AsyncOpenAI, model: str, example: Any) -> None:
+async def test_call_is_run_and_its_result_answered(api: openai.AsyncOpenAI, model: str, example: Any) -> None:
     tools: Any = Tools([example.get_weather, example.calculate]).described
     for question, name, arguments in (
         ("What is the weather in Paris?", "get_weather", {"place": "Paris"}),
@@ -46,14 +46,14 @@ async def test_a_call_is_made_run_and_answered(api: openai.AsyncOpenAI, model: s
             assert str(value) in (answer.choices[0].message.content or "")
 
 
-async def test_an_answer_in_json_has_the_keys_that_were_asked_for(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_json_response_has_requested_keys(api: openai.AsyncOpenAI, model: str) -> None:
     question = "What is the capital of France? Answer in JSON with the keys country and capital."
     messages: list[Any] = [{"role": "user", "content": question}]
     answer = await api.chat.completions.create(model=model, messages=messages, temperature=0)
     assert json.loads(answer.choices[0].message.content or "") == {"country": "France", "capital": "Paris"}
 
 
-def test_the_terminal_chat_runs_the_examples_tools(stack: Stack, example: Any) -> None:
+def test_terminal_chat_runs_example_tools(stack: Stack, example: Any) -> None:
     command = [PROGRAM, stack.grpc, "--tools", str(EXAMPLE), "--temperature", "0"]
     done = subprocess.run(
         command, input="What is the weather in Paris?\n", capture_output=True, text=True, timeout=HANG_S, check=True

@@ -1,4 +1,4 @@
-"""What deploy/ asks of the server and the gateway is there: probes are answered, metrics exist."""
+"""The server and the gateway have the probes and metrics that deploy/ uses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def rendered() -> Manifests:
 
 
 def local(stack: Stack) -> dict[int, int]:
-    """This stack's ports by those of the contracts."""
+    """This stack's ports, by the default ports in docs/contracts.md."""
     return dict(zip((33336, 33337, 33338, 23333), stack.ports, strict=True))
 
 
-def test_every_probe_is_answered_by_a_stack_that_serves(stack: Stack, rendered: Manifests) -> None:
+def test_serving_stack_answers_every_probe(stack: Stack, rendered: Manifests) -> None:
     asked = set()
     for workload in rendered.workloads:
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -40,7 +40,7 @@ def test_every_probe_is_answered_by_a_stack_that_serves(stack: Stack, rendered: 
         assert not answers(f"http://127.0.0.1:{local(stack)[port]}{path}x")
 
 
-def test_every_pod_monitors_metrics_are_there_and_the_autoscalers_among_them(stack: Stack, rendered: Manifests) -> None:
+def test_metrics_of_pod_monitors_and_autoscalers_exist(stack: Stack, rendered: Manifests) -> None:
     names: dict[str, set[str]] = {}
     for item in rendered.of("PodMonitor"):
         (endpoint,) = item["spec"]["podMetricsEndpoints"]
@@ -54,7 +54,7 @@ def test_every_pod_monitors_metrics_are_there_and_the_autoscalers_among_them(sta
     assert metric["pods"]["metric"]["name"] in names["charonia-server"]
 
 
-def test_the_adapters_query_is_one_that_prometheus_understands() -> None:
+def test_prometheus_accepts_adapter_query() -> None:
     import promql_parser
 
     text = (KUSTOMIZE / "components" / "autoscale" / "prometheus-adapter.yaml").read_text(encoding="utf-8")

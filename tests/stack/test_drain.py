@@ -1,5 +1,5 @@
-"""SIGTERM while answers are under way: no new request is taken, running ones end as they would have, then the process
-does; what takes longer than it may is cancelled."""
+"""SIGTERM during responses: new requests are rejected, running requests end normally, then the process ends. Requests
+that take longer than the drain timeout are cancelled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stack import ENDLESS, HANG_S, SLOW, Stack, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 STREAMS = 4
-TOKENS = 600  # of a stream that ends by itself, after six seconds or more
+TOKENS = 600  # tokens of a stream that ends by itself after at least six seconds
 
 
 def body(model: str, tokens: int, **fields: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ async def begin_streams(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[
 
 @asynccontextmanager
 async def held(http: httpx.AsyncClient, asked: dict[str, Any]) -> AsyncIterator[None]:
-    """A stream that is read until the block is left. Its gateway drains at least as long."""
+    """Reads a stream until the block ends. Its gateway drains at least as long."""
     begun = asyncio.Event()
     stream = asyncio.create_task(read_stream(http, asked, begun))
     await asyncio.wait_for(begun.wait(), HANG_S)
@@ -64,7 +64,7 @@ async def held(http: httpx.AsyncClient, asked: dict[str, Any]) -> AsyncIterator[
 
 
 async def until_draining(http: httpx.AsyncClient) -> None:
-    """Returns when readiness says that it ends."""
+    """Return when the readiness check reports the shutdown."""
 
     async def ask() -> None:
         while (await http.get("/health/ready")).status_code != 503:
@@ -84,12 +84,12 @@ async def check_refused(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
 
 @pytest.fixture
 def own(slow: Stack, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A gateway that drains for long."""
+    """A gateway with a long drain timeout."""
     with gateway(slow.grpc, tmp_path / "gateway.log", CHARONIA_DRAIN_TIMEOUT_S=str(HANG_S)) as started:
         yield started
 
 
-async def test_a_gateway_ends_when_its_streams_have(own: GatewayProcess) -> None:
+async def test_gateway_shutdown_waits_for_streams(own: GatewayProcess) -> None:
     async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
         streams = await begin_streams(http, body("model", TOKENS))
         async with held(http, body("model", ENDLESS)):
@@ -101,12 +101,12 @@ async def test_a_gateway_ends_when_its_streams_have(own: GatewayProcess) -> None
     assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
 
 
-async def test_a_gateway_with_nothing_to_do_ends_at_once(own: GatewayProcess) -> None:
+async def test_idle_gateway_shuts_down_immediately(own: GatewayProcess) -> None:
     own.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
 
 
-async def test_a_second_signal_does_not_wait(slow: Stack, own: GatewayProcess) -> None:
+async def test_second_signal_ends_gateway_immediately(slow: Stack, own: GatewayProcess) -> None:
     async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
         streams = await begin_streams(http, body("model", ENDLESS))
         own.process.send_signal(signal.SIGTERM)
@@ -128,12 +128,10 @@ async def retries(http: httpx.AsyncClient) -> float:
     return sample.value
 
 
-async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_there_have(
-    slow: Stack, slow_model: Path, tmp_path: Path
-) -> None:
-    """Its gateway and its server are no longer ready and reject new requests, so that clients can try another server.
-    Streams and whole answers that have begun are completed. A turn is not continued at another server that does not
-    have its history. Requests of clients that leave are cancelled."""
+async def test_shutdown_waits_for_streams_of_remote_gateways(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
+    """The gateway and the server are no longer ready and reject new requests, so that clients can try another server.
+    Running responses are completed, streamed or not. A turn does not continue at another server, which does not have
+    its history. Requests of clients that disconnect are cancelled."""
     workers = {"CHARONIA_GATEWAY_WORKERS": "2", "CHARONIA_GATEWAY_MAX_RESPONSES": "0"}
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), **workers}
     with (
@@ -182,7 +180,7 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             await engine_metrics.until(stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there")
             lost = await turn(kept)
             assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
-            assert (await turn(kept)).json()["history_tokens"] == 0, "the turn after that begins anew"
+            assert (await turn(kept)).json()["history_tokens"] == 0, "the next turn begins a new history"
             retried = await retries(of_two)
             for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
                 assert (reason, last) == ("length", "data: [DONE]")
@@ -193,8 +191,9 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
         assert stack.processes() == []
 
 
-async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model: Path, tmp_path: Path) -> None:
-    """What its own gateway has, and what one has that runs elsewhere: the engine ends that, before Triton does."""
+async def test_shutdown_cancels_requests_after_drain_timeout(slow_model: Path, tmp_path: Path) -> None:
+    """Requests of the stack's gateway and of a remote gateway: the engine ends the remote requests before Triton
+    ends."""
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "0"}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,

@@ -1,4 +1,4 @@
-"""Two real servers behind one gateway: one is killed and comes back."""
+"""Two real servers behind one gateway: one is killed and restarted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def until_up(http: httpx.AsyncClient, stack: Stack, up: bool) -> None:
     await asyncio.wait_for(wait(), HANG_S)
 
 
-async def test_a_killed_server_ends_only_streams_that_had_begun(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
+async def test_killed_server_ends_only_begun_streams(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
     with (
         running(Stack(slow_model, tmp_path / "run", SLOW)) as one,
         gateway(
@@ -52,7 +52,7 @@ async def test_a_killed_server_ends_only_streams_that_had_begun(slow: Stack, slo
             CHARONIA_ENDPOINT_CHECK_TIMEOUT_S=str(HANG_S),
         ) as own,
     ):
-        # Sessions that begin on that server.
+        # Sessions whose history is on that server.
         sessions = (id for at in range(1000) if weight(id := f"s{at}", one.grpc) > weight(id, slow.grpc))
         async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
 

@@ -1,4 +1,4 @@
-"""The model `engine` in the real server, called directly: two of them in one server, loaded and unloaded by name."""
+"""The model `engine` in the real server, called directly: two engines in one server, loaded and unloaded by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROMPT = [5, 6, 7]
 
 
 def make_repository(folder: Path, workspace: Path) -> Path:
-    """Three models that are alike but for their names."""
+    """Three models that differ only in their names."""
     model = workspace / "model_repository" / ENGINE
     config = (model / "config.pbtxt").read_text()
     for name in (ENGINE, OTHER, SPARE):
@@ -48,7 +48,7 @@ def make_repository(folder: Path, workspace: Path) -> Path:
 
 @dataclass
 class Server:
-    """A Triton server with the models ENGINE and OTHER, and nothing around it."""
+    """A Triton server with only the models ENGINE and OTHER."""
 
     settings: ServeSettings
     log: Path
@@ -63,8 +63,8 @@ class Server:
         return f"http://127.0.0.1:{self.settings.http_port}"
 
     async def metrics(self, model: str = ENGINE) -> dict[str, float]:
-        """The engine's samples of one model, a labelled one as name{value}; buckets are left out."""
-        # Without reading the certificates of the world, which would hold up the event loop of whoever is being watched.
+        """The engine's samples of one model without buckets; a labelled sample has the name name{value}."""
+        # Does not load the system's CA certificates, because that would block the event loop of the tested code.
         async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
             text = (await http.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics")).raise_for_status().text
         found = {}
@@ -77,7 +77,7 @@ class Server:
         return found
 
     async def until(self, holds: Callable[[dict[str, float]], bool], model: str = ENGINE) -> dict[str, float]:
-        """The metrics as soon as `holds` says so."""
+        """Wait until `holds` accepts the metrics, and return them."""
         deadline = time.monotonic() + HANG_S
         while not holds(metrics := await self.metrics(model)):
             assert time.monotonic() < deadline, f"not so after {HANG_S} s: {metrics}"
@@ -85,15 +85,15 @@ class Server:
         return metrics
 
     async def until_idle(self, model: str = ENGINE) -> dict[str, float]:
-        """The metrics once the engine has nothing to do."""
+        """The metrics when the engine is idle."""
         await self.until(
             lambda m: m["num_requests_running"] == m["num_requests_waiting"] == m["kv_blocks_active"] == 0, model
         )
-        # What was counted while the server collected these is whole in those that are asked for afterwards.
+        # Counters may have changed while the server collected the metrics. A later collection has the final values.
         return await self.metrics(model)
 
     async def until_cancelled(self, before: dict[str, float], requests: int) -> dict[str, float]:
-        """The metrics once so many requests more than `before` have been cancelled, and nothing is left."""
+        """The metrics when this number of requests since `before` have been cancelled and the engine is idle."""
         name = "request_success_total{cancelled}"
         await self.until(lambda m: m[name] - before[name] >= requests)
         after = await self.until_idle()
@@ -158,7 +158,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 def request(**fields: Any) -> Tensors:
-    """A request's inputs. The engine makes as many tokens as are asked for, whatever they are."""
+    """A request's inputs. The engine generates exactly the requested number of tokens."""
     types: dict[str, Any] = {"temperature": np.float32, "seed": np.uint64, "ignore_eos": np.bool_, "stream": np.bool_}
     types |= {"return_log_probs": np.bool_, "logit_bias_values": np.float32}
     types |= dict.fromkeys(("stop", "cancel", "end_session"), np.bool_)
@@ -176,10 +176,10 @@ async def stream(
     request_id: str = "",
     outputs: list[str] | None = None,
 ) -> AsyncGenerator[Tensors, None]:
-    """The responses' tensors; raises what the server says. Leaving it early cancels the call.
+    """Yield the responses' tensors. Raises the server's error. Closing the generator cancels the call.
 
-    A call that is over is read to its end: cancelling one in the instant of its final response makes this release of
-    the server keep the request for ever, and with it the model, which can then not be unloaded."""
+    A call that is almost over is read to its end: if a call is cancelled during its final response, this version of
+    Triton keeps the request forever, and the model cannot be unloaded."""
     inputs = []
     for name, array in tensors.items():
         inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
@@ -210,7 +210,7 @@ async def stream(
 async def collect(
     client: triton.InferenceServerClient, tensors: Tensors, begun: asyncio.Event | None = None, **options: Any
 ) -> list[Tensors]:
-    """All responses; `begun` is set with the first."""
+    """All responses. Sets `begun` with the first response."""
     responses = []
     async for response in stream(client, tensors, **options):
         responses.append(response)
@@ -222,7 +222,7 @@ async def collect(
 async def outcome(
     client: triton.InferenceServerClient, tensors: Tensors, begun: asyncio.Event | None = None, **options: Any
 ) -> str:
-    """The finish reason, or what the server says instead."""
+    """The finish reason, or the server's error."""
     try:
         responses = await collect(client, tensors, begun, **options)
     except InferenceServerException as error:
@@ -235,7 +235,7 @@ def ids(responses: list[Tensors]) -> list[int]:
 
 
 async def leave_after(client: triton.InferenceServerClient, tensors: Tensors, responses: int) -> None:
-    """Reads so many responses, then cancels the call."""
+    """Read this number of responses, then cancel the call."""
     async with contextlib.aclosing(stream(client, tensors)) as answers:
         async for _ in answers:
             responses -= 1
@@ -243,7 +243,7 @@ async def leave_after(client: triton.InferenceServerClient, tensors: Tensors, re
                 return
 
 
-async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: triton.InferenceServerClient) -> None:
+async def test_streams_of_32_clients_equal_complete_responses(client: triton.InferenceServerClient) -> None:
     asked = [{"input_ids": [*PROMPT, index], "seed": index, "max_tokens": 40} for index in range(32)]
     streamed = await asyncio.gather(*(collect(client, request(**one)) for one in asked))
     whole = await asyncio.gather(*(collect(client, request(**one, stream=False)) for one in asked))
@@ -256,7 +256,7 @@ async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: trit
     assert len({tuple(ids(one)) for one in whole}) > 1
 
 
-async def test_a_response_has_the_tensors_of_the_contract(client: triton.InferenceServerClient) -> None:
+async def test_response_has_documented_tensors(client: triton.InferenceServerClient) -> None:
     texts = {"echo": "é"}
     tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, prompt_logprobs=3, stream=False, **texts)
     (response,) = await collect(client, tensors)
@@ -283,12 +283,12 @@ async def test_a_response_has_the_tensors_of_the_contract(client: triton.Inferen
     assert 0 <= queue_ms <= first_ms <= total_ms
 
 
-async def test_only_the_outputs_asked_for_are_sent(client: triton.InferenceServerClient) -> None:
+async def test_only_requested_outputs_are_sent(client: triton.InferenceServerClient) -> None:
     (response,) = await collect(client, request(max_tokens=2, stream=False), outputs=["num_output_tokens"])
     assert {name: array.tolist() for name, array in response.items()} == {"num_output_tokens": [2]}
 
 
-async def test_a_parameter_counts_as_the_input_of_its_name(server: Server) -> None:
+async def test_parameter_counts_as_input_of_its_name(server: Server) -> None:
     body = {"input_ids": PROMPT, "ignore_eos": True, "parameters": {"max_tokens": 3}}
     async with httpx.AsyncClient(timeout=HANG_S) as http:
         answer = await http.post(f"{server.http}/v2/models/{ENGINE}/generate", json=body)
@@ -314,14 +314,14 @@ async def test_a_parameter_counts_as_the_input_of_its_name(server: Server) -> No
         ({"prompt_logprobs": 21}, "prompt_logprobs is 21 and must be -1 (none) to 20"),
         ({"num_return_sequences": 0}, "0"),
         ({"num_return_sequences": 3, "best_of": 2}, "best_of"),
-        ({"best_of": 3}, "best_of"),  # and a stream
+        ({"best_of": 3}, "best_of"),  # also for a stream
         ({"timeout_ms": 0}, "timeout_ms"),
         ({"logit_bias_ids": [3]}, "logit_bias_ids has 1 entries and logit_bias_values 0"),
         ({"bad_words_ids": [[3, 4], [2, 1]]}, "bad_words_ids: the end offset 1 must be above 2"),
         ({"bad_words_ids": [[3, 4], [3, -1]]}, "bad_words_ids: the end offset 3 must be above 0 and at most 2"),
     ],
 )
-async def test_what_is_wrong_with_a_request_is_named(
+async def test_wrong_request_field_is_named(
     client: triton.InferenceServerClient, fields: dict[str, Any], named: str
 ) -> None:
     answer = await outcome(client, request(**fields))
@@ -329,7 +329,7 @@ async def test_what_is_wrong_with_a_request_is_named(
     assert named in answer
 
 
-async def test_bad_words_are_never_said(client: triton.InferenceServerClient) -> None:
+async def test_bad_words_are_never_generated(client: triton.InferenceServerClient) -> None:
     greedy = {"temperature": 0.0, "max_tokens": 6, "stream": False}
     first, second, *_ = ids(await collect(client, request(**greedy)))
     banned = ids(await collect(client, request(**greedy, bad_words_ids=[[first, second], [2, -1]])))
@@ -337,12 +337,10 @@ async def test_bad_words_are_never_said(client: triton.InferenceServerClient) ->
     assert banned[1] != second
 
 
-async def test_what_the_queue_cannot_take_is_told_when_to_come_back(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
-    # 32 run and 200 wait at most.
+async def test_full_queue_rejects_with_retry_after(server: Server, client: triton.InferenceServerClient) -> None:
+    # At most 32 run and 200 wait.
     asked = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(260)]
-    # Until all are refused or in the engine: to cancel a call in the instant of its refusal is what stream() avoids.
+    # Wait until all are rejected or in the engine, so that no call is cancelled during its rejection (see stream()).
     await server.until(
         lambda m: m["num_requests_running"] + m["num_requests_waiting"] + sum(map(asyncio.Task.done, asked)) == 260
     )
@@ -355,12 +353,12 @@ async def test_what_the_queue_cannot_take_is_told_when_to_come_back(
         task.cancel()
     await asyncio.gather(*running_on, return_exceptions=True)
     await server.until_idle()
-    # Those that were cancelled on their way to the engine have come there before this one.
+    # Calls that were cancelled before they reached the engine have reached it before this one.
     assert await outcome(client, request(max_tokens=2)) == "length"
     await server.until_idle()
 
 
-async def test_an_http_client_that_leaves_its_stream_ends_the_request(server: Server) -> None:
+async def test_http_client_disconnect_ends_request(server: Server) -> None:
     before = await server.until_idle()
     body = {"input_ids": PROMPT, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
     async with (
@@ -371,7 +369,7 @@ async def test_an_http_client_that_leaves_its_stream_ends_the_request(server: Se
     await server.until_cancelled(before, 1)
 
 
-async def test_after_200_clients_have_left_nothing_is_left_over(
+async def test_engine_is_idle_after_200_clients_disconnect(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     before = await server.until_idle()
@@ -380,9 +378,7 @@ async def test_after_200_clients_have_left_nothing_is_left_over(
     assert await outcome(client, request(max_tokens=2)) == "length"
 
 
-async def test_a_stop_request_ends_its_request_and_no_other(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_stop_request_ends_only_its_request(server: Server, client: triton.InferenceServerClient) -> None:
     ours, other = uuid.uuid4().hex, uuid.uuid4().hex
     begun = [asyncio.Event(), asyncio.Event()]
     stopped = asyncio.create_task(collect(client, request(max_tokens=ENDLESS), begun[0], request_id=ours))
@@ -396,16 +392,14 @@ async def test_a_stop_request_ends_its_request_and_no_other(
 
 
 @pytest.mark.parametrize("action", ["stop", "cancel"])
-async def test_a_stop_request_for_nobody_is_no_error(client: triton.InferenceServerClient, action: str) -> None:
+async def test_stop_request_for_unknown_id_is_ignored(client: triton.InferenceServerClient, action: str) -> None:
     (answer,) = await collect(client, request(input_ids=None, **{action: True}), request_id="nobody")
     assert answer["output_ids"].shape == (0,)
     (answer,) = await collect(client, request(input_ids=None, **{action: True}, session_id="nobody's"))
     assert answer["output_ids"].shape == (0,)
 
 
-async def test_a_continuation_goes_on_where_the_session_ended(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_continuation_continues_session_history(server: Server, client: triton.InferenceServerClient) -> None:
     session = uuid.uuid4().hex
     before = await server.until_idle()
     fields: dict[str, Any] = {"session_id": session, "temperature": 0.0, "max_tokens": 5, "stream": False}
@@ -419,12 +413,12 @@ async def test_a_continuation_goes_on_where_the_session_ended(
     assert ids([second]) == ids(await collect(client, request(**plain, input_ids=[*history, 8, 9])))
     (ended,) = await collect(client, request(input_ids=None, session_id=session, end_session=True))
     assert ended["output_ids"].shape == (0,) and ended["finish_reason"] == [b"stop"]
-    (anew,) = await collect(client, request(**fields, continuation_ids=[8, 9]))
-    assert anew["num_session_tokens"] == [0] and ids([anew]) == ids([first])
+    (fresh,) = await collect(client, request(**fields, continuation_ids=[8, 9]))
+    assert fresh["num_session_tokens"] == [0] and ids([fresh]) == ids([first])
 
 
-async def test_a_request_of_n_sequences_is_one_request(server: Server, client: triton.InferenceServerClient) -> None:
-    """Its stream ends once, and a client that leaves it ends all of them."""
+async def test_request_of_n_sequences_is_one_request(server: Server, client: triton.InferenceServerClient) -> None:
+    """The stream ends once, and a client that disconnects ends all sequences."""
     seeds = [await collect(client, request(max_tokens=12, seed=seed)) for seed in (4, 5, 6)]
     responses = await collect(client, request(max_tokens=12, seed=4, num_return_sequences=3))
     for index, expected in enumerate(seeds):
@@ -436,14 +430,14 @@ async def test_a_request_of_n_sequences_is_one_request(server: Server, client: t
     await server.until_idle()
 
 
-async def test_a_deadline_is_told(server: Server, client: triton.InferenceServerClient) -> None:
+async def test_deadline_ends_request_with_504(server: Server, client: triton.InferenceServerClient) -> None:
     before = await server.until_idle()
     assert (await outcome(client, request(max_tokens=ENDLESS, timeout_ms=300))).startswith("[504] ")
     after = await server.until_idle()
     assert after["requests_rejected_total{deadline}"] - before["requests_rejected_total{deadline}"] == 1
 
 
-async def test_a_session_survives_unloading_where_it_has_a_folder(
+async def test_session_with_folder_survives_unloading(
     server: Server, client: triton.InferenceServerClient, tmp_path: Path
 ) -> None:
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
@@ -469,10 +463,8 @@ async def test_a_session_survives_unloading_where_it_has_a_folder(
         await unloaded(client, SPARE)
 
 
-async def test_the_environment_wins_over_the_models_parameters(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
-    """The server's environment sets the number of blocks, and not the length of a sequence."""
+async def test_environment_overrides_model_parameters(server: Server, client: triton.InferenceServerClient) -> None:
+    """The server's environment sets the number of blocks, but not the length of a sequence."""
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
     parameters = {"cache_max_entry_count": {"string_value": "64"}, "session_len": {"string_value": "100"}}
     await load(client, SPARE, {**config, "name": SPARE, "parameters": parameters})
@@ -482,7 +474,7 @@ async def test_the_environment_wins_over_the_models_parameters(
     await unloaded(client, SPARE)
 
 
-async def test_two_models_have_their_own_engines_and_metrics(
+async def test_two_models_have_separate_engines_and_metrics(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     before, other_before = await server.until_idle(), await server.until_idle(OTHER)
@@ -490,7 +482,7 @@ async def test_two_models_have_their_own_engines_and_metrics(
         collect(client, request(max_tokens=20)), collect(client, request(max_tokens=20), model=OTHER)
     )
     assert ids(one) == ids(two)
-    # A step's tokens are counted when the last response may have been sent already.
+    # The engine may count a step's tokens after it has sent the last response.
     await server.until(lambda m: m["generation_tokens_total"] > before["generation_tokens_total"])
     await server.until(lambda m: m["generation_tokens_total"] > other_before["generation_tokens_total"], OTHER)
     after, other_after = await server.until_idle(), await server.until_idle(OTHER)
@@ -499,9 +491,7 @@ async def test_two_models_have_their_own_engines_and_metrics(
     assert after["time_to_first_token_seconds_count"] - before["time_to_first_token_seconds_count"] == 1
 
 
-async def test_every_step_tells_its_time_its_batch_and_its_tokens(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_every_step_reports_time_batch_and_tokens(server: Server, client: triton.InferenceServerClient) -> None:
     before = await server.until_idle()
     await asyncio.gather(*(collect(client, request(max_tokens=20)) for _ in range(2)))
     await server.until(lambda m: m["generation_tokens_total"] - before["generation_tokens_total"] == 40)
@@ -513,15 +503,13 @@ async def test_every_step_tells_its_time_its_batch_and_its_tokens(
     steps = more("engine_steps_total")
     for name in ("engine_step_seconds", "engine_step_sequences", "engine_step_tokens"):
         assert more(f"{name}_count") == steps
-    # One for each token. A step that was launched ahead may be one too many.
+    # One step per token. There may be one more step, which was launched ahead.
     assert 40 <= more("engine_step_sequences_sum") <= 42
-    assert 2 * (len(PROMPT) + 19) <= more("engine_step_tokens_sum") <= 2 * (len(PROMPT) + 20)  # all but the last
+    assert 2 * (len(PROMPT) + 19) <= more("engine_step_tokens_sum") <= 2 * (len(PROMPT) + 20)  # all except the last
     assert more("engine_step_seconds_sum") > 0
 
 
-async def test_unloading_ends_running_requests_and_completes(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+async def test_unloading_ends_running_requests(server: Server, client: triton.InferenceServerClient) -> None:
     tasks = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(8)]
     neighbour = asyncio.create_task(outcome(client, request(max_tokens=100), model=OTHER))
     await server.until(lambda m: m["num_requests_running"] == len(tasks))
@@ -554,12 +542,12 @@ async def test_unloading_ends_subscriptions(server: Server, client: triton.Infer
 
 
 async def load(client: triton.InferenceServerClient, model: str, config: dict[str, Any] | None = None) -> None:
-    """Loads a model. The server waits without end for one that something still holds: here that is a failure."""
+    """Load a model. The server waits forever for a model that is still in use: here that is a failure."""
     await asyncio.wait_for(client.load_model(model, config=json.dumps(config) if config else None), HANG_S)
 
 
 async def unloaded(client: triton.InferenceServerClient, model: str) -> None:
-    """Unloads a model and waits until it is gone."""
+    """Unload a model, and wait until it is gone."""
     await client.unload_model(model)
     await until_unloaded(client, model)
 
@@ -577,7 +565,7 @@ async def state_of(client: triton.InferenceServerClient, model: str) -> tuple[st
     return found.state, found.reason
 
 
-async def test_loading_anew_lets_running_requests_finish(server: Server, client: triton.InferenceServerClient) -> None:
+async def test_reloading_lets_running_requests_finish(server: Server, client: triton.InferenceServerClient) -> None:
     begun = asyncio.Event()
     running_on = asyncio.create_task(outcome(client, request(max_tokens=300), begun))
     await begun.wait()
@@ -586,7 +574,7 @@ async def test_loading_anew_lets_running_requests_finish(server: Server, client:
     await load(client, ENGINE, changed)
     assert await outcome(client, request(max_tokens=3)) == "length"
     assert await running_on == "length"
-    # The old engine's end has not taken the new one's series away.
+    # The end of the old engine has not removed the series of the new one.
     assert (await server.until(lambda m: m["num_requests_running"] == 0))["kv_blocks_total"] == 512
 
 
@@ -605,7 +593,7 @@ async def test_loading_anew_lets_running_requests_finish(server: Server, client:
         ({"parameters": {"drain_timeout_s": {"string_value": "-1"}}}, "drain_timeout_s"),
     ],
 )
-async def test_a_configuration_that_cannot_work_is_refused(
+async def test_invalid_configuration_is_rejected(
     client: triton.InferenceServerClient, change: dict[str, Any], named: str
 ) -> None:
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
@@ -616,7 +604,7 @@ async def test_a_configuration_that_cannot_work_is_refused(
 @pytest.mark.parametrize(
     ("drain_s", "tokens", "ends"), [(1, ENDLESS, "[503] the server is shutting down"), (HANG_S, 100, "length")]
 )
-async def test_sigterm_waits_for_requests_for_the_drain_time(
+async def test_sigterm_waits_for_drain_timeout(
     repository: Path, tmp_path: Path, drain_s: int, tokens: int, ends: str
 ) -> None:
     with running(repository, tmp_path, drain_s) as server:
@@ -629,7 +617,7 @@ async def test_sigterm_waits_for_requests_for_the_drain_time(
         assert await asyncio.to_thread(server.process.wait, HANG_S) == 0
 
 
-def test_nothing_but_the_entry_points_leaves_the_library() -> None:
+def test_library_exports_only_entry_points() -> None:
     lines = subprocess.run(
         ["nm", "--dynamic", "--defined-only", serving.backend_library()], capture_output=True, text=True, check=True
     ).stdout.splitlines()

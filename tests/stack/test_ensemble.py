@@ -1,4 +1,4 @@
-"""The way of a request through the real server: preprocessing, engine, postprocessing."""
+"""Requests through the real server: preprocessing, engine, postprocessing."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ async def all_at_once(client: triton.InferenceServerClient, requests: list[dict[
     return list(await asyncio.gather(*(collect(client, fields) for fields in requests)))
 
 
-async def test_stream_is_the_text_byte_for_byte_in_every_script(parrot_client: triton.InferenceServerClient) -> None:
+async def test_stream_equals_text_in_every_script(parrot_client: triton.InferenceServerClient) -> None:
     prompts = list(islice(cycle(enumerate(TEXTS)), AT_ONCE))
     requests = [{"messages": start_token(index), "stream": True, **GREEDY} for index, _ in prompts]
     for (_, text), responses in zip(prompts, await all_at_once(parrot_client, requests), strict=True):
         assert text_of(responses) == text.encode()
-        assert all(response.text.decode() is not None for response in responses)  # each is valid UTF-8 by itself
+        assert all(response.text.decode() is not None for response in responses)  # each part is valid UTF-8 by itself
         assert [response.finish_reason for response in responses] == [""] * (len(responses) - 1) + ["stop"]
         total = sum(len(response.ids) for response in responses)
         assert responses[-1].tensors["num_output_tokens"] == [total]
 
 
-async def test_unstreamed_answer_is_one_response_with_the_same_text(
+async def test_unstreamed_response_has_same_text(
     parrot_client: triton.InferenceServerClient,
 ) -> None:
     prompts = list(islice(cycle(enumerate(TEXTS)), AT_ONCE))
@@ -49,9 +49,9 @@ async def test_unstreamed_answer_is_one_response_with_the_same_text(
         assert responses[0].finish_reason == "stop"
 
 
-async def test_streams_of_random_tokens_equal_the_unstreamed_text(babbler_client: triton.InferenceServerClient) -> None:
-    """A babbler's tokens are half of them bytes that are no characters: what a stream shows of them must not depend on
-    where it was cut."""
+async def test_streams_of_random_tokens_equal_unstreamed_text(babbler_client: triton.InferenceServerClient) -> None:
+    """Half of a babbler's tokens are bytes that are not valid characters. The text of a stream must not depend on its
+    chunks."""
     fields = [
         {"messages": f"prompt {index}", "seed": index, "temperature": 1.5, "ignore_eos": True, "max_tokens": 150}
         for index in range(AT_ONCE)
@@ -65,7 +65,7 @@ async def test_streams_of_random_tokens_equal_the_unstreamed_text(babbler_client
         assert "�" in one.text.decode()
 
 
-async def test_raw_text_keeps_the_leading_space_and_a_chat_drops_it(
+async def test_raw_text_keeps_leading_space_and_chat_drops_it(
     kind: TokenizerKind, parrot_client: triton.InferenceServerClient
 ) -> None:
     (raw,) = await collect(parrot_client, {"text_input": start_token(0), **GREEDY})
@@ -74,8 +74,8 @@ async def test_raw_text_keeps_the_leading_space_and_a_chat_drops_it(
     assert raw.text.decode() == (" " if kind == "byte_fallback" else "") + TEXTS[0]
 
 
-async def test_a_request_may_name_the_outputs_that_it_wants(parrot_client: triton.InferenceServerClient) -> None:
-    """Triton leaves out steps of the ensemble that none of the outputs needs, and no others."""
+async def test_request_may_select_outputs(parrot_client: triton.InferenceServerClient) -> None:
+    """Triton skips the steps of the ensemble that no output needs, but no other steps."""
     config = (await parrot_client.get_model_config("ensemble")).config
     every = [output.name for output in config.output]
     one = [[name] for name in every]
@@ -89,27 +89,27 @@ async def test_a_request_may_name_the_outputs_that_it_wants(parrot_client: trito
 
 
 async def _only(client: triton.InferenceServerClient, names: list[str]) -> Any:
-    """The answer to a request that names these outputs."""
+    """The response to a request for these outputs."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         wanted = [triton.InferRequestedOutput(name) for name in names]
         inputs = make_inputs({"messages": start_token(0), **GREEDY})
         yield {"model_name": "ensemble", "inputs": inputs, "outputs": wanted}
 
-    # To its end: Triton may lock itself up when a stream is cancelled while it sends (docs/contracts.md).
+    # Read to the end: Triton may deadlock if a stream is cancelled while it sends (docs/contracts.md).
     answers = [answer async for answer in client.stream_infer(requests())]
     assert all(error is None for _, error in answers), names
     return answers[0][0]
 
 
-async def test_echo_comes_once_and_first(parrot_client: triton.InferenceServerClient) -> None:
+async def test_echo_is_sent_once_and_first(parrot_client: triton.InferenceServerClient) -> None:
     fields = {"messages": start_token(1), "exclude_input_in_output": False, **GREEDY}
     expected = (start_token(1) + TEXTS[1]).encode()
     assert text_of(await collect(parrot_client, {**fields, "stream": True})) == expected
     assert text_of(await collect(parrot_client, fields)) == expected
 
 
-async def test_token_ids_are_continued_as_they_are_and_echoed_as_text(
+async def test_token_ids_are_continued_and_echoed_as_text(
     parrot_client: triton.InferenceServerClient,
 ) -> None:
     (text,) = await collect(parrot_client, {"text_input": start_token(1), **GREEDY})
@@ -125,16 +125,14 @@ async def test_token_ids_are_continued_as_they_are_and_echoed_as_text(
 
 @pytest.mark.parametrize("stop", ["jumps over", "brown fox j", ".", "T", "é, 42"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_words_end_the_text_before_them(
-    parrot_client: triton.InferenceServerClient, stop: str, stream: bool
-) -> None:
+async def test_text_ends_before_stop_word(parrot_client: triton.InferenceServerClient, stop: str, stream: bool) -> None:
     fields = {"messages": start_token(0), "stop_words": ["never said", stop], "stream": stream, **GREEDY}
     responses = await collect(parrot_client, fields)
     assert text_of(responses).decode() == TEXTS[0].partition(stop)[0]
     assert responses[-1].finish_reason == "stop"
 
 
-async def test_length_is_told_and_counted(parrot_client: triton.InferenceServerClient) -> None:
+async def test_length_is_finish_reason_and_tokens_are_counted(parrot_client: triton.InferenceServerClient) -> None:
     (answer,) = await collect(parrot_client, {"messages": start_token(0), "temperature": 0.0, "max_tokens": 5})
     assert answer.finish_reason == "length"
     assert len(answer.ids) == 5
@@ -148,14 +146,14 @@ async def test_bad_words_and_logit_bias_reach_the_engine(parrot_client: triton.I
     (biased,) = await collect(parrot_client, {"messages": start_token(0), "logit_bias": json.dumps(banned), **GREEDY})
     assert biased.ids[:3] == plain.ids[:3]
     assert biased.ids[3] != plain.ids[3]
-    # The end is spelled by one token and so is a bad word of its own: the answer cannot end with it any more.
+    # The end of the text is one token, and so it can be a bad word: then the response cannot contain it.
     fields = {"messages": start_token(0), "bad_words": [EOS], "temperature": 0.0, "max_tokens": len(plain.ids) + 4}
     (endless,) = await collect(parrot_client, fields)
     assert plain.ids[-1] not in endless.ids
     assert endless.finish_reason == "length"
 
 
-async def test_log_probs_have_a_row_for_each_token(parrot_client: triton.InferenceServerClient) -> None:
+async def test_log_probs_have_row_per_token(parrot_client: triton.InferenceServerClient) -> None:
     fields = {"messages": start_token(0), "return_log_probs": True, "top_logprobs": 3, "stream": True, **GREEDY}
     for response in await collect(parrot_client, fields):
         count = len(response.ids)
@@ -171,7 +169,7 @@ async def test_log_probs_have_a_row_for_each_token(parrot_client: triton.Inferen
         ({}, "text_input, prompt_token_ids, messages"),
         ({"text_input": "a", "messages": "b"}, "text_input, prompt_token_ids, messages"),
         ({"messages": "[1"}, "messages"),
-        ({"messages": "5"}, "messages: 5 is no conversation"),
+        ({"messages": "5"}, "messages: 5 is not a conversation"),
         ({"messages": "[" * 100_000}, "messages: nested deeper than 200 levels"),
         ({"messages": "a", "tools": "[" * 100_000}, "tools: nested deeper than 200 levels"),
         ({"messages": '[{"role": "wizard", "content": "x"}]'}, "unknown role wizard"),
@@ -184,7 +182,7 @@ async def test_log_probs_have_a_row_for_each_token(parrot_client: triton.Inferen
         ({"text_input": "word " * 5000}, "2048"),
     ],
 )
-async def test_what_is_wrong_with_a_request_is_named(
+async def test_wrong_request_field_is_named(
     parrot_client: triton.InferenceServerClient, fields: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InferenceServerException) as error:
@@ -193,7 +191,7 @@ async def test_what_is_wrong_with_a_request_is_named(
     assert named in str(error.value)
 
 
-async def test_a_refused_request_does_not_harm_its_neighbours(parrot_client: triton.InferenceServerClient) -> None:
+async def test_rejected_request_does_not_affect_others(parrot_client: triton.InferenceServerClient) -> None:
     good = {"messages": start_token(2), "stream": True, **GREEDY}
     bad = {"messages": start_token(2), "temperature": -1.0}
     answers = await asyncio.gather(
@@ -205,7 +203,7 @@ async def test_a_refused_request_does_not_harm_its_neighbours(parrot_client: tri
     assert all(isinstance(answer, Exception) for answer in answers[1::2])
 
 
-async def test_postprocessing_tells_the_bytes_of_tokens(parrot_client: triton.InferenceServerClient) -> None:
+async def test_postprocessing_returns_token_bytes(parrot_client: triton.InferenceServerClient) -> None:
     (answer,) = await collect(parrot_client, {"messages": start_token(3), **GREEDY})
     tokens = triton.InferInput("text_tokens", [1, 2 + len(answer.ids)], "INT32")
     tokens.set_data_from_numpy(np.array([[0, 0, *answer.ids]], np.int32))
@@ -220,7 +218,7 @@ async def test_postprocessing_tells_the_bytes_of_tokens(parrot_client: triton.In
     assert pieces[-1].decode() == EOS
 
 
-async def test_preprocessing_alone_shows_the_tokens_of_a_chat(parrot_client: triton.InferenceServerClient) -> None:
+async def test_preprocessing_returns_tokens_of_chat(parrot_client: triton.InferenceServerClient) -> None:
     result = await parrot_client.infer("preprocessing", make_inputs({"messages": start_token(4)}))
     assert result.as_numpy("input_ids").shape == (1,)
     assert result.as_numpy("bad_words_ids").shape == (2, 0)
@@ -244,7 +242,7 @@ def test_generate_stream_with_curl(parrot: Stack) -> None:
     assert events[-1]["finish_reason"] == "stop"
 
 
-def test_generate_with_curl_names_what_is_wrong(parrot: Stack) -> None:
+def test_generate_with_curl_names_wrong_field(parrot: Stack) -> None:
     status, text = curl(f"{parrot.http}/v2/models/ensemble/generate", {"text_input": "a", "temperature": -1})
     assert status == 400
     assert "temperature" in json.loads(text)["error"]

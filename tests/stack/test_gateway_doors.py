@@ -1,6 +1,6 @@
 """The gateway rejects requests that arrive too slowly and requests of foreign web pages.
 
-There is no Triton: a request that would reach it gets 503.
+There is no Triton: a request that would reach Triton gets 503.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway that gives a request a second to arrive."""
+    """A gateway that allows a request one second to arrive."""
     env = {"CHARONIA_GATEWAY_READ_TIMEOUT_S": "1"}
     with gateway(f"127.0.0.1:{free_ports(1)[0]}", tmp_path_factory.mktemp("hasty") / "gateway.log", **env) as started:
         yield started
@@ -42,7 +42,7 @@ def connect(url: str) -> socket.socket:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """What comes until the server closes it."""
+    """The data until the server closes the connection."""
     said = b""
     while piece := connection.recv(65536):
         said += piece
@@ -55,7 +55,7 @@ HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/js
 @pytest.mark.parametrize(
     "sent", [b"", b"\r\n", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"]
 )
-def test_a_request_that_does_not_arrive_ends_its_connection(hasty: GatewayProcess, sent: bytes) -> None:
+def test_incomplete_request_ends_connection(hasty: GatewayProcess, sent: bytes) -> None:
     with connect(hasty.url) as connection:
         connection.sendall(sent)
         answer = rest_of(connection)
@@ -68,8 +68,8 @@ def test_a_request_that_does_not_arrive_ends_its_connection(hasty: GatewayProces
 
 
 @pytest.mark.parametrize("drip", [b"x", b"1\r\nx\r\n"])
-def test_a_request_that_drips_is_ended_too(hasty: GatewayProcess, drip: bytes) -> None:
-    """Each byte arrives in time and the whole never: in the head, and in a body of chunks."""
+def test_slow_request_ends_connection(hasty: GatewayProcess, drip: bytes) -> None:
+    """Each byte arrives in time, but the request never ends: in the head, and in a chunked body."""
     with connect(hasty.url) as connection:
         connection.sendall(HEAD + (b"Cookie: " if drip == b"x" else b"Transfer-Encoding: chunked\r\n\r\n"))
         connection.settimeout(0.1)
@@ -85,34 +85,34 @@ def test_a_request_that_drips_is_ended_too(hasty: GatewayProcess, drip: bytes) -
         assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_that_no_route_reads_is_not_waited_for(hasty: GatewayProcess) -> None:
+def test_unread_body_is_not_waited_for(hasty: GatewayProcess) -> None:
     with connect(hasty.url) as connection:
         connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         answer = rest_of(connection)
     assert answer.startswith(b"HTTP/1.1 404 ") and answer.count(b"HTTP/1.1") == 1
 
 
-def test_a_connection_stays_open_between_requests(hasty: GatewayProcess) -> None:
+def test_connection_stays_open_between_requests(hasty: GatewayProcess) -> None:
     request = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
     with connect(hasty.url) as connection:
         for _ in range(2):
             connection.sendall(request)
             answer = b""
-            while not answer.endswith(b"}"):  # the body may come by itself
+            while not answer.endswith(b"}"):  # the body may arrive separately
                 piece = connection.recv(65536)
                 assert piece, answer
                 answer += piece
             assert answer.startswith(b"HTTP/1.1 200 ")
-            time.sleep(1.5)  # longer than a request may take to arrive
+            time.sleep(1.5)  # longer than the time limit for a request
 
 
-def test_a_head_has_a_limit(own: GatewayProcess) -> None:
+def test_head_has_size_limit(own: GatewayProcess) -> None:
     with connect(own.url) as connection:
         connection.sendall(HEAD + b"Cookie: ")
         try:
             for _ in range(1000):
                 connection.sendall(b"x" * 65536)
-        except OSError:  # it is closed before it has all
+        except OSError:  # the connection is closed before the server has read the whole head
             return
         assert rest_of(connection).startswith(b"HTTP/1.1 431 ")
 
@@ -139,7 +139,7 @@ JSON = "application/json"
         {"Sec_Fetch_Site": "same-site", "Content_Type": JSON},
     ],
 )
-def test_a_foreign_page_does_nothing(own: GatewayProcess, headers: dict[str, str]) -> None:
+def test_foreign_page_is_rejected(own: GatewayProcess, headers: dict[str, str]) -> None:
     answer = ask(own.url, **headers)
     assert answer.status_code == 403, answer.text
     assert answer.json()["error"]["code"] == "origin_not_allowed"
@@ -147,7 +147,7 @@ def test_a_foreign_page_does_nothing(own: GatewayProcess, headers: dict[str, str
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
-def test_what_a_form_can_send_is_not_executed(own: GatewayProcess, kind: str) -> None:
+def test_content_types_of_html_forms_are_rejected(own: GatewayProcess, kind: str) -> None:
     assert ask(own.url, Content_Type=kind).status_code == 415
 
 
@@ -163,11 +163,11 @@ def test_what_a_form_can_send_is_not_executed(own: GatewayProcess, kind: str) ->
         {"Content_Type": JSON, "Origin": "https://10.0.0.7", "Host": "10.0.0.7", "Sec_Fetch_Site": "same-origin"},
     ],
 )
-def test_clients_pages_of_its_own_and_named_ones_come_through(own: GatewayProcess, headers: dict[str, str]) -> None:
+def test_clients_own_pages_and_allowed_origins_are_accepted(own: GatewayProcess, headers: dict[str, str]) -> None:
     assert ask(own.url, **headers).status_code == 503  # there is no Triton
 
 
-def test_named_pages_are_told_so_in_advance_and_others_not(own: GatewayProcess) -> None:
+def test_preflight_allows_only_configured_origins(own: GatewayProcess) -> None:
     asked: dict[str, Any] = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
     friend = httpx.options(f"{own.url}{PATH}", headers={"Origin": FRIEND, **asked}, timeout=HANG_S)
     assert (friend.status_code, friend.headers["access-control-allow-origin"]) == (200, FRIEND)
@@ -177,7 +177,7 @@ def test_named_pages_are_told_so_in_advance_and_others_not(own: GatewayProcess) 
     assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
 
 
-def test_by_default_no_page_but_its_own_may_ask(stack: Stack) -> None:
+def test_default_allows_only_own_pages(stack: Stack) -> None:
     body = json.dumps({**CHAT, "model": "demo"}).encode()
     preflight = {"Origin": FRIEND, "Access-Control-Request-Method": "POST"}
     told = httpx.options(f"{stack.gateway}{PATH}", headers=preflight, timeout=HANG_S)

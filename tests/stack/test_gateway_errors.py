@@ -1,4 +1,4 @@
-"""Every way in which a request can fail has its status, in OpenAI's format, and none is a 500 that a client caused."""
+"""Each failure of a request has its own status in OpenAI's format. No client error is a 500."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     return error
 
 
-def test_an_unknown_model_is_404(http: httpx.Client) -> None:
+def test_unknown_model_is_404(http: httpx.Client) -> None:
     error = error_of(http.post("/v1/chat/completions", json={"model": "gpt-9", "messages": USER}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "gpt-9" in error["message"]
     error_of(http.get("/v1/models/gpt-9"), 404)
 
 
-def test_unknown_paths_and_methods_have_the_format_too(http: httpx.Client) -> None:
+def test_unknown_paths_and_methods_have_error_format(http: httpx.Client) -> None:
     error_of(http.get("/v2/nothing"), 404)
     error_of(http.get("/v1/chat/completions"), 405)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_does_not_fit_says_the_numbers(http: httpx.Client, model: str, stream: bool) -> None:
+def test_too_long_request_names_the_numbers(http: httpx.Client, model: str, stream: bool) -> None:
     body = {"model": model, "prompt": "word " * 6000, "stream": stream}
     error = error_of(http.post("/v1/completions", json=body), 400)
     assert error["code"] == "context_length_exceeded"
@@ -65,10 +65,8 @@ def test_what_does_not_fit_says_the_numbers(http: httpx.Client, model: str, stre
     assert error["code"] == "context_length_exceeded" and "1000000" in error["message"]
 
 
-def test_texts_far_too_long_are_refused_without_being_tokenized_whole(
-    stack: Stack, http: httpx.Client, model: str
-) -> None:
-    stack.forget_peaks()  # those of the tests before this one
+def test_huge_texts_are_rejected_without_full_tokenization(stack: Stack, http: httpx.Client, model: str) -> None:
+    stack.forget_peaks()  # peaks of earlier tests
     before = stack.memory_mib()
     assert any(name.startswith("preprocessing") for name in before)
     for fields in ({"prompt": "word " * 1_600_000}, {"prompt": " " * 8_000_000}):
@@ -78,17 +76,17 @@ def test_texts_far_too_long_are_refused_without_being_tokenized_whole(
     error = error_of(http.post("/v1/chat/completions", json={"model": model, "messages": messages}), 400)
     assert error["code"] == "context_length_exceeded"
     peaks = stack.memory_mib("VmHWM")
-    # Tokenized whole, each takes 1 to 2 GiB.
+    # Tokenizing a whole text would take 1 to 2 GiB.
     assert all(peaks[name] - size < 300 for name, size in before.items()), (before, peaks)
 
 
-def test_what_only_the_engine_can_know_is_the_clients_error_too(http: httpx.Client, model: str) -> None:
+def test_engine_errors_about_request_are_400(http: httpx.Client, model: str) -> None:
     body = {"model": model, "messages": USER, "logit_bias": {"99999999": 1}}
     error = error_of(http.post("/v1/chat/completions", json=body), 400)
     assert "logit_bias" in error["message"]
 
 
-def test_openais_client_raises_its_own_errors(stack: Stack, model: str) -> None:
+def test_openai_client_raises_its_errors(stack: Stack, model: str) -> None:
     with openai.OpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
         with pytest.raises(openai.BadRequestError) as wrong:
             api.chat.completions.create(model=model, messages=USER, temperature=9)
@@ -97,7 +95,7 @@ def test_openais_client_raises_its_own_errors(stack: Stack, model: str) -> None:
             api.chat.completions.create(model="gpt-9", messages=USER)
 
 
-def test_other_content_types_and_large_bodies_are_refused(http: httpx.Client, model: str) -> None:
+def test_other_content_types_and_large_bodies_are_rejected(http: httpx.Client, model: str) -> None:
     error_of(http.post("/v1/completions", data={"model": model, "prompt": "a"}), 415)
     error_of(http.post("/v1/completions", json={"model": model, "prompt": "a" * (9 << 20)}), 413)
 
@@ -108,8 +106,8 @@ def test_other_content_types_and_large_bodies_are_refused(http: httpx.Client, mo
     error_of(http.post("/v1/completions", content=chunked(), headers={"Content-Type": "application/json"}), 413)
 
 
-async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
-    """64 requests run and 220 wait. Further requests are rejected immediately, and the first 284 go on."""
+async def test_overload_is_429_with_retry_after(slow: Stack) -> None:
+    """64 requests run and 220 wait. Further requests are rejected immediately, and the first 284 continue."""
     long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=ENDLESS, stream=False)
     async with Client(slow.grpc) as client, openai.AsyncOpenAI(base_url=f"{slow.gateway}/v1", api_key="x") as api:
         model = (await api.models.list()).data[0].id
@@ -127,7 +125,7 @@ async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
 
         tasks = [asyncio.create_task(ask_until_taken()) for _ in range(300)]
         await asyncio.wait_for(turned_away.wait(), HANG_S)
-        # Those that were turned away come back until every place is taken, so the next one finds none.
+        # Rejected requests are retried until all places are taken, so the next request is rejected.
         await until(slow.metrics, lambda metrics: metrics.running + metrics.waiting >= 64 + 220, "full")
         with pytest.raises(openai.RateLimitError) as refused:
             await api.with_options(max_retries=0).chat.completions.create(model=model, messages=USER)
@@ -142,14 +140,14 @@ async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
         assert answer.usage is not None
 
 
-async def test_without_triton_requests_are_503_and_readiness_says_why(tmp_path: Path) -> None:
+async def test_without_triton_requests_and_readiness_are_503(tmp_path: Path) -> None:
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
     with gateway(nowhere, tmp_path / "gateway.log") as own:
         async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
             for stream in (False, True):
                 body = {"model": "model", "messages": USER, "stream": stream}
                 answer = await http.post("/v1/chat/completions", json=body)
-                # Where servers are is for operators, not for clients.
+                # Addresses of servers are for operators, not for clients.
                 assert error_of(answer, 503)["message"] == "the server cannot be reached or went away"
             ready = await http.get("/health/ready")
             assert ready.status_code == 503 and ready.json()["reason"]
@@ -158,7 +156,7 @@ async def test_without_triton_requests_are_503_and_readiness_says_why(tmp_path: 
 
 
 async def first_event(http: httpx.AsyncClient, body: dict[str, Any], began: asyncio.Event) -> str:
-    """Everything that a stream sends; sets `began` at its first text."""
+    """All data of a stream. Sets `began` with its first text."""
     text = ""
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         async for piece in answer.aiter_text():
@@ -173,7 +171,7 @@ async def many(slow_model: Path, tmp_path: Path) -> AsyncIterator[Stack]:
         yield served
 
 
-async def test_streams_end_with_an_error_event_when_the_server_is_killed(many: Stack, tmp_path: Path) -> None:
+async def test_streams_of_killed_server_end_with_error_event(many: Stack, tmp_path: Path) -> None:
     with gateway(many.grpc, tmp_path / "gateway.log") as own:
         async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
             body = {"model": "model", **LONG}
@@ -191,7 +189,7 @@ async def test_streams_end_with_an_error_event_when_the_server_is_killed(many: S
             error_of(await http.post("/v1/chat/completions", json=body), 503)
 
 
-async def test_sigterm_ends_streams_and_the_process_with_code_0(slow: Stack, tmp_path: Path) -> None:
+async def test_sigterm_ends_streams_and_process_with_code_0(slow: Stack, tmp_path: Path) -> None:
     settings_ = {"CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "1"}
     with gateway(slow.grpc, tmp_path / "gateway.log", **settings_) as own:
         async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:

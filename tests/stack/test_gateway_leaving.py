@@ -1,4 +1,4 @@
-"""Clients that go away: what they left unfinished stops, and nothing of it stays in the engine."""
+"""Clients that disconnect: their requests are cancelled, and nothing stays in the engine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stack import HANG_S, Stack
 
 LONG = {"ignore_eos": True, "max_tokens": 3000}
 PROMPT = "Tell me everything"
-# Far from the whole: that a stop arrives before the answer has run to its end, on a machine however busy. How soon it
-# arrives is what the engine's cancel_to_free_seconds measures.
+# Far below the length of the response, so that the cancel request arrives before its end, even on a busy machine. The
+# engine's cancel_to_free_seconds measures the delay.
 FEW_TOKENS = LONG["max_tokens"] // 2
-# So many of 200 clients leave once they have a token: the engine has to cancel these.
+# This number of 200 clients disconnect after a token: the engine must cancel their requests.
 IN_ENGINE = 40
 
 
@@ -27,7 +27,7 @@ IN_ENGINE = 40
 async def client(slow: Stack) -> AsyncIterator[Client]:
     async with Client(slow.grpc) as client:
         yield client
-        await client.close(HANG_S)  # what a test has left is over before the next one counts
+        await client.close(HANG_S)  # requests of one test must end before the next test counts
 
 
 @pytest.fixture
@@ -46,7 +46,8 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 async def cancelled(slow: Stack, before: engine_metrics.EngineMetrics, requests: int) -> engine_metrics.EngineMetrics:
-    """The metrics once the engine has cancelled so many and is idle: a request may come to it after its client left."""
+    """The metrics when the engine has cancelled this number of requests and is idle. A request may reach it after its
+    client has disconnected."""
     await engine_metrics.until(
         slow.metrics, lambda metrics: metrics.cancelled - before.cancelled >= requests, f"{requests} cancelled"
     )
@@ -54,18 +55,18 @@ async def cancelled(slow: Stack, before: engine_metrics.EngineMetrics, requests:
 
 
 async def stopped_early(slow: Stack, before: engine_metrics.EngineMetrics, requests: int) -> None:
-    """The engine has cancelled so many, no more, and has not gone on for long."""
+    """The engine has cancelled exactly this number of requests, and did so early."""
     after = await cancelled(slow, before, requests)
     assert after.cancelled - before.cancelled == requests
     assert after.generated_tokens - before.generated_tokens < FEW_TOKENS * requests
 
 
 async def running(slow: Stack, requests: int) -> None:
-    """Returns when so many requests run in the engine."""
+    """Return when this number of requests run in the engine."""
     await engine_metrics.until(slow.metrics, lambda metrics: metrics.running >= requests, f"{requests} running")
 
 
-async def test_leaving_the_clients_iterator_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_closing_iterator_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async with aclosing(client.generate(request())) as parts:
         async for part in parts:
@@ -74,14 +75,14 @@ async def test_leaving_the_clients_iterator_stops_the_request(slow: Stack, clien
     await stopped_early(slow, before, 1)
 
 
-async def test_forgetting_the_clients_iterator_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_dropping_iterator_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async for _ in client.generate(request()):
         break
     await stopped_early(slow, before, 1)
 
 
-async def test_cancelling_the_task_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_cancelling_task_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     task = asyncio.create_task(client.complete(request(stream=False)))
     await running(slow, 1)
@@ -91,14 +92,14 @@ async def test_cancelling_the_task_stops_the_request(slow: Stack, client: Client
     await stopped_early(slow, before, 1)
 
 
-async def test_a_timeout_stops_the_request(slow: Stack, client: Client) -> None:
+async def test_timeout_stops_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
     with pytest.raises(DeadlineExceeded, match="in time"):
-        await client.complete(request(stream=False), timeout_s=2)  # by then the engine has it
+        await client.complete(request(stream=False), timeout_s=2)  # by then the engine has the request
     await stopped_early(slow, before, 1)
 
 
-async def test_closing_the_client_stops_its_requests(slow: Stack) -> None:
+async def test_closing_client_stops_its_requests(slow: Stack) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async with Client(slow.grpc) as client:
         tasks = [asyncio.create_task(client.complete(request(stream=False))) for _ in range(3)]
@@ -108,15 +109,15 @@ async def test_closing_the_client_stops_its_requests(slow: Stack) -> None:
     await stopped_early(slow, before, 3)
 
 
-def test_an_event_loop_that_ends_stops_its_requests(slow: Stack) -> None:
-    """`asyncio.run` whose main function fails: all tasks are cancelled and nobody closes the client."""
+def test_ending_event_loop_stops_its_requests(slow: Stack) -> None:
+    """`asyncio.run` with a main function that fails: all tasks are cancelled, and the client is not closed."""
 
     async def abandon() -> None:
         client = Client(slow.grpc)
         parts = client.generate(request())
         await anext(parts)
         waiting = None
-        while waiting is None or waiting.done():  # a part that is there already is not waited for
+        while waiting is None or waiting.done():  # a part that has already arrived needs no wait
             waiting = asyncio.ensure_future(anext(parts))
             await asyncio.sleep(0)
         raise KeyError("the caller's own trouble")
@@ -127,8 +128,8 @@ def test_an_event_loop_that_ends_stops_its_requests(slow: Stack) -> None:
     asyncio.run(stopped_early(slow, before, 1))
 
 
-async def test_200_clients_that_leave_leave_nothing_over(slow: Stack, client: Client) -> None:
-    """At whatever moment they leave: before the tokenizer, in the queue, in the prompt, after some tokens."""
+async def test_engine_is_idle_after_200_clients_leave(slow: Stack, client: Client) -> None:
+    """They disconnect at any time: before the tokenizer, in the queue, during prefill, after some tokens."""
     before = await engine_metrics.idle(slow.metrics)
 
     async def leave_after(seconds: float) -> None:
@@ -143,18 +144,16 @@ async def test_200_clients_that_leave_leave_nothing_over(slow: Stack, client: Cl
         *(leave_after(0.005 * number) for number in range(200 - IN_ENGINE)),
         *(leave_after_a_token() for _ in range(IN_ENGINE)),
     )
-    # How many of the others come as far as the engine before they leave depends on the machine.
+    # The number of other requests that reach the engine depends on the machine.
     after = await cancelled(slow, before, IN_ENGINE)
     assert after.cancelled - before.cancelled <= 200
-    # The engine still answers, whole.
+    # The engine still gives complete responses.
     answer = await client.complete(request(stream=False, max_tokens=5))
     assert (answer.finish_reason, answer.num_output_tokens) == ("length", 5)
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_an_http_client_that_leaves_a_stream_stops_its_request(
-    slow: Stack, http: httpx.AsyncClient, n: int
-) -> None:
+async def test_http_client_that_leaves_stream_stops_request(slow: Stack, http: httpx.AsyncClient, n: int) -> None:
     before = await engine_metrics.idle(slow.metrics)
     async with http.stream("POST", "/v1/chat/completions", json=body(stream=True, n=n)) as answer:
         assert answer.status_code == 200
@@ -164,9 +163,7 @@ async def test_an_http_client_that_leaves_a_stream_stops_its_request(
     await stopped_early(slow, before, 1)
 
 
-async def test_an_http_client_that_does_not_wait_for_the_whole_answer_stops_its_request(
-    slow: Stack, http: httpx.AsyncClient
-) -> None:
+async def test_http_client_that_leaves_unstreamed_request_stops_it(slow: Stack, http: httpx.AsyncClient) -> None:
     before = await engine_metrics.idle(slow.metrics)
     task = asyncio.create_task(http.post("/v1/chat/completions", json=body()))
     await running(slow, 1)
@@ -176,7 +173,7 @@ async def test_an_http_client_that_does_not_wait_for_the_whole_answer_stops_its_
     await stopped_early(slow, before, 1)
 
 
-async def test_200_http_clients_that_leave_leave_nothing_over(slow: Stack, http: httpx.AsyncClient) -> None:
+async def test_engine_is_idle_after_200_http_clients_leave(slow: Stack, http: httpx.AsyncClient) -> None:
     before = await engine_metrics.idle(slow.metrics)
 
     async def read(*, one_token: bool) -> None:
@@ -196,7 +193,7 @@ async def test_200_http_clients_that_leave_leave_nothing_over(slow: Stack, http:
         *(leave_after(0.01 * number) for number in range(200 - IN_ENGINE)),
         *(read(one_token=True) for _ in range(IN_ENGINE)),
     )
-    # How many of the others come as far as the engine before they leave depends on the machine.
+    # The number of other requests that reach the engine depends on the machine.
     after = await cancelled(slow, before, IN_ENGINE)
     assert after.cancelled - before.cancelled <= 200
 

@@ -24,7 +24,7 @@ async def test_models_are_listed_and_described(api: openai.AsyncOpenAI, model: s
     assert (described.id, described.object, described.owned_by) == (model, "model", "charonia")
 
 
-async def test_answers_fit_openais_types(stack: Stack, model: str) -> None:
+async def test_responses_match_types_of_openai(stack: Stack, model: str) -> None:
     body = {"model": model, "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
         whole = await http.post("/v1/chat/completions", json=body)
@@ -47,7 +47,7 @@ async def test_answers_fit_openais_types(stack: Stack, model: str) -> None:
         assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
 
 
-async def test_stream_equals_the_whole_answer(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_stream_equals_complete_response(api: openai.AsyncOpenAI, model: str) -> None:
     whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0)
     stream = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, stream=True)
     pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
@@ -56,7 +56,7 @@ async def test_stream_equals_the_whole_answer(api: openai.AsyncOpenAI, model: st
     assert whole.choices[0].finish_reason == "stop"
 
 
-async def test_completion_stream_equals_the_whole_text(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_completion_stream_equals_complete_text(api: openai.AsyncOpenAI, model: str) -> None:
     whole = await api.completions.create(model=model, prompt="The capital of", max_tokens=40, temperature=0)
     stream = await api.completions.create(
         model=model, prompt="The capital of", max_tokens=40, temperature=0, stream=True
@@ -64,11 +64,11 @@ async def test_completion_stream_equals_the_whole_text(api: openai.AsyncOpenAI, 
     assert "".join([chunk.choices[0].text async for chunk in stream]) == whole.choices[0].text
 
 
-async def test_usage_counts_tokens_and_comes_at_the_end_when_asked_for(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_usage_counts_tokens_and_is_in_last_chunk(api: openai.AsyncOpenAI, model: str) -> None:
     whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, logprobs=True)
     assert whole.usage is not None and whole.choices[0].logprobs is not None
     assert whole.choices[0].logprobs.content is not None
-    # The end token is counted and is no part of the text.
+    # The end token is counted, but is not part of the text.
     assert whole.usage.completion_tokens == len(whole.choices[0].logprobs.content) + 1
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
     stream = await api.chat.completions.create(
@@ -89,7 +89,7 @@ async def test_max_tokens_ends_with_length(api: openai.AsyncOpenAI, model: str) 
     assert newer.choices[0].message.content == answer.choices[0].message.content
 
 
-async def test_stop_words_end_the_text_and_are_not_in_it(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_stop_words_end_text_and_are_not_in_it(api: openai.AsyncOpenAI, model: str) -> None:
     whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0)
     text = whole.choices[0].message.content
     assert text is not None
@@ -100,7 +100,7 @@ async def test_stop_words_end_the_text_and_are_not_in_it(api: openai.AsyncOpenAI
         assert stopped.choices[0].finish_reason == "stop"
 
 
-async def test_choices_of_a_stream_come_with_their_index(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_choices_of_stream_have_indices(api: openai.AsyncOpenAI, model: str) -> None:
     fields: dict[str, Any] = {"model": model, "messages": QUESTION, "n": 3, "seed": 5, "temperature": 1.2}
     whole = await api.chat.completions.create(**fields)
     texts, finished = [""] * 3, [0] * 3
@@ -121,7 +121,7 @@ async def test_several_prompts_are_answered_in_order_and_echoed(api: openai.Asyn
         assert both.choices[2 * at].text == both.choices[2 * at + 1].text == prompt + alone.choices[0].text
 
 
-async def test_chat_logprobs_join_to_the_text_whole_and_streamed(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_chat_logprobs_join_to_text(api: openai.AsyncOpenAI, model: str) -> None:
     fields: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": "你好,你是谁?"}],
@@ -136,7 +136,7 @@ async def test_chat_logprobs_join_to_the_text_whole_and_streamed(api: openai.Asy
     for entry in whole.logprobs.content:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 2
         assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
-        # Greedy: the token is the most likely, or one as likely.
+        # Greedy: the token is the most likely one, or equally likely.
         assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob, abs=1e-4)
     streamed = []
     async for chunk in await api.chat.completions.create(stream=True, **fields):
@@ -145,7 +145,7 @@ async def test_chat_logprobs_join_to_the_text_whole_and_streamed(api: openai.Asy
     assert streamed == whole.logprobs.content
 
 
-async def test_completion_logprobs_say_where_each_token_is(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_completion_logprobs_have_text_offsets(api: openai.AsyncOpenAI, model: str) -> None:
     answer = await api.completions.create(model=model, prompt="The capital", temperature=0, max_tokens=20, logprobs=2)
     choice = answer.choices[0]
     assert choice.logprobs is not None
@@ -157,7 +157,7 @@ async def test_completion_logprobs_say_where_each_token_is(api: openai.AsyncOpen
     assert all(len(tops) == 2 for tops in choice.logprobs.top_logprobs or [])
 
 
-async def test_logit_bias_forbids_a_token(stack: Stack, api: openai.AsyncOpenAI, model: str) -> None:
+async def test_logit_bias_forbids_token(stack: Stack, api: openai.AsyncOpenAI, model: str) -> None:
     async with Client(stack.grpc) as client:
         usual = await client.complete(GenerateRequest(messages=QUESTION, temperature=0, stream=False))
     answer = await api.chat.completions.create(
@@ -166,7 +166,7 @@ async def test_logit_bias_forbids_a_token(stack: Stack, api: openai.AsyncOpenAI,
     assert answer.choices[0].message.content != usual.text
 
 
-async def test_fields_of_other_servers_are_taken_and_unknown_ones_named(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_fields_of_other_servers_work_and_unknown_ones_are_named(api: openai.AsyncOpenAI, model: str) -> None:
     answer = await api.chat.completions.with_raw_response.create(
         model=model,
         messages=QUESTION,
@@ -187,8 +187,8 @@ async def test_fields_of_other_servers_are_taken_and_unknown_ones_named(api: ope
     assert parsed.usage is not None and parsed.usage.completion_tokens == 8
 
 
-def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> None:
-    """localhost, which may have an address of either version; there is a server at one of them."""
+def test_gateway_finds_servers_by_dns_name(stack: Stack, tmp_path: Path) -> None:
+    """localhost, which may have an IPv4 and an IPv6 address. The server listens on one of them."""
     port = stack.grpc.rpartition(":")[2]
     name = f"dns:///localhost:{port}"
     with gateway("127.0.0.1:1", tmp_path / "gateway.log", CHARONIA_TRITON_ENDPOINTS=name) as own:
@@ -206,14 +206,14 @@ def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> 
 
 
 def check_quality(stack: Stack, url: str) -> None:
-    """What is measured of the model while it is served is in its entry."""
+    """Quality records that are written while the model is served appear in its entry."""
     (manifest,) = stack.run_dir.glob("workspaces/*/triton_models/weights/manifest.json")
     before = manifest.read_text()
     record = {"text": {"perplexity": 5.5}, "quant_policy": 8}
     try:
         manifest.write_text(json.dumps({**json.loads(before), "quality": [record | {"command": "of its files"}]}))
         deadline = time.monotonic() + HANG_S
-        # Where the server does not say it in time, none is shown for ten seconds.
+        # If the server does not report the records in time, the entry shows none for ten seconds.
         while (shown := httpx.get(f"{url}/v1/models", timeout=HANG_S).json()["data"][0]["quality"]) != [record]:
             assert time.monotonic() < deadline, shown
             time.sleep(0.5)
@@ -225,7 +225,7 @@ def metrics_of(url: str) -> str:
     return httpx.get(f"{url}/metrics", timeout=HANG_S).raise_for_status().text
 
 
-def test_the_documentation_has_examples_that_work(stack: Stack) -> None:
+def test_documentation_examples_work(stack: Stack) -> None:
     assert httpx.get(f"{stack.gateway}/docs", timeout=HANG_S).status_code == 200
     schema = httpx.get(f"{stack.gateway}/openapi.json", timeout=HANG_S).json()
     tried = 0
@@ -238,7 +238,7 @@ def test_the_documentation_has_examples_that_work(stack: Stack) -> None:
     assert tried >= 4
 
 
-def test_the_gateways_metrics_count_requests(stack: Stack) -> None:
+def test_gateway_metrics_count_requests(stack: Stack) -> None:
     name = 'charonia_gateway_requests_total{route="/v1/models",status="200"}'
 
     def count() -> float:
@@ -247,7 +247,7 @@ def test_the_gateways_metrics_count_requests(stack: Stack) -> None:
 
     before = count()
     httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).raise_for_status()
-    # A request is counted once its answer has been sent, so perhaps after the answer has come.
+    # A request is counted after its response was sent, so perhaps after the response has arrived.
     deadline = time.monotonic() + HANG_S
     while (now := count()) == before:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The gateway's subscription: what happens to it, and to the requests in it, when clients or the gateway leave."""
+"""The gateway's subscription and its requests when clients disconnect or the gateway dies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
 
 @pytest.fixture(scope="module")
 def before_slow(slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of one before `slow`."""
+    """The URL of a gateway for `slow`."""
     with gateway(slow.grpc, tmp_path_factory.mktemp("before_slow") / "gateway.log") as own:
         yield own.url
 
@@ -41,14 +41,14 @@ LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": ENDL
 
 
 def text_of(line: str) -> str:
-    """What an event's line adds to the answer."""
+    """The text that an event's line adds to the response."""
     if not line.startswith("data: {"):
         return ""
     choices = json.loads(line.removeprefix("data: "))["choices"]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-async def test_clients_that_leave_cancel_their_requests_and_no_others(slow: Stack, before_slow: str) -> None:
+async def test_clients_that_leave_cancel_only_their_requests(slow: Stack, before_slow: str) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=before_slow, timeout=HANG_S, limits=limits) as http:
         before = await engine_metrics.idle(slow.metrics)
@@ -68,7 +68,7 @@ async def test_clients_that_leave_cancel_their_requests_and_no_others(slow: Stac
         assert after.cancelled - before.cancelled == 24
 
 
-async def test_a_killed_worker_takes_its_own_streams_with_it_and_no_others(slow: Stack, tmp_path: Path) -> None:
+async def test_killed_worker_ends_only_its_streams(slow: Stack, tmp_path: Path) -> None:
     settings = {"CHARONIA_GATEWAY_WORKERS": "2", "CHARONIA_GATEWAY_MAX_RESPONSES": "0"}
     with gateway(slow.grpc, tmp_path / "gateway.log", **settings) as own:
         await until(lambda: asyncio.to_thread(answers, f"{own.url}/health/ready"))

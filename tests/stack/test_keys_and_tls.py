@@ -1,4 +1,4 @@
-"""The whole stack with API keys, TLS of REST, and TLS to Triton in which both sides show certificates."""
+"""The whole stack with API keys, TLS for REST, and mutual TLS to Triton."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 SECRET = "what-the-prompt-says"
-TOKENS_PER_MINUTE = 100_000_000  # nobody here is turned away
+TOKENS_PER_MINUTE = 100_000_000  # no request of these tests is rejected
 
 
 @dataclass
@@ -79,10 +79,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield Secured(stack, authority, keys)
 
 
-def test_openais_client_asks_over_tls_with_a_key(secured: Secured) -> None:
+def test_openai_client_works_with_tls_and_key(secured: Secured) -> None:
     with secured.web("alice") as web:
         model = web.get("/v1/models").json()["data"][0]["id"]
-    # Greedy: both answers have as many tokens.
+    # Greedy: both responses have the same number of tokens.
     shown: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": SECRET}],
@@ -103,13 +103,13 @@ def test_openais_client_asks_over_tls_with_a_key(secured: Secured) -> None:
     with secured.web("alice") as web:
 
         def left() -> int:
-            """As an answer to a wrong request says, which takes none."""
+            """The remaining tokens, from the response to a wrong request, which uses none."""
             wrong = web.post("/v1/chat/completions", json={**shown, "temperature": 9})
             assert wrong.status_code == 400, wrong.text
             return int(wrong.headers["x-ratelimit-remaining-tokens"])
 
         deadline = time.monotonic() + HANG_S
-        while (found := left()) > TOKENS_PER_MINUTE - 2 * used:  # what an answer took is counted after its end
+        while (found := left()) > TOKENS_PER_MINUTE - 2 * used:  # the tokens of a response are counted after its end
             assert time.monotonic() < deadline, found
     assert found == TOKENS_PER_MINUTE - 2 * used
     with secured.web(None) as web:
@@ -117,7 +117,7 @@ def test_openais_client_asks_over_tls_with_a_key(secured: Secured) -> None:
         assert web.get("/health/ready").status_code == 200
 
 
-def test_the_engine_keeps_the_sessions_of_two_keys_apart(secured: Secured) -> None:
+def test_sessions_of_two_keys_are_separate(secured: Secured) -> None:
     turn = {"prompt": "hello", "session_id": 7, "interactive_mode": True, "request_output_len": 4}
     with secured.web("alice") as alice, secured.web("bob") as bob:
         path = "/v1/chat/interactive"
@@ -128,7 +128,7 @@ def test_the_engine_keeps_the_sessions_of_two_keys_apart(secured: Secured) -> No
         assert bob.post(path, json=turn).json()["history_tokens"] == 0
 
 
-def test_the_line_with_curl_that_is_printed_can_be_pasted(secured: Secured) -> None:
+def test_printed_curl_command_works(secured: Secured) -> None:
     deadline = time.monotonic() + HANG_S
     while "\n  Metrics" not in (said := secured.stack.log_file.read_text()):
         assert time.monotonic() < deadline, said
@@ -140,8 +140,8 @@ def test_the_line_with_curl_that_is_printed_can_be_pasted(secured: Secured) -> N
     assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr
 
 
-def test_a_key_cannot_find_out_what_another_has_asked(secured: Secured) -> None:
-    """Neither by its answer's count of cached tokens, nor with the other's salt."""
+def test_key_cannot_detect_prompts_of_another_key(secured: Secured) -> None:
+    """Neither from the count of cached tokens, nor with the other key's salt."""
     asked = {"prompt": "a secret of alice's " * 40, "max_tokens": 1}
     with secured.web("alice") as alice, secured.web("bob") as bob:
         model = alice.get("/v1/models").json()["data"][0]["id"]
@@ -157,7 +157,7 @@ def test_a_key_cannot_find_out_what_another_has_asked(secured: Secured) -> None:
         assert [cached(web, cache_salt="ours") for web in (alice, bob, alice)] == [0, 0, found]
 
 
-def test_tritons_grpc_port_wants_a_certificate(secured: Secured) -> None:
+def test_triton_grpc_port_requires_certificate(secured: Secured) -> None:
     own = secured.authority.issue("client", "client")
     ca = secured.authority.ca.read_bytes()
     options = [("grpc.ssl_target_name_override", "triton.internal"), ("grpc.enable_http_proxy", 0)]
@@ -178,7 +178,7 @@ def test_tritons_grpc_port_wants_a_certificate(secured: Secured) -> None:
             live(credentials)
 
 
-def test_the_chat_in_the_terminal_takes_certificates(secured: Secured) -> None:
+def test_terminal_chat_accepts_certificates(secured: Secured) -> None:
     own, ca = secured.authority.issue("client", "client"), str(secured.authority.ca)
     program = Path(sys.executable).parent / "triton_client"
     tls = ["--tls-ca", ca, "--tls-cert", str(own.cert), "--tls-key", str(own.key), "--tls-name", "triton.internal"]
@@ -195,7 +195,7 @@ def test_the_chat_in_the_terminal_takes_certificates(secured: Secured) -> None:
     assert without.returncode == 1 and "No Triton server answers" in without.stderr
 
 
-def test_the_benchmark_takes_a_key_and_a_certificate(secured: Secured, tmp_path: Path) -> None:
+def test_benchmark_accepts_key_and_certificate(secured: Secured, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("hello\n")
     command = [CHARONIA, "benchmark", "serving", secured.stack.model, "--target", "gateway", "--prompts", prompts]
@@ -208,7 +208,7 @@ def test_the_benchmark_takes_a_key_and_a_certificate(secured: Secured, tmp_path:
     assert "needs an API key (401)" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_no_log_has_a_key_or_a_prompt(secured: Secured) -> None:
+def test_logs_contain_no_key_or_prompt(secured: Secured) -> None:
     with secured.web("alice") as web:
         web.post("/v1/chat/completions", json={"messages": SECRET, "model": "none"})
         body = {"messages": SECRET, "model": web.get("/v1/models").json()["data"][0]["id"], "max_tokens": 2}

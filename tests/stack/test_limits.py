@@ -1,4 +1,4 @@
-"""What takes too long and what is too much: told with a status, and with when to come again."""
+"""Requests that take too long or are too many: they fail with a status, and with the time for a retry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": ENDL
 
 @contextlib.contextmanager
 def narrow(model: Path, folder: Path, **env: str) -> Iterator[Stack]:
-    """The slow model where one request runs at a time."""
+    """The slow model with one running request at a time."""
     always = {**SLOW, "CHARONIA_MAX_BATCH_SIZE": "1"}
     with running(Stack(model, folder, {**always, **env})) as served:
         yield served
@@ -31,7 +31,7 @@ def narrow(model: Path, folder: Path, **env: str) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def few_tokens(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """What waits may have 200 tokens."""
+    """A stack whose queue holds 200 tokens."""
     with narrow(slow_model, tmp_path_factory.mktemp("few_tokens"), CHARONIA_MAX_QUEUE_TOKENS="200") as served:
         yield served
 
@@ -45,12 +45,12 @@ def impatient(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @contextlib.asynccontextmanager
 async def busy(stack: Stack) -> AsyncIterator[Client]:
-    """With the one place taken, by the request TAKER."""
+    """The request TAKER takes the only place."""
     async with Client(stack.grpc) as client:
 
         async def take() -> None:
             while True:
-                with contextlib.suppress(Overloaded):  # the machine was too busy to begin it in time
+                with contextlib.suppress(Overloaded):  # the machine was too busy to start it in time
                     await client.complete(GenerateRequest(**LONG, stream=False), request_id=TAKER)
                     return
 
@@ -64,8 +64,8 @@ async def busy(stack: Stack) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("way", ["triton", "gateway"])
-async def test_what_has_a_higher_priority_begins_first(few_tokens: Stack, way: str) -> None:
-    """Of two that wait, the one that came later."""
+async def test_higher_priority_begins_first(few_tokens: Stack, way: str) -> None:
+    """Two requests wait, and the later one starts first."""
     queue_ms: dict[int, float] = {}
 
     async def ask(client: Client, api: openai.AsyncOpenAI, priority: int) -> None:
@@ -96,7 +96,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "slow", **LONG, **fields}
 
 
-async def test_too_many_waiting_tokens_are_429_at_once(few_tokens: Stack) -> None:
+async def test_too_many_waiting_tokens_are_429(few_tokens: Stack) -> None:
     async with busy(few_tokens) as client:
         prompt = "x" * 150
         first = asyncio.create_task(client.complete(GenerateRequest(text=prompt, max_tokens=2, stream=False)))
@@ -113,7 +113,7 @@ async def test_too_many_waiting_tokens_are_429_at_once(few_tokens: Stack) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_has_waited_too_long_is_told_429(impatient: Stack, stream: bool) -> None:
+async def test_too_long_wait_is_429(impatient: Stack, stream: bool) -> None:
     async with busy(impatient), httpx.AsyncClient(base_url=impatient.gateway, timeout=HANG_S) as http:
         answer = await http.post("/v1/chat/completions", json=body(stream=stream))
     assert answer.status_code == 429, answer.text
@@ -121,18 +121,18 @@ async def test_who_has_waited_too_long_is_told_429(impatient: Stack, stream: boo
     assert answer.json()["error"]["code"] == "overloaded"
 
 
-async def test_a_deadline_in_the_queue_is_504(few_tokens: Stack) -> None:
+async def test_deadline_in_queue_is_504(few_tokens: Stack) -> None:
     async with busy(few_tokens), httpx.AsyncClient(base_url=few_tokens.gateway, timeout=HANG_S) as http:
         answer = await http.post("/v1/chat/completions", json=body(timeout=0.2))
     assert answer.status_code == 504, answer.text
     assert answer.json()["error"]["code"] == "deadline_exceeded"
 
 
-async def test_a_deadline_ends_an_answer_with_504_and_frees_its_blocks(slow: Stack) -> None:
+async def test_deadline_ends_response_with_504_and_frees_blocks(slow: Stack) -> None:
     async with httpx.AsyncClient(base_url=slow.gateway, timeout=HANG_S) as http:
         whole = await http.post("/v1/chat/completions", json=body(timeout=1))
         assert whole.status_code == 504, whole.text
-        for timeout in (1, 4, 16):  # until it has begun before its end, on a machine of any speed
+        for timeout in (1, 4, 16):  # repeated until it has begun before its deadline, on a machine of any speed
             streamed = await http.post("/v1/chat/completions", json=body(timeout=timeout, stream=True))
             if streamed.status_code == 200:
                 break

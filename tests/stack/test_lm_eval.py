@@ -1,6 +1,6 @@
-"""EleutherAI's lm-eval, unchanged and with its defaults, against the gateway: its own client for such servers.
+"""EleutherAI's lm-eval, unchanged and with its defaults, uses the gateway with its own API client.
 
-Its package is installed without what its tasks need (data sets, scorers), which takes hundreds of megabytes.
+The package is installed without the dependencies of its tasks (data sets, scorers), which take hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def evaluated(stack: Stack) -> Any:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """(context, continuation) -> its log probability by transformers, and whether it is the greedy one."""
+    """(context, continuation) -> the log probability in transformers, and whether the continuation is greedy."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,12 +49,12 @@ def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
     return [Instance(kind, {}, one, number) for number, one in enumerate(arguments)]
 
 
-def test_its_default_is_the_servers_tokenizer_and_requests_of_tokens(evaluated: Any) -> None:
+def test_default_uses_tokenizer_of_server_and_token_ids(evaluated: Any) -> None:
     assert evaluated.tokenizer_backend == "remote" and evaluated.tokenized_requests
     assert evaluated.tok_encode(CONTEXT) and evaluated.decode_batch([evaluated.tok_encode(CONTEXT)]) == [CONTEXT]
 
 
-def test_log_likelihoods_of_choices_are_transformers(evaluated: Any, reference: Any) -> None:
+def test_log_likelihoods_equal_transformers(evaluated: Any, reference: Any) -> None:
     found = evaluated.loglikelihood(instances("loglikelihood", *((CONTEXT, choice) for choice in CHOICES)))
     for choice, (logprob, greedy) in zip(CHOICES, found, strict=True):
         expected, is_greedy = reference(CONTEXT, choice)
@@ -62,14 +62,14 @@ def test_log_likelihoods_of_choices_are_transformers(evaluated: Any, reference: 
         assert greedy is is_greedy
 
 
-def test_perplexity_of_a_text_is_transformers(evaluated: Any, reference: Any) -> None:
+def test_perplexity_equals_transformers(evaluated: Any, reference: Any) -> None:
     text = "One, two, three, four."
     (logprob,) = evaluated.loglikelihood_rolling(instances("loglikelihood_rolling", (text,)))
     prefix = evaluated.tokenizer.decode([evaluated.prefix_token_id])
     assert logprob == pytest.approx(reference(prefix, text)[0], abs=0.2)
 
 
-def test_generated_texts_are_the_gateways_and_end_at_its_stop_words(stack: Stack, evaluated: Any) -> None:
+def test_generated_texts_end_at_stop_words(stack: Stack, evaluated: Any) -> None:
     context, words = "The capital of", ["\n", "i"]
     asked = [(context, {"until": [word], "max_gen_toks": 24}) for word in words]
     found = evaluated.generate_until(instances("generate_until", *asked))

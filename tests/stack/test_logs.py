@@ -1,5 +1,5 @@
-"""The logs of a whole stack: one JSON object a line, each request's lines under its id, and no text of prompts unless
-asked for."""
+"""The logs of a whole stack: one JSON object per line, lines with the request id, and no text of prompts unless
+enabled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from stack import DEMO_MODEL, HANG_S, Stack, running
 
-# In a prompt, and in nothing else that anybody logs.
+# This text is in a prompt, and in no other logged text.
 SECRET = "quokka"
 CHAT = {"messages": [{"role": "user", "content": f'Is "{SECRET}" an animal?\nSay it.'}], "max_tokens": 12}
 WRONG: list[dict[str, Any]] = [
@@ -28,7 +28,7 @@ LEVELS = {"debug", "info", "warning", "error", "critical"}
 
 
 def logs_of(stack: Stack) -> dict[str, list[str]]:
-    """The lines of what the terminal shows and of each log file. One that is being written is none yet."""
+    """The lines of the terminal and of each log file, without an incomplete last line."""
     files = [stack.log_file, *stack.run_dir.glob("port-*/*.log")]
     return {file.name: file.read_bytes().rpartition(b"\n")[0].decode().splitlines() for file in files}
 
@@ -64,8 +64,8 @@ def with_prompts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def of_request(stack: Stack, request_id: str, *components: str) -> dict[str, dict[str, Any]]:
-    """The lines of one request by component, once each of `components` has one. Of the gateway's it is the one that
-    says how the request ended: others may come before."""
+    """Wait until each of `components` has a line of the request, and return the lines by component. For the gateway it
+    is the line about the request's end; other lines may precede it."""
 
     def found() -> dict[str, dict[str, Any]]:
         own = [event for event in events_of(stack) if event.get("request_id") == request_id]
@@ -75,7 +75,7 @@ def of_request(stack: Stack, request_id: str, *components: str) -> dict[str, dic
     return found()
 
 
-def test_every_line_is_an_object_with_time_level_component_and_message(logged: Stack) -> None:
+def test_every_line_has_time_level_component_and_message(logged: Stack) -> None:
     post(logged, "chat/completions", CHAT, "shape")
     of_request(logged, "shape", "gateway", "preprocessing", "engine")
     logs = logs_of(logged)
@@ -92,7 +92,7 @@ def test_every_line_is_an_object_with_time_level_component_and_message(logged: S
     assert components >= {"serve", "triton", "engine", "preprocessing", "gateway"}
 
 
-def test_a_request_is_found_by_its_id_in_gateway_models_and_engine(logged: Stack) -> None:
+def test_request_id_is_in_logs_of_all_components(logged: Stack) -> None:
     answer = post(logged, "chat/completions", CHAT, "shop-42")
     assert answer.headers["x-request-id"] == "shop-42"
     usage = answer.json()["usage"]
@@ -110,7 +110,7 @@ def test_a_request_is_found_by_its_id_in_gateway_models_and_engine(logged: Stack
     assert events["preprocessing"]["prompt_tokens"] == usage["prompt_tokens"]
 
 
-def test_what_is_refused_has_its_line(logged: Stack) -> None:
+def test_rejected_requests_are_logged(logged: Stack) -> None:
     assert post(logged, "chat/completions", {**CHAT, "temperature": 9}, "refused-1").status_code == 400
     gateway = of_request(logged, "refused-1", "gateway")["gateway"]
     assert (gateway["status"], gateway["error"]) == (400, "invalid_value")
@@ -119,14 +119,14 @@ def test_what_is_refused_has_its_line(logged: Stack) -> None:
     events = of_request(logged, "refused-2", "gateway", "engine")
     assert events["engine"]["error"] == "invalid_argument"
     assert events["gateway"]["error"] == "context_length_exceeded"
-    body = {"prompt": f"{SECRET} " * 8000, "max_tokens": 1}  # far too long to be tokenized whole
+    body = {"prompt": f"{SECRET} " * 8000, "max_tokens": 1}  # too long to be tokenized completely
     assert post(logged, "completions", body, "refused-3").status_code == 400
     events = of_request(logged, "refused-3", "gateway", "preprocessing")
     assert events["preprocessing"]["error"] == "invalid_argument"
     assert events["gateway"]["error"] == "context_length_exceeded"
 
 
-def test_no_text_of_prompts_is_in_any_log(logged: Stack, stack: Stack) -> None:
+def test_logs_contain_no_prompt_text(logged: Stack, stack: Stack) -> None:
     for served in (logged, stack):
         post(served, "chat/completions", CHAT, "private-1")
         post(served, "chat/completions", {**CHAT, "stream": True, "stop": [SECRET, ""]}, "private-2")
@@ -146,7 +146,7 @@ def test_no_text_of_prompts_is_in_any_log(logged: Stack, stack: Stack) -> None:
     assert not any("private-5" in line for lines in logs_of(stack).values() for line in lines), "no access log"
 
 
-def test_prompts_and_answers_are_logged_when_asked_for(with_prompts: Stack) -> None:
+def test_prompts_and_responses_are_logged_if_enabled(with_prompts: Stack) -> None:
     body = {"prompt": f"A {SECRET}", "max_tokens": 4, "ignore_eos": True}
     assert post(with_prompts, "completions", body, "open-1").status_code == 200
 
@@ -159,7 +159,7 @@ def test_prompts_and_answers_are_logged_when_asked_for(with_prompts: Stack) -> N
     assert not said("serve.log", SECRET), "the terminal has warnings and errors only"
 
 
-def test_a_failure_to_start_is_an_object_too(tmp_path: Path) -> None:
+def test_start_failure_is_json_object(tmp_path: Path) -> None:
     served = Stack(tmp_path / "no-such-model", tmp_path / "run", {"CHARONIA_LOG_FORMAT": "json"})
     served.launch()
     try:

@@ -1,4 +1,4 @@
-"""`make serve` and `make chat` in this checkout, whose setup has been done: as the README begins."""
+"""`make serve` and `make chat` in this checkout after `make setup`, as in the README."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="the tests run in another environment than make's")
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_make_serve_serves_make_chat_talks_to_it_and_its_end_leaves_nothing(tmp_path: Path) -> None:
-    # As for whoever types it, and not by a make that runs these tests; what the setup was made with stays.
+def test_make_serve_and_make_chat_work_and_leave_no_process(tmp_path: Path) -> None:
+    # The environment of a user, without the variables of a make that runs these tests. The variables of the setup stay.
     env = {"MAKEFLAGS": "", "MAKELEVEL": "0"}
     env |= {name: os.environ[name] for name in ("CHARONIA_CUDA",) if name in os.environ}
-    (tmp_path / "run" / "workspaces").mkdir(parents=True)  # none of another test's, as at a first start
+    (tmp_path / "run" / "workspaces").mkdir(parents=True)  # an empty folder, as at a first start
     with running(Stack(DEMO_MODEL, tmp_path / "run", env, command=("make", "-C", ROOT, "serve"))) as stack:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
         chat = subprocess.run(
             ["make", "--silent", "-C", ROOT, "chat"],
             env={**inherited, **env, "CHARONIA_GRPC_PORT": stack.grpc.rpartition(":")[2]},
-            # It samples: one answer in two thousand does not name the city.
+            # It samples: one response in two thousand does not name the city.
             input="What is the capital of France?\n\n" * 3,
             capture_output=True,
             text=True,

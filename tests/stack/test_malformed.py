@@ -1,6 +1,6 @@
-"""Malformed requests over REST, gRPC and Triton's HTTP: nothing crashes, nothing hangs, and no process grows.
+"""Malformed requests over REST, gRPC and Triton's HTTP: no crash, no hang, and no growing memory.
 
-The requests are the same in every run. CHARONIA_TEST_MALFORMED says how many.
+The requests are the same in every run. CHARONIA_TEST_MALFORMED sets their number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2
 
 COUNT = int(os.environ.get("CHARONIA_TEST_MALFORMED", "1000"))
 AT_ONCE = 8
-# What a process may grow by: Triton's heap grows in two steps by 60 MiB in 24,000 requests, and then no more.
+# Allowed growth of a process: Triton's heap grows in two steps by 60 MiB in 24,000 requests, and then stays constant.
 GROWTH_MIB = 100
 MODELS = ("ensemble", "preprocessing", "engine", "postprocessing")
 ENDS = {"max_tokens": 2, "request_output_len": 2}
@@ -133,7 +133,7 @@ VALUES: list[Any] = [
 
 
 def bent_json(rng: random.Random, body: dict[str, Any]) -> bytes:
-    """A body of which something is another value, or which is cut or has other bytes."""
+    """A body with a changed value, a truncated body, or a body with changed bytes."""
     bent = {**body}
     for _ in range(rng.randint(1, 3)):
         name = rng.choice([*bent, "tools", "top_k", "session_id", "n", "temperature", "timeout", "x\x00"])
@@ -148,7 +148,7 @@ def bent_json(rng: random.Random, body: dict[str, Any]) -> bytes:
 
 
 def bent_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Cut, doubled or with other bytes in it."""
+    """Truncated, doubled or changed bytes."""
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(data) + 1)
         way = rng.randrange(4)
@@ -174,7 +174,7 @@ async def rest(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: 
 
 
 async def raw(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: collections.Counter[str]) -> None:
-    """Not even HTTP. The connection is closed by this side, as a client would that has enough."""
+    """Data that is not even HTTP. This side closes the connection, like a client that gives up."""
     path = rng.choice([*BODIES])
     body = bent_json(rng, BODIES[path])
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -219,7 +219,7 @@ def tensors(rng: random.Random, model: str) -> service_pb2.ModelInferRequest:
 async def over_grpc(
     stack: Stack, rng: random.Random, channel: grpc.aio.Channel, said: collections.Counter[str]
 ) -> None:
-    """Tensors that do not fit, or bytes that are no message. A stream is read to its end: see docs/contracts.md."""
+    """Tensors that do not fit, or bytes that are not a message. A stream is read to its end: see docs/contracts.md."""
     request = tensors(rng, rng.choice(MODELS)).SerializeToString()
     if rng.random() < 0.25:
         request = bent_bytes(rng, request)
@@ -241,7 +241,7 @@ async def over_grpc(
 
 
 async def over_http(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: collections.Counter[str]) -> None:
-    """Triton's own HTTP port: 403 where inference is closed there, which is the default."""
+    """Triton's own HTTP port: 403 if inference is closed there, which is the default."""
     body: dict[str, Any] = {name: value for name, (_, value) in TENSORS.items() if rng.random() < 0.15}
     path = f"{stack.http}/v2/models/{rng.choice(MODELS)}/{rng.choice(['generate', 'generate_stream', 'infer'])}"
     content = bent_json(rng, {"text_input": "Hello", "max_tokens": 2, **body})
@@ -251,7 +251,7 @@ async def over_http(stack: Stack, rng: random.Random, http: httpx.AsyncClient, s
 
 
 async def send(stack: Stack, count: int, seed: int) -> collections.Counter[str]:
-    """What was said to `count` requests."""
+    """Count the results of `count` requests."""
     said: collections.Counter[str] = collections.Counter()
     left = iter(range(count))
     channel = grpc.aio.insecure_channel(stack.grpc)
@@ -270,7 +270,7 @@ async def send(stack: Stack, count: int, seed: int) -> collections.Counter[str]:
     return said
 
 
-def test_malformed_requests_crash_nothing_hang_nothing_and_leave_nothing(stack: Stack) -> None:
+def test_malformed_requests_cause_no_crash_hang_or_leak(stack: Stack) -> None:
     warm = asyncio.run(send(stack, min(COUNT, 400) // 2, 0))
     before, pids = stack.memory_mib(), set(stack.processes())
     began = time.monotonic()
@@ -288,11 +288,11 @@ def test_malformed_requests_crash_nothing_hang_nothing_and_leave_nothing(stack: 
     assert answer.status_code == 200, answer.text
     assert not running_requests(stack), "a request has been forgotten"
     log = "".join(Path(file).read_text(errors="replace") for file in stack.run_dir.glob("port-*/gateway.log"))
-    assert "Exception in ASGI application" not in log and "error of the gateway's own" not in log
+    assert "Exception in ASGI application" not in log and "internal error of the gateway" not in log
 
 
 def running_requests(stack: Stack) -> float:
-    """That the engine has, once those have ended that just ended."""
+    """The number of requests in the engine, after finished requests have been removed."""
     deadline = time.monotonic() + HANG_S
     while True:
         lines = httpx.get(stack.metrics, timeout=HANG_S).text.splitlines()

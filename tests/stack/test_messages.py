@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from stack import HANG_S, Stack
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}  # the client itself has no such field any more
+GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}  # newer versions of the client do not have this field
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
@@ -33,18 +33,18 @@ async def web(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def expected(stack: Stack, model: str) -> str:
-    """The greedy answer by OpenAI's route."""
+    """The greedy response of OpenAI's route."""
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(model=model, messages=QUESTION, temperature=0)
     return answer.choices[0].message.content or ""
 
 
 def strict(kind: Any, value: Any) -> Any:
-    """The value as anthropic's type: the client itself takes what does not fit as it is."""
+    """The value as anthropic's type. Strict, because the client itself accepts invalid values."""
     return TypeAdapter(kind).validate_python(value, strict=True)
 
 
-async def test_an_answer_fits_anthropics_type(web: httpx.AsyncClient, model: str, expected: str) -> None:
+async def test_response_matches_anthropic_type(web: httpx.AsyncClient, model: str, expected: str) -> None:
     body = {"model": model, "max_tokens": 200, "messages": QUESTION, "temperature": 0}
     answer = await web.post("/v1/messages", json=body, headers={"x-api-key": "any", "anthropic-version": "2023-06-01"})
     message = strict(Message, answer.json())
@@ -57,9 +57,7 @@ async def test_an_answer_fits_anthropics_type(web: httpx.AsyncClient, model: str
     assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 5 and message.usage.output_tokens > 1
 
 
-async def test_a_streams_events_fit_anthropics_types_and_come_in_its_order(
-    web: httpx.AsyncClient, model: str, expected: str
-) -> None:
+async def test_stream_events_match_anthropic_types_and_order(web: httpx.AsyncClient, model: str, expected: str) -> None:
     body = {"model": model, "max_tokens": 200, "messages": QUESTION, "temperature": 0, "stream": True}
     answer = await web.post("/v1/messages", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -76,15 +74,13 @@ async def test_a_streams_events_fit_anthropics_types_and_come_in_its_order(
             if event.type == "message_start":
                 assert event.message.content == [] and event.message.stop_reason is None
     assert names[:3] == ["message_start", "content_block_start", "ping"]
-    # One delta or more: their number depends on how fast the engine is. A slow answer has further pings.
+    # At least one delta: the number depends on the engine's speed. A slow response has more pings.
     assert set(names[3:-3]) - {"ping"} == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert "".join(texts) == expected
 
 
-async def test_the_clients_own_stream_gathers_the_answer(
-    api: anthropic.AsyncAnthropic, model: str, expected: str
-) -> None:
+async def test_client_stream_collects_response(api: anthropic.AsyncAnthropic, model: str, expected: str) -> None:
     fields: dict[str, Any] = {"model": model, "max_tokens": 200, "messages": QUESTION, **GREEDY}
     whole = await api.messages.create(**fields)
     async with api.messages.stream(**fields) as stream:
@@ -97,7 +93,7 @@ async def test_the_clients_own_stream_gathers_the_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_sequence_ends_the_text_and_is_named(
+async def test_stop_sequence_ends_text_and_is_named(
     api: anthropic.AsyncAnthropic, model: str, expected: str, stream: bool
 ) -> None:
     stop = expected[len(expected) // 2 : len(expected) // 2 + 3]
@@ -114,12 +110,12 @@ async def test_a_stop_sequence_ends_the_text_and_is_named(
     assert (await api.messages.create(**fields)).stop_reason == "end_turn"
 
 
-async def test_max_tokens_may_be_more_than_the_context_has_room_for(api: anthropic.AsyncAnthropic, model: str) -> None:
+async def test_max_tokens_may_exceed_context(api: anthropic.AsyncAnthropic, model: str) -> None:
     answer = await api.messages.create(model=model, max_tokens=10**6, messages=QUESTION, timeout=HANG_S, **GREEDY)
     assert answer.stop_reason == "end_turn"
 
 
-async def test_max_tokens_and_the_contexts_end_are_told_apart(api: anthropic.AsyncAnthropic, model: str) -> None:
+async def test_max_tokens_and_context_end_have_different_reasons(api: anthropic.AsyncAnthropic, model: str) -> None:
     short = await api.messages.create(model=model, max_tokens=2, messages=QUESTION, **GREEDY)
     assert (short.stop_reason, short.usage.output_tokens) == ("max_tokens", 2)
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .*does not fit"):
@@ -158,11 +154,11 @@ async def test_system_and_turns_reach_the_model_and_are_counted(
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools: tool 0 is of type 'web_search"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1}}, "thinking: budget_tokens"),
-        ({"messages": [*QUESTION, {"role": "assistant", "content": "The "}]}, "does not end with white space"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "The "}]}, "must not end with white space"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "part 0 is of type 'image'"),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"stop_sequences": ["a"] * 65}, "at most 64 strings"),
-        ({"extra_body": {"mcp_servers": []}}, "mcp_servers: no MCP server is called"),
+        ({"extra_body": {"mcp_servers": []}}, "mcp_servers: this server calls no MCP servers"),
         ({"extra_body": {"output_config": {"effort": "some"}}}, "output_config: effort"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
@@ -170,7 +166,7 @@ async def test_system_and_turns_reach_the_model_and_are_counted(
         ),
     ],
 )
-async def test_what_this_server_cannot_do_is_refused_by_name(
+async def test_unsupported_fields_are_rejected_by_name(
     api: anthropic.AsyncAnthropic, model: str, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(anthropic.BadRequestError) as error:
@@ -179,9 +175,7 @@ async def test_what_this_server_cannot_do_is_refused_by_name(
     assert error.value.request_id
 
 
-async def test_errors_are_anthropics_whoever_makes_them(
-    api: anthropic.AsyncAnthropic, web: httpx.AsyncClient, model: str
-) -> None:
+async def test_errors_have_anthropic_format(api: anthropic.AsyncAnthropic, web: httpx.AsyncClient, model: str) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         await api.messages.create(model="other", max_tokens=2, messages=QUESTION)
     assert unknown.value.type == "not_found_error"
@@ -193,11 +187,11 @@ async def test_errors_are_anthropics_whoever_makes_them(
         error = answer.json()
         assert error["type"] == "error" and error["error"]["type"] == kinds[answer.status_code]
         assert error["request_id"] == answer.headers["request-id"]
-    assert (await web.post("/v1/nothing")).json()["error"]["param"] is None  # OpenAI's form elsewhere
+    assert (await web.post("/v1/nothing")).json()["error"]["param"] is None  # other routes use OpenAI's format
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_begun_answer_is_continued(
+async def test_begun_response_is_continued(
     api: anthropic.AsyncAnthropic, model: str, expected: str, stream: bool
 ) -> None:
     begun = expected[: expected.index(" ", len(expected) // 3)]

@@ -1,6 +1,6 @@
-"""Every query of the dashboards and the rules, asked of a Prometheus that has scraped the stack under load.
+"""Runs every query of the dashboards and the rules in a Prometheus that has scraped the stack under load.
 
-What this machine lacks (a GPU, the exporters) is served under its documented names by exporters.py.
+exporters.py serves metrics of missing parts (a GPU, the exporters) with their documented names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stack import HANG_S, Stack, free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "monitoring"
-# A beginning longer than a KV block, so that there are prefix hits.
+# Longer than a KV block, so that there are prefix cache hits.
 PREAMBLE = "Answer in one short sentence. " * 20
 
 
@@ -46,12 +46,13 @@ def rules(file: str) -> list[dict[str, Any]]:
 
 
 def filled_in(expr: str) -> str:
-    """A panel's query as Grafana sends it, with all values of the variables."""
+    """A panel's query as Grafana sends it, with all values of its variables."""
     return expr.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$model", ".*")
 
 
 def operands(expr: promql.Expr) -> list[promql.Expr]:
-    """The vectors that an alert compares. It is rightly empty while all is well; they must not be."""
+    """The vectors that an alert compares. The alert itself is empty while there is no problem, but the vectors must not
+    be."""
     if isinstance(expr, promql.ParenExpr):
         return operands(expr.expr)
     if isinstance(expr, promql.NumberLiteral):
@@ -104,14 +105,14 @@ def streams(http: httpx.Client, number: int) -> None:
 
 
 def leaves(http: httpx.Client, number: int) -> None:
-    """A client that goes away after the first text of a long answer."""
+    """A client that disconnects after the first text of a long response."""
     body = {"model": "demo", "prompt": f"{number}", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as reply:
         next(reply.iter_raw())
 
 
 def errs(http: httpx.Client, number: int) -> None:
-    """A prompt beyond the context."""
+    """A prompt that is longer than the context."""
     http.post("/v1/completions", json={"model": "demo", "prompt": "word " * 5000, "max_tokens": 1})
 
 
@@ -121,7 +122,7 @@ def talks(http: httpx.Client, number: int) -> None:
 
 
 def chooses(http: httpx.Client, number: int) -> None:
-    """Of two texts, by a grammar that is new, and once more by the same."""
+    """Responses with a new grammar of two choices, and once more with the same grammar."""
     body = {"model": "demo", "prompt": "One of", "max_tokens": 8, "structured_outputs": {"choice": ["a", f"b{number}"]}}
     for _ in range(2):
         http.post("/v1/completions", json=body).raise_for_status()
@@ -129,7 +130,7 @@ def chooses(http: httpx.Client, number: int) -> None:
 
 @contextlib.contextmanager
 def load(stack: Stack) -> Iterator[None]:
-    """Clients of every kind, over and over again."""
+    """Run all kinds of clients repeatedly."""
     over = threading.Event()
 
     def repeat(act: Callable[[httpx.Client, int], None]) -> None:
@@ -160,11 +161,11 @@ def program() -> Path:
 
 @dataclass
 class Watched:
-    """A Prometheus that has watched the stack under load."""
+    """A Prometheus that has scraped the stack under load."""
 
     server: Prometheus
-    # The numbers of each of QUERIES as soon as there were some; none where the time for that ran out. They are not
-    # asked for again: on a busy machine a scrape may fail and take the answers of a moment with it.
+    # The first results of each of QUERIES; empty after a timeout. The queries are not repeated: on a busy machine a
+    # failed scrape may remove results again.
     answers: dict[str, list[float]]
 
 
@@ -196,9 +197,9 @@ def server(watched: Watched) -> Prometheus:
     return watched.server
 
 
-def test_the_endpoint_picker_of_kubernetes_finds_what_it_reads(watched: Watched, stack: Stack) -> None:
-    """deploy/inference-extension names metrics of the engine: each is one gauge of one value, in the text format that
-    the picker parses, and on the port that it asks."""
+def test_metrics_for_kubernetes_endpoint_picker_exist(watched: Watched, stack: Stack) -> None:
+    """deploy/inference-extension names metrics of the engine. Each is a gauge with one value, in the text format of the
+    picker, on the port that the picker scrapes."""
     config = yaml.safe_load(
         (ROOT / "deploy" / "inference-extension" / "picker-config.yaml").read_text(encoding="utf-8")
     )
@@ -208,7 +209,7 @@ def test_the_endpoint_picker_of_kubernetes_finds_what_it_reads(watched: Watched,
         for engine in extractor["engineConfigs"]
     ]
     assert {"queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"} <= set(names)
-    asyncio.run(engine_metrics.idle(stack.metrics))  # the gauges follow the last answers of the load
+    asyncio.run(engine_metrics.idle(stack.metrics))  # the gauges change with the last responses of the load
     text = httpx.get(stack.metrics, timeout=HANG_S, trust_env=False).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     values = {}
@@ -216,39 +217,40 @@ def test_the_endpoint_picker_of_kubernetes_finds_what_it_reads(watched: Watched,
         assert families[name].type == "gauge", name
         (sample,) = families[name].samples
         values[field] = sample.value
-    # The load is over: a count of all requests would not be small, nor a percentage or a number of blocks below 1.
+    # The load has ended. A count of all requests would not be small, and a percentage or a number of blocks would not
+    # be below 1.
     assert values["queuedRequestsSpec"] == 0 and 0 <= values["runningRequestsSpec"] < 8
     assert 0 <= values["kvUsageSpec"] < 1 <= values["cacheNumBlocksSpec"]
 
 
 @pytest.mark.parametrize("job", ["triton", "gateway", "node", "gpu"])
-def test_prometheus_reads_every_target(server: Prometheus, job: str) -> None:
+def test_prometheus_scrapes_every_target(server: Prometheus, job: str) -> None:
     assert server.numbers(f'max_over_time(up{{job="{job}"}}[10m])') == [1]
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_query_has_an_answer(watched: Watched, name: str) -> None:
+def test_query_has_result(watched: Watched, name: str) -> None:
     assert watched.answers[name], QUERIES[name]
 
 
-def test_a_query_of_what_is_not_there_has_none(server: Prometheus) -> None:
+def test_query_of_missing_metric_has_no_result(server: Prometheus) -> None:
     assert server.numbers("charonia_no_such_metric") == []
     assert server.numbers("0 * charonia_kv_blocks_total / 0") == []
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_has_values(server: Prometheus, name: str) -> None:
+def test_variable_has_values(server: Prometheus, name: str) -> None:
     metric, label = VARIABLES[name].removeprefix("label_values(").removesuffix(")").split(", ")
     assert server.get(f"label/{label}/values", **{"match[]": metric})
 
 
-def test_prometheus_evaluates_every_rule_without_an_error(server: Prometheus) -> None:
+def test_prometheus_evaluates_every_rule(server: Prometheus) -> None:
     evaluated = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
     assert len(evaluated) == len(rules("recording.yml")) + len(rules("alerts.yml"))
     assert [(rule["name"], rule.get("lastError")) for rule in evaluated if rule["health"] != "ok"] == []
 
 
-def test_the_markers_of_alerts_are_a_query(server: Prometheus) -> None:
+def test_alert_markers_are_valid_query(server: Prometheus) -> None:
     for board in BOARDS.values():
         for annotation in board["annotations"]["list"]:
-            server.get("query", query=annotation["expr"])  # rightly empty
+            server.get("query", query=annotation["expr"])  # empty, as expected

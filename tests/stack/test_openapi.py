@@ -1,7 +1,7 @@
-"""The gateway does what its OpenAPI document says, whatever is sent.
+"""The gateway conforms to its OpenAPI document for any request.
 
-schemathesis makes 500 requests from the document, right and wrong ones. It is imported by the tests that need it: that
-takes seconds, and every process that runs tests collects all files.
+schemathesis generates 500 valid and invalid requests from the document. Only the tests import it, because the import
+takes seconds, and every test process collects all files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def operations(stack: Stack) -> list[APIOperation[Any, Any, Any, Any]]:
-    """Of the document with the name of the model that is served, so that requests come further than to 404."""
+    """The operations of the document, with the name of the served model, so that requests do not all end with 404."""
     import schemathesis
 
     content = httpx.get(f"{stack.gateway}/openapi.json", timeout=HANG_S).json()
@@ -30,7 +30,7 @@ def operations(stack: Stack) -> list[APIOperation[Any, Any, Any, Any]]:
         content["components"]["schemas"][name]["properties"]["model"] = {"const": model}
     schema = schemathesis.openapi.from_dict(content)
     schema.config.update(base_url=stack.gateway)
-    # A list with too many items may be too large a body, too.
+    # A list with too many items may also exceed the limit of the body.
     rejection = schema.config.checks.negative_data_rejection
     rejection.expected_statuses = [*rejection.expected_statuses, "413"]
     return [result.ok() for result in schema.get_all_operations()]
@@ -41,18 +41,19 @@ def operations(stack: Stack) -> list[APIOperation[Any, Any, Any, Any]]:
     [
         ("post", "positive", 230),
         ("post", "negative", 230),
-        ("get", "positive", 40),  # they take nothing that could be wrong
+        ("get", "positive", 40),  # these routes have no input that could be wrong
     ],
 )
-def test_requests_are_answered_as_the_document_says(
+def test_responses_conform_to_openapi_document(
     operations: list[APIOperation[Any, Any, Any, Any]], method: str, mode: str, count: int
 ) -> None:
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
-    # Nothing ends with 500, with an undocumented status or form, and nothing is taken that the document forbids. What
-    # the document allows may be refused: it cannot say how fields depend on each other.
+    # No response has status 500 or an undocumented status or form, and no request is accepted that the document
+    # forbids. The gateway may reject a request that the document allows: OpenAPI cannot describe dependencies between
+    # fields.
     promised = [
         not_a_server_error,
         checks.status_code_conformance,
@@ -66,10 +67,10 @@ def test_requests_are_answered_as_the_document_says(
     @settings(max_examples=count, suppress_health_check=list(HealthCheck))
     @given(st.one_of([operation.as_strategy(GenerationMode(mode)) for operation in chosen]))
     def check(case: Case) -> None:
-        if isinstance(case.body, dict):  # answers are short
+        if isinstance(case.body, dict):  # short responses
             case.body.setdefault("request_output_len" if "interactive" in case.path else "max_tokens", 2)
         if mode == "positive" and isinstance(case.body, dict) and "timeout" in case.body:
-            case.body["timeout"] = HANG_S  # a shorter one is 504, as it should be
+            case.body["timeout"] = HANG_S  # a shorter timeout correctly ends with 504
         case.call_and_validate(checks=promised, timeout=HANG_S)
 
     check()

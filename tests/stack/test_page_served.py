@@ -1,4 +1,4 @@
-"""The chat page before the real server."""
+"""The chat page with the real server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ expect = playwright.expect
 expect.set_options(timeout=HANG_S * 1000)
 
 
-def test_a_chat_that_is_cut_off_and_continued(stack: Stack, new_context: Callable[..., BrowserContext]) -> None:
-    """Greedy, a continued answer is the one that was not cut off."""
+def test_truncated_chat_is_continued(stack: Stack, new_context: Callable[..., BrowserContext]) -> None:
+    """With greedy sampling, a continued response equals the complete response."""
     page = new_context().new_page()
     page.goto(stack.gateway)
     page.get_by_role("button", name="Settings").click()
@@ -54,15 +54,13 @@ def test_a_chat_that_is_cut_off_and_continued(stack: Stack, new_context: Callabl
         assert f'charonia_gateway_requests_total{{route="{route}",status="200"}}' in metrics
 
 
-def test_the_page_waits_for_a_gateway_without_triton(
-    tmp_path: Path, new_context: Callable[..., BrowserContext]
-) -> None:
+def test_page_waits_for_gateway_without_triton(tmp_path: Path, new_context: Callable[..., BrowserContext]) -> None:
     with gateway("127.0.0.1:9", tmp_path / "gateway.log") as served:
         page = new_context().new_page()
         page.goto(served.url)
         page.get_by_role("textbox", name="Message").fill("Hello?")
         page.keyboard.press("Enter")
-        expect(page.locator(".waiting")).to_contain_text("The server is away, or is being restarted")
+        expect(page.locator(".waiting")).to_contain_text("The server is not available, or is being restarted")
         expect(page.get_by_text("The server is not ready yet")).to_be_visible()
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_text("Stopped")).to_be_visible()

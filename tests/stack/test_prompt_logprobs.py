@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt, against transformers; and OpenAI's echo, which shows them."""
+"""Log probabilities of a prompt, compared with transformers, and OpenAI's echo, which returns them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """All log probabilities [tokens - 1, vocab] after each token of the prompt, and the prompt's ids."""
+    """The log probabilities [tokens - 1, vocab] after each token of the prompt, and the prompt's ids."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,7 +40,7 @@ async def asked(client: Client, **fields: Any) -> list[GenerateResponse]:
         return [part async for part in parts]
 
 
-async def test_they_are_transformers(client: Client, reference: Any) -> None:
+async def test_prompt_logprobs_equal_transformers(client: Client, reference: Any) -> None:
     ids, expected = reference
     (answer,) = await asked(client, stream=False)
     assert list(answer.prompt_ids) == ids
@@ -53,7 +53,7 @@ async def test_they_are_transformers(client: Client, reference: Any) -> None:
     assert b"".join(answer.prompt_tokens).decode() == PROMPT
 
 
-async def test_they_come_once_whatever_else_was_asked(client: Client) -> None:
+async def test_prompt_logprobs_are_sent_once(client: Client) -> None:
     (whole,) = await asked(client, stream=False)
     for parts in (await asked(client), await asked(client, n=3, seed=1), await asked(client, logprobs=1)):
         with_prompt = [part for part in parts if part.prompt_ids]
@@ -61,12 +61,12 @@ async def test_they_come_once_whatever_else_was_asked(client: Client) -> None:
         assert with_prompt[0].prompt_logprobs == whole.prompt_logprobs
 
 
-async def test_a_session_does_not_give_them_for_what_continues_it(client: Client) -> None:
+async def test_session_turn_rejects_prompt_logprobs(client: Client) -> None:
     with pytest.raises(BadRequest, match="with the whole conversation"):
         await asked(client, session_id="s", interactive=True)
 
 
-async def test_an_echo_shows_the_prompts_and_the_answers(client: Client, api: openai.AsyncOpenAI, model: str) -> None:
+async def test_echo_has_logprobs_of_prompt_and_response(client: Client, api: openai.AsyncOpenAI, model: str) -> None:
     (whole,) = await asked(client, stream=False)
     answer = await api.completions.create(
         model=model, prompt=PROMPT, temperature=0, max_tokens=3, logprobs=2, echo=True
@@ -85,7 +85,7 @@ async def test_an_echo_shows_the_prompts_and_the_answers(client: Client, api: op
     assert answer.usage is not None and answer.usage.completion_tokens == whole.num_output_tokens
 
 
-async def test_a_prompt_can_be_asked_for_alone(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_echo_without_response(api: openai.AsyncOpenAI, model: str) -> None:
     fields: dict[str, Any] = {"model": model, "prompt": [PROMPT, "One"], "logprobs": 0, "echo": True, "max_tokens": 0}
     answer = await api.completions.create(**fields)
     assert [choice.text for choice in answer.choices] == [PROMPT, "One"]
@@ -101,7 +101,7 @@ async def test_a_prompt_can_be_asked_for_alone(api: openai.AsyncOpenAI, model: s
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_streamed_echo_equals_the_whole_one(api: openai.AsyncOpenAI, model: str, n: int) -> None:
+async def test_streamed_echo_equals_unstreamed(api: openai.AsyncOpenAI, model: str, n: int) -> None:
     fields: dict[str, Any] = {
         "model": model,
         "prompt": PROMPT,

@@ -1,4 +1,4 @@
-"""OpenAI's Responses through its own client, unchanged: every answer and every event fits its types."""
+"""OpenAI's Responses with its own client, unchanged: all responses and events match the client's types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 @pytest.fixture
 async def expected(api: openai.AsyncOpenAI, model: str) -> str:
-    """The greedy answer to QUESTION as a chat."""
+    """The greedy response to QUESTION as a chat completion."""
     return await chat(api, model, {"role": "user", "content": QUESTION})
 
 
@@ -29,7 +29,7 @@ async def chat(api: openai.AsyncOpenAI, model: str, *messages: Any) -> str:
     return answer.choices[0].message.content or ""
 
 
-async def test_an_answer_fits_openais_type(api: openai.AsyncOpenAI, stack: Stack, model: str, expected: str) -> None:
+async def test_response_matches_openai_type(api: openai.AsyncOpenAI, stack: Stack, model: str, expected: str) -> None:
     body = {"model": model, "input": QUESTION, "temperature": 0, "metadata": {"a": "b"}}
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as web:
         written = (await web.post("/v1/responses", json=body)).json()
@@ -43,7 +43,7 @@ async def test_an_answer_fits_openais_type(api: openai.AsyncOpenAI, stack: Stack
     assert short.incomplete_details.reason == "max_output_tokens"
 
 
-async def test_a_streams_events_fit_openais_types(stack: Stack, model: str, expected: str) -> None:
+async def test_stream_events_match_openai_types(stack: Stack, model: str, expected: str) -> None:
     body = {"model": model, "input": QUESTION, "temperature": 0, "stream": True}
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as web:
         written = await web.post("/v1/responses", json=body)
@@ -61,12 +61,12 @@ async def test_a_streams_events_fit_openais_types(stack: Stack, model: str, expe
     begin = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
     end = ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
     assert kinds[:4] == begin and kinds[-4:] == end
-    # One delta or more: their number depends on how fast the engine is.
+    # At least one delta: the number depends on the engine's speed.
     assert set(kinds[4:-4]) == {"response.output_text.delta"}
     assert "".join(texts) == expected
 
 
-async def test_the_clients_own_stream_gathers_the_answer(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
+async def test_client_stream_collects_response(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
     async with api.responses.stream(model=model, input=QUESTION, temperature=0, store=True) as stream:
         text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
         final = await stream.get_final_response()
@@ -75,7 +75,7 @@ async def test_the_clients_own_stream_gathers_the_answer(api: openai.AsyncOpenAI
     assert stored.output_text == expected and stored.usage == final.usage
 
 
-async def test_a_conversation_goes_on_from_a_stored_answer(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
+async def test_conversation_continues_from_stored_response(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
     first = await api.responses.create(model=model, input=QUESTION, temperature=0, store=True)
     asked: dict[str, Any] = {"model": model, "input": "And of Italy?", "temperature": 0}
     second = await api.responses.create(**asked, previous_response_id=first.id, instructions="Be brief.", store=True)
@@ -87,7 +87,7 @@ async def test_a_conversation_goes_on_from_a_stored_answer(api: openai.AsyncOpen
     system = {"role": "system", "content": "Be brief."}
     assert second.output_text == await chat(api, model, system, *turns)
     assert second.previous_response_id == first.id
-    # The instructions were those of one answer; and two conversations may go on from the same one.
+    # The instructions applied to one response only. Two conversations may continue the same response.
     other = await api.responses.create(**asked, previous_response_id=first.id)
     assert other.output_text == await chat(api, model, *turns)
     await api.responses.delete(first.id)
@@ -100,13 +100,13 @@ async def test_a_conversation_goes_on_from_a_stored_answer(api: openai.AsyncOpen
     assert (await api.responses.retrieve(second.id)).output_text == second.output_text
 
 
-async def test_nothing_is_stored_that_was_not_asked_for(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_responses_are_stored_only_on_request(api: openai.AsyncOpenAI, model: str) -> None:
     answer = await api.responses.create(model=model, input="Hello", max_output_tokens=2)
     with pytest.raises(openai.NotFoundError):
         await api.responses.retrieve(answer.id)
 
 
-async def test_messages_of_every_form_are_taken(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
+async def test_messages_of_every_form_are_accepted(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
     items: Any = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
@@ -132,21 +132,21 @@ async def test_messages_of_every_form_are_taken(api: openai.AsyncOpenAI, model: 
             "text.format: the JSON schema, at /not: the keyword not is not supported",
         ),
         ({"include": ["file_search_call.results"]}, "include: nothing more"),
-        ({"background": True}, "background: answers are not made in the background"),
+        ({"background": True}, "background: responses are not generated in the background"),
         ({"conversation": "c"}, "conversation: there are no conversations"),
         ({"prompt": {"id": "p"}}, "prompt: there are no stored prompts"),
         ({"reasoning": {"effort": "some"}}, "reasoning: effort: send one of"),
         ({"truncation": "auto"}, "truncation: a conversation that does not fit is rejected"),
-        ({"top_logprobs": 2}, "top_logprobs: log probabilities are those"),
+        ({"top_logprobs": 2}, "top_logprobs: this route has no log probabilities"),
         ({"metadata": {"a": "b" * 513}}, "metadata: send at most 16 keys"),
-        ({"input": []}, "input: send a text, or a list of items"),
+        ({"input": []}, "input: send a text or a list of items"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "'item_reference'"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}, "function_call_output of 'c'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
-        ({"input": [{"role": "assistant", "content": "The"}]}, "a begun answer is not continued"),
+        ({"input": [{"role": "assistant", "content": "The"}]}, "this route does not continue it"),
     ],
 )
-async def test_what_this_server_cannot_do_is_refused_by_name(
+async def test_unsupported_fields_are_rejected_by_name(
     api: openai.AsyncOpenAI, model: str, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as error:
@@ -155,7 +155,7 @@ async def test_what_this_server_cannot_do_is_refused_by_name(
     assert error.value.param in (next(iter(fields)), "input", "text.format")
 
 
-async def test_a_gateway_may_store_nothing_or_few(stack: Stack, tmp_path: Path) -> None:
+async def test_gateway_limits_stored_responses(stack: Stack, tmp_path: Path) -> None:
     for limit, kept in (("0", 0), ("2", 2)):
         log = tmp_path / f"{limit}.log"
         with gateway(stack.grpc, log, CHARONIA_GATEWAY_MAX_RESPONSES=limit) as process:

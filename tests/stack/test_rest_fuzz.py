@@ -1,7 +1,7 @@
-"""Made-up schemas, tools and conversations through the gateway and Triton, to every route that makes an answer, whole
-and as a stream. Each is taken or is an error of its request; what was forced or strict is what it has to be, no markup
-of a strict or forced call is in a text, and nothing hangs or is left over, with jump_forward and
-without. CHARONIA_TEST_SCHEMAS says how many."""
+"""Generated schemas, tools and conversations for every route that generates text, streamed and not, with jump_forward
+and without. Each request succeeds or fails with a client error. Forced and strict output is valid. No text contains
+markup of a strict or forced call. No request hangs or stays in the engine. CHARONIA_TEST_SCHEMAS sets the number of
+requests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ TURN = st.one_of(
 
 @dataclass
 class Case:
-    """A request in no API's words. schema: what a text has to be; choice: auto, required, none or a function's name."""
+    """A request, independent of an API. schema: the schema of the text; choice: auto, required, none or a function's
+    name."""
 
     turns: list[tuple[str, Any]]
     schema: Any
@@ -176,7 +177,7 @@ REQUESTS = st.tuples(
 
 @dataclass
 class Answer:
-    """What came of it, in no API's words. reason: length, stop, ...; "" for an error. calls: name, arguments."""
+    """A response, independent of an API. reason: length, stop, ...; "" for an error. calls: name, arguments."""
 
     content: str
     calls: list[tuple[str, str]]
@@ -211,7 +212,7 @@ def of_message(answer: dict[str, Any]) -> Answer:
 READERS = dict(zip(ROUTES, (of_chat, of_completion, of_response, of_message), strict=True))
 
 
-# The same answers as streams: their events, of which the pieces make the answer that came whole above.
+# The same responses as streams: their events are joined to a complete response.
 def streamed_chat(events: list[Any]) -> Answer:
     content, calls, reason = "", [], ""
     for choice in (choice for event in events for choice in event["choices"]):
@@ -273,7 +274,7 @@ STREAM_READERS = dict(
 
 
 def is_valid(schema: Any, text: str) -> bool:
-    """Of a schema that is none, nothing is said."""
+    """Whether a value is valid. An invalid schema accepts every value."""
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError:
@@ -284,11 +285,11 @@ def is_valid(schema: Any, text: str) -> bool:
 @dataclass
 class Fuzz:
     web: httpx.Client
-    begin: str  # of calls
+    begin: str  # number of calls
     bias: dict[str, float]
 
     def one(self, request: tuple[str, Case]) -> str:
-        """What became of it."""
+        """The response to a case."""
         route, case = request
         body = ROUTES[route](case)
         if route.endswith("completions"):
@@ -306,7 +307,7 @@ class Fuzz:
         return "200 streamed" if case.stream else "200"
 
     def _streamed(self, route: str, body: dict[str, Any], text: str) -> Answer | None:
-        """None: an error of the request."""
+        """The streamed response. None: an error of the request."""
         events = [line[len("data: ") :] for line in text.splitlines() if line.startswith("data: ")]
         assert events, body
         last = events[-1] if events[-1] != "[DONE]" else events[-2]
@@ -337,7 +338,7 @@ class Fuzz:
             if parameters is not None:
                 assert is_valid(parameters, arguments), (body, answer)
         if case.schema is not None and not answer.calls and not (tools and case.forced) and answer.reason == "stop":
-            stopped = case.stop and not self._ends_whole(answer.content)  # by a stop word
+            stopped = case.stop and not self._ends_whole(answer.content)  # ended by a stop word
             assert stopped or is_valid(case.schema, answer.content), (body, answer)
 
     def _ends_whole(self, text: str) -> bool:
@@ -372,13 +373,14 @@ def fuzz(
 
 
 def certain_tokens(stack: Stack) -> float:
-    counter = r"^charonia_jump_forward_tokens_total(?:\{[^}]*\})? (\S+)$"  # without any there is no such line
+    # Without such tokens the metric is missing.
+    counter = r"^charonia_jump_forward_tokens_total(?:\{[^}]*\})? (\S+)$"
     found = re.search(counter, httpx.get(stack.metrics, timeout=HANG_S).text, re.M)
     return float(found[1]) if found else 0
 
 
 def until_tokens_were_certain(stack: Stack, fuzzed: Fuzz) -> None:
-    """Those of few requests may all have been sampled, as a mask that comes late makes nothing certain."""
+    """After few requests, all tokens may have been sampled: a late mask cannot determine a token."""
     body = {
         "model": "fuzz",
         "prompt": "x",
@@ -393,7 +395,9 @@ def until_tokens_were_certain(stack: Stack, fuzzed: Fuzz) -> None:
     pytest.fail("no token was certain")
 
 
-async def test_made_up_requests_are_kept_or_refused(fuzz: tuple[Stack, Fuzz], request: pytest.FixtureRequest) -> None:
+async def test_generated_requests_are_enforced_or_rejected(
+    fuzz: tuple[Stack, Fuzz], request: pytest.FixtureRequest
+) -> None:
     stack, fuzzed = fuzz
     counts: Counter[str] = Counter()
 
@@ -412,7 +416,7 @@ async def test_made_up_requests_are_kept_or_refused(fuzz: tuple[Stack, Fuzz], re
     print(dict(counts))
     taken = counts["200"] + counts["200 streamed"]
     assert taken and counts["400"], counts
-    await idle(stack.metrics)  # nothing runs, and no block is held
+    await idle(stack.metrics)  # nothing runs, and no block is in use
     if request.node.callspec.params["fuzz"] in JUMPING:
         until_tokens_were_certain(stack, fuzzed)
     else:

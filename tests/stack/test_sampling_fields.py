@@ -1,6 +1,6 @@
-"""Sampling parameters on their way through gateway and Triton: each arrives as what it is, and as no other.
+"""Sampling parameters through the gateway and Triton: each value arrives unchanged and in its own field.
 
-The Python API says what an answer is; it reads its parameters by itself.
+The Python API is the reference, because it parses its parameters separately.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from triton_stream import collect
 
 from charonia import Engine, Output, SamplingParams
 
-# No tokenizer changes how a parameter arrives: one server is enough.
+# The tokenizer has no effect on the parameters, so one server is enough.
 pytestmark = pytest.mark.parametrize("kind", ["byte_level"], indirect=True, scope="session")
 
 PROMPT = "What is a conch?"
-# A few tokens are likelier than the others, so that an answer repeats them: what a token's first repetition costs and
-# what each costs are not the same.
+# A few tokens are more likely, so that a response repeats them: presence_penalty and frequency_penalty then have
+# different effects.
 ALWAYS: dict[str, Any] = {"max_tokens": 80, "temperature": 1.0, "seed": 11, "ignore_eos": True}
 ALWAYS["logit_bias"] = dict.fromkeys(range(40, 46), 4.0)
 PENALTIES: list[dict[str, Any]] = [
@@ -41,18 +41,18 @@ Answer = Callable[..., Output]
 
 @pytest.fixture(scope="module")
 def answer(babbler: Stack) -> Iterator[Answer]:
-    """What the Python API says with these parameters."""
+    """The response of the Python API with these parameters."""
     with Engine.from_pretrained(babbler.model, threads=2, cache_max_entry_count=64) as engine:
         yield lambda **fields: engine.generate(PROMPT, SamplingParams(**fields))[0]
 
 
-def test_each_penalty_and_filter_makes_an_answer_of_its_own(answer: Answer) -> None:
+def test_each_penalty_and_filter_changes_response(answer: Answer) -> None:
     answers = [answer(**ALWAYS, **fields).token_ids for fields in [{}, *PENALTIES]]
     assert len({tuple(ids) for ids in answers}) == len(answers)
 
 
 @pytest.mark.parametrize("fields", PENALTIES, ids=lambda fields: next(iter(fields)))
-async def test_penalties_and_filters_go_through_triton_and_the_gateway(
+async def test_penalties_and_filters_reach_engine(
     babbler: Stack, babbler_client: triton.InferenceServerClient, answer: Answer, fields: dict[str, Any]
 ) -> None:
     expected = answer(**ALWAYS, **fields)
@@ -66,7 +66,7 @@ async def test_penalties_and_filters_go_through_triton_and_the_gateway(
 
 @pytest.fixture(scope="module")
 def recommended(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A babbler whose generation_config.json has one token to draw from."""
+    """A babbler whose generation_config.json allows only one token."""
     folder = tmp_path_factory.mktemp("recommended")
     write_model(folder / "babbler", kind, "babbler")
     (folder / "babbler" / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 1}')
@@ -74,7 +74,7 @@ def recommended(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -
         yield served
 
 
-async def test_generation_config_has_the_defaults_of_all_interfaces(recommended: Stack, answer: Answer) -> None:
+async def test_generation_config_sets_defaults_of_all_interfaces(recommended: Stack, answer: Answer) -> None:
     limits: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
     greedy, seeded = answer(**limits, temperature=0), answer(**limits, seed=5)
     assert seeded.text != greedy.text
@@ -105,8 +105,8 @@ async def test_generation_config_has_the_defaults_of_all_interfaces(recommended:
         await asyncio.sleep(0.05)
 
 
-async def test_end_ids_go_through_triton(babbler_client: triton.InferenceServerClient, answer: Answer) -> None:
-    """They take the place of the model's own; an answer ends at the first of them."""
+async def test_end_ids_reach_engine(babbler_client: triton.InferenceServerClient, answer: Answer) -> None:
+    """They replace the model's own end ids. A response ends at the first of them."""
     free = answer(**ALWAYS).token_ids
     place = next(at for at in range(10, len(free)) if free[at] not in free[:at])
     unused = next(token for token in range(3, 10_000) if token not in free)

@@ -1,4 +1,4 @@
-"""`charonia serve` from start to end: what it refuses, how it ends, and what happens when something dies."""
+"""`charonia serve` from start to end: rejected settings, shutdown, and processes that die."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_stack(model: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    """Stacks of the model that are ended after the test whatever happens."""
+    """Creates stacks of the model, which always end after the test."""
     made: list[Stack] = []
 
     def make(**env: str) -> Stack:
@@ -56,7 +56,8 @@ def make_stack(model: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
 
 
 def refused(stack: Stack) -> str:
-    """Starts what cannot start; what it printed. It must end by itself, with a message and nothing left."""
+    """Start a stack with wrong settings, and return its output. It must end by itself, with a message and without
+    remaining processes."""
     stack.launch()
     assert stack.wait() == 1
     nothing_is_left(stack)
@@ -71,7 +72,7 @@ def shared_memory_of(stack: Stack) -> list[Path]:
 
 
 def nothing_is_left(stack: Stack) -> None:
-    """Returns once no process of the stack lives: one that was killed may take a moment to die."""
+    """Wait until all processes of the stack have ended: a killed process may take a moment."""
     asyncio.run(wait_until(lambda: stack.processes() == [], "all processes are gone"))
 
 
@@ -82,7 +83,7 @@ async def wait_until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_a_port_in_use_is_named(make_stack: Callable[..., Stack]) -> None:
+def test_port_in_use_is_named(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     with socket.create_server(("127.0.0.1", stack.ports[1])):
         text = refused(stack)
@@ -90,20 +91,20 @@ def test_a_port_in_use_is_named(make_stack: Callable[..., Stack]) -> None:
     assert "CHARONIA_GRPC_PORT" in text
 
 
-def test_two_equal_ports_are_named(make_stack: Callable[..., Stack]) -> None:
+def test_equal_ports_are_named(make_stack: Callable[..., Stack]) -> None:
     port = str(free_ports(1)[0])
     text = refused(make_stack(CHARONIA_HTTP_PORT=port, CHARONIA_METRICS_PORT=port))
     assert f"CHARONIA_HTTP_PORT and CHARONIA_METRICS_PORT are both {port}" in text
 
 
-def test_a_port_that_is_none_is_named(make_stack: Callable[..., Stack]) -> None:
+def test_invalid_port_is_named(make_stack: Callable[..., Stack]) -> None:
     text = refused(make_stack(CHARONIA_GATEWAY_PORT="http"))
     assert "CHARONIA_GATEWAY_PORT" in text
     assert "'http'" in text
 
 
 @pytest.mark.parametrize("name", ["GATEWAY_MAX_BODY_BYTES", "GATEWAY_KEYS_FILE", "GATEWAY_TLS_CLIENT_CA"])
-def test_what_the_gateway_would_refuse_is_named_before_triton_starts(
+def test_gateway_setting_errors_are_named_before_triton_starts(
     make_stack: Callable[..., Stack], tmp_path: Path, name: str
 ) -> None:
     value = str(tmp_path / "missing")
@@ -112,7 +113,7 @@ def test_what_the_gateway_would_refuse_is_named_before_triton_starts(
     assert value in text or "needs CHARONIA_GATEWAY_TLS_CERT" in text
 
 
-def test_a_port_of_the_gateway_in_use_is_named_before_triton_starts(make_stack: Callable[..., Stack]) -> None:
+def test_gateway_port_in_use_is_named_before_triton_starts(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     with socket.create_server(("127.0.0.1", stack.ports[3])):
         text = refused(stack)
@@ -120,17 +121,17 @@ def test_a_port_of_the_gateway_in_use_is_named_before_triton_starts(make_stack: 
     assert "Starting Triton" not in text
 
 
-def test_a_missing_model_is_named(tmp_path: Path) -> None:
+def test_missing_model_is_named(tmp_path: Path) -> None:
     text = refused(Stack(tmp_path / "nowhere", tmp_path / "run"))
     assert f"{tmp_path / 'nowhere'} does not exist" in text
 
 
-def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+def test_folder_without_model_is_named(tmp_path: Path) -> None:
     text = refused(Stack(tmp_path, tmp_path / "run"))
     assert "neither a workspace" in text
 
 
-def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
+def test_unsupported_family_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
@@ -139,7 +140,7 @@ def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
     assert "llama" in text
 
 
-def test_a_wrong_inference_parameter_is_named(make_stack: Callable[..., Stack]) -> None:
+def test_wrong_inference_parameter_is_named(make_stack: Callable[..., Stack]) -> None:
     text = refused(make_stack(CHARONIA_THREADS="many"))
     assert "threads" in text.lower()
     assert "many" in text
@@ -149,7 +150,7 @@ NO_CUDA = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
 
 @NO_CUDA
-def test_a_gpu_that_is_asked_for_and_not_there_ends_in_one_message(make_stack: Callable[..., Stack]) -> None:
+def test_missing_gpu_ends_with_one_message(make_stack: Callable[..., Stack]) -> None:
     text = refused(make_stack(CHARONIA_DEVICE="cuda"))
     said = [line for line in text.splitlines() if "device = cuda" in line]
     assert len(said) == 1
@@ -157,9 +158,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_ends_in_one_message(make_stack: C
 
 
 @NO_CUDA
-def test_an_instance_group_on_a_gpu_that_is_not_there_ends_in_one_message_with_the_remedy(
-    model: Path, tmp_path: Path
-) -> None:
+def test_instance_group_on_missing_gpu_names_remedy(model: Path, tmp_path: Path) -> None:
     workspace = link_workspace(model, tmp_path / "workspace")
     config = workspace / "triton_models" / "engine" / "config.pbtxt"
     config.write_text(config.read_text().replace("kind: KIND_MODEL", "kind: KIND_GPU"))
@@ -168,7 +167,7 @@ def test_an_instance_group_on_a_gpu_that_is_not_there_ends_in_one_message_with_t
     assert "set it to [ { count: 1 kind: KIND_MODEL } ]" in text
 
 
-def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..., Stack]) -> None:
+def test_env_file_sets_ports_and_environment_overrides(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     stack.run_dir.mkdir()
     (stack.run_dir / ".env").write_text("CHARONIA_GRPC_PORT=1\nCHARONIA_TOKEN_BUDGET=nonsense\n")
@@ -177,7 +176,7 @@ def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..
     assert "nonsense" in text
 
 
-def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Callable[..., Stack]) -> None:
+def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     stack.start()
     asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
@@ -186,8 +185,8 @@ def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Cal
         assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
         assert "because " in text
     processes = stack.processes()
-    assert len(processes) >= 5  # the launcher, Triton, a process of each Python model, the gateway
-    assert importlib.util.find_spec("torch"), "it is installed, and nobody loads what takes seconds and is of no use"
+    assert len(processes) >= 5  # the launcher, Triton, one process per Python model, the gateway
+    assert importlib.util.find_spec("torch"), "torch must be installed, or the next check says nothing"
     assert not [pid for pid in processes if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
     (served,) = (stack.run_dir / "workspaces").glob("[!.]*")
     assert is_held(served)
@@ -197,7 +196,7 @@ def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Cal
     nothing_is_left(stack)
 
 
-def test_a_signal_during_the_start_ends_everything(make_stack: Callable[..., Stack]) -> None:
+def test_signal_during_start_ends_stack(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     stack.launch()
     asyncio.run(wait_until(lambda: len(stack.processes()) > 2, "Triton's processes are there"))
@@ -206,7 +205,7 @@ def test_a_signal_during_the_start_ends_everything(make_stack: Callable[..., Sta
     nothing_is_left(stack)
 
 
-def test_a_killed_launcher_leaves_nothing_behind(make_stack: Callable[..., Stack]) -> None:
+def test_killed_launcher_leaves_no_process(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack().start()
     assert stack.process is not None
     of_it = f"*charonia_{stack.process.pid}_*"
@@ -214,13 +213,14 @@ def test_a_killed_launcher_leaves_nothing_behind(make_stack: Callable[..., Stack
     stack.signal(signal.SIGKILL)
     assert stack.wait() == -signal.SIGKILL
     nothing_is_left(stack)
-    shared_memory.remove_left()  # as the next start does, of any stack on this machine
-    # One that starts just now may have begun to.
+    shared_memory.remove_left()  # as the next start of any stack on this machine does
+    # A stack that is starting may already remove it.
     asyncio.run(wait_until(lambda: not list(shared_memory.FOLDER.glob(of_it)), "its shared memory is gone"))
 
 
-def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., Stack]) -> None:
-    """Some of its calls never end in Triton. They hold up the end for no longer than they may run, and some seconds."""
+def test_killed_gateway_ends_stack_with_message(make_stack: Callable[..., Stack]) -> None:
+    """Some of the gateway's calls never end in Triton. They delay the shutdown only by the drain timeout and some
+    seconds."""
     stack = make_stack(**SLOW, CHARONIA_DRAIN_TIMEOUT_S="1").start()
     (gateway,) = [pid for pid in stack.processes() if b"charonia_gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     body = {"model": "babbler", "prompt": "talk", "max_tokens": ENDLESS, "ignore_eos": True, "stream": True}
@@ -235,7 +235,7 @@ def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., 
     nothing_is_left(stack)
 
 
-async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_is_started_again_once(
+async def test_killed_or_hanging_triton_fails_requests_and_restarts(
     make_stack: Callable[..., Stack],
 ) -> None:
     stack = make_stack(**SLOW, CHARONIA_MAX_RESTARTS="1", CHARONIA_HANG_TIMEOUT_S="20").start()
@@ -274,7 +274,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == len(clients), "all run")
     of_the_first = shared_memory_of(stack)
     assert of_the_first != []
-    stack.signal(signal.SIGSTOP)  # so that it does not start another one before all have asked
+    stack.signal(signal.SIGSTOP)  # so that no restart happens before all requests were sent
     os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), HANG_S)
     for result in results:
@@ -306,10 +306,10 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
     assert shared_memory_of(stack) == []
 
 
-async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_not_hold_up_the_end(
+async def test_cancelled_calls_and_hanging_triton_do_not_delay_end(
     make_stack: Callable[..., Stack],
 ) -> None:
-    """Triton counts most cancelled calls of the ensemble for ever, and waits for them when it exits."""
+    """Triton counts most cancelled calls of the ensemble as running forever, and waits for them when it exits."""
     stack = make_stack(**SLOW, CHARONIA_DRAIN_TIMEOUT_S="600").start()
     fields = {"messages": "talk", "max_tokens": 200, "ignore_eos": True, "stream": True}
     async with triton.InferenceServerClient(stack.grpc) as client:
@@ -322,7 +322,7 @@ async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_
     await wait_until(lambda: stack.processes() == [], "all processes are gone")
 
 
-def test_a_second_signal_does_not_wait_for_running_requests(make_stack: Callable[..., Stack]) -> None:
+def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(**SLOW, CHARONIA_DRAIN_TIMEOUT_S="600").start()
     body = {"model": "babbler", "prompt": "talk", "max_tokens": ENDLESS, "ignore_eos": True, "stream": True}
     with (
@@ -335,7 +335,7 @@ def test_a_second_signal_does_not_wait_for_running_requests(make_stack: Callable
         assert "killed" not in stack.log_file.read_text()
 
         def press_again() -> bool:
-            """Somebody who goes on pressing to the very end does not harm the end."""
+            """Send further signals until the end. They must not disturb the shutdown."""
             stack.signal(signal.SIGINT)
             assert stack.process is not None
             return stack.process.poll() is not None
@@ -348,7 +348,7 @@ def test_a_second_signal_does_not_wait_for_running_requests(make_stack: Callable
 
 @pytest.fixture
 def installed_triton(tmp_path: Path) -> Path:
-    """The server laid out as in NVIDIA's images, with one stub and one folder of libraries."""
+    """A server with the folders of NVIDIA's images: one stub and one folder of libraries."""
     found = Distribution.find()
     root = tmp_path / "tritonserver"
     python = root / "backends" / "python"
@@ -361,9 +361,7 @@ def installed_triton(tmp_path: Path) -> Path:
     return root
 
 
-def test_an_installed_triton_is_served_alone_with_its_log_on_stderr(
-    make_stack: Callable[..., Stack], installed_triton: Path
-) -> None:
+def test_installed_triton_logs_to_stderr(make_stack: Callable[..., Stack], installed_triton: Path) -> None:
     stack = make_stack(CHARONIA_TRITON_DIR=str(installed_triton), CHARONIA_GATEWAY="0", CHARONIA_LOGS="stderr")
     stack.launch()
     asyncio.run(wait_until(lambda: "is ready after" in stack.log_file.read_text(), "it is ready"))
@@ -378,13 +376,13 @@ def test_an_installed_triton_is_served_alone_with_its_log_on_stderr(
     assert list(stack.run_dir.glob("port-*/*.log")) == []
 
 
-def test_a_triton_folder_that_is_none_is_named(make_stack: Callable[..., Stack], tmp_path: Path) -> None:
+def test_wrong_triton_folder_is_named(make_stack: Callable[..., Stack], tmp_path: Path) -> None:
     assert f"CHARONIA_TRITON_DIR={tmp_path} has no bin/tritonserver" in refused(
         make_stack(CHARONIA_TRITON_DIR=str(tmp_path))
     )
 
 
-def test_prepare_makes_the_workspace_that_serve_takes(model: Path, tmp_path: Path) -> None:
+def test_prepare_creates_workspace_for_serve(model: Path, tmp_path: Path) -> None:
     def prepared(*options: str) -> str:
         command = [CHARONIA, "prepare", model, "--run-dir", tmp_path, *options]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -397,7 +395,7 @@ def test_prepare_makes_the_workspace_that_serve_takes(model: Path, tmp_path: Pat
     assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_prepare_names_a_wrong_setting(model: Path, tmp_path: Path) -> None:
+def test_prepare_names_wrong_setting(model: Path, tmp_path: Path) -> None:
     command = [CHARONIA, "prepare", model, "--run-dir", tmp_path]
     env = {**os.environ, "CHARONIA_THREADS": "many"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -407,11 +405,11 @@ def test_prepare_names_a_wrong_setting(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "workspaces").exists()
 
 
-def test_a_workspace_elsewhere_is_served_split_and_quantised_with_another_number_of_text_instances(
+def test_workspace_elsewhere_is_served_split_and_quantised(
     tmp_path: Path,
 ) -> None:
-    """Weights of 4 bits and a cache of 8. Its tokens are those of the Python API with these settings, and the quantised
-    cache changes them."""
+    """Weights with 4 bits and a KV cache with 8 bits. The tokens equal the Python API's with these settings, and the
+    quantised cache changes them."""
     workspace, model = tmp_path / "my workspace", tmp_path / "m"
     write_random_model(model, Shape(2, 256, 4, 2, 512, 320), weight_type="fp32", scheme="w4a16", scale=0.2)
     subprocess.run([CHARONIA, "convert", model, "--dst-path", workspace, "--tp", "2"], check=True, capture_output=True)

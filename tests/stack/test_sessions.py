@@ -1,4 +1,4 @@
-"""Sessions: the server keeps a conversation, and nothing but speed depends on whether it still does."""
+"""Sessions: the server stores a conversation, and only the speed depends on whether it is still stored."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def session() -> str:
 
 
 def turn(text: str, session_id: str, **fields: Any) -> GenerateRequest:
-    """What is new in a conversation that the server keeps."""
+    """The new turn of a stored conversation."""
     fields = {"temperature": 0, "stream": False, "interactive": True, **fields}
     return GenerateRequest(messages=[{"role": "user", "content": text}], session_id=session_id, **fields)
 
 
 def history_after(answer: GenerateResponse) -> int:
-    """Tokens that a session has when this was its last turn."""
+    """Tokens of a session's history after this last turn."""
     return answer.num_input_tokens + answer.num_output_tokens
 
 
-async def test_a_turn_is_answered_as_in_the_whole_conversation(client: Client, session: str) -> None:
+async def test_turn_equals_whole_conversation(client: Client, session: str) -> None:
     first = await client.complete(turn(FIRST, session))
     second = await client.complete(turn(SECOND, session))
     conversation = [
@@ -62,14 +62,14 @@ async def test_a_turn_is_answered_as_in_the_whole_conversation(client: Client, s
     assert second.text == whole.text and second.token_ids == whole.token_ids
 
 
-async def test_text_goes_on_where_the_session_ended(client: Client, session: str) -> None:
+async def test_text_continues_session(client: Client, session: str) -> None:
     fields: dict[str, Any] = {"temperature": 0, "stream": False, "max_tokens": 5, "ignore_eos": True}
     first = await client.complete(GenerateRequest(text="The capital", session_id=session, interactive=True, **fields))
     second = await client.complete(GenerateRequest(text=" of", session_id=session, interactive=True, **fields))
     assert second.num_session_tokens == history_after(first)
 
 
-async def test_a_system_message_sent_every_time_counts_once(client: Client, session: str) -> None:
+async def test_repeated_system_message_counts_once(client: Client, session: str) -> None:
     async def ask(text: str) -> GenerateResponse:
         messages = [{"role": "system", "content": "You answer briefly."}, {"role": "user", "content": text}]
         return await client.complete(
@@ -82,8 +82,8 @@ async def test_a_system_message_sent_every_time_counts_once(client: Client, sess
     assert second.num_session_tokens == history_after(first)
 
 
-async def test_a_session_that_was_ended_begins_anew(client: Client, session: str) -> None:
-    await client.end_session(session)  # one that nobody knows is no error
+async def test_ended_session_begins_new_history(client: Client, session: str) -> None:
+    await client.end_session(session)  # an unknown session is not an error
     first = await client.complete(turn(FIRST, session))
     await client.end_session(session)
     again = await client.complete(turn(FIRST, session))
@@ -91,7 +91,7 @@ async def test_a_session_that_was_ended_begins_anew(client: Client, session: str
     assert again.token_ids == first.token_ids
 
 
-async def test_interactive_without_a_session_is_the_clients_error(stack: Stack) -> None:
+async def test_interactive_without_session_is_rejected(stack: Stack) -> None:
     from triton_stream import collect
     from tritonclient.grpc.aio import InferenceServerClient
     from tritonclient.utils import InferenceServerException
@@ -104,7 +104,7 @@ async def test_interactive_without_a_session_is_the_clients_error(stack: Stack) 
 
 
 async def begun(client: Client, session: str) -> tuple[asyncio.Task[GenerateResponse], asyncio.Event]:
-    """A turn that goes on for long, once it has said something; the task gives its last part."""
+    """A long turn that has begun. The task returns its last part."""
     speaks = asyncio.Event()
 
     async def listen() -> GenerateResponse:
@@ -121,7 +121,7 @@ async def begun(client: Client, session: str) -> tuple[asyncio.Task[GenerateResp
 
 
 @pytest.mark.parametrize("action", ["stop", "cancel"])
-async def test_stop_keeps_the_turn_and_cancel_drops_it(slow_client: Client, session: str, action: str) -> None:
+async def test_stop_keeps_turn_and_cancel_drops_it(slow_client: Client, session: str, action: str) -> None:
     first = await slow_client.complete(turn("Hello", session, max_tokens=8))
     long, _ = await begun(slow_client, session)
     await getattr(slow_client, action)(session_id=session)
@@ -132,7 +132,7 @@ async def test_stop_keeps_the_turn_and_cancel_drops_it(slow_client: Client, sess
     assert after.num_session_tokens == history_after(ended if action == "stop" else first)
 
 
-async def test_a_client_that_leaves_drops_its_turn(slow: Stack, slow_client: Client, session: str) -> None:
+async def test_client_disconnect_drops_turn(slow: Stack, slow_client: Client, session: str) -> None:
     first = await slow_client.complete(turn("Hello", session, max_tokens=8))
     long, _ = await begun(slow_client, session)
     long.cancel()
@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_drops_its_turn(slow: Stack, slow_client: Cli
     assert after.num_session_tokens == history_after(first)
 
 
-async def test_ending_a_session_does_not_end_its_running_answer(slow_client: Client, session: str) -> None:
+async def test_end_session_keeps_running_response(slow_client: Client, session: str) -> None:
     long = asyncio.create_task(slow_client.complete(turn("Talk", session, max_tokens=60, ignore_eos=True)))
     await slow_client.end_session(session)
     assert (await asyncio.wait_for(long, HANG_S)).finish_reason == "length"
@@ -165,7 +165,7 @@ async def interactive(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return body
 
 
-async def test_interactive_chat_keeps_the_conversation(http: httpx.AsyncClient, session: str) -> None:
+async def test_interactive_chat_keeps_conversation(http: httpx.AsyncClient, session: str) -> None:
     fields = {"session_id": session, "interactive_mode": True}
     first = await interactive(http, prompt=FIRST, **fields)
     second = await interactive(http, prompt=[{"role": "user", "content": SECOND}], **fields)
@@ -184,7 +184,7 @@ async def test_interactive_chat_keeps_the_conversation(http: httpx.AsyncClient, 
     assert (await interactive(http, prompt=FIRST, **fields))["history_tokens"] == 0
 
 
-async def test_interactive_chat_ends_a_session_that_asks_for_nothing(http: httpx.AsyncClient, session: str) -> None:
+async def test_interactive_chat_without_tokens_ends_session(http: httpx.AsyncClient, session: str) -> None:
     fields = {"prompt": FIRST, "session_id": session, "interactive_mode": True}
     await interactive(http, **fields)
     ended = await interactive(http, prompt="", session_id=session, request_output_len=0)
@@ -192,13 +192,13 @@ async def test_interactive_chat_ends_a_session_that_asks_for_nothing(http: httpx
     assert (await interactive(http, **fields))["history_tokens"] == 0
 
 
-async def test_interactive_chat_without_a_session_keeps_nothing(http: httpx.AsyncClient) -> None:
+async def test_interactive_chat_without_session_stores_nothing(http: httpx.AsyncClient) -> None:
     for _ in range(2):
         answer = await interactive(http, prompt=FIRST, session_id=-1, interactive_mode=True)
         assert answer["history_tokens"] == 0
 
 
-async def test_interactive_chat_streams_one_object_a_line(http: httpx.AsyncClient, session: str) -> None:
+async def test_interactive_chat_streams_one_object_per_line(http: httpx.AsyncClient, session: str) -> None:
     fields = {"prompt": FIRST, "temperature": 0}
     whole = await interactive(http, **fields)
     answer = await http.post("/v1/chat/interactive", json={**fields, "session_id": session, "stream": True})
@@ -209,7 +209,7 @@ async def test_interactive_chat_streams_one_object_a_line(http: httpx.AsyncClien
 
 
 @pytest.mark.parametrize("action", ["stop", "cancel"])
-async def test_another_client_ends_the_running_answer_of_a_session(slow: Stack, session: str, action: str) -> None:
+async def test_another_client_ends_running_response_of_session(slow: Stack, session: str, action: str) -> None:
     async with httpx.AsyncClient(base_url=slow.gateway, timeout=HANG_S) as http:
         fields = {"session_id": session, "interactive_mode": True, "ignore_eos": True}
         first = await interactive(http, prompt="Hello", request_output_len=8, **fields)
@@ -227,7 +227,7 @@ async def test_another_client_ends_the_running_answer_of_a_session(slow: Stack, 
         assert after["history_tokens"] == kept["history_tokens"] + kept["input_tokens"] + kept["tokens"]
 
 
-async def test_a_session_of_chat_completions_is_a_hint(stack: Stack, session: str) -> None:
+async def test_chat_completions_session_is_a_hint(stack: Stack, session: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
         model = (await api.models.list()).data[0].id
         messages: list[Any] = [{"role": "user", "content": FIRST}]
@@ -247,7 +247,7 @@ async def test_a_session_of_chat_completions_is_a_hint(stack: Stack, session: st
         assert plain.choices[0].message.content == second.choices[0].message.content
 
 
-async def test_a_shared_system_prompt_is_computed_once(stack: Stack) -> None:
+async def test_shared_system_prompt_is_computed_once(stack: Stack) -> None:
     system = {"role": "system", "content": f"{uuid.uuid4()} " + "You answer questions about capitals. " * 20}
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
         model = (await api.models.list()).data[0].id
@@ -263,8 +263,8 @@ async def test_a_shared_system_prompt_is_computed_once(stack: Stack) -> None:
         assert prompt - 128 < found < prompt
 
 
-async def test_a_salt_finds_only_what_was_computed_with_it(stack: Stack, client: Client) -> None:
-    """Over REST and over gRPC: nothing shows what was asked with another salt, and answers are the same."""
+async def test_cache_salt_separates_prefix_caches(stack: Stack, client: Client) -> None:
+    """Over REST and gRPC: requests with another salt are not visible, and the responses are the same."""
     text = f"{uuid.uuid4()} " + "One two three four five six. " * 20
     fields: dict[str, Any] = {"prompt": text, "temperature": 0, "max_tokens": 4}
 
@@ -291,6 +291,6 @@ async def test_a_salt_finds_only_what_was_computed_with_it(stack: Stack, client:
         await over_grpc("x" * 257)
 
 
-async def test_the_clients_own_mistakes_are_named(client: Client) -> None:
+async def test_wrong_session_fields_are_named(client: Client) -> None:
     with pytest.raises(BadRequest, match="best_of"):
         await client.complete(GenerateRequest(text="a", n=3, best_of=2, stream=False))

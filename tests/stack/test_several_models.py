@@ -1,5 +1,5 @@
-"""Two models behind one gateway, in one Triton: which of them answers, keys for one of them, and one that is unloaded
-and loaded while the other works."""
+"""Two models behind one gateway, in one Triton: the choice of the model, keys for one model, and loading one model
+while the other works."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, free_ports, running
 from tiny_models import write_model
 
-MODELS = ("demo", "slow/one")  # the second's name is none that Triton could have
-LONG_TOKENS = 1000  # of a response that its model still computes when it is unloaded
+MODELS = ("demo", "slow/one")  # the name of the second model is not valid in Triton
+LONG_TOKENS = 1000  # tokens of a response that is still running when its model is unloaded
 ENSEMBLES = {"demo": "ensemble", "slow/one": "ensemble.slow_one"}
 Web = Callable[[str], httpx.Client]
 
@@ -64,7 +64,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", str(HANG_S))
     with running(Stack("nothing is served by this name", folder / "run", env, command=command)) as stack:
         served = Two(stack, keys)
-        until_states(served, dict.fromkeys(MODELS, "ready"))  # the gateway is ready with the first that is
+        until_states(served, dict.fromkeys(MODELS, "ready"))  # the gateway is ready when one model is ready
         yield served
         for client in served.opened:
             client.close()
@@ -89,7 +89,7 @@ def ask(web: httpx.Client, model: str, content: str = "What is the capital of Fr
     return text
 
 
-def test_all_models_are_listed_with_what_they_are(alice: httpx.Client) -> None:
+def test_all_models_are_listed_with_properties(alice: httpx.Client) -> None:
     listed = {one["id"]: one for one in alice.get("/v1/models").json()["data"]}
     assert tuple(listed) == MODELS
     assert {one["status"] for one in listed.values()} == {"ready"}
@@ -99,7 +99,7 @@ def test_all_models_are_listed_with_what_they_are(alice: httpx.Client) -> None:
     assert alice.get("/health/ready").json() == {"status": "ready", "models": dict.fromkeys(MODELS, "ready")}
 
 
-def test_the_name_chooses_while_both_work(alice: httpx.Client) -> None:
+def test_model_name_selects_model(alice: httpx.Client) -> None:
     expected = {model: ask(alice, model) for model in MODELS}
     assert "capital of France" in expected["demo"] and "capital of France" not in expected["slow/one"]
     with ThreadPoolExecutor(16) as threads:
@@ -108,7 +108,7 @@ def test_the_name_chooses_while_both_work(alice: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_route_chooses_by_the_name(alice: httpx.Client, two: Two, model: str) -> None:
+def test_every_route_selects_model_by_name(alice: httpx.Client, two: Two, model: str) -> None:
     asked = {"model": model, "max_tokens": 4}
     messages = [{"role": "user", "content": "Hello"}]
     tokens = len(alice.post("/tokenize", json={"model": model, "messages": messages}).json()["tokens"])
@@ -131,7 +131,7 @@ def test_every_route_chooses_by_the_name(alice: httpx.Client, two: Two, model: s
     assert info != alice.get("/tokenizer_info", params={"model": other}).json()
 
 
-def test_a_model_that_is_not_served_is_answered_with_those_that_are(alice: httpx.Client) -> None:
+def test_unknown_model_error_lists_served_models(alice: httpx.Client) -> None:
     for path in ("/v1/chat/completions", "/v1/messages"):
         body = {"model": "gpt-9", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
         answer = alice.post(path, json=body)
@@ -140,7 +140,7 @@ def test_a_model_that_is_not_served_is_answered_with_those_that_are(alice: httpx
     assert alice.get("/v1/models/gpt-9").json()["error"]["code"] == "model_not_found"
 
 
-def test_a_key_for_one_model_sees_and_uses_that_one(two: Two) -> None:
+def test_key_for_one_model_uses_only_that_model(two: Two) -> None:
     bob = two.web("bob")
     assert [one["id"] for one in bob.get("/v1/models").json()["data"]] == ["slow/one"]
     ask(bob, "slow/one")
@@ -151,7 +151,7 @@ def test_a_key_for_one_model_sees_and_uses_that_one(two: Two) -> None:
     assert bob.get("/tokenizer_info").status_code == 403, "of the default model"
 
 
-def test_sessions_and_stored_answers_are_of_a_model(alice: httpx.Client) -> None:
+def test_sessions_and_stored_responses_belong_to_model(alice: httpx.Client) -> None:
     turn = {"prompt": "Hello", "session_id": 7, "interactive_mode": True, "request_output_len": 4}
     histories = [
         alice.post("/v1/chat/interactive", json={**turn, "model": model}).json()["history_tokens"]
@@ -162,12 +162,12 @@ def test_sessions_and_stored_answers_are_of_a_model(alice: httpx.Client) -> None
     first = alice.post("/v1/responses", json={**stored, "model": "slow/one"}).json()
     later = {**stored, "previous_response_id": first["id"]}
     wrong = alice.post("/v1/responses", json={**later, "model": "demo"})
-    assert wrong.status_code == 400 and "is of the model 'slow/one'" in wrong.json()["error"]["message"]
+    assert wrong.status_code == 400 and "is from the model 'slow/one'" in wrong.json()["error"]["message"]
     assert alice.post("/v1/responses", json={**later, "model": "slow/one"}).status_code == 200
     assert alice.delete(f"/v1/responses/{first['id']}").status_code == 200
 
 
-async def test_clients_of_triton_name_the_ensemble(two: Two) -> None:
+async def test_triton_clients_select_ensemble(two: Two) -> None:
     async with Client(two.stack.grpc, model="ensemble.slow_one") as client:
         await client.check()
         request = GenerateRequest(text="Hello", stream=False, max_tokens=4, session_id="s")
@@ -178,7 +178,7 @@ async def test_clients_of_triton_name_the_ensemble(two: Two) -> None:
         assert info["context_length"] == 4096 and len(info["fingerprint"]) == 16
 
 
-def test_charonia_web_before_the_same_triton_offers_both(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
+def test_charonia_web_offers_both_models(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     names = ["--model-name", "demo", "--more-models", "slow/one=slow_one"]
     command = [CHARONIA, "web", "--triton", two.stack.grpc, *names, "--gateway-port", str(port)]
@@ -201,7 +201,7 @@ def test_charonia_web_before_the_same_triton_offers_both(two: Two, alice: httpx.
         process.wait()
 
 
-def test_metrics_have_the_models_names(two: Two) -> None:
+def test_metrics_have_model_names(two: Two) -> None:
     families = text_string_to_metric_families(httpx.get(two.stack.metrics, timeout=HANG_S, trust_env=False).text)
     samples = [sample for family in families for sample in family.samples]
     blocks = {one.labels["model"]: one.value for one in samples if one.name == "charonia_kv_blocks_total"}
@@ -213,7 +213,7 @@ def test_metrics_have_the_models_names(two: Two) -> None:
 
 @contextmanager
 def under_load(two: Two, model: str) -> Iterator[None]:
-    """Four threads send requests to the model all the time. None may fail."""
+    """Four threads send requests to the model all the time. No request may fail."""
     failed: list[str] = []
     ended = threading.Event()
 
@@ -239,7 +239,7 @@ def under_load(two: Two, model: str) -> Iterator[None]:
 
 
 def until_states(two: Two, expected: dict[str, str]) -> None:
-    """Returns when the gateway's last checks have found that: it makes them every second."""
+    """Return when the gateway reports these states. It checks them every second."""
     web, deadline = two.web("alice"), time.monotonic() + HANG_S
     while (found := {one["id"]: one["status"] for one in web.get("/v1/models").json()["data"]}) != expected:
         assert time.monotonic() < deadline, found
@@ -247,11 +247,9 @@ def until_states(two: Two, expected: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("name", "other"), [MODELS[::-1], MODELS])
-def test_a_model_is_unloaded_and_loaded_while_the_other_works(
-    two: Two, alice: httpx.Client, name: str, other: str
-) -> None:
-    """Its own request that runs comes to its end. The second time it is the default model, and the request is a call of
-    the ensemble, as those with log probabilities are."""
+def test_model_is_reloaded_while_other_works(two: Two, alice: httpx.Client, name: str, other: str) -> None:
+    """A running request of the unloaded model ends normally. The second model is the default one, and its request is a
+    call of the ensemble, because it has log probabilities."""
     body = {"model": name, "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
     long = {**body, "max_tokens": LONG_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
     if name == MODELS[0]:
@@ -281,7 +279,7 @@ def test_a_model_is_unloaded_and_loaded_while_the_other_works(
     assert ask(alice, name) != ask(alice, other)
 
 
-def test_orders_that_cannot_be_obeyed_say_why(two: Two) -> None:
+def test_impossible_orders_fail_with_reason(two: Two) -> None:
     assert "there is no model 'gpt-9': this server has demo, slow/one" in two.models("load", "gpt-9").stderr
     assert two.models("load", "demo").stdout == "demo is loaded already\n"
     elsewhere = subprocess.run(
@@ -292,7 +290,7 @@ def test_orders_that_cannot_be_obeyed_say_why(two: Two) -> None:
     assert socket.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_triton_that_is_started_again_has_what_was_loaded(two: Two, alice: httpx.Client) -> None:
+def test_restarted_triton_has_loaded_models(two: Two, alice: httpx.Client) -> None:
     assert two.models("unload", "slow/one").returncode == 0
     assert "the only model that is loaded" in two.models("unload", "demo").stderr
     os.kill(two.stack.pid_of("tritonserver"), signal.SIGKILL)
@@ -302,7 +300,7 @@ def test_a_triton_that_is_started_again_has_what_was_loaded(two: Two, alice: htt
         assert time.monotonic() < deadline, two.stack.log()
         time.sleep(0.2)
     until_states(two, {"demo": "ready", "slow/one": "not ready"})
-    while "Triton is ready again" not in two.stack.log_file.read_text():  # then orders are taken
+    while "Triton is ready again" not in two.stack.log_file.read_text():  # then load orders are accepted
         assert time.monotonic() < deadline, two.stack.log()
         time.sleep(0.05)
     assert two.models("load", "slow/one").returncode == 0, Path(two.stack.log_file).read_text()

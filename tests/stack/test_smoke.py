@@ -1,4 +1,4 @@
-"""One Triton server with the demo model, and each interface once: what `make test` says of the whole stack. The other
+"""One Triton server with the demo model, and each interface once: the test of the whole stack in `make test`. The other
 files of this folder test each interface in depth (`make test-all`)."""
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def stream(http: httpx.Client, model: str, **body: Any) -> tuple[str, str | None
     return found, reason, usage
 
 
-def test_chat_gives_the_fact_that_the_demo_model_knows(text: str) -> None:
+def test_chat_returns_fact_of_demo_model(text: str) -> None:
     assert "Paris" in text
 
 
@@ -177,7 +177,7 @@ async def test_requests_of_a_client_that_leaves_are_cancelled(served: Stack, mod
     assert after.cancelled > before.cancelled
 
 
-async def test_ensemble_streams_to_tritons_own_client(served: Stack, text: str) -> None:
+async def test_ensemble_streams_to_triton_client(served: Stack, text: str) -> None:
     async with triton.InferenceServerClient(served.grpc) as client:
         fields = {"messages": MESSAGES, "temperature": 0.0, "stream": True}
         parts = [one async for one in triton_stream.stream(client, fields)]
@@ -197,7 +197,7 @@ def test_terminal_chat_prints_the_answer(served: Stack, text: str) -> None:
     assert text in done.stdout
 
 
-def test_page_and_all_it_refers_to_are_served(http: httpx.Client) -> None:
+def test_page_and_its_files_are_served(http: httpx.Client) -> None:
     page = http.get("/")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     parts = re.findall(r'(?:src|href)="([^"#:]+)"', page.text)
@@ -222,11 +222,11 @@ def test_only_the_user_can_read_files_and_shared_memory(served: Stack) -> None:
     shared = {Path(path) for text in maps for path in re.findall(r" (/dev/shm/\S+)$", text, re.MULTILINE)}
     assert logs and shared
     assert {stat.filemode(path.stat().st_mode)[4:] for path in (run_folder, *logs)} == {"------"}
-    while any(path.stat().st_mode & 0o077 for path in shared):  # until charonia serve has seen new files
+    while any(path.stat().st_mode & 0o077 for path in shared):  # time until charonia serve notices new files
         time.sleep(0.05)
 
 
-def test_keys_are_asked_for_and_their_limits_answered_with_429(served: Stack, model: str, tmp_path: Path) -> None:
+def test_keys_are_required_and_limits_are_429(served: Stack, model: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
 
     def create_key(name: str, *options: str) -> dict[str, str]:
@@ -248,12 +248,13 @@ def test_keys_are_asked_for_and_their_limits_answered_with_429(served: Stack, mo
         assert status({}) == 401
         assert status({"Authorization": "Bearer ck-none"}) == 401
         assert status(free, max_tokens=400, ignore_eos=True) == 200
-        assert status(limited, max_tokens=400, ignore_eos=True) == 200  # and owes the tokens of the next 40 minutes
+        # This request uses up the tokens of the next 40 minutes.
+        assert status(limited, max_tokens=400, ignore_eos=True) == 200
         assert status(limited, max_tokens=400, ignore_eos=True) == 429
 
 
-def test_stack_ends_in_order_when_it_is_told_to(served: Stack, http: httpx.Client, model: str) -> None:
-    """The last test: a stream that has begun ends as it would have, and then everything does."""
+def test_stack_shuts_down_gracefully(served: Stack, http: httpx.Client, model: str) -> None:
+    """The last test: a running stream ends normally, and then the stack ends."""
     body = {"model": model, **ENDLESS}
     last = ""
     with http.stream("POST", "/v1/chat/completions", json=body) as response:

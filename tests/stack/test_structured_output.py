@@ -1,4 +1,4 @@
-"""Structured output through the gateway, the client library and Triton's own client, served by the real server."""
+"""Structured output of the real server through the gateway, the client library and Triton's own client."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Sum(BaseModel):
     certain: bool
 
 
-async def test_openais_parse_gives_the_object(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_openai_parse_returns_object(api: openai.AsyncOpenAI, model: str) -> None:
     answer = await api.chat.completions.parse(model=model, messages=QUESTION, response_format=Sum, max_tokens=60)
     assert isinstance(answer.choices[0].message.parsed, Sum)
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_every_answer_of_a_stream_is_of_the_grammar(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_every_streamed_response_matches_grammar(api: openai.AsyncOpenAI, model: str) -> None:
     texts = [""] * 3
     stream = await api.chat.completions.create(
         model=model,
@@ -48,7 +48,7 @@ async def test_every_answer_of_a_stream_is_of_the_grammar(api: openai.AsyncOpenA
         assert re.fullmatch("(red|green)( and (red|green)){2}!", text), text
 
 
-async def test_completions_take_both_fields(stack: Stack, model: str) -> None:
+async def test_completions_accept_both_fields(stack: Stack, model: str) -> None:
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
 
         async def text(**fields: Any) -> str:
@@ -78,7 +78,7 @@ async def test_completions_take_both_fields(stack: Stack, model: str) -> None:
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, None, "min_tokens"),
     ],
 )
-async def test_what_is_wrong_is_a_400_that_names_the_field(
+async def test_wrong_constraint_is_400_that_names_field(
     stack: Stack, model: str, fields: dict[str, Any], param: str | None, says: str, stream: bool
 ) -> None:
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
@@ -91,7 +91,7 @@ async def test_what_is_wrong_is_a_400_that_names_the_field(
     assert says in error["message"]
 
 
-async def test_the_client_library_sends_every_type_and_the_metrics_count_grammars(stack: Stack) -> None:
+async def test_client_sends_every_type_and_metrics_count_grammars(stack: Stack) -> None:
     guides = {
         Guide("json"): r"\{.*\}",
         Guide("json_schema", '{"type": "integer", "minimum": 10, "maximum": 99}'): "[1-9][0-9]",

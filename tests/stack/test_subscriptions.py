@@ -1,6 +1,6 @@
 """Subscriptions of the model `engine` in the real server: one stream for the responses of many requests.
 
-They are read with Triton's own messages and delivery.proto, without the rest of the client library.
+The tests read them with Triton's messages and delivery.proto, without the rest of the client library.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tritonclient.grpc import service_pb2 as pb
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "subscription.py"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # what it asks for
+CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # the requested number
 REASONS = ("", "stop", "length", "cancelled", "error")
 
 
 @dataclass
 class Answer:
-    """What has come of one sequence of one request."""
+    """The received chunks of one sequence of one request."""
 
     text: bytes = b""
     ids: list[int] = field(default_factory=list)
@@ -56,13 +56,14 @@ class Answer:
 
 
 class Reader:
-    """A subscription. What has come stands in `answers`, by key and sequence; `error` is what ended it."""
+    """A subscription. `answers` has the received chunks by key and sequence; `error` is the error that ended the
+    subscription."""
 
     def __init__(self, channel: grpc.aio.Channel, *, acknowledges: bool = True) -> None:
         self.name = str(uuid.uuid4())
         self.answers: dict[tuple[int, int], Answer] = {}
         self.errors: dict[int, str] = {}  # by key
-        self.number = 0  # of the last delivery
+        self.number = 0  # number of the last delivery
         self.error = ""
         self.over = False
         self._acknowledges = acknowledges
@@ -84,7 +85,7 @@ class Reader:
             async with self._news:
                 self._news.notify_all()
             if self._acknowledges and self.number % 16 == 0:
-                await self.ask("engine", subscription_read=self.number)  # refused by a server that ends
+                await self.ask("engine", subscription_read=self.number)  # rejected by a server that shuts down
         self.over = True
         async with self._news:
             self._news.notify_all()
@@ -126,7 +127,7 @@ class Reader:
         return message
 
     async def ask(self, model: str = "ensemble", **fields: Any) -> str:
-        """Sends a request that names the subscription: "" or its error, once its call has ended."""
+        """Send a request that names the subscription. Returns the error of the call, or ""."""
         error = ""
         async for message in self._infer(self.message(model, **fields)):
             assert message.error_message, "an answer came on the call"
@@ -168,7 +169,7 @@ async def reader(stack: Stack) -> AsyncIterator[Reader]:
 
 @contextlib.asynccontextmanager
 async def slow_reader(stack: Stack, **options: Any) -> AsyncIterator[Reader]:
-    """Of a server that may end while it is read."""
+    """A subscription of a server that may shut down meanwhile."""
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         made = Reader(channel, **options)
         await made.until_open()
@@ -196,7 +197,7 @@ async def until_idle(stack: Stack) -> None:
     await until_counted(stack, 0, "charonia_num_requests_running", "charonia_num_requests_waiting")
 
 
-async def test_what_comes_by_a_subscription_is_what_comes_by_calls(stack: Stack, reader: Reader) -> None:
+async def test_subscription_equals_calls(stack: Stack, reader: Reader) -> None:
     chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
     asked: list[dict[str, Any]] = [
         {"messages": chat, "temperature": 1.0, "seed": seed, "max_tokens": 60, "stream": seed % 3 != 2}
@@ -218,7 +219,7 @@ async def test_what_comes_by_a_subscription_is_what_comes_by_calls(stack: Stack,
 
 
 @pytest.mark.parametrize("tops", [0, 1, 20])
-async def test_log_probabilities_are_those_of_calls(stack: Stack, reader: Reader, tops: int) -> None:
+async def test_subscription_log_probabilities_equal_calls(stack: Stack, reader: Reader, tops: int) -> None:
     chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
     more = {"temperature": 1.0, "seed": 3, "max_tokens": 40, "return_log_probs": True, "top_logprobs": tops}
     asked: list[dict[str, Any]] = [
@@ -249,7 +250,7 @@ async def test_log_probabilities_are_those_of_calls(stack: Stack, reader: Reader
     assert len(answer.prompt_ids) == len(answer.prompt_logprobs) + 1 > 1
 
 
-async def test_the_client_library_gets_what_tritons_own_client_gets(stack: Stack) -> None:
+async def test_client_library_equals_triton_client(stack: Stack) -> None:
     chat = [{"role": "user", "content": "Name five colours."}]
     asked: list[dict[str, Any]] = [
         {"messages": chat, "temperature": 1.0, "seed": seed, "max_tokens": 48, "n": 1 + seed % 3, "stream": seed != 5}
@@ -287,24 +288,25 @@ async def test_the_client_library_gets_what_tritons_own_client_gets(stack: Stack
     await until_idle(stack)
 
 
-def test_the_example_of_the_client_library_runs(stack: Stack) -> None:
+def test_client_library_example_runs(stack: Stack) -> None:
     done = subprocess.run([sys.executable, EXAMPLE, stack.grpc], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert all(city in line for city, line in zip(CITIES, lines, strict=True)), lines
 
 
-async def test_chunks_have_the_bytes_of_their_tokens(stack: Stack, reader: Reader) -> None:
+async def test_chunks_have_token_bytes(stack: Stack, reader: Reader) -> None:
     chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
     more = {"stream": True, "num_return_sequences": 2, "seed": 1, "temperature": 1.0, "max_tokens": 60}
     assert not await reader.ask(messages=chat, **more, subscription_key=1)
     for answer in await reader.until_ended(1, sequences=2):
-        # The text of a chat has no leading space, and there is no stop word: only the last bytes may not be text.
+        # The text of a chat has no leading space, and there is no stop word: only the last bytes may be outside of the
+        # text.
         spelled = b"".join(answer.token_bytes).decode(errors="replace").encode()
         assert spelled.startswith(answer.text) and not answer.in_reasoning
 
 
-async def test_every_character_comes_whole(parrot: Stack) -> None:
+async def test_chunks_never_split_characters(parrot: Stack) -> None:
     text = "Žluťoučký kůň 𝄞 你好, мир! नमस्ते 👩‍👩‍👧"
     async with slow_reader(parrot) as reader:
         asked = {"text_input": text, "max_tokens": 200, "seed": 1, "stream": True}
@@ -329,7 +331,7 @@ async def test_several_sequences_and_sessions(reader: Reader) -> None:
     assert answer.num_session_tokens > 0
 
 
-async def test_errors_of_a_request_come_on_its_call_or_in_the_subscription(reader: Reader) -> None:
+async def test_request_errors_are_in_call_or_subscription(reader: Reader) -> None:
     text = {"text_input": "a", "stream": True}
     assert "[400]" in await reader.ask(text_input="a", temperature=-1.0)
     assert "[400]" in await reader.ask(messages="[[")
@@ -356,11 +358,11 @@ async def test_errors_of_a_request_come_on_its_call_or_in_the_subscription(reade
         ({"subscription": "a", "subscription_end": True, "input_ids": [5]}, "requests of their own"),
     ],
 )
-async def test_what_is_wrong_is_named(reader: Reader, fields: dict[str, Any], named: str) -> None:
+async def test_wrong_subscription_field_is_named(reader: Reader, fields: dict[str, Any], named: str) -> None:
     assert named in await reader.ask("engine", **fields)
 
 
-async def test_a_name_is_one_subscriptions_only(reader: Reader) -> None:
+async def test_subscription_names_are_unique(reader: Reader) -> None:
     assert "is open already" in await reader.ask("engine")
 
 
@@ -375,7 +377,7 @@ async def stop(stack: Stack, id: str) -> None:
             pass
 
 
-async def test_a_request_is_stopped_by_its_id(slow: Stack) -> None:
+async def test_request_is_stopped_by_id(slow: Stack) -> None:
     async with slow_reader(slow) as reader:
         assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, id="one")
         await reader.until(lambda: (0, 0) in reader.answers)
@@ -385,7 +387,7 @@ async def test_a_request_is_stopped_by_its_id(slow: Stack) -> None:
         await reader.end()
 
 
-async def test_a_key_is_one_running_requests_only(slow: Stack) -> None:
+async def test_subscription_keys_are_unique(slow: Stack) -> None:
     async with slow_reader(slow) as reader, slow_reader(slow) as other:
         assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, subscription_key=7)
         said = await reader.ask(text_input="a", max_tokens=3, stream=True, subscription_key=7)
@@ -399,7 +401,7 @@ async def test_a_key_is_one_running_requests_only(slow: Stack) -> None:
         await other.end()
 
 
-async def test_the_end_of_a_subscription_cancels_its_requests_and_no_others(slow: Stack) -> None:
+async def test_ending_subscription_cancels_only_its_requests(slow: Stack) -> None:
     async with slow_reader(slow) as reader, slow_reader(slow) as other:
         for key in range(8):
             assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, subscription_key=key)
@@ -414,7 +416,7 @@ async def test_the_end_of_a_subscription_cancels_its_requests_and_no_others(slow
         await other.end()
 
 
-async def test_a_client_that_leaves_cancels_the_requests_of_its_subscription(slow: Stack) -> None:
+async def test_client_disconnect_cancels_subscription_requests(slow: Stack) -> None:
     await until_idle(slow)
     before = await counted(slow, "charonia_cancel_to_free_seconds_count")
     async with slow_reader(slow) as reader:
@@ -425,7 +427,7 @@ async def test_a_client_that_leaves_cancels_the_requests_of_its_subscription(slo
     await until_idle(slow)
 
 
-async def test_deliveries_that_are_not_acknowledged_are_bounded_and_then_joined(slow: Stack) -> None:
+async def test_unacknowledged_deliveries_are_bounded_and_joined(slow: Stack) -> None:
     async with slow_reader(slow, acknowledges=False) as reader, slow_reader(slow) as other:
         asked: dict[str, Any] = {"text_input": "a", "max_tokens": 1, "seed": 1, "stream": True}
         key = 0
@@ -449,9 +451,7 @@ async def test_deliveries_that_are_not_acknowledged_are_bounded_and_then_joined(
         await other.end()
 
 
-async def test_a_server_that_drains_ends_subscriptions_when_their_requests_have_ended(
-    slow_model: Path, tmp_path: Path
-) -> None:
+async def test_draining_server_ends_subscriptions_after_requests(slow_model: Path, tmp_path: Path) -> None:
     with running(Stack(slow_model, tmp_path, {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)})) as served:
         async with slow_reader(served) as idle, slow_reader(served) as busy:
             assert not await busy.ask(text_input="a", max_tokens=100, stream=True)
@@ -465,8 +465,8 @@ async def test_a_server_that_drains_ends_subscriptions_when_their_requests_have_
 
 
 class Orders:
-    """Has the Triton of a stack load and unload its models, by the pipe of `charonia serve`, whose own orders leave the
-    last model loaded and load none anew."""
+    """Loads and unloads the models of a stack's Triton, through the pipe of `charonia serve`. The orders of `charonia
+    models` never unload the last model and never reload a model."""
 
     def __init__(self, stack: Stack) -> None:
         self._log = next(stack.run_dir.glob("port-*/triton.log"))
@@ -480,12 +480,12 @@ class Orders:
         self._pipe.write_text(text)
 
     def load_anew(self) -> None:
-        """Triton serves the engine that is loaded until it has the other one."""
+        """Reload the engine. Triton serves the old engine until the new one is loaded."""
         (self._engine.parent / "1" / "new").write_text(str(time.monotonic_ns()))
         self.order("+engine\n")
 
     def count(self, what: str, model: str = "engine") -> int:
-        """How often a model was 'loaded' or 'unloaded'."""
+        """The number of times that a model was 'loaded' or 'unloaded'."""
         return self._log.read_text().count(f"successfully {what} '{model}'")
 
     async def until(self, what: str, count: int, model: str = "engine") -> None:
@@ -497,7 +497,7 @@ class Orders:
 
 @pytest.fixture(scope="module")
 def reloading(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One whose engine is loaded anew: another than those which the other tests use."""
+    """A stack whose engine is reloaded, separate from the stacks of other tests."""
     folder = tmp_path_factory.mktemp("reloading")
     with running(Stack(slow_model, folder, SLOW)) as served:
         yield served
@@ -512,7 +512,7 @@ async def test_open_subscriptions_are_counted(reloading: Stack) -> None:
         await until_counted(reloading, 0, "charonia_subscriptions")
 
 
-async def test_one_more_subscription_than_may_be_open_is_rejected(reloading: Stack) -> None:
+async def test_too_many_subscriptions_are_rejected(reloading: Stack) -> None:
     async with grpc.aio.insecure_channel(reloading.grpc) as channel:
         readers = [Reader(channel) for _ in range(1024)]
         for reader in readers:
@@ -529,7 +529,7 @@ async def test_one_more_subscription_than_may_be_open_is_rejected(reloading: Sta
     await until_counted(reloading, 0, "charonia_subscriptions")
 
 
-async def test_an_unloaded_model_ends_an_idle_subscription_and_is_gone(reloading: Stack) -> None:
+async def test_unloading_ends_idle_subscription(reloading: Stack) -> None:
     orders = Orders(reloading)
     loaded, unloaded = orders.count("loaded", "ensemble"), orders.count("unloaded")
     async with slow_reader(reloading) as reader:
@@ -538,10 +538,10 @@ async def test_an_unloaded_model_ends_an_idle_subscription_and_is_gone(reloading
         assert reader.error == "[503] model 'engine' is being unloaded"
         await orders.until("unloaded", unloaded + 1)
     orders.order("+engine\n")
-    await orders.until("loaded", loaded + 1, "ensemble")  # Triton does so once it has the engine again
+    await orders.until("loaded", loaded + 1, "ensemble")  # Triton does so when the engine is loaded again
 
 
-async def test_a_model_that_is_loaded_anew_takes_the_place_of_one_with_an_idle_subscription(reloading: Stack) -> None:
+async def test_reloaded_model_replaces_model_with_idle_subscription(reloading: Stack) -> None:
     orders = Orders(reloading)
     unloaded = orders.count("unloaded")
     asked = GenerateRequest(text="a", max_tokens=3, stream=False, seed=1)
@@ -553,11 +553,11 @@ async def test_a_model_that_is_loaded_anew_takes_the_place_of_one_with_an_idle_s
         await orders.until("unloaded", unloaded + 1)
         assert (await client.complete(asked)).token_ids == before.token_ids
         assert orders.count("unloaded") == unloaded + 1
-        await until_counted(reloading, 1, "charonia_subscriptions")  # the client's
+        await until_counted(reloading, 1, "charonia_subscriptions")  # the client's subscription
     await until_counted(reloading, 0, "charonia_subscriptions")
 
 
-async def test_a_client_loses_no_request_to_a_model_that_is_loaded_anew(reloading: Stack) -> None:
+async def test_client_loses_no_request_when_model_is_reloaded(reloading: Stack) -> None:
     orders = Orders(reloading)
     unloaded = orders.count("unloaded")
     done = 0
@@ -578,8 +578,8 @@ async def test_a_client_loses_no_request_to_a_model_that_is_loaded_anew(reloadin
     assert done >= 8 + 4
 
 
-async def test_an_answer_that_runs_while_its_model_is_loaded_anew_comes_to_its_end(reloading: Stack) -> None:
-    """Also for a reader that cannot say any more how far it is: the new model does not know it."""
+async def test_running_response_ends_normally_when_model_is_reloaded(reloading: Stack) -> None:
+    """Also for a reader that can no longer acknowledge: the new model does not know its subscription."""
     orders = Orders(reloading)
     loaded, unloaded = orders.count("loaded"), orders.count("unloaded")
     async with slow_reader(reloading, acknowledges=False) as reader:

@@ -1,4 +1,4 @@
-"""`timings`, where a request asks for them."""
+"""`timings` in responses, if requested."""
 
 from __future__ import annotations
 
@@ -38,16 +38,14 @@ def check(timings: dict[str, Any], usage: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("route", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)])
-def test_a_whole_answer_has_timings(stack: Stack, route: str, body: dict[str, Any]) -> None:
+def test_unstreamed_response_has_timings(stack: Stack, route: str, body: dict[str, Any]) -> None:
     answer = post(stack, route, {**body, "timings": True}).json()
     check(answer["timings"], answer["usage"])
     assert "timings" not in post(stack, route, body).json()
 
 
 @pytest.mark.parametrize(("route", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)])
-def test_a_stream_has_timings_with_its_last_chunk_and_beside_usage(
-    stack: Stack, route: str, body: dict[str, Any]
-) -> None:
+def test_stream_has_timings_in_last_chunk_with_usage(stack: Stack, route: str, body: dict[str, Any]) -> None:
     streamed = {**body, "timings": True, "stream": True, "n": 2}
     parts = chunks(post(stack, route, streamed))
     assert [index for index, part in enumerate(parts) if "timings" in part] == [len(parts) - 1]
@@ -59,17 +57,17 @@ def test_a_stream_has_timings_with_its_last_chunk_and_beside_usage(
 
 
 @pytest.mark.parametrize(("route", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)])
-def test_each_chunk_has_timings_where_that_is_asked_for(stack: Stack, route: str, body: dict[str, Any]) -> None:
+def test_each_chunk_has_timings_if_requested(stack: Stack, route: str, body: dict[str, Any]) -> None:
     asked = {"timings_per_token": True, "stream": True, "stream_options": {"include_usage": True}}
     parts = chunks(post(stack, route, {**body, **asked}))
-    # How many chunks there are depends on how fast the engine is.
+    # The number of chunks depends on the engine's speed.
     tokens = [part["timings"]["predicted_n"] for part in parts]
     times = [part["timings"]["total_ms"] for part in parts]
     assert (tokens, times) == (sorted(tokens), sorted(times))
     assert tokens[-1] == parts[-1]["usage"]["completion_tokens"]
 
 
-def test_an_interactive_answer_has_timings_with_its_last_line(stack: Stack) -> None:
+def test_interactive_response_has_timings_in_last_line(stack: Stack) -> None:
     body = {"prompt": "Who are you?", "request_output_len": 16, "timings": True}
     whole = post(stack, "chat/interactive", body).json()
     assert whole["timings"]["predicted_n"] == whole["tokens"]

@@ -1,4 +1,4 @@
-"""Tokens of texts and texts of tokens over REST, and completions of token ids: against transformers' tokenizer."""
+"""Tokenizing and detokenizing over REST, and completions of token ids, compared with transformers' tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(DEMO_MODEL)
 
 
-def test_a_text_has_the_tokenizers_tokens_and_comes_back(web: httpx.Client, tokenizer: Any) -> None:
+def test_text_survives_tokenize_and_detokenize(web: httpx.Client, tokenizer: Any) -> None:
     ids = tokenizer(TEXT)["input_ids"]
     answer = web.post("/tokenize", json={"prompt": TEXT, "return_token_strs": True})
     assert answer.status_code == 200 and answer.headers["x-request-id"]
@@ -41,7 +41,7 @@ def test_a_text_has_the_tokenizers_tokens_and_comes_back(web: httpx.Client, toke
     assert plain["tokens"] == tokenizer(TEXT, add_special_tokens=False)["input_ids"] and plain["token_strs"] is None
 
 
-def test_a_conversation_has_the_tokens_of_a_request_for_its_answer(web: httpx.Client, tokenizer: Any) -> None:
+def test_tokenized_conversation_equals_chat_prompt(web: httpx.Client, tokenizer: Any) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     found = web.post("/tokenize", json={"messages": messages}).json()
@@ -51,14 +51,14 @@ def test_a_conversation_has_the_tokens_of_a_request_for_its_answer(web: httpx.Cl
     assert chat.json()["usage"]["prompt_tokens"] == found["count"]
 
 
-def test_the_tokenizer_is_described(web: httpx.Client, tokenizer: Any) -> None:
+def test_tokenizer_info_describes_tokenizer(web: httpx.Client, tokenizer: Any) -> None:
     info = web.get("/tokenizer_info").json()
     assert (info["bos_token"], info["eos_token"]) == (tokenizer.bos_token, tokenizer.eos_token)
     assert info["chat_template"] == tokenizer.chat_template
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_texts_in_every_script_come_back(parrot: Stack, kind: TokenizerKind, text: str) -> None:
+def test_texts_in_every_script_survive_tokenization(parrot: Stack, kind: TokenizerKind, text: str) -> None:
     with httpx.Client(base_url=parrot.gateway, timeout=HANG_S) as web:
         ids = web.post("/tokenize", json={"prompt": text}).json()["tokens"]
         back = web.post("/detokenize", json={"tokens": ids}).json()["prompt"]
@@ -74,18 +74,18 @@ def test_texts_in_every_script_come_back(parrot: Stack, kind: TokenizerKind, tex
         ("/tokenize", {}, "prompt", "exactly one of prompt and messages"),
         ("/tokenize", {"prompt": "a", "messages": "b"}, "prompt", "exactly one of prompt and messages"),
         ("/tokenize", {"prompt": ""}, "prompt", "at least 1 character"),
-        ("/tokenize", {"prompt": "a", "tools": []}, "tools", "part of a chat"),
-        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs", "part of a chat"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools", "only for a chat"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs", "only for a chat"),
         ("/tokenize", {"messages": "a", "add_generation_prompt": False}, "add_generation_prompt", "send true"),
         ("/tokenize", {"messages": "a", "continue_final_message": 0}, "continue_final_message", "send false"),
         ("/tokenize", {"messages": "a", "continue_final_message": True}, "continue_final_message", "send false"),
         ("/tokenize", {"messages": "a", "chat_template": "{{ x }}"}, "chat_template", "leave chat_template out"),
         ("/detokenize", {"tokens": "a"}, "tokens", "a list of token ids"),
-        ("/detokenize", {"tokens": [1, "a"]}, "tokens", "entry 1 is no token id"),
+        ("/detokenize", {"tokens": [1, "a"]}, "tokens", "entry 1 is not a token id"),
         ("/detokenize", {"tokens": [1, 10**8]}, "tokens[1]", "100000000 is no token; send ids from 0 to "),
     ],
 )
-def test_what_cannot_be_tokenized_is_said(
+def test_wrong_tokenizer_requests_are_named(
     web: httpx.Client, path: str, body: dict[str, Any], param: str, said: str
 ) -> None:
     answer = web.post(path, json=body)
@@ -94,19 +94,19 @@ def test_what_cannot_be_tokenized_is_said(
     assert error["param"] == param and said in error["message"], error
 
 
-def test_another_model_is_not_there_and_fields_that_are_not_known_are_named(web: httpx.Client) -> None:
+def test_unknown_model_is_404_and_unknown_fields_are_named(web: httpx.Client) -> None:
     assert web.post("/tokenize", json={"prompt": "a", "model": "other"}).json()["error"]["code"] == "model_not_found"
     assert web.post("/tokenize", json={"prompt": "a", "x": 1}).headers["charonia-ignored-fields"] == "x"
 
 
-def test_a_decoder_has_no_embeddings(web: httpx.Client) -> None:
+def test_embeddings_are_rejected(web: httpx.Client) -> None:
     answer = web.post("/v1/embeddings", json={"model": "m", "input": "a"})
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "embeddings_not_supported"
-    assert "a decoder has no embeddings" in answer.json()["error"]["message"]
+    assert "this server has no embeddings" in answer.json()["error"]["message"]
 
 
-async def test_token_ids_are_continued_as_their_text_is(api: openai.AsyncOpenAI, model: str, web: httpx.Client) -> None:
+async def test_token_ids_are_continued_like_text(api: openai.AsyncOpenAI, model: str, web: httpx.Client) -> None:
     prompts = ["The capital of", "One, two"]
     ids = [web.post("/tokenize", json={"prompt": prompt}).json()["tokens"] for prompt in prompts]
     fields: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": 12}
@@ -121,7 +121,7 @@ async def test_token_ids_are_continued_as_their_text_is(api: openai.AsyncOpenAI,
     assert streamed == [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
 
 
-async def test_tokens_that_are_none_are_named(api: openai.AsyncOpenAI, model: str) -> None:
+async def test_unknown_token_ids_are_named(api: openai.AsyncOpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError, match=r"holds 100000000, which is no token id") as error:
         await api.completions.create(model=model, prompt=[1, 10**8])
     assert error.value.param == "prompt"
@@ -131,8 +131,8 @@ async def test_tokens_that_are_none_are_named(api: openai.AsyncOpenAI, model: st
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-async def test_an_echo_of_tokens_has_an_entry_for_each(parrot: Stack, kind: TokenizerKind, max_tokens: int) -> None:
-    """Of the tokenizer's own too, and of the answer's end: the prompt's tokens are where they were."""
+async def test_echo_of_token_ids_has_entry_per_token(parrot: Stack, kind: TokenizerKind, max_tokens: int) -> None:
+    """Also for the tokenizer's own tokens and for the end token: the positions of the prompt's tokens do not change."""
     async with openai.AsyncOpenAI(base_url=f"{parrot.gateway}/v1", api_key="none", max_retries=0) as api:
         model = (await api.models.list()).data[0].id
         async with httpx.AsyncClient(base_url=parrot.gateway, timeout=HANG_S) as web:

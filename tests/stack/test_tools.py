@@ -1,5 +1,5 @@
-"""Calls of tools and reasoning, through the real stack. The model says what it is made to say: a parrot of
-tiny_models.py, which answers `<|text0|>` with TEXTS[0], and so on."""
+"""Tool calls and reasoning through the real stack. The model is a parrot of tiny_models.py, which responds to
+`<|text0|>` with TEXTS[0], and so on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXTS = [
 ]
 CONTENT, REASONING = "I look.", "They want the weather of Paris."
 CALLS = [("get_weather", WEATHER), ("add", {"a": 1})]
-# The marks of the formats, and all that is to reach the model, in front of what makes it answer.
+# The marks of the formats, and all inputs of the model before the start token of the response.
 TEMPLATE = (
     "{# <think> <tool_call> #}{% if tools %}tools:{{ tools | tojson }}{% endif %}"
     "{% if reasoning_effort %}effort:{{ reasoning_effort }}{% endif %}"
@@ -49,7 +49,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
     for name in ("get_weather", "add")
 ]
-# Arguments of a bounded length: whatever a model likes, a call of it ends.
+# Arguments have a limited length, so that every call ends.
 CONFIRM: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -109,7 +109,7 @@ def joined(parts: list[GenerateResponse]) -> tuple[str, str, list[tuple[str, Any
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_client_gives_content_reasoning_and_calls(client: Client, stream: bool) -> None:
+async def test_client_returns_content_reasoning_and_calls(client: Client, stream: bool) -> None:
     asked = GenerateRequest(messages=says(0), tools=TOOLS, parsed=True, stream=stream, **GREEDY)
     async with aclosing(client.generate(asked)) as answer:
         parts = [part async for part in answer]
@@ -120,7 +120,7 @@ async def test_the_client_gives_content_reasoning_and_calls(client: Client, stre
     assert counts == sorted(counts) and 0 < counts[-1] < parts[-1].num_output_tokens
 
 
-async def test_several_sequences_are_parsed_each_by_itself(client: Client) -> None:
+async def test_several_sequences_are_parsed_separately(client: Client) -> None:
     request = GenerateRequest(messages=says(0), tools=TOOLS, parsed=True, n=3, **GREEDY)
     parts: list[list[GenerateResponse]] = [[], [], []]
     async with aclosing(client.generate(request)) as answer:
@@ -131,26 +131,26 @@ async def test_several_sequences_are_parsed_each_by_itself(client: Client) -> No
     assert len(ids) == 6
 
 
-async def test_a_response_is_parsed_only_if_requested(client: Client) -> None:
+async def test_response_is_parsed_only_if_requested(client: Client) -> None:
     part = await client.complete(GenerateRequest(messages=says(0), tools=TOOLS, stream=False, **GREEDY))
     assert (part.text, part.content, part.tool_calls) == (TEXTS[0], "", [])
 
 
-async def test_without_tools_or_with_none_chosen_a_call_is_text(client: Client) -> None:
+async def test_call_is_text_without_tools(client: Client) -> None:
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         part = await client.complete(GenerateRequest(messages=says(0), parsed=True, stream=False, **more, **GREEDY))
         assert (part.content, part.reasoning) == (TEXTS[0].partition("</think>\n\n")[2], REASONING)
         assert part.tool_calls == []
 
 
-async def test_one_call_where_parallel_ones_are_not_wanted(client: Client) -> None:
+async def test_one_call_without_parallel_tool_calls(client: Client) -> None:
     request = GenerateRequest(
         messages=says(0), tools=TOOLS, parallel_tool_calls=False, parsed=True, stream=False, **GREEDY
     )
     assert joined([await client.complete(request)]) == (CONTENT, REASONING, CALLS[:1])
 
 
-async def test_a_call_that_breaks_off_is_not_complete_and_does_not_leak(client: Client) -> None:
+async def test_truncated_call_is_incomplete_and_does_not_leak(client: Client) -> None:
     request = GenerateRequest(messages=says(2), tools=TOOLS, parsed=True, stream=False, **GREEDY)
     part = await client.complete(request)
     assert part.content == ""
@@ -158,7 +158,7 @@ async def test_a_call_that_breaks_off_is_not_complete_and_does_not_leak(client: 
     assert (call.name, call.arguments, call.complete) == ("add", '{"a": 1, oh', False)
 
 
-async def test_variables_reach_the_template_and_may_begin_the_reasoning(client: Client, caller: Stack) -> None:
+async def test_template_variables_may_begin_reasoning(client: Client, caller: Stack) -> None:
     request = GenerateRequest(
         messages=[{"role": "user", "content": "x"}],
         chat_template_kwargs={"enable_thinking": True},
@@ -171,7 +171,7 @@ async def test_variables_reach_the_template_and_may_begin_the_reasoning(client: 
             GenerateRequest(messages=says(1), chat_template_kwargs={"tokenize": True}, stream=False, **GREEDY)
         )
     part = await client.complete(request)
-    # The prompt's last token is that of the answer, and not the beginning of reasoning.
+    # The prompt's last token is the start token of the response, not the beginning of reasoning.
     assert (part.content, part.reasoning) == (TEXTS[3], "")
     async with triton.InferenceServerClient(caller.grpc) as server:
         fields = {"messages": json.dumps(says(1)), "exclude_input_in_output": False, **GREEDY}
@@ -180,7 +180,7 @@ async def test_variables_reach_the_template_and_may_begin_the_reasoning(client: 
     assert response.text.decode().startswith(f"tools:{json.dumps(TOOLS[:1])}effort:low")
 
 
-async def test_a_choice_that_cannot_be_made_is_refused(client: Client) -> None:
+async def test_invalid_tool_choice_is_rejected(client: Client) -> None:
     for tools, choice, says_why in (
         (TOOLS, "any", 'tool_choice: "any" is not supported; send "auto", "none", "required" or'),
         (TOOLS, {"type": "function", "function": {"name": "other"}}, 'tool_choice: "other" is not among tools'),
@@ -192,11 +192,11 @@ async def test_a_choice_that_cannot_be_made_is_refused(client: Client) -> None:
             )
 
 
-async def test_stop_words_end_reasoning_and_content_and_no_call(client: Client) -> None:
+async def test_stop_words_end_reasoning_and_content_but_no_call(client: Client) -> None:
     fields: dict[str, Any] = {"parsed": True, "name_stop_word": True, "stream": False, **GREEDY}
     request = GenerateRequest(messages=says(0), tools=TOOLS, stop_words=["city", "Paris", '"'], **fields)
     part = await client.complete(request)
-    assert (part.stop_word, part.content) == ("Paris", "")  # in the reasoning, which is before the call
+    assert (part.stop_word, part.content) == ("Paris", "")  # in the reasoning, which precedes the call
     request = GenerateRequest(messages=says(0), tools=TOOLS, stop_words=["city", '"', "}", "add"], **fields)
     part = await client.complete(request)
     assert (*joined([part]), part.stop_word) == (CONTENT, REASONING, CALLS, None)
@@ -216,7 +216,7 @@ async def test_stop_words_end_reasoning_and_content_and_no_call(client: Client) 
     check_confirmed(arguments)
 
 
-async def test_of_a_forced_call_that_max_tokens_cuts_off_nothing_is_content(api: openai.AsyncOpenAI) -> None:
+async def test_truncated_forced_call_has_no_content(api: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"tools": [CONFIRM], "parallel_tool_calls": False, "extra_body": AT_ONCE}
     for choice in ("required", named("confirm")):
         whole = await ask(api, 1, tool_choice=choice, **fields)
@@ -227,7 +227,7 @@ async def test_of_a_forced_call_that_max_tokens_cuts_off_nothing_is_content(api:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_call_is_forced_over_grpc(client: Client, stream: bool) -> None:
+async def test_call_is_forced_over_grpc(client: Client, stream: bool) -> None:
     for choice, more in (("required", {"parallel_tool_calls": False}), (named("confirm"), {})):
         request = GenerateRequest(
             messages=says(1),
@@ -246,7 +246,7 @@ async def test_a_call_is_forced_over_grpc(client: Client, stream: bool) -> None:
         check_confirmed(arguments)
 
 
-async def test_tritons_own_client_forces_calls(caller: Stack) -> None:
+async def test_triton_client_forces_calls(caller: Stack) -> None:
     async with triton.InferenceServerClient(caller.grpc) as server:
         for choice in ("required", json.dumps(named("confirm"))):
             fields = {"messages": json.dumps(says(1)), "tools": json.dumps([CONFIRM]), "tool_choice": choice, **GREEDY}
@@ -258,7 +258,7 @@ async def test_tritons_own_client_forces_calls(caller: Stack) -> None:
             check_confirmed(call["arguments"])
 
 
-async def test_a_strict_function_gets_what_its_schema_says_and_nothing_is_called_where_the_model_calls_none(
+async def test_strict_function_gets_valid_arguments(
     client: Client,
 ) -> None:
     strict = {**TOOLS[0]["function"], "parameters": CONFIRM["function"]["parameters"], "strict": True}
@@ -272,7 +272,7 @@ async def test_a_strict_function_gets_what_its_schema_says_and_nothing_is_called
     check_confirmed(arguments)
 
 
-async def test_what_follows_reasoning_is_what_was_asked_for(client: Client) -> None:
+async def test_text_after_reasoning_matches_guide(client: Client) -> None:
     guide = Guide("json_schema", json.dumps(CONFIRM["function"]["parameters"]))
     request = GenerateRequest(messages=says(0), guide=guide, parsed=True, stream=False, **GREEDY)
     part = await client.complete(request)
@@ -281,7 +281,7 @@ async def test_what_follows_reasoning_is_what_was_asked_for(client: Client) -> N
     assert part.text.startswith("<think>")
 
 
-async def test_a_schema_that_is_not_supported_names_the_function(client: Client) -> None:
+async def test_unsupported_schema_names_function(client: Client) -> None:
     function = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}
     request = GenerateRequest(messages=says(0), tools=[{"type": "function", "function": function}], **GREEDY)
     with pytest.raises(
@@ -291,7 +291,7 @@ async def test_a_schema_that_is_not_supported_names_the_function(client: Client)
             _ = [part async for part in answer]
 
 
-async def test_preprocessing_says_what_the_model_writes(caller: Stack) -> None:
+async def test_preprocessing_reports_formats_of_model(caller: Stack) -> None:
     async with triton.InferenceServerClient(caller.grpc) as server:
         asked = [triton.InferRequestedOutput("answer_formats")]
         answer = await server.infer("preprocessing", [], outputs=asked)
@@ -306,14 +306,14 @@ def get_weather(city: str, days: int) -> str:
 
 
 def add(a: int) -> str:
-    """What makes the parrot go on."""
+    """Returns the text that makes the parrot continue."""
     return "<|text1|>"
 
 
 TOOLBOX = Tools([get_weather, add])
 
 
-async def test_the_client_library_runs_functions_until_the_model_calls_none(client: Client) -> None:
+async def test_client_library_runs_functions_until_no_call(client: Client) -> None:
     history: list[dict[str, Any]] = list(says(0))
     items = [item async for item in converse(client, GenerateRequest(messages=[], **GREEDY), TOOLBOX, history)]
     assert [(item.name, item.text) for item in items if isinstance(item, ToolResult)] == [
@@ -327,7 +327,7 @@ async def test_the_client_library_runs_functions_until_the_model_calls_none(clie
     assert history[-1]["content"] == TEXTS[1]
 
 
-async def test_no_function_runs_for_an_answer_that_was_cut_off(client: Client) -> None:
+async def test_no_function_runs_for_truncated_response(client: Client) -> None:
     whole = await client.complete(GenerateRequest(messages=says(0), stream=False, **GREEDY))
     request = GenerateRequest(messages=[], temperature=0.0, max_tokens=whole.num_output_tokens - 1)
     history: list[dict[str, Any]] = list(says(0))
@@ -336,7 +336,7 @@ async def test_no_function_runs_for_an_answer_that_was_cut_off(client: Client) -
     assert history[1:] == [{"role": "assistant", "content": CONTENT, "reasoning_content": REASONING}]
 
 
-def test_the_terminal_chat_shows_reasoning_and_runs_the_functions_of_a_file(caller: Stack, tmp_path: Path) -> None:
+def test_terminal_chat_shows_reasoning_and_runs_functions(caller: Stack, tmp_path: Path) -> None:
     file = tmp_path / "functions.py"
     file.write_text(f"{inspect.getsource(get_weather)}\n\n{inspect.getsource(add)}\n\ndef _hidden(x: bytes): ...\n")
     command = [PROGRAM, caller.grpc, "--tools", str(file), "--temperature", "0", "--max-tokens", "300"]
@@ -358,12 +358,12 @@ async def api(caller: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def ask(api: openai.AsyncOpenAI, index: int, **more: Any) -> ChatCompletion:
-    """openai's answer to what makes the model say TEXTS[index]."""
+    """The response with TEXTS[index], through openai's client."""
     fields: dict[str, Any] = {"model": "caller", "messages": says(index), **GREEDY, **more}
     return ChatCompletion.model_validate((await api.chat.completions.create(**fields)).model_dump())
 
 
-async def test_openais_client_gets_calls_and_reasoning(api: openai.AsyncOpenAI) -> None:
+async def test_openai_client_gets_calls_and_reasoning(api: openai.AsyncOpenAI) -> None:
     answer = await ask(api, 0, tools=TOOLS)
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls" and choice.message.content == CONTENT
@@ -376,7 +376,7 @@ async def test_openais_client_gets_calls_and_reasoning(api: openai.AsyncOpenAI) 
     assert 0 < (answer.usage.completion_tokens_details.reasoning_tokens or 0) < answer.usage.completion_tokens
 
 
-async def test_openais_client_joins_the_stream_to_the_same(api: openai.AsyncOpenAI) -> None:
+async def test_openai_client_stream_equals_unstreamed(api: openai.AsyncOpenAI) -> None:
     whole = (await ask(api, 0, tools=TOOLS)).choices[0].message
     fields: dict[str, Any] = {"model": "caller", "messages": says(0), "tools": TOOLS, **GREEDY}
     chunks = []
@@ -401,14 +401,14 @@ async def test_openais_client_joins_the_stream_to_the_same(api: openai.AsyncOpen
     assert final.usage is not None and final.usage.completion_tokens_details is not None
 
 
-async def test_a_plain_answer_is_text_and_its_reasoning(api: openai.AsyncOpenAI, caller: Stack) -> None:
+async def test_plain_response_has_text_and_reasoning(api: openai.AsyncOpenAI, caller: Stack) -> None:
     (choice,) = (await ask(api, 1, tools=TOOLS)).choices
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (TEXTS[1], None, "stop")
     (choice,) = (await ask(api, 0, tools=TOOLS, tool_choice="none")).choices
     assert choice.message.content == TEXTS[0].partition("</think>\n\n")[2] and choice.finish_reason == "stop"
 
 
-async def test_a_call_that_max_tokens_cuts_off_says_so(api: openai.AsyncOpenAI) -> None:
+async def test_truncated_call_has_reason_length(api: openai.AsyncOpenAI) -> None:
     whole = await ask(api, 0, tools=TOOLS)
     assert whole.usage is not None
     (choice,) = (await ask(api, 0, tools=TOOLS, max_tokens=whole.usage.completion_tokens - 8)).choices
@@ -433,8 +433,8 @@ async def test_one_call_at_most_and_log_probabilities(api: openai.AsyncOpenAI) -
     assert "".join(tokens) == TEXTS[0]
 
 
-async def test_a_loop_with_a_tool(api: openai.AsyncOpenAI) -> None:
-    """What the tool answers goes back with the call, and the template shows both to the model."""
+async def test_tool_loop(api: openai.AsyncOpenAI) -> None:
+    """The client sends the tool's result back with the call, and the template shows both to the model."""
     messages: list[Any] = says(0)
     (choice,) = (await ask(api, 0, tools=TOOLS)).choices
     messages.append(choice.message.model_dump(exclude_none=True))
@@ -458,20 +458,20 @@ async def test_a_loop_with_a_tool(api: openai.AsyncOpenAI) -> None:
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
     ],
 )
-async def test_what_is_not_supported_is_refused(api: openai.AsyncOpenAI, fields: dict[str, Any], named: str) -> None:
+async def test_unsupported_fields_are_rejected(api: openai.AsyncOpenAI, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(openai.BadRequestError, match=named):
         await ask(api, 1, **{"tools": TOOLS, **fields})
 
 
 class confirm(pydantic.BaseModel):
-    """The function's name."""
+    """Calls a function; returns its name."""
 
     sure: bool
     by: Literal["mail", "phone"]
 
 
 @pytest.mark.parametrize("choice", ["required", named("confirm")])
-async def test_openais_client_parses_the_arguments_of_a_forced_call(api: openai.AsyncOpenAI, choice: Any) -> None:
+async def test_openai_client_parses_arguments_of_forced_call(api: openai.AsyncOpenAI, choice: Any) -> None:
     tool = openai.pydantic_function_tool(confirm)
     fields: dict[str, Any] = {"model": "caller", "messages": says(1), "tools": [tool], "tool_choice": choice}
     fields |= {"parallel_tool_calls": False, "extra_body": AT_ONCE, **GREEDY}
@@ -485,7 +485,7 @@ async def test_openais_client_parses_the_arguments_of_a_forced_call(api: openai.
         assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
 
 
-async def test_response_format_beside_tools_is_for_answers_without_calls(api: openai.AsyncOpenAI) -> None:
+async def test_response_format_with_tools_applies_without_calls(api: openai.AsyncOpenAI) -> None:
     schema = CONFIRM["function"]["parameters"]
     response_format = {"type": "json_schema", "json_schema": {"name": "c", "schema": schema, "strict": True}}
     (choice,) = (await ask(api, 0, tools=TOOLS, response_format=response_format)).choices
@@ -500,7 +500,7 @@ async def test_response_format_beside_tools_is_for_answers_without_calls(api: op
     assert caught.value.param == "response_format" and "at /not" in caught.value.message
 
 
-async def test_a_strict_schema_that_is_not_supported_is_refused(api: openai.AsyncOpenAI) -> None:
+async def test_unsupported_strict_schema_is_rejected(api: openai.AsyncOpenAI) -> None:
     function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(api, 1, tools=[{"type": "function", "function": function}])

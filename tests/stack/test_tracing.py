@@ -1,4 +1,4 @@
-"""One trace for each request, from the gateway through Triton, as a collector gets it."""
+"""One trace per request, from the gateway through Triton, as a collector receives it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The demo model, traced with the one setting; the other makes spans come sooner.
+    """The demo model with tracing. The second setting makes spans arrive sooner.
 
-    At its end the collector has gone away, which holds up neither requests nor the end: traced requests are released,
-    or the models would not be unloaded.
+    At the end the collector is gone. That delays neither requests nor the shutdown: traced requests are released,
+    otherwise the models would not be unloaded.
     """
     env = {"CHARONIA_TRACING_ENDPOINT": receiver.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    env["CHARONIA_DRAIN_TIMEOUT_S"] = str(HANG_S)  # nothing is killed because the machine is slow
+    env["CHARONIA_DRAIN_TIMEOUT_S"] = str(HANG_S)  # long timeout: no process is killed on a slow machine
     with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("traced"), env)) as served:
         yield served
         receiver.go_away()
@@ -61,16 +61,16 @@ def named(spans: list[Span], name: str) -> Span:
 
 
 def calls_in(spans: list[Span]) -> int:
-    """The calls of which Triton has sent all spans: it ends the outermost after all that are below it."""
+    """The calls whose spans are complete: Triton ends the outermost span after all its children."""
     return sum(span.name == "InferRequest" for span in spans)
 
 
 def recorded(receiver: Receiver, traced: Stack, ask: Callable[[], str], calls: int = 1) -> list[Span]:
-    """All spans of the trace of a request that `ask` makes, in which Triton is called so often.
+    """All spans of a request that `ask` sends, with this number of calls to Triton.
 
-    Triton does not read the parent of about one call in a thousand (charonia_gateway/tracing.py), and has no span of
-    that call then: such a request is made again. It is known to be one when the spans of a later request have come. A
-    call of which anything has come is waited for: it has all its spans.
+    Triton cannot read the parent of about one call in a thousand (charonia_gateway/tracing.py), and then records no
+    span for it. Such a request is sent again, after the spans of a later request have arrived. If any span of a call
+    has arrived, the others will also arrive.
     """
 
     def complete(trace: str, count: int) -> list[Span]:
@@ -83,14 +83,14 @@ def recorded(receiver: Receiver, traced: Stack, ask: Callable[[], str], calls: i
         body: dict[str, object] = {"messages": QUESTION, "max_tokens": 2}
         assert post(traced.gateway, body, traceparent(later)).status_code == 200
         receiver.wait_until(lambda trace=trace, later=later: complete(trace, calls) or complete(later, 1))
-        begun = sum(span.name == "preprocessing" for span in receiver.trace(trace))  # the first span that ends
+        begun = sum(span.name == "preprocessing" for span in receiver.trace(trace))  # the span that ends first
         spans = receiver.wait_until(lambda trace=trace, begun=begun: complete(trace, begun))
         if begun == calls:
             return spans
     raise AssertionError(f"three times Triton has not recorded all calls: {spans}")
 
 
-def test_a_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver, traced: Stack) -> None:
+def test_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver, traced: Stack) -> None:
     def ask() -> str:
         nonlocal answer
         trace = secrets.token_hex(16)
@@ -130,11 +130,11 @@ def test_a_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver
     assert len(by_id) == len(spans)
     for span in spans:
         above = by_id.get(span.parent)
-        if above and above.service == span.service:  # each service has its own clock
+        if above and above.service == span.service:  # the services have different clocks
             assert above.begin <= span.begin <= span.end <= above.end, (span, above)
 
 
-def test_without_a_parent_a_trace_begins_at_the_gateway(receiver: Receiver, traced: Stack) -> None:
+def test_trace_without_parent_begins_at_gateway(receiver: Receiver, traced: Stack) -> None:
     def ask() -> str:
         before = len(receiver.named("POST /v1/completions"))
         body: dict[str, object] = {"prompt": ["One, two,", "Red, green,"], "max_tokens": 4, "stream": True}
@@ -149,7 +149,7 @@ def test_without_a_parent_a_trace_begins_at_the_gateway(receiver: Receiver, trac
         assert sum(span.name == name for span in spans) == 2, name
 
 
-def test_a_trace_that_its_client_does_not_sample_is_not_recorded(receiver: Receiver, traced: Stack) -> None:
+def test_unsampled_trace_is_not_recorded(receiver: Receiver, traced: Stack) -> None:
     left_out = []
 
     def ask() -> str:
@@ -163,7 +163,7 @@ def test_a_trace_that_its_client_does_not_sample_is_not_recorded(receiver: Recei
     assert not any(receiver.trace(trace) for trace in left_out)
 
 
-def test_a_refused_request_is_a_span_with_its_error(receiver: Receiver, traced: Stack) -> None:
+def test_rejected_request_has_span_with_error(receiver: Receiver, traced: Stack) -> None:
     trace = secrets.token_hex(16)
     answer = post(traced.gateway, {"messages": QUESTION, "temperature": 9}, traceparent(trace))
     assert answer.status_code == 400 and answer.headers["x-request-id"]
@@ -173,7 +173,7 @@ def test_a_refused_request_is_a_span_with_its_error(receiver: Receiver, traced: 
     assert not server.failed, "a client's error is not the server's"
 
 
-def test_what_the_engine_refuses_has_no_queue(receiver: Receiver, traced: Stack) -> None:
+def test_request_rejected_by_engine_has_no_queue_span(receiver: Receiver, traced: Stack) -> None:
     def ask() -> str:
         trace = secrets.token_hex(16)
         body: dict[str, object] = {"prompt": "word " * 5000, "max_tokens": 1}
@@ -185,7 +185,7 @@ def test_what_the_engine_refuses_has_no_queue(receiver: Receiver, traced: Stack)
     assert not {"queue", "prefill", "decode"} & {span.name for span in spans}
 
 
-def test_a_client_that_leaves_ends_its_trace(receiver: Receiver, traced: Stack) -> None:
+def test_client_disconnect_ends_trace(receiver: Receiver, traced: Stack) -> None:
     def ask() -> str:
         trace = secrets.token_hex(16)
         body = {"model": "demo", "messages": QUESTION, "stream": True, "ignore_eos": True}
@@ -199,15 +199,15 @@ def test_a_client_that_leaves_ends_its_trace(receiver: Receiver, traced: Stack) 
     assert named(spans, "engine").end >= named(spans, "decode").end
 
 
-def test_nothing_is_sent_when_tracing_is_off(receiver: Receiver, stack: Stack, tmp_path: Path) -> None:
+def test_no_span_is_sent_without_tracing(receiver: Receiver, stack: Stack, tmp_path: Path) -> None:
     assert b"--trace-config" not in Path(f"/proc/{stack.pid_of('tritonserver')}/cmdline").read_bytes()
     with receiving() as other:
-        # OpenTelemetry's own variable does not turn it on.
+        # OpenTelemetry's own variable does not enable tracing.
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": other.url, "CHARONIA_TRACING_ENDPOINT": "", "CHARONIA_MODEL_NAME": "demo"}
         with gateway(stack.grpc, tmp_path / "gateway.log", **env) as served:
             trace = secrets.token_hex(16)
             body: dict[str, object] = {"messages": QUESTION, "max_tokens": 2}
             assert post(served.url, body, traceparent(trace)).status_code == 200
             served.process.send_signal(signal.SIGTERM)
-            assert served.process.wait(HANG_S) == 0  # a sender sends what it has before it ends
+            assert served.process.wait(HANG_S) == 0  # exporters send all spans before they end
         assert other.requests == 0

@@ -1,10 +1,10 @@
 # ruff: noqa: RUF001
-"""Small models for the tests of the stack, made in a moment without PyTorch.
+"""Small models for the tests of the stack, created quickly and without PyTorch.
 
-A *parrot* is a Llama whose layer does nothing and whose output weights map every token to one next token, so that a
-greedy answer is a chain of tokens which is known beforehand. Its vocabulary cuts texts in many scripts at any place, in
-the midst of characters too, and never uses a token twice: a start token `<|text0|>` is answered by TEXTS[0], byte for
-byte. A *babbler* has random weights: it says any tokens in any order, bytes that are no character among them.
+A *parrot* is a Llama whose layer does nothing and whose output weights map every token to one next token, so a greedy
+response is a known chain of tokens. Its vocabulary splits texts in many scripts at any position, also within
+characters, and no token occurs twice. The response to a start token `<|text0|>` is TEXTS[0], byte for byte. A *babbler*
+has random weights: it generates random tokens, including bytes that are not valid characters.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ CHAT_TEMPLATE = (
 
 
 def start_token(index: int) -> str:
-    """The prompt that a parrot answers with TEXTS[index]."""
+    """The prompt for the response TEXTS[index] of a parrot."""
     return f"<|text{index}|>"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokens: every token's string in the tokenizer's alphabet, without the added ones. chains: each text's tokens."""
+    """tokens: every token's string in the tokenizer's alphabet, without added tokens. chains: each text's tokens."""
 
     tokens: list[str]
     chains: list[list[str]]
@@ -62,7 +62,7 @@ def byte_alphabet() -> list[str]:
 
 
 def cut_uniquely(symbols: list[str], used: set[str], rng: random.Random) -> list[str]:
-    """Joins symbols into pieces of about 1 to 4, none of which is in `used`; adds them to it."""
+    """Join symbols into pieces of 1 to 4 symbols that are not in `used`, and add the pieces to it."""
     pieces: list[str] = []
     begin = 0
     while begin < len(symbols):
@@ -70,7 +70,7 @@ def cut_uniquely(symbols: list[str], used: set[str], rng: random.Random) -> list
         while end < len(symbols) and "".join(symbols[begin:end]) in used:
             end += 1
         piece = "".join(symbols[begin:end])
-        while piece in used:  # the rest of the text is a piece that was used: join it with the piece before
+        while piece in used:  # the rest of the text is already used as a piece: join it with the previous piece
             used.discard(pieces[-1])
             piece = pieces.pop() + piece
         used.add(piece)
@@ -96,7 +96,7 @@ def byte_fallback_vocabulary() -> Vocabulary:
     for text in TEXTS:
         chain: list[str] = []
         for piece in cut_uniquely(list("▁" + text.replace(" ", "▁")), used, rng):
-            # As often as bytes are left, a piece's last character is spelled in byte tokens, each used only once.
+            # While byte tokens are left, spell a piece's last character in byte tokens, each used only once.
             rest, spelled = piece[:-1], piece[-1].encode()
             can_spell = len(spelled) > 1 and len(set(spelled)) == len(spelled) and free_bytes.issuperset(spelled)
             if piece[-1] == "▁" or (rest and rest in used) or not can_spell:
@@ -132,7 +132,7 @@ def build_tokenizer(
 
 
 def next_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
-    """next [vocab]: the token that a parrot says after each; EOS after those of no chain."""
+    """next [vocab]: the token that a parrot generates after each token; EOS after a token without a chain."""
     end = tokenizer.token_to_id(EOS)
     following = np.full(tokenizer.get_vocab_size(), end, np.int64)
     for index, chain in enumerate(vocabulary.chains):
@@ -156,9 +156,10 @@ def write_model(
     special: Sequence[str] = (),
     added: Sequence[str] = (),
 ) -> None:
-    """A Hugging Face folder of a Llama in fp32 with one of the two tokenizers. ends: its answers end at EOS. texts: a
-    parrot's answers; others than TEXTS with byte-level tokens alone. special, added: more tokens, that are no part of a
-    text, and that are."""
+    """Write a Hugging Face folder of a Llama in fp32 with a byte-level or a byte-fallback tokenizer.
+
+    ends: responses end at EOS. texts: a parrot's responses; texts other than TEXTS need byte-level tokens. special,
+    added: further tokens that are not part of the text (special) or are part of it (added)."""
     vocabulary = byte_level_vocabulary(texts) if kind == "byte_level" else byte_fallback_vocabulary()
     tokenizer = build_tokenizer(kind, vocabulary, special, added)
     vocab_size = tokenizer.get_vocab_size()
@@ -202,10 +203,10 @@ def write_model(
 def llama_weights(
     config: dict[str, Any], following: npt.NDArray[np.int64] | None
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Weights of a Llama: random ones, or, with following [vocab], a parrot's.
+    """Weights of a Llama: random, or, with following [vocab], for a parrot.
 
-    A parrot's embeddings are random signs, which RMS norm leaves alone and whose products with each other are small
-    beside their length; the output row of a token is the sum of the embeddings of the tokens that it follows.
+    A parrot's embeddings are random signs: RMS norm does not change them, and their dot products are small compared to
+    their length. The output row of a token is the sum of the embeddings of the tokens that it follows.
     """
     rng = np.random.default_rng(0)
     hidden, inter, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
@@ -221,7 +222,7 @@ def llama_weights(
         output = np.zeros_like(embedding)
         in_chain = following != config["eos_token_id"]
         np.add.at(output, following[in_chain], embedding[in_chain])
-        # Many tokens are followed by the end: only those that end a chain need it.
+        # EOS follows many tokens. Only the last tokens of chains need it.
         ends = np.setdiff1d(following[in_chain], np.flatnonzero(in_chain))
         np.add.at(output, config["eos_token_id"], embedding[ends].sum(axis=0))
         output *= 0.25  # a logit bias of -100 outweighs a margin of 64

@@ -1,4 +1,4 @@
-"""Requests to a Triton model over gRPC, with Triton's own client: an independent view of what our client shows."""
+"""Requests to a Triton model with Triton's own gRPC client, as an independent check of our client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {"BYTES": np.object_, "INT32": np.int32, "UINT64": np.uint64, "FP32": 
 
 
 def _types(model: str) -> dict[str, tuple[str, Any]]:
-    """Of a model's inputs, as its configuration says."""
+    """The types of a model's inputs, from its configuration."""
     text = (_MODELS / model / "config.pbtxt").read_text(encoding="utf-8").partition("\noutput [")[0]
     found = re.findall(r'name: "(\w+)" data_type: TYPE_(\w+)', text)
     kinds = {name: "BYTES" if kind == "STRING" else kind for name, kind in found}
@@ -55,7 +55,7 @@ def make_inputs(fields: dict[str, Any]) -> list[Any]:
 async def stream(
     client: triton.InferenceServerClient, fields: dict[str, Any], *, request_id: str = "", model: str = "ensemble"
 ) -> AsyncIterator[Response]:
-    """The responses to one request, as they come. Raises tritonclient's exception for an error."""
+    """Yield the responses to one request as they arrive. Raises tritonclient's exception for an error."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": model, "inputs": make_inputs(fields), "request_id": request_id}

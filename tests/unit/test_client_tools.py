@@ -92,7 +92,7 @@ async def test_a_call_runs_the_function_with_its_arguments() -> None:
     [
         ("other", "{}", "error: LookupError: there is no function 'other'; there are weather, fail"),
         ("weather", '{"city": ', "error: JSONDecodeError:"),
-        ("weather", "[]", "error: TypeError: the arguments are no JSON object"),
+        ("weather", "[]", "error: TypeError: the arguments are not a JSON object"),
         ("weather", '{"town": "Paris"}', "error: TypeError: missing a required argument"),
         ("fail", '{"why": "no network"}', "error: RuntimeError: no network"),
     ],
@@ -132,7 +132,7 @@ async def test_a_call_is_forced_in_the_first_answer_alone() -> None:
 
 async def test_a_model_that_calls_for_ever_is_asked_no_more() -> None:
     request, history = GenerateRequest(messages=[]), [{"role": "user", "content": "x"}]
-    with pytest.raises(TooManyRounds, match="functions in each of 2 answers"):
+    with pytest.raises(TooManyRounds, match="functions in each of 2 responses"):
         _ = [item async for item in converse(Caller(9), request, Tools([weather]), history, max_rounds=2)]
     assert [message["role"] for message in history] == ["user", *["assistant", "tool"] * 2]
     with pytest.raises(ValueError, match="max_rounds = 0; it must be at least 1"):
@@ -154,5 +154,8 @@ class Once:
 async def test_the_terminal_says_that_a_model_is_asked_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     client = Caller(100)
     assert await Chat(client, Once(), sampling={}, tools=Tools([weather])).run() == 0
-    assert "in each of 8 answers and was not asked again: send a message to go on)" in capsys.readouterr().out
+    assert (
+        "in each of 8 responses; no further response was requested: send a message to continue)"
+        in capsys.readouterr().out
+    )
     assert len(client.choices) == 8

@@ -390,7 +390,7 @@ def test_a_file_that_could_not_be_read_for_a_while_is_read_later(
 def test_a_pipe_is_no_file_of_keys_and_nobody_waits_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(keys.KeysError, match=f"{path} is no file"):
+        with pytest.raises(keys.KeysError, match=f"{path} is not a file"):
             keys.KeyRing(path)
 
 

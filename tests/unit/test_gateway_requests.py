@@ -340,7 +340,7 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         ({"stop": ["a"] * 5}, "stop", "at most 4"),
         ({"stop": ""}, "stop", "none of them empty"),
         ({"stop": 5}, "stop", "a string or a list"),
-        ({"logit_bias": {"a": 1}}, "logit_bias", "no token id"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "is not a token id"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
         ({"logit_bias": {"1": math.nan}}, "logit_bias", "from -100 to 100"),
         ({"messages": []}, "messages", "messages = []: it has 0 entries: send at least 1"),
@@ -365,16 +365,16 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         ({"tools": [{"type": "function", "function": {"name": "f\n"}}]}, "tools", r"'f\n', is not valid"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "'', is not valid"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "the name of function 0 is missing: send 1 to 64"),
-        ({"tools": [{"type": "function", "function": {"name": 1}}]}, "tools", "the name of function 0 is no text"),
+        ({"tools": [{"type": "function", "function": {"name": 1}}]}, "tools", "the name of function 0 is not a string"),
         (
             {"tools": [{**FUNCTION, "strict": True}]},
             "tools",
-            "function f: strict is beside function, where it has no",
+            "function f: strict is next to function, where it has no",
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"strict": True}}}]},
             "tools",
-            "function f: strict is within parameters, where it has no effect: send it beside parameters",
+            "function f: strict is within parameters, where it has no effect: send it next to parameters",
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "input_schema": {}}}]},
@@ -386,30 +386,30 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
             "tools",
             "function f: parameters is neither null nor an object",
         ),
-        ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions are called 'f': give each one a name of its own"),
+        ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions are called 'f': give each function its own name"),
         (
             {"response_format": {"type": "json_object", "schema": {}}},
             "response_format",
-            """'schema' is no field of it; it has json_schema, type: to give a schema, send {"type": "json_schema",""",
+            """'schema' is not a field of it; its fields are json_schema, type: to give a schema, send {"type":""",
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"type": "object"}}},
             "response_format.json_schema",
-            "with all that is of the JSON schema within schema",
+            "with the whole JSON schema in schema",
         ),
         (
             {"regex": "a+"},
             "regex",
-            "regex is no field of this route, and the answer would be free: send resp",
+            "regex is not a field of this route, so the response would not be constrained: send resp",
         ),
-        ({"guided_json": {}}, "guided_json", 'structured_outputs has taken its place: send {"json": ...} there'),
+        ({"guided_json": {}}, "guided_json", 'structured_outputs has replaced it: send {"json": ...} there'),
         ({"guided_choice": ["a"]}, "guided_choice", 'send {"choice": ...}'),
-        ({"functions": []}, "functions", "the older form of tools: send those"),
+        ({"functions": []}, "functions", "the older form of tools: send tools"),
         ({"function_call": "auto"}, "function_call", "the older form of tool_choice"),
         ({"audio": {}}, "audio", "answers are text"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "needs it"),
-        ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format", "belongs to"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "need each other"),
+        ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format", "need each other"),
         ({"structured_outputs": {}}, "structured_outputs", "and not none"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not regex and choice"),
         ({"structured_outputs": {"json": True}}, "structured_outputs.json", "send a JSON object, or its text"),
@@ -463,19 +463,19 @@ def test_structured_output_is_the_engines_guide(fields: dict[str, object], guide
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"prompt": [1, "two"]}, "prompt", "entry 1 is no token id"),
+        ({"prompt": [1, "two"]}, "prompt", "entry 1 is not a token id"),
         ({"prompt": [[1], "two"]}, "prompt", "send a string, a list of strings"),
         ({"prompt": [[1], []]}, "prompt", "none of them empty"),
         ({"prompt": [True]}, "prompt", "send a string"),
-        ({"prompt": [1, True]}, "prompt", "entry 1 is no token id"),
-        ({"prompt": [-1]}, "prompt", "entry 0 is no token id"),
+        ({"prompt": [1, True]}, "prompt", "entry 1 is not a token id"),
+        ({"prompt": [-1]}, "prompt", "entry 0 is not a token id"),
         ({"prompt": [2**31]}, "prompt", "whole numbers from 0 on"),
         ({"prompt": []}, "prompt", "a string, a list of strings"),
         ({"prompt": {"a": 1}}, "prompt", "a string, a list of strings"),
         ({"n": 3, "best_of": 2}, "best_of", "less than n = 3"),
         ({"best_of": 3, "stream": True}, "best_of", "do not stream"),
         ({"max_tokens": 0}, "max_tokens", "echo = true only"),
-        ({"prompt": ["a", "b"], "session_id": 1}, "session_id", "no one conversation"),
+        ({"prompt": ["a", "b"], "session_id": 1}, "session_id", "not one conversation"),
         ({"suffix": "x"}, "suffix", "leave suffix out"),
         ({"model": None}, "model", "send a text"),
     ],
@@ -507,7 +507,7 @@ MANY = 150_000
     [
         (ChatRequest, {"messages": [1] * MANY}, "messages[0] is not a JSON object"),
         (ChatRequest, {"messages": [{"role": "user", "content": ""}] * MANY}, "send at most 10000 entries"),
-        (ChatRequest, {"messages": USER, "tools": [1] * 1000}, "tools: tool 0 is no function"),
+        (ChatRequest, {"messages": USER, "tools": [1] * 1000}, "tools: tool 0 is not a function"),
         (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 functions"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}, "messages[0].tool_calls[0] = 1"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "send at most 1000 entries"),
@@ -591,7 +591,7 @@ def test_status_of_the_engines_errors(error: Exception, status: int, code: str, 
             DeadlineExceeded("Triton at 10.0.0.7:8001 did not answer in time (2 s)"),
             "the server did not answer in time (2 s)",
         ),
-        (ServerError("10.0.0.7:8001 is no Triton server: 10.0.0.7"), "the server is no Triton server"),
+        (ServerError("10.0.0.7:8001 is not a Triton server: 10.0.0.7"), "the server is not a Triton server"),
         (Unavailable("the engine is shutting down"), "the engine is shutting down"),
     ],
 )
@@ -599,7 +599,7 @@ def test_where_servers_are_is_said_to_the_log_alone(
     error: CharoniaError, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert from_engine(error).message == says
-    assert caplog.messages == ([] if str(error) == says else [f"a request fails: {error}"])
+    assert caplog.messages == ([] if str(error) == says else [f"a request failed: {error}"])
 
 
 def answer_with_logprobs() -> GenerateResponse:
@@ -769,8 +769,8 @@ def test_a_tokenizer_may_have_several_chat_templates() -> None:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ({"type": "json_object", "schema": {}}, "'schema' is no field of it; it has json_schema, type"),
-        ({"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}, "'shema' is no field of it; it has desc"),
+        ({"type": "json_object", "schema": {}}, "'schema' is not a field of it; its fields are json_schema, type"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}, "'shema' is not a field of it; its"),
         ({"type": "json_schema"}, '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'),
     ],
 )
@@ -826,7 +826,7 @@ def test_what_constrains_an_answer_is_refused_where_it_has_no_effect(name: str) 
         (MessagesRequest, {"model": "m", "max_tokens": 5, "messages": USER}),
         (ResponsesRequest, {"model": "m", "input": "hi"}),
     ):
-        with pytest.raises(ApiError, match="is no field of this route, and the answer would be free: ") as caught:
+        with pytest.raises(ApiError, match="is not a field of this route, so the response would not be ") as caught:
             parse(model, json.dumps({**fields, name: value}).encode())
         assert (caught.value.status, caught.value.param, caught.value.code) == (400, name, "invalid_value")
         for free in (None, {"type": "text"}):
@@ -845,7 +845,7 @@ def test_a_schema_in_the_wrong_place_of_responses_is_refused(format: dict[str, o
     with pytest.raises(ApiError) as caught:
         parse(ResponsesRequest, json.dumps({"model": "m", "input": "hi", "text": {"format": format}}).encode())
     assert caught.value.param == "text" and says in caught.value.message
-    with pytest.raises(ApiError, match="text: schema is beside format, where it has no effect"):
+    with pytest.raises(ApiError, match="text: schema is next to format, where it has no effect"):
         parse(ResponsesRequest, b'{"model": "m", "input": "hi", "text": {"schema": {}}}')
 
 
@@ -855,7 +855,7 @@ def test_a_schema_in_the_wrong_place_of_responses_is_refused(format: dict[str, o
         (
             {"output_config": {"type": "json_schema", "schema": {}}},
             "output_config",
-            "type is beside format, where",
+            "type is next to format, where",
         ),
         ({"output_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "output_format", "send {"),
         ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "tools", "two functions are called 'f'"),
@@ -864,7 +864,7 @@ def test_a_schema_in_the_wrong_place_of_responses_is_refused(format: dict[str, o
             "tools",
             "strict is neither null nor true",
         ),
-        ({"tools": [{"name": "f", "input_schema": {"strict": True}}]}, "tools", "send it beside input_schema"),
+        ({"tools": [{"name": "f", "input_schema": {"strict": True}}]}, "tools", "send it next to input_schema"),
         (
             {"tools": [{"name": "f", "input_schema": {}, "parameters": {}}]},
             "tools",

@@ -142,7 +142,7 @@ async def test_without_redis_a_process_applies_limits_alone_and_logs_it_once(
     await one.set_owner("s", "a:1")
     assert await one.owner("s") == "a:1"
     store = store_of(one)
-    assert not await store.add(entry("a")) and not await store.go_on(entry("a"))
+    assert not await store.add(entry("a")) and not await store.try_continue(entry("a"))
     assert await store.has_session("s")
     for action in (store.get("a"), store.remove(entry("a"))):
         with pytest.raises(ApiError) as refused:
@@ -262,11 +262,11 @@ async def test_a_session_is_known_while_a_response_of_it_is_stored(make: Make) -
 async def test_one_response_at_a_time_continues_a_session(make: Make) -> None:
     one, two = (store_of(made) for made in make(DEFAULT))
     await one.add(entry("a"))
-    assert await one.go_on(entry("a")) and not await two.go_on(entry("a"))
-    await one.went_on(entry("a"), stored=False)
-    assert await two.go_on(entry("a"))
-    await two.went_on(entry("a"), stored=True)
-    assert not await one.go_on(entry("a"))
+    assert await one.try_continue(entry("a")) and not await two.try_continue(entry("a"))
+    await one.continued(entry("a"), stored=False)
+    assert await two.try_continue(entry("a"))
+    await two.continued(entry("a"), stored=True)
+    assert not await one.try_continue(entry("a"))
 
 
 # --- settings

@@ -145,9 +145,9 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, wrong: str) -
 
 
 def test_settings_that_go_together_are_asked_for(authority: Authority) -> None:
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="belong together"):
         Settings(_env_file=None, tls_cert=authority.ca)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="belong together"):
         Settings(_env_file=None, triton_tls_cert=authority.ca).tls_to_triton()
     with pytest.raises(ValueError, match="cannot be read"):
         Settings(_env_file=None, triton_tls_ca=authority.ca.with_name("none")).tls_to_triton()

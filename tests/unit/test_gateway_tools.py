@@ -584,13 +584,13 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
     assert not anthropic(turns[0]).engine_request(reasons=True).continue_final_message
     several = anthropic(*turns, {"role": "assistant", "content": "sum"}).engine_request(reasons=True)
     assert several.messages == [turns[0], {"role": "assistant", "content": "The\n\nsum"}]
-    said = "messages: the last one is the assistant's, which begins the answer: "
+    said = "messages: the last message is the assistant's, which begins the response: "
     for more, says in (
-        ({"thinking": {"type": "adaptive"}}, "leave thinking out"),
-        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice asks for a call in its place"),
+        ({"thinking": {"type": "adaptive"}}, "leave out thinking"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice requires a call instead"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
-            "output_config.format says what",
+            "output_config.format constrains",
         ),
     ):
         with pytest.raises(ApiError, match=f"^{said}.*{says}") as caught:
@@ -598,7 +598,7 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
         assert caught.value.param == "messages"
     call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
     assert anthropic(*turns, {"role": "assistant", "content": ""}).conversation() == turns
-    for content, says in (("The ", "white space"), ("", "not empty"), ([call], "send the tool_result")):
+    for content, says in (("The ", "white space"), ("", "not be empty"), ([call], "send the tool_result")):
         for before in (turns[:1], turns) if content else (turns[:1],):
             with pytest.raises(ApiError, match=f"^{said}.*{says}"):
                 anthropic(*before, {"role": "assistant", "content": content})

@@ -249,7 +249,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         assert "shutting down" in await stream
         assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
         text = own.log.read_text()
-        assert "1 request was cut off: the gateway was asked to shut down at once" in text and "ERROR" not in text
+        assert "1 request was cut off: the gateway must shut down immediately" in text and "ERROR" not in text
 
 
 async def test_workers_finish_their_streams_when_the_supervisor_dies(tmp_path: Path) -> None:
@@ -299,8 +299,7 @@ async def test_requests_that_are_cut_off_get_an_error_and_one_line_in_the_log(tm
             assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
         loud = [line for line in own.log.read_text().splitlines() if not line.startswith("INFO:")]
         assert loud == [
-            "WARNING:     3 requests were cut off: not ended 0 s after the gateway was asked to shut down "
-            "(CHARONIA_DRAIN_TIMEOUT_S)"
+            "WARNING:     3 requests were cut off: not ended 0 s after the shutdown began (CHARONIA_DRAIN_TIMEOUT_S)"
         ]
 
 
@@ -317,7 +316,7 @@ async def test_a_gateway_that_cannot_start_says_what_would_be_right(tmp_path: Pa
                 port,
                 1,
                 f"the gateway cannot listen on 127.0.0.1, port {port} (Address already in use): "
-                "end the process that has it, or choose another port with CHARONIA_GATEWAY_PORT (--port)",
+                "end the process that uses it, or choose another port with CHARONIA_GATEWAY_PORT (--port)",
             ),
         ]
         redis = {"CHARONIA_GATEWAY_REDIS_URL": "redis://127.0.0.1:1"}

@@ -66,4 +66,4 @@ def test_make_chat_takes_the_functions_of_a_file(tmp_path: Path) -> None:
     file.write_text("")
     done = make("chat", TOOLS=str(file), CHARONIA_GRPC_PORT=str(free_ports(1)[0]))
     assert done.returncode != 0
-    assert "is no Python file" in " ".join(done.stderr.replace("│", "").split())
+    assert "is not a Python file" in " ".join(done.stderr.replace("│", "").split())

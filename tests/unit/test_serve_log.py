@@ -37,7 +37,7 @@ def test_warnings_and_errors_are_shown(line: str, shown: tuple[str, str] | None)
 def test_of_many_requests_that_fail_alike_one_is_shown_in_a_while() -> None:
     now = 0.0
     repeats = Repeats(lambda: now)
-    lines = [f"a request fails: Triton at 127.0.0.1:{port} went away [cmpl-{port:x}ab]" for port in range(33330, 33340)]
+    lines = [f"a request failed: 127.0.0.1:{port} went away [cmpl-{port:x}ab]" for port in range(33330, 33340)]
     assert [repeats.passed(line) for line in lines] == [lines[0], *[None] * 9]
     assert repeats.passed("endpoint 127.0.0.1:33337 is up") is not None, "that is something else"
     now = REPEATED_S

@@ -30,8 +30,10 @@ _MORE = 4
 def choose(
     endpoints: Sequence[Endpoint], request: GenerateRequest, tried: Collection[Endpoint] = (), owner: str | None = None
 ) -> Endpoint | None:
-    """The server for a request, or None if no server can take it. `tried` have not taken it. `owner`: the target of the
-    server that has the session's history."""
+    """The server for a request, or None if no server can take it.
+
+    `tried`: servers that failed or rejected the request. `owner`: the target of the server with the session's history.
+    """
     # The only server gets every request: the request is the best check.
     usable = [one for one in endpoints if one.usable or (len(endpoints) == 1 and not one.removed)]
     home = next((one for one in usable if one.target == owner), None)

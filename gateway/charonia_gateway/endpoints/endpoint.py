@@ -38,7 +38,7 @@ class Endpoint:
         self.checked = asyncio.Event()  # its first check has ended
         self._on_change = on_change
         self._missed = 0  # checks in a row
-        self._needed = 1  # checks that must pass until it is up
+        self._passes_needed = 1  # checks that must pass until it is up
         self._wake = asyncio.Event()
 
     @property
@@ -48,7 +48,7 @@ class Endpoint:
 
     @property
     def reachable(self) -> bool:
-        """Whether it can be asked to stop requests."""
+        """Whether it can receive stop requests."""
         return self.up or self.draining
 
     def acquire(self) -> None:
@@ -71,8 +71,8 @@ class Endpoint:
     def passed(self) -> None:
         """A check passed."""
         self._missed, self.doubtful, self.draining = 0, False, False
-        self._needed -= 1
-        if not self.up and self._needed <= 0:
+        self._passes_needed -= 1
+        if not self.up and self._passes_needed <= 0:
             self._change(True, "")
 
     def missed(self, why: str) -> None:
@@ -85,7 +85,7 @@ class Endpoint:
     def failed(self, why: str, draining: bool = False) -> None:
         """A check was refused, or found that the server is not ready."""
         self.draining = draining
-        self._needed = PASSED_UNTIL_UP
+        self._passes_needed = PASSED_UNTIL_UP
         self._change(False, why)
 
     def _change(self, up: bool, reason: str) -> None:

@@ -108,7 +108,7 @@ class Pool:
         self._state = state or MemoryState()
         self._turn = 0
         self._watches: set[asyncio.Task[None]] = set()
-        self._descriptions: dict[str, tuple[float, Any]] = {}  # when each was asked for, and the answer
+        self._descriptions: dict[str, tuple[float, Any]] = {}  # time of the last request for each, and its result
         self._asking: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
 
@@ -255,42 +255,42 @@ class Pool:
         )
 
     async def stop_session(self, session_id: str) -> None:
-        await self._tell(session_id, lambda client: client.stop(session_id=session_id))
+        await self._notify(session_id, lambda client: client.stop(session_id=session_id))
 
     async def cancel_session(self, session_id: str) -> None:
-        await self._tell(session_id, lambda client: client.cancel(session_id=session_id))
+        await self._notify(session_id, lambda client: client.cancel(session_id=session_id))
 
     async def end_session(self, session_id: str) -> None:
         """Let the servers forget a session. If its server cannot be reached, its history is not continued later."""
         forgotten = False
         try:
-            forgotten = await self._tell(session_id, lambda client: client.end_session(session_id))
+            forgotten = await self._notify(session_id, lambda client: client.end_session(session_id))
         finally:
             await self._set_owner(session_id, None if forgotten else _NOBODY)
 
-    async def _tell(self, session_id: str, action: Callable[[Server], Awaitable[None]]) -> bool:
+    async def _notify(self, session_id: str, action: Callable[[Server], Awaitable[None]]) -> bool:
         """Call `action` for every server that can be reached: servers ignore unknown sessions. Returns whether the
         session's owner is among them. Raises an error if it failed at the owner, or at all servers."""
         owner = await self._owner(session_id)
-        told = [one for one in self.endpoints if one.reachable] or self.endpoints
-        outcomes = await asyncio.gather(*(action(one.client) for one in told), return_exceptions=True)
-        errors = {one.target: outcome for one, outcome in zip(told, outcomes, strict=True) if outcome is not None}
-        if owner in errors or len(errors) == len(told):
+        notified = [one for one in self.endpoints if one.reachable] or self.endpoints
+        outcomes = await asyncio.gather(*(action(one.client) for one in notified), return_exceptions=True)
+        errors = {one.target: outcome for one, outcome in zip(notified, outcomes, strict=True) if outcome is not None}
+        if owner in errors or len(errors) == len(notified):
             error = errors.get(owner or "") or next(iter(errors.values()), self._summary([]))
             raise await self._explained(error) if isinstance(error, CharoniaError) else error
-        return not owner or any(one.target == owner for one in told)
+        return not owner or any(one.target == owner for one in notified)
 
     # --- questions about the model
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """Tokenize at a server. Raises the client's errors."""
-        return await self._ask(lambda client: client.tokenize(request))
+        return await self._request(lambda client: client.tokenize(request))
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """Client.tokenizer_info() of a server. Raises the client's errors."""
-        return await self._ask(lambda client: client.tokenizer_info())
+        return await self._request(lambda client: client.tokenizer_info())
 
-    async def _ask(self, question: Callable[[Server], Awaitable[Result]]) -> Result:
+    async def _request(self, question: Callable[[Server], Awaitable[Result]]) -> Result:
         """Ask the least loaded server, then the others while it fails."""
         usable = [one for one in self.endpoints if one.usable or len(self.endpoints) == 1]
         failures: list[CharoniaError] = []
@@ -319,17 +319,17 @@ class Pool:
         return await self._described("info", lambda client: client.model_info(_DESCRIPTION_TIMEOUT_S), {})
 
     async def _described(self, what: str, question: Callable[[Server], Awaitable[Result]], unknown: Result) -> Result:
-        """The last answer to a question, which is asked again in the background when the answer is old. Callers
-        wait only while the answer is unknown, all for the same question."""
-        asked, answer = self._descriptions.get(what, (None, unknown))
+        """The last known result of a request about the model. An old result is requested again in the background.
+        Callers wait only while the result is unknown, all for the same request."""
+        requested_at, answer = self._descriptions.get(what, (None, unknown))
         age = _DESCRIPTION_TIMEOUT_S if answer == unknown else _DESCRIPTION_AGE_S
-        old = asked is None or time.monotonic() - asked > age
+        old = requested_at is None or time.monotonic() - requested_at > age
         if old and what not in self._asking and self.usable:
             task = self._asking[what] = asyncio.create_task(self._describe(what, question, answer))
             task.add_done_callback(lambda _: self._asking.pop(what))
         if answer == unknown and what in self._asking:
             await asyncio.wait((self._asking[what],))
-            answer = self._descriptions.get(what, (asked, unknown))[1]
+            answer = self._descriptions.get(what, (requested_at, unknown))[1]
         found: Result = answer
         return found
 

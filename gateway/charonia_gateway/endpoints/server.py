@@ -1,4 +1,4 @@
-"""What an endpoint asks its server: charonia_client's Client of a Triton server, or an engine without one."""
+"""The interface of an endpoint's server: charonia_client's Client for a Triton server, or an engine without Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from charonia_client import GenerateRequest, GenerateResponse, Tokenized, Tokeni
 
 
 class Server(Protocol):
-    """As charonia_client.Client has it, errors too. Each method raises CharoniaError."""
+    """The methods of charonia_client.Client, with the same errors. Each method raises CharoniaError."""
 
     target: str
 

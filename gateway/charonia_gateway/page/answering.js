@@ -1,4 +1,4 @@
-// One answer of the model: asks for it, waits where the server has too much to do or is away, and takes it in piece by piece.
+// One response of the model: requests it, waits while the server is overloaded or not reachable, and adds the pieces.
 
 import * as api from "./api.js";
 import { path } from "./conversations.js";
@@ -25,7 +25,7 @@ function toApi(message) {
   return { role: "assistant", content: message.content, ...(calls.length && { tool_calls: calls }) };
 }
 
-/** The body of the request for an answer under `parent`. */
+/** The body of the request for a response to `parent`. */
 export function requestBody(conversation, parent, model) {
   const messages = path(conversation, parent).map(toApi);
   if (preferences.system.trim()) messages.unshift({ role: "system", content: preferences.system });
@@ -35,7 +35,7 @@ export function requestBody(conversation, parent, model) {
   return body;
 }
 
-/** Waits, and tells tick(seconds left) of it. Ends early with the signal, which throws. */
+/** Waits, and calls tick(seconds left) meanwhile. An aborted signal throws early. */
 async function pause(seconds, signal, tick) {
   const end = Date.now() + seconds * 1000;
   for (let left = seconds; left > 0; left = (end - Date.now()) / 1000) {
@@ -58,14 +58,14 @@ function takeCalls(answer, deltas) {
   }
 }
 
-const SHORT_MS = 50; // what comes in less comes at once: that is the network's speed
+const SHORT_MS = 50; // shorter intervals measure only the network's speed
 
-/** Tokens in a second, as the server measured it, else by when they came. */
+/** Tokens per second: the server's measurement, else from the times of arrival. */
 function speed({ completion_tokens: count }, timings, ms) {
   return timings ? timings.predicted_per_second : ms > SHORT_MS ? ((count - 1) * 1000) / ms : null;
 }
 
-/** Takes in one stream. Times and speed are this stream's, tokens those of the whole answer. */
+/** Reads one stream. Times and speed are for this stream, tokens for the whole response. */
 async function take(answer, pieces, changed) {
   const sent = performance.now();
   let first = null;
@@ -95,14 +95,14 @@ async function take(answer, pieces, changed) {
 const isEmpty = (answer) => !answer.content && !answer.reasoning && !answer.toolCalls?.length;
 
 /**
- * Fills `answer`, a message of the assistant; with begun = true it goes on from what it has. changed() is called with every
- * piece; model(again) resolves to the name of the model, again: what the server has now. askKey(error) resolves to whether
- * there is another key.
+ * Fills `answer`, a message of the assistant. begun = true: continues its text. changed() is called with every piece.
+ * model(again) resolves to the name of the model; again: ask the server for its current models. askKey(error) resolves
+ * to whether there is another key.
  */
 export async function write(conversation, answer, { model, begun, signal, changed, askKey }) {
   Object.assign(answer, { state: "waiting", finish: null, error: null });
   let wait = 1;
-  let again = false; // whether the model was asked for twice
+  let again = false; // whether the models were requested again
   for (;;) {
     const before = answer.content;
     const fresh = () => (begun ? answer.content === before : isEmpty(answer));
@@ -125,7 +125,7 @@ export async function write(conversation, answer, { model, begun, signal, change
           if (error.kind === "away") look();
           await pause(error.retryAfter ?? wait, signal, tick);
           if (error.kind === "away" && !isWell()) {
-            tick(0); // its health is asked for meanwhile, which costs a key nothing
+            tick(0); // meanwhile the server watch checks its health, which does not count for a key's limits
             await untilReady(signal);
           }
           wait = Math.min(wait * 2, LONGEST_WAIT_S);

@@ -1,13 +1,13 @@
-// Requests to the gateway that this page came from, and what their failures mean.
+// Requests to this page's gateway, and the meaning of their failures.
 
 import { EventSourceParserStream } from "./libraries/eventsource-parser/dist/stream.js";
 import { text } from "./languages.js";
 import { apiKey } from "./preferences.js";
 
-/** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "limit" (the
- * same: the key's limit is reached), "unloaded" (the model is not loaded), "away" (the server, or what is behind it), "lost" (nothing answers, or the
- * answer broke off), "silent" (no answer in time), "model" (the server has another one), "origin" (the server does not know
- * this page), "refused" (the request is wrong). key: what it was sent with. */
+/** Why a request failed. kind: "key" (the server needs another key), "busy" (retry after retryAfter seconds), "limit"
+ * (as busy: the key's limit is reached), "unloaded" (the model is not loaded), "away" (the server or Triton is not
+ * available), "lost" (the connection failed or broke), "silent" (no response in time), "model" (the server has another
+ * model), "origin" (the server does not accept this page), "refused" (the request is wrong). key: the key of the request. */
 export class ServerError extends Error {
   constructor(kind, message, { retryAfter = null, key = null } = {}) {
     super(message);
@@ -15,7 +15,7 @@ export class ServerError extends Error {
   }
 }
 
-// By the code of the gateway's error; where there is none, as of a proxy, by status.
+// By the code of the gateway's error. An error without a code, for example of a proxy, is mapped by its status.
 const BY_CODE = {
   access_denied: "key",
   deadline_exceeded: "busy",
@@ -30,7 +30,7 @@ const BY_STATUS = { 401: "key", 429: "busy", 502: "away", 503: "away", 504: "awa
 
 async function failure(response, key) {
   const sent = await response.text().catch(() => "");
-  let message = sent.trimStart().startsWith("<") ? "" : sent.slice(0, 500); // a proxy's page says no more than its status
+  let message = sent.trimStart().startsWith("<") ? "" : sent.slice(0, 500); // a proxy's HTML page adds nothing to its status
   let code = null;
   try {
     const body = JSON.parse(sent);
@@ -41,7 +41,7 @@ async function failure(response, key) {
   }
   const kind = BY_CODE[code] ?? BY_STATUS[response.status] ?? "refused";
   if (kind === "origin") return new ServerError(kind, text("originRefused", location.origin));
-  if (kind === "key" && !key) return new ServerError(kind, text("keyText")); // the server's words are for programs
+  if (kind === "key" && !key) return new ServerError(kind, text("keyText")); // the server's message is for programs
   const seconds = Number.parseFloat(response.headers.get("Retry-After"));
   const retryAfter = Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 3600) : null;
   return new ServerError(kind, [response.status, message || response.statusText].filter(Boolean).join(": "), { retryAfter, key });
@@ -52,7 +52,7 @@ const HEALTH = "health/ready"; // which needs no key
 async function request(path, { body, signal } = {}) {
   const headers = {};
   const key = apiKey();
-  const fits = /^[\x21-\x7e]+( +[\x21-\x7e]+)*$/.test(key); // into a header
+  const fits = /^[\x21-\x7e]+( +[\x21-\x7e]+)*$/.test(key); // valid in a header
   if (key && !fits && path !== HEALTH) throw new ServerError("key", text("keyCharacters"), { key });
   if (key && fits) headers.Authorization = `Bearer ${key}`;
   if (body) headers["Content-Type"] = "application/json";
@@ -77,8 +77,8 @@ async function request(path, { body, signal } = {}) {
 
 const json = async (path, options) => (await request(path, options)).json();
 
-/** The models' names, each with how many tokens a conversation may have; null where the server cannot say. A key may be for
- * models alone that the server does not have. */
+/** The context length in tokens by the name of the model; null if unknown. The server may have none of a key's models.
+ */
 export async function models() {
   const key = apiKey();
   const { data } = await json("v1/models");
@@ -92,12 +92,13 @@ export async function whyNotReady() {
     await request(HEALTH, { signal: AbortSignal.timeout(8000) });
     return null;
   } catch (error) {
-    if (error instanceof ServerError && error.kind === "key") return null; // it lives
+    if (error instanceof ServerError && error.kind === "key") return null; // the server is up
     return error;
   }
 }
 
-/** Why the server does not take this page's requests, or null: only of those that act it looks at the page's origin. */
+/** Why the server rejects this page's requests, or null. The server checks the origin only of requests that change
+ * something. */
 export async function whyNotThisPage(model) {
   try {
     await request("tokenize", { body: { model, prompt: "a" } });
@@ -107,7 +108,7 @@ export async function whyNotThisPage(model) {
   return null;
 }
 
-/** The parameters of a chat request by name: their schemas, of the gateway's own description. */
+/** The schemas of a chat request's parameters by name, from the gateway's OpenAPI document. */
 export async function chatParameters() {
   const document = await json("openapi.json");
   const found = {};
@@ -120,7 +121,7 @@ export async function chatParameters() {
 
 let bytesCame = () => {};
 
-/** run() is called whenever something of a stream comes, heartbeats too. */
+/** run() is called whenever a stream receives data, including heartbeats. */
 export const onBytes = (run) => (bytesCame = run);
 
 const noting = () =>
@@ -131,9 +132,9 @@ const noting = () =>
     },
   });
 
-/** The chunks of a streamed answer. */
+/** The chunks of a streamed response. */
 async function* stream(path, body, signal) {
-  const key = apiKey(); // of this answer, whatever key there is when it fails
+  const key = apiKey(); // the key of this request; it may have changed when an error arrives
   const response = await request(path, {
     body: { ...body, stream: true, stream_options: { include_usage: true }, timings: true },
     signal,
@@ -158,7 +159,7 @@ async function* stream(path, body, signal) {
   }
 }
 
-/** The pieces of an answer to a conversation: {delta, finish, usage, timings}. */
+/** The pieces of a response to a conversation: {delta, finish, usage, timings}. */
 export async function* chat(body, signal) {
   for await (const chunk of stream("v1/chat/completions", body, signal)) {
     const choice = chunk.choices?.[0];
@@ -166,8 +167,8 @@ export async function* chat(body, signal) {
   }
 }
 
-/** The pieces that go on from `begun`, a begun answer to the conversation: the model gets the conversation's tokens and
- * those of the begun answer, begunTokens, and no new turn. */
+/** The pieces that continue `begun`, a truncated response. The model receives the conversation's tokens and
+ * begunTokens, without a new turn. */
 export async function* continuation(body, begun, signal) {
   const { messages, tools, max_completion_tokens: longest, model, ...sampling } = body;
   const conversation = await json("tokenize", { body: { model, messages, ...(tools && { tools }) }, signal });

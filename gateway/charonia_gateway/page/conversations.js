@@ -3,24 +3,24 @@
 // conversation  {id, title, created, updated, leaf, messages: {id: message}}
 // message       {id, parent, role, content, created}, and as its role needs files (of the user), or reasoning, toolCalls,
 //               finish, error, stats (of the assistant), or toolCallId (of a tool)
-// A message that is edited, or an answer that is made again, is a sibling of the old one. `leaf` says which branch is shown.
-// Of a conversation that was deleted {id, removed} stays, so that no other tab that still has it brings it back.
+// An edited message and a regenerated response are siblings of the old one. `leaf` is the end of the shown branch.
+// A deleted conversation leaves {id, removed}, so that another tab that still has it does not restore it.
 
 import { openDB } from "./libraries/idb/build/index.js";
 import { openChannel } from "./site_data.js";
 
 const STORE = "conversations";
 const FORMAT = "charonia-chat-1";
-const REMEMBERED_MS = 30 * 24 * 3600 * 1000; // that a conversation was deleted
+const REMEMBERED_MS = 30 * 24 * 3600 * 1000; // how long a deletion is remembered
 const ROLES = ["user", "assistant", "tool"];
-const CLAIM_MS = 2000; // in which a tab says what it writes; one that draws a huge answer takes its time
+const CLAIM_MS = 2000; // time for a tab to report its running responses; a tab that draws a huge response is slow
 
 let database;
 const below = new WeakMap(); // conversation to its messages by parent
 const channel = openChannel("charonia-conversations");
 const writers = openChannel("charonia-writers");
 
-/** Opens what is kept. onChange(id) is called when another tab has changed or deleted a conversation. */
+/** Opens the database. onChange(id) is called when another tab has changed or deleted a conversation. */
 export async function open(onChange) {
   database = await openDB("charonia", 1, { upgrade: (made) => made.createObjectStore(STORE, { keyPath: "id" }) });
   channel.onmessage = (event) => onChange(event.data);
@@ -30,7 +30,7 @@ export async function open(onChange) {
   return all.filter(({ removed }) => !removed).sort((a, b) => b.updated - a.updated);
 }
 
-/** The conversation as it is kept; undefined for one that was deleted. */
+/** The stored conversation; undefined if it was deleted. */
 export async function load(id) {
   const found = await database.get(STORE, id);
   return found?.removed ? undefined : found;
@@ -39,20 +39,20 @@ export async function load(id) {
 const size = ({ content, reasoning, toolCalls }) =>
   content.length + (reasoning ?? "").length + (toolCalls ? JSON.stringify(toolCalls).length : 0);
 
-/** Of two states of one message the later: messages only grow, and end. */
+/** The later of two states of one message: messages only grow, and end. */
 function later(mine, stored) {
   if (size(mine) !== size(stored)) return size(mine) > size(stored) ? mine : stored;
   return mine.state && !stored.state ? stored : mine;
 }
 
-/** Keeps a conversation, with what another tab has added to it meanwhile; `conversation` gets that too. Returns false for one
- * that was deleted, unless it is to come back: undo = true. */
+/** Stores a conversation, merged with changes of other tabs. `conversation` gets these changes, too. Returns false if
+ * it was deleted; undo = true restores it. */
 export async function save(conversation, undo = false) {
   const transaction = database.transaction(STORE, "readwrite");
   const kept = await transaction.store.get(conversation.id);
   if (kept?.removed && !undo) return false;
   if ((kept?.renamed ?? 0) > (conversation.renamed ?? 0)) {
-    Object.assign(conversation, { title: kept.title, renamed: kept.renamed }); // by another tab, while this one wrote
+    Object.assign(conversation, { title: kept.title, renamed: kept.renamed }); // another tab renamed it, while this one wrote
   }
   const stored = kept?.messages ?? {};
   let grown = false;
@@ -81,7 +81,7 @@ export async function remove(id) {
   channel.postMessage(id);
 }
 
-/** Tells tabs that ask which messages this one writes: `ids()`. */
+/** Answers other tabs' requests for the messages that this tab is writing: `ids()`. */
 export function tellWhatIsWritten(ids) {
   writers.onmessage = ({ data }) => {
     const mine = ids();
@@ -89,7 +89,7 @@ export function tellWhatIsWritten(ids) {
   };
 }
 
-/** The ids of the messages that other tabs write. */
+/** The ids of the messages that other tabs are writing. */
 export async function writtenElsewhere() {
   const asking = openChannel("charonia-writers");
   const found = new Set();
@@ -123,7 +123,7 @@ export function path(conversation, leaf = conversation.leaf) {
   return found.reverse();
 }
 
-/** The messages under `parent`, the oldest first. */
+/** The replies to `parent`, oldest first. */
 function children(conversation, parent) {
   if (!below.has(conversation)) {
     const byParent = new Map();
@@ -137,10 +137,10 @@ function children(conversation, parent) {
   return below.get(conversation).get(parent) ?? [];
 }
 
-/** The versions of a message, itself among them. */
+/** The versions of a message, including itself. */
 export const siblings = (conversation, message) => children(conversation, message.parent);
 
-/** Shows the branch that the message is on: to its newest end. */
+/** Shows the message's branch, up to its newest end. */
 export function show(conversation, message) {
   let id = message.id;
   for (let next = children(conversation, id); next.length; next = children(conversation, id)) id = next.at(-1).id;
@@ -159,7 +159,7 @@ export function matches(conversation, query) {
 export const exported = (conversations) => JSON.stringify({ format: FORMAT, conversations }, null, 1);
 
 const string = (value, name) => {
-  if (typeof value !== "string") throw new Error(`${name}: expected a text`);
+  if (typeof value !== "string") throw new Error(`${name}: expected a string`);
   return value;
 };
 
@@ -200,14 +200,14 @@ function importedMessage(raw) {
 function importedConversation(raw) {
   const conversation = { ...newConversation(), title: string(raw.title, "title"), created: time(raw.created), updated: time(raw.updated) };
   const messages = new Map(Object.values(raw.messages ?? {}).map((one) => [one.id, importedMessage(one)]));
-  const rooted = new Set([null]); // those from which the way up to the first message is known
+  const rooted = new Set([null]); // messages whose path to the first message is verified
   for (const message of messages.values()) {
-    const way = new Set();
+    const visited = new Set();
     for (let id = message.id; !rooted.has(id); id = messages.get(id).parent) {
-      if (!messages.has(id) || way.has(id)) throw new Error(`parent: ${id} is no message before ${message.id}`);
-      way.add(id);
+      if (!messages.has(id) || visited.has(id)) throw new Error(`parent: ${id} is not a message before ${message.id}`);
+      visited.add(id);
     }
-    way.forEach((id) => rooted.add(id));
+    visited.forEach((id) => rooted.add(id));
   }
   conversation.messages = Object.fromEntries(messages);
   if (raw.leaf !== null && !messages.has(raw.leaf)) throw new Error(`leaf: there is no message ${raw.leaf}`);
@@ -215,7 +215,7 @@ function importedConversation(raw) {
   return conversation;
 }
 
-/** The conversations of an exported file, under new ids. Throws what is wrong with it. */
+/** The conversations of an exported file, with new ids. Throws an error that describes an invalid file. */
 export function imported(text) {
   const file = JSON.parse(text);
   if (file?.format !== FORMAT || !Array.isArray(file.conversations)) {

@@ -8,7 +8,7 @@ import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPrefere
 import * as actions from "./state.js";
 
 const { state } = actions;
-// The parameters that a person sets. What they mean and which values they have is the gateway's to say.
+// The parameters that the user can set. The gateway defines their meaning and their values.
 const PARAMETERS = [
   "max_completion_tokens",
   "temperature",
@@ -21,7 +21,7 @@ const PARAMETERS = [
   "seed",
   "reasoning_effort",
 ];
-let parameters = null; // by name; undefined where the gateway does not say
+let parameters = null; // by name; undefined if the gateway does not describe them
 let toolsError = "";
 
 export async function openSettings() {
@@ -43,7 +43,7 @@ function setSampling(name, value) {
   actions.update();
 }
 
-/** Fields are emptied too: what one of them refused, and a choice that a person made, are not drawn over. */
+/** Also resets the fields: drawing does not replace rejected input or a selected option. */
 function resetSampling() {
   setPreference("sampling", {});
   for (const field of document.querySelectorAll(".parameters :is(input, select)")) field.value = "";
@@ -67,7 +67,7 @@ function parameter(name) {
     if (!field.reportValidity()) return;
     setSampling(name, field.value === "" ? null : schema.enum ? field.value : Number(field.value));
   };
-  // JavaScript's numbers are exact up to 2^53 only.
+  // JavaScript's numbers are exact only up to 2^53.
   const highest = Math.min(schema.maximum ?? Infinity, Number.MAX_SAFE_INTEGER);
   const lowest = Math.max(schema.minimum ?? -Infinity, Number.MIN_SAFE_INTEGER);
   const field = schema.enum
@@ -153,9 +153,9 @@ const settingsBody = () => html`
 
 const backdrop = (close) => (event) => event.target === event.currentTarget && close();
 
-const opened = new Set(); // dialogs, by id; one that the user closes until its close event, which comes later
+const opened = new Set(); // ids of open dialogs; a dialog that the user closes stays until its close event
 
-/** Not for one that the page itself has closed, or has opened again since. */
+/** Ignores a dialog that the page itself has closed, or has opened again since. */
 const byUser = (id, close) => ({ target }) => {
   if (!target.open && opened.delete(id)) close();
 };
@@ -192,7 +192,8 @@ const keyDialog = () => html`<dialog id="key" aria-labelledby="key-title" @close
 
 export const dialogs = () => html`${settings()} ${keyDialog()}`;
 
-/** Opens and closes the browser's dialogs as the state says. What the user has just closed is not opened again. */
+/** Opens and closes the browser's dialogs to match the state. Does not reopen a dialog that the user has just closed.
+ */
 export function syncDialogs() {
   for (const [id, open] of [["settings", state.settingsOpen], ["key", state.keyDialog !== null]]) {
     const dialog = document.getElementById(id);

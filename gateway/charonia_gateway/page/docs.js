@@ -1,10 +1,11 @@
-// The page at /docs: swagger-ui of /openapi.json. Where the gateway wants a key, it is asked for, unless the chat page has it.
+// The page at /docs: swagger-ui for /openapi.json. If the gateway needs a key that the chat page does not have, asks
+// for it.
 
 import { language, text } from "./languages.js";
 import { apiKey, isKeyRemembered, setApiKey } from "./preferences.js";
 
 const ADDRESS = "openapi.json";
-const SCHEME = "key"; // as documentation.py names it
+const SCHEME = "key"; // the name in documentation.py
 
 /** definition: {spec} or {url}. */
 function show(definition) {
@@ -13,7 +14,7 @@ function show(definition) {
     dom_id: "#swagger-ui",
     deepLinking: true,
     onComplete() {
-      ui.specActions.updateUrl(ADDRESS); // a link to it
+      ui.specActions.updateUrl(ADDRESS); // shown as a link
       if (apiKey()) ui.preauthorizeApiKey(SCHEME, apiKey());
     },
   });
@@ -25,7 +26,7 @@ function made(name, properties, ...children) {
   return element;
 }
 
-/** In swagger-ui's looks. */
+/** A form in the style of swagger-ui. */
 function ask(reason) {
   const field = made("input", { type: "password", autocomplete: "off", required: true });
   const form = made(
@@ -50,12 +51,12 @@ async function open() {
   try {
     if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
   } catch {
-    return ask(""); // it has characters that no header can carry
+    return ask(""); // it contains characters that are not valid in a header
   }
   const answer = await fetch(ADDRESS, { headers, cache: "no-store" }).catch(() => null);
   const content = await answer?.json().catch(() => null);
   if ([401, 403].includes(answer?.status)) ask(content?.error?.message ?? "");
-  else show(answer?.ok && content ? { spec: content } : { url: ADDRESS }); // swagger-ui says what is wrong
+  else show(answer?.ok && content ? { spec: content } : { url: ADDRESS }); // swagger-ui shows the error
 }
 
 await open();

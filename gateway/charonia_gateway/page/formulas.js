@@ -1,4 +1,4 @@
-// Formulas in Markdown: $…$ and \(…\) within a line, $$…$$ and \[…\] as a display. A plugin of markdown-it; it leaves
+// Formulas in Markdown: $…$ and \(…\) within a line, $$…$$ and \[…\] as a display. A plugin of markdown-it: it creates
 // elements with the TeX in data-formula, for KaTeX.
 
 const PAIRS = [
@@ -8,10 +8,10 @@ const PAIRS = [
   { open: "$", close: "$", display: false },
 ];
 
-const LONGEST = 10_000; // characters; so an opening without an end costs little
+const LONGEST = 10_000; // characters; bounds the cost of an opening without an end
 
-/** The pair that begins at `position`, and where it ends. Dollars of money are none: as with pandoc, no space stands
- * inside of a dollar, and no digit after the closing one. */
+/** The delimiters that begin at `position`, and the position of their end. Dollar amounts are not formulas: as in
+ * pandoc, there is no space next to a dollar inside, and no digit after the closing dollar. */
 function formulaAt(source, position, limit) {
   const pair = PAIRS.find(({ open }) => source.startsWith(open, position));
   if (!pair) return null;
@@ -43,7 +43,7 @@ function block(state, startLine, endLine, silent) {
   if (!found) return false;
   let line = startLine;
   while (line < endLine && state.eMarks[line] < found.end) line++;
-  if (state.src.slice(found.end, state.eMarks[line]).trim()) return false; // text after it: it is within a paragraph
+  if (state.src.slice(found.end, state.eMarks[line]).trim()) return false; // text follows: the formula is part of a paragraph
   if (silent) return true;
   Object.assign(state.push("formula", "span", 0), {
     content: found.formula,

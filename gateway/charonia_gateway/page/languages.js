@@ -1,4 +1,4 @@
-// The page's words, in English and Chinese.
+// The page's texts, in English and Chinese.
 
 import { preferences } from "./preferences.js";
 
@@ -58,7 +58,7 @@ const ENGLISH = {
   reasoningNow: "Thinking…",
   toolCall: "Function call",
   callArguments: "Arguments",
-  resultPlaceholder: "Result of the call, which goes back to the model",
+  resultPlaceholder: "Result of the call, for the model",
   sendResult: "Send results",
   answering: "The answer is being written",
   answered: "The answer is complete",
@@ -68,12 +68,12 @@ const ENGLISH = {
   failed: "The server rejected the request",
   originRefused: (origin) =>
     `it does not know this page under the address ${origin}. Set CHARONIA_GATEWAY_ALLOWED_ORIGINS=${origin} for the gateway and restart it`,
-  waitingBusy: (seconds) => `The server has too much to do. Next try in ${seconds} s`,
+  waitingBusy: (seconds) => `The server is overloaded. Next try in ${seconds} s`,
   waitingLimit: (seconds) => `A limit of your API key is reached. Next try in ${seconds} s`,
   waitingAway: (seconds) =>
-    `The server is away, or is being restarted. ${seconds ? `Next try in ${seconds} s` : "Your message is sent as soon as it is back"}`,
-  waitingModel: (model, seconds) => `The server has not loaded ${model} at present. Next try in ${seconds} s; you can stop and choose another model`,
-  waitingTurn: "Other tabs are writing answers, as many at once as the browser allows. This one begins when one of them ends",
+    `The server is not available, or is being restarted. ${seconds ? `Next try in ${seconds} s` : "Your message is sent as soon as it is back"}`,
+  waitingModel: (model, seconds) => `The server has not loaded ${model} now. Next try in ${seconds} s; you can stop and choose another model`,
+  waitingTurn: "Other tabs are receiving answers and use all connections of the browser. This answer begins when one of them ends",
   waitingLost: "The server cannot be reached. Your message is sent as soon as it is back",
   tokensPerSecond: "tokens/s",
   firstToken: (seconds) => `first token after ${seconds} s`,
@@ -85,19 +85,19 @@ const ENGLISH = {
   serverNotReady: (reason) => `The server is not ready yet: ${reason}`,
   serverBack: "The server is back",
   keyTitle: "API key",
-  keyText: "This server asks for an API key. Whoever runs it can give you one",
-  keyWrong: "The server did not take this key:",
-  keyCharacters: "it has characters that are in no key",
-  noModels: "it is for models alone that this server does not have",
+  keyText: "This server needs an API key. Its operator can give you one",
+  keyWrong: "The server rejected this key:",
+  keyCharacters: "it has characters that are not allowed in a key",
+  noModels: "it allows only models that this server does not have",
   keyLabel: "Key",
   keyRemember: "Remember the key on this device, also after the browser is closed",
   keyForget: "Forget the key",
-  keyForgotten: "The key is forgotten",
+  keyForgotten: "The key was removed",
   systemPrompt: "System prompt",
-  systemHelp: "What the model is told before every chat, such as how to answer",
+  systemHelp: "Instructions for the model in every chat, such as how to answer",
   sampling: "Sampling",
   samplingHelp: "Empty fields have the server's defaults",
-  samplingLost: "The server does not say which parameters it takes",
+  samplingLost: "The server does not list its parameters",
   byDefault: "default",
   between: (low, high) => `${low} to ${high}`,
   atLeast: (low) => `${low} or more`,
@@ -118,7 +118,7 @@ const ENGLISH = {
   ],
   apiDocs: "API documentation",
   toEnd: "To the end",
-  storageLost: "This browser keeps nothing for the page (private window?): chats are lost when it closes",
+  storageLost: "This browser stores no data for the page (private window?): chats are lost when it closes",
   help: {},
 };
 
@@ -238,7 +238,7 @@ const CHINESE = {
   apiDocs: "API 文档",
   toEnd: "到底部",
   storageLost: "浏览器没有为此页面保存数据（无痕窗口？），关闭后对话会丢失",
-  // Translations of the gateway's own descriptions.
+  // Translations of the gateway's descriptions.
   help: {
     max_completion_tokens: "回答的最大词元数；默认为上下文所能容纳的长度",
     temperature: "随机程度；0 表示总是选择最可能的词元，默认为模型的设定",
@@ -260,7 +260,7 @@ export const language = () => {
   return navigator.languages.map((tag) => tag.slice(0, 2)).find((tag) => tag in LANGUAGES) ?? "en";
 };
 
-/** The user's words for `name`. */
+/** The text `name` in the user's language. */
 export function text(name, ...values) {
   const found = LANGUAGES[language()][name];
   return typeof found === "function" ? found(...values) : found;

@@ -1,4 +1,4 @@
-// The chat page: its frame, the composer, and the keys of the keyboard.
+// The chat page: its layout, the composer, and keyboard shortcuts.
 
 import { html, nothing, render } from "./libraries/lit-html/lit-html.js";
 import { repeat } from "./libraries/lit-html/directives/repeat.js";
@@ -15,7 +15,7 @@ const { state } = actions;
 const NARROW = matchMedia("(max-width: 760px)");
 const NEAR_END_PX = 80;
 let composerOf = null; // id of the conversation whose draft is in the composer
-let following = true; // the end of the conversation is kept in view
+let following = true; // keeps the end of the conversation in view
 
 const field = () => document.getElementById("composer");
 const scroller = () => document.getElementById("scroller");
@@ -26,7 +26,7 @@ function toggleSidebar() {
   actions.update();
 }
 
-/** On a narrow screen the chats lie over the rest, which nobody reaches then, with keys neither. */
+/** On a narrow screen the list of chats covers the rest, which then must not be reachable, not even by keyboard. */
 const covered = () => NARROW.matches && state.sidebarOpen;
 let wasCovered = false;
 

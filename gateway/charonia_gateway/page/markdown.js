@@ -1,7 +1,7 @@
-// Markdown of a model to elements. A model is a stranger: nothing that it writes is run or fetched.
+// Converts a model's Markdown to elements. A model is not trusted: nothing in its text is run or fetched.
 //
-// HTML in Markdown stays text (html: false). What markdown-it makes is cleaned by DOMPurify all the same. Pictures become
-// links, and links lead to http, https and mailto only. Characters that hide or reorder text are shown.
+// HTML in Markdown stays text (html: false). DOMPurify also cleans the output of markdown-it. Images become links, and
+// links have only http, https and mailto. Characters that hide or reorder text are shown.
 
 import MarkdownIt from "./libraries/markdown-it/dist/browser/markdown-it.esm.min.mjs";
 import DOMPurify from "./libraries/dompurify/dist/purify.es.mjs";
@@ -14,11 +14,12 @@ const ALLOWED = {
   ],
   ALLOWED_ATTR: ["class", "href", "start", "title", "data-align", "data-formula", "data-display"],
   ALLOWED_URI_REGEXP: LINK,
-  ADD_URI_SAFE_ATTR: ["start", "data-align", "data-formula", "data-display"], // no addresses
+  ADD_URI_SAFE_ATTR: ["start", "data-align", "data-formula", "data-display"], // these are not addresses
   ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-// Bidirectional controls, characters of no width (but those that join and part letters), and tags, which spell hidden text.
+// Bidirectional controls, zero-width characters (except joiners and non-joiners), and tag characters, which can spell
+// hidden text.
 const HIDDEN = /[\u202a-\u202e\u2066-\u2069\u200b\u2060-\u2064\ufeff\u{e0000}-\u{e007f}]/gu;
 const FLAG = /\u{1f3f4}[\u{e0020}-\u{e007f}]+/gu;
 
@@ -32,7 +33,7 @@ markdown.renderer.rules.image = (tokens, index) => {
   return `<a class="picture" href="${source}">${escapeHtml(token.content || token.attrGet("src") || "")}</a>`;
 };
 for (const name of ["th_open", "td_open"]) {
-  // A style is no attribute that the page's policy lets through.
+  // The page's policy does not allow style attributes.
   markdown.renderer.rules[name] = (tokens, index, options, _env, self) => {
     const style = tokens[index].attrGet("style");
     if (style) tokens[index].attrs = [["data-align", style.replace("text-align:", "")]];
@@ -40,7 +41,7 @@ for (const name of ["th_open", "td_open"]) {
   };
 }
 
-/** The HTML of each block at the top level. */
+/** The HTML of each top-level block. */
 function blocks(text) {
   const environment = {};
   const tokens = markdown.parse(text, environment);
@@ -60,7 +61,7 @@ function* textNodes(root) {
   while (walker.nextNode()) yield walker.currentNode;
 }
 
-/** A text in pieces, with an element that shows its number for each hidden character. */
+/** The text in pieces, with an element for each hidden character that shows its code. */
 export function revealed(text) {
   const flags = [...text.matchAll(FLAG)].map((match) => [match.index, match.index + match[0].length]);
   const hidden = [...text.matchAll(HIDDEN)].filter(({ index }) => !flags.some(([begin, end]) => begin <= index && index < end));
@@ -83,19 +84,19 @@ function reveal(root) {
   }
 }
 
-const unfinished = new Set(); // what waits for a library that could not be fetched
+const unfinished = new Set(); // callbacks that wait for a library that could not be fetched
 
-/** Finishes what could not be, as the server was away. */
+/** Runs the callbacks again after the server was not available. */
 export function finish() {
   const all = [...unfinished];
   unfinished.clear();
   all.forEach((run) => run());
 }
 
-/** A library, fetched with the first use; null where that fails. Then again() is called with finish(). */
+/** A library, fetched on first use; null on failure. Then finish() calls again(). */
 function lazily(load) {
   let loading;
-  let failures = 0; // a browser may remember a failed import by its address
+  let failures = 0; // a browser may cache a failed import by its address
   return async (again) => {
     const mine = (loading ??= load(failures ? `?${failures}` : ""));
     try {
@@ -115,7 +116,7 @@ function lazily(load) {
 
 const highlighter = lazily((retry) => import(`./libraries/@highlightjs/cdn-assets/es/highlight.min.js${retry}`));
 
-/** Colours a block of code, once the library is there. */
+/** Highlights a block of code when the library is loaded. */
 async function highlight(code, source, language) {
   const library = await highlighter(() => code.isConnected && highlight(code, source, language));
   if (!library) return;
@@ -143,19 +144,19 @@ const typesetter = lazily((retry) =>
 async function typeset(element) {
   if (!(await typesetter(() => element.isConnected && typeset(element)))) return;
   const { formula, display } = element.dataset;
-  if (revealed(formula).length > 1) return; // as it is, with marks: KaTeX would hide them again
+  if (revealed(formula).length > 1) return; // keep the marks: KaTeX would hide them again
   globalThis.katex.render(formula, element, {
     displayMode: display === "true",
     throwOnError: false,
     errorColor: "inherit",
-    trust: false, // no links, pictures or classes of the model's
+    trust: false, // no links, images or classes from the model
     strict: "ignore",
     maxSize: 30,
     maxExpand: 200,
   });
 }
 
-/** Before hidden characters are revealed: what is copied and coloured is what was written. */
+/** Runs before hidden characters are revealed, so that copying and highlighting use the original text. */
 function codeBlock(pre, texts) {
   const code = pre.querySelector("code") ?? pre;
   const source = code.textContent;
@@ -175,7 +176,7 @@ function codeBlock(pre, texts) {
     setTimeout(() => (copy.textContent = texts("copy")), 1500);
   });
   head.append(name, copy);
-  pre.tabIndex = 0; // it scrolls
+  pre.tabIndex = 0; // so that the keyboard can scroll it
   pre.replaceWith(box);
   box.append(head, pre);
   if (language) highlight(code, source, language);
@@ -204,7 +205,7 @@ function elements(html, texts) {
   return [...fragment.childNodes];
 }
 
-/** Copies a text. Without TLS a browser has no clipboard for pages, but lets a selection be copied. */
+/** Copies a text. Without TLS pages have no clipboard API, but can copy a selection. */
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -220,7 +221,7 @@ export async function copyText(text) {
   }
 }
 
-/** An element that shows a text which grows: blocks that stay the same are left as they are. */
+/** Shows a growing text in an element. Unchanged blocks keep their elements. */
 export class MarkdownView {
   #shown = []; // {html, nodes}
   #text = null;
@@ -232,7 +233,7 @@ export class MarkdownView {
     this.element.dir = "auto";
   }
 
-  /** texts(name): words in the user's `language`. */
+  /** texts(name): the text in the user's `language`. */
   show(text, language, texts) {
     if (text === this.#text && language === this.#language) return;
     const made = blocks(text);

@@ -1,4 +1,4 @@
-// How one message looks.
+// The view of one message.
 
 import { html, nothing } from "./libraries/lit-html/lit-html.js";
 import { siblings } from "./conversations.js";
@@ -17,7 +17,8 @@ function shown(message, field) {
   return view.element;
 }
 
-/** Whether a key ends the composition of characters, as of Chinese. Safari says of that Enter only its old code. */
+/** Whether a key ends an input composition, for example of Chinese. Safari marks that Enter only by its old key code.
+ */
 export const composes = (event) => event.isComposing || event.keyCode === 229;
 
 export const iconButton = (name, label, run, { disabled = false, className = "" } = {}) =>
@@ -90,7 +91,7 @@ const pretty = (json) => {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // it is still being written, or wrong
+    return json; // incomplete or invalid
   }
 };
 
@@ -131,7 +132,7 @@ function condition(message) {
       return html`<div class="dots" role="img" aria-label=${text("answering")}><i></i><i></i><i></i></div>`;
     case "busy":
     case "limit":
-    case "away": // with the server's own words
+    case "away": // shows the server's message
       return html`<p class="waiting">${actions.whyItWaits(message)} <span class="hint">(${message.waitsFor})</span></p>`;
     case "unloaded":
     case "lost":

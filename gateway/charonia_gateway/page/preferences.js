@@ -1,4 +1,4 @@
-// What the user has set, and the API key. All of it stays in this browser.
+// The user's settings and the API key. They are stored only in this browser.
 
 import { local, session } from "./site_data.js";
 
@@ -19,7 +19,7 @@ function read() {
   try {
     return { ...DEFAULTS, ...JSON.parse(local.get(NAME) ?? "{}") };
   } catch {
-    return { ...DEFAULTS }; // no JSON: not of this page
+    return { ...DEFAULTS }; // not JSON: another program wrote it
   }
 }
 
@@ -32,7 +32,7 @@ export function setPreference(name, value) {
 
 export const apiKey = () => session.get(KEY) ?? local.get(KEY);
 
-/** Keeps the key for this browser session, or until it is forgotten. An empty one is forgotten. */
+/** Stores the key for this browser session, or until it is removed. An empty key removes it. */
 export function setApiKey(key, remember) {
   session.remove(KEY);
   local.remove(KEY);
@@ -41,7 +41,7 @@ export function setApiKey(key, remember) {
 
 export const isKeyRemembered = () => local.get(KEY) !== null;
 
-/** What was typed and not yet sent, by conversation; "" is the new one. */
+/** Unsent text by conversation; "" is the new conversation. */
 export const draft = (id) => local.get(DRAFT + id) ?? "";
 
 export function setDraft(id, text) {
@@ -49,7 +49,7 @@ export function setDraft(id, text) {
   else local.remove(DRAFT + id);
 }
 
-/** Those of conversations that are no longer there. */
+/** Removes the drafts of deleted conversations. */
 export function forgetDrafts(kept) {
   for (const name of local.names()) {
     const id = name.startsWith(DRAFT) && name.slice(DRAFT.length);
@@ -57,7 +57,7 @@ export function forgetDrafts(kept) {
   }
 }
 
-/** The functions that the model may call, as the API takes them. Throws what the user reads. */
+/** The functions that the model may call, in the API's format. Throws an error for the user. */
 export function parseTools(text) {
   if (!text.trim()) return [];
   const tools = JSON.parse(text);

@@ -1,26 +1,26 @@
-// Whether the server answers. Tabs tell each other what they have heard of it, so that one asks for all: a browser opens six
-// connections to a server over HTTP/1.1, all tabs together, and each stream of an answer holds one.
+// Checks whether the server is up. Tabs share their results, so that one tab checks for all. Over HTTP/1.1 a browser
+// opens only six connections to a server, for all tabs together, and each stream needs one.
 
 import { ServerError, onBytes, whyNotReady } from "./api.js";
 import { openChannel } from "./site_data.js";
 
-const CALM_S = 20; // between two questions to a server that is well
-const ALERT_S = 1; // and to one that is not, or of which nothing is known
-const RECENT_MS = 35_000; // a stream is not silent for longer: the gateway sends heartbeats
+const CALM_S = 20; // between two checks of a healthy server
+const ALERT_S = 1; // between two checks of a server with a problem or an unknown state
+const RECENT_MS = 35_000; // longest silence of a stream: the gateway sends heartbeats
 const TELL_MS = 2000;
 const MAX_CONNECTIONS = 6;
 
-/** A message that has waited for so long, and without a word of its own, may wait for a connection. */
+/** A message without a response for this time may be waiting for a connection. */
 export const CROWDED_MS = 3000;
 
 const channel = openChannel("charonia-server");
 const tab = crypto.getRandomValues(new Uint32Array(1))[0];
-const streams = new Map(); // other tabs with a stream, to when it last had something
-const waiting = new Set(); // what is called when the server takes requests
+const streams = new Map(); // other tabs with a stream, and when it last received data
+const waiting = new Set(); // callbacks for when the server takes requests
 let report = () => {};
 let problem = null;
 let timer;
-let heardAt = 0; // when a stream of any tab last had something
+let heardAt = 0; // when a stream of any tab last received data
 let toldAt = 0;
 
 function heard() {
@@ -30,7 +30,7 @@ function heard() {
   channel.postMessage({ tab, heard: true });
 }
 
-/** Whether answers of other tabs have all of the browser's connections. */
+/** Whether streams of other tabs use all of the browser's connections. */
 export function crowded() {
   const recent = [...streams.values()].filter((at) => Date.now() - at < RECENT_MS);
   return recent.length >= MAX_CONNECTIONS;
@@ -47,19 +47,20 @@ function take(found) {
   if (found || before) report(found, before);
 }
 
-/** A tab that hears of another's question asks later itself. One that nobody sees asks only for a message that waits. */
+/** Schedules the next check, later if another tab has checked. A hidden tab checks only if a message waits. */
 function later(seconds = problem ? ALERT_S : CALM_S) {
   clearTimeout(timer);
   timer = setTimeout(() => (document.hidden && !waiting.size ? later() : look()), seconds * (1 + Math.random() / 2) * 1000);
 }
 
-/** Says what a request has shown: why the server takes none (an Error), or that it does (null). */
+/** Reports the result of a request: why the server takes no requests (an Error), or null. */
 export function tell(found) {
   channel.postMessage({ tab, problem: found && { kind: found.kind, message: found.message } });
   take(found);
 }
 
-/** Asks now. A question without an answer may have waited for a connection, behind streams of an answering server. */
+/** Checks now. A check without a response may have waited for a connection, while streams show that the server is up.
+ */
 export async function look() {
   clearTimeout(timer);
   channel.postMessage({ tab, asking: true });
@@ -68,10 +69,10 @@ export async function look() {
   else tell(found);
 }
 
-/** Whether the server takes requests, as far as is known. */
+/** Whether the server takes requests, as of the last check. */
 export const isWell = () => !problem;
 
-/** Resolves once the server takes requests. Throws with the signal. */
+/** Resolves when the server takes requests. An aborted signal throws. */
 export async function untilReady(signal) {
   let run;
   const ready = new Promise((resolve) => waiting.add((run = resolve)));
@@ -81,7 +82,7 @@ export async function untilReady(signal) {
   signal.throwIfAborted();
 }
 
-/** changed(problem, before) is called with what this tab or another has found; both are an Error or null. */
+/** changed(problem, before) is called with each result of this tab or another one; both are an Error or null. */
 export function watch(changed) {
   report = changed;
   onBytes(heard);

@@ -9,14 +9,14 @@ import { composes, iconButton } from "./message_view.js";
 import * as actions from "./state.js";
 
 const { state } = actions;
-let renaming = null; // the conversation, as it was when its renaming began
+let renaming = null; // the conversation, in its state when renaming began
 
 function rename(conversation) {
   renaming = { ...conversation };
   actions.update();
 }
 
-// Another tab may give the chat another name or place meanwhile: what is typed stays.
+// Another tab may rename or move the chat meanwhile. The typed text stays.
 function renameField() {
   const end = (event) => {
     if (renaming === null || state.drawing) return;
@@ -47,7 +47,7 @@ function item(conversation) {
   </li>`;
 }
 
-/** By keyboard the next thing to reach is the way back. */
+/** Moves the focus to the undo button, for keyboard users. */
 function remove(event, conversation) {
   actions.removeChat(conversation);
   if (event.detail === 0) setTimeout(() => document.querySelector(".notice button")?.focus(), 300);

@@ -1,8 +1,8 @@
-// What the browser keeps for this site, and the way between its tabs. Where it gives none (site data blocked) or has no more
-// room, values hold until the page is closed, and the tab is alone.
+// The browser's storage for this site, and messages between its tabs. If storage is blocked or full, values last until
+// the page is closed. If messages are blocked, the tab works alone.
 
 function guarded(name) {
-  const memory = new Map(); // what could not be kept; it counts before what is kept
+  const memory = new Map(); // values that could not be stored; they override stored values
   const attempt = (run, otherwise) => {
     try {
       return run(globalThis[name]);
@@ -24,10 +24,10 @@ function guarded(name) {
   };
 }
 
-/** Until it is removed. */
+/** Lasts until it is removed. */
 export const local = guarded("localStorage");
 
-/** Until the tab is closed. */
+/** Lasts until the tab is closed. */
 export const session = guarded("sessionStorage");
 
 /** A BroadcastChannel. */

@@ -1,4 +1,4 @@
-// What the page shows, and what its buttons do.
+// The page's state, and the actions of its buttons.
 
 import { models, whyNotThisPage } from "./api.js";
 import { write } from "./answering.js";
@@ -10,11 +10,11 @@ import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
 const MAX_FILE_BYTES = 1_000_000;
 const SAVE_MS = 1000;
-const SETTLE_MS = 10_000; // between two looks at answers that other tabs write
+const SETTLE_MS = 10_000; // between two checks of responses that other tabs write
 
 export const state = {
   conversations: [], // the newest first
-  current: null, // a conversation; one that nothing was said in is not among them
+  current: null, // a conversation; a new one without messages is not in the list
   query: "",
   files: [], // of the composer: {name, text}
   editing: null, // id of the message that is edited
@@ -22,23 +22,23 @@ export const state = {
   model: "",
   contextLength: new Map(), // by model
   running: new Map(), // conversation id to AbortController
-  problem: null, // why the server does not answer: an Error
-  refused: null, // why it answers nothing that this page asks: an Error
+  problem: null, // why the server is not available: an Error
+  refused: null, // why the server rejects this page's requests: an Error
   notice: null, // {text, action: {label, run}}
   spoken: "", // for screen readers
   sidebarOpen: false, // on narrow screens
   keyDialog: null, // {reason, done}
-  drawing: false, // an element that loses the focus does so because it is moved
+  drawing: false, // while drawing, an element loses the focus only because it is moved
   settingsOpen: false,
   stored: true,
 };
 
 let redraw = () => {};
 let scheduled = false;
-let costMs = 0; // of the last drawing
+let costMs = 0; // time of the last drawing
 
-/** Draws with the next frame, or soon where the page is not seen. Drawings that are slow (a huge answer) leave half of the
- * time to the user. */
+/** Draws in the next frame, or soon if the page is hidden. Slow drawings (a huge response) leave half of the time to
+ * the user. */
 export function update() {
   if (scheduled) return;
   scheduled = true;
@@ -63,7 +63,7 @@ async function saveNow(conversation, undo = false) {
   try {
     if (!(await store.save(conversation, undo))) forget(conversation);
     settle();
-    update(); // another tab may have added to it
+    update(); // another tab may have changed it
   } catch {
     state.stored = false;
     update();
@@ -74,7 +74,7 @@ function saveSoon(conversation) {
   if (!unsaved.has(conversation)) unsaved.set(conversation, setTimeout(() => saveNow(conversation), SAVE_MS));
 }
 
-/** Lets go of a conversation that another tab has deleted. What is typed and not sent stays in the composer. */
+/** Drops a conversation that another tab has deleted. Unsent text stays in the composer. */
 function forget(conversation) {
   dismiss(conversation);
   const typed = draft(conversation.id);
@@ -98,21 +98,21 @@ async function changedElsewhere(id) {
   keep(loaded);
   if (state.current.id === id) {
     const leaf = state.editing !== null && loaded.messages[state.current.leaf];
-    if (leaf) store.show(loaded, leaf); // whatever the other tab shows: what is edited stays in sight
+    if (leaf) store.show(loaded, leaf); // keep the edited message in view, even if the other tab shows another branch
     state.current = loaded;
   }
   settle();
   update();
 }
 
-const writing = new Map(); // messages that this tab writes, to their conversations
+const writing = new Map(); // conversation by message, for the messages that this tab is writing
 
 function breakOff(message) {
   for (const name of ["state", "waitS", "waitsFor"]) delete message[name];
   message.finish = "broken";
 }
 
-/** The answers that other tabs write, or wrote when they were closed, with their conversations. */
+/** The unfinished responses of other tabs, open or closed, with their conversations. */
 const begunElsewhere = () =>
   state.conversations.flatMap((conversation) =>
     Object.values(conversation.messages)
@@ -122,7 +122,8 @@ const begunElsewhere = () =>
 
 let settling = false;
 
-/** Ends the answers that no tab writes any more. A tab that nobody sees leaves that to others, or to when it is seen. */
+/** Ends the responses that no tab is writing any more. A hidden tab leaves that to other tabs, or waits until it is
+ * visible. */
 async function settle() {
   if (settling || document.hidden) return;
   const asked = new Set(begunElsewhere().map(([{ id }]) => id));
@@ -140,9 +141,9 @@ async function settle() {
 
 // --- Server
 
-let outdated = true; // the server may have other models than when it was asked for them
+let outdated = true; // the list of models may be outdated
 
-/** What this tab or another has found: the server is away, or it takes requests again (null). */
+/** Takes a result of the server watch: the server is not available, or takes requests again (null). */
 function serverChanged(problem) {
   const isBack = state.problem && !problem;
   state.problem = problem;
@@ -155,7 +156,7 @@ function serverChanged(problem) {
   update();
 }
 
-/** The name of the model that is asked. again: the server may have another one than it had. */
+/** The name of the model for a request. again: the server may have other models now. */
 async function currentModel(again = false) {
   if (!outdated && !again && state.contextLength.get(state.model)) return state.model;
   state.contextLength = await models();
@@ -181,8 +182,8 @@ export async function loadModels() {
   }
 }
 
-/** Says before the first message that the server does not take it. A gateway with keys knows its page under any name, and the
- * question would cost the key a request. */
+/** Shows before the first message that the server will reject it. Not for a gateway with keys: it accepts its page
+ * under any name, and the check would count as a request of the key. */
 async function checkOrigin() {
   state.refused = apiKey() ? null : await whyNotThisPage(state.model);
   update();
@@ -194,7 +195,7 @@ export function chooseModel(model) {
   update();
 }
 
-/** Resolves to whether there is another key than the one that a request failed with. Several requests ask once. */
+/** Resolves to whether there is another key than the failed request's. Several failed requests show one dialog. */
 export async function askKey({ key, message }) {
   if (key !== apiKey()) return true;
   if (!state.keyDialog) {
@@ -239,14 +240,14 @@ export function newChat() {
   update();
 }
 
-/** Has them in the list, in place of what has their ids: another tab's changes come as another object. */
+/** Puts conversations into the list and replaces objects with the same ids: a change of another tab is a new object. */
 function keep(...conversations) {
   const ids = new Set(conversations.map(({ id }) => id));
   state.conversations = [...conversations, ...state.conversations.filter(({ id }) => !ids.has(id))];
   state.conversations.sort((a, b) => b.updated - a.updated);
 }
 
-/** A conversation that was drawn, as it is now: another tab may have changed it since. */
+/** The current state of a conversation that was drawn: another tab may have changed it since. */
 const latest = (drawn) => state.conversations.find(({ id }) => id === drawn.id) ?? drawn;
 
 export function openChat(drawn) {
@@ -266,7 +267,7 @@ export function renameChat(drawn, title) {
   update();
 }
 
-/** Takes a conversation off this tab. */
+/** Removes a conversation from this tab. */
 function dismiss(conversation) {
   state.running.get(conversation.id)?.abort();
   state.conversations = state.conversations.filter((one) => one.id !== conversation.id);
@@ -317,7 +318,7 @@ export const foundChats = () => state.conversations.filter((one) => store.matche
 
 const isRunning = (conversation = state.current) => state.running.has(conversation.id);
 
-/** What is typed in the composer belongs to its conversation; that of all new ones is one. */
+/** Text in the composer belongs to its conversation. All new conversations share one draft. */
 const draftName = () => (state.current.leaf === null ? "" : state.current.id);
 export const currentDraft = () => draft(draftName());
 export const keepDraft = (typed) => setDraft(draftName(), typed);
@@ -329,7 +330,7 @@ const WAITING = {
   lost: "waitingLost",
 };
 
-/** Why an answer has not begun, in words; "" where nothing is in its way. */
+/** The reason why a response has not begun, as text; "" if there is no problem. */
 export function whyItWaits({ state: why, model, waitS }) {
   if (why === "unloaded") return text("waitingModel", model, waitS);
   return why in WAITING ? text(WAITING[why], waitS) : "";
@@ -339,12 +340,12 @@ async function answer(conversation, message, begun = false) {
   const controller = new AbortController();
   state.running.set(conversation.id, controller);
   writing.set(message, conversation);
-  const waits = setInterval(update, CROWDED_MS + 100); // it may find by then that it waits for a connection
+  const waits = setInterval(update, CROWDED_MS + 100); // by then it may be known that it waits for a connection
   state.spoken = text("answering");
   let spokenOf = message.state;
   const changed = () => {
     if (message.state !== spokenOf && message.state !== "waiting") {
-      spokenOf = message.state; // and the seconds of a wait are not read out one by one
+      spokenOf = message.state; // a screen reader must not read every second of a wait
       state.spoken = whyItWaits(message) || text("answering");
     }
     saveSoon(conversation);
@@ -359,7 +360,7 @@ async function answer(conversation, message, begun = false) {
       askKey,
     });
   } catch (error) {
-    // Nothing that the page sends: its own settings are wrong.
+    // The page's own settings are wrong, so nothing is sent.
     Object.assign(message, { finish: "failed", error: error.message });
     delete message.state;
   }
@@ -374,7 +375,7 @@ async function answer(conversation, message, begun = false) {
 const answerUnder = (conversation, parent) =>
   answer(conversation, store.add(conversation, parent, { role: "assistant" }));
 
-/** Sends what is in the composer. */
+/** Sends the composer's text. */
 export function send(typed) {
   const conversation = state.current;
   if ((!typed.trim() && !state.files.length) || isRunning()) return false;
@@ -390,16 +391,16 @@ export function send(typed) {
 
 export const stop = () => state.running.get(state.current.id)?.abort();
 
-/** Whether a message that was drawn is there still: another tab may have deleted the chat since. */
+/** Whether a message that was drawn still exists: another tab may have deleted the chat since. */
 const isHere = ({ id }) => id in state.current.messages;
 
-/** Makes the answer once more, beside the one that is there. */
+/** Regenerates the response, as a sibling of the old one. */
 export function regenerate(message) {
   if (!isRunning() && isHere(message)) answerUnder(state.current, message.parent);
 }
 
 export function goOn(drawn) {
-  const message = state.current.messages[drawn.id]; // as it is now: another tab may have changed it, or gone on itself
+  const message = state.current.messages[drawn.id]; // the current state: another tab may have changed or continued it
   if (message && canGoOn(message) && !isRunning()) answer(state.current, message, true);
 }
 
@@ -425,7 +426,7 @@ export function sendEdited(message, content) {
   answerUnder(state.current, made.id);
 }
 
-/** Gives the results of an answer's calls back to the model. */
+/** Sends the results of a response's calls to the model. */
 export function sendResults(message, results) {
   if (isRunning() || !isHere(message)) return;
   let parent = message.id;
@@ -459,7 +460,7 @@ export async function attach(files) {
   update();
 }
 
-/** Takes over what this browser keeps, and looks for the server. draw() draws the state. */
+/** Loads the stored data and contacts the server. draw() draws the state. */
 export async function start(draw) {
   redraw = draw;
   newChat();

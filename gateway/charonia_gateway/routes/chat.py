@@ -44,7 +44,7 @@ router = APIRouter()
     ),
 )
 async def chat_completions(request: Request, gateway: GatewayState) -> Response:
-    """OpenAI's chat completions. Calls of `tools` and reasoning are read in the format of the model's chat template
+    """OpenAI's chat completions. Tool calls and reasoning are parsed in the format of the model's chat template
     (docs/tools.md)."""
     body = await gateway.read(request, ChatRequest)
     gateway.check_choices(body.choices_made)
@@ -89,10 +89,10 @@ async def _whole(body: ChatRequest, requests: Sequence[GenerateRequest], head: H
 async def _stream(
     engine: Engine, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
-    """One chunk for each piece of text, of reasoning or of a call; each choice's first has the role, its last the
-    finish reason."""
+    """Yield one chunk per piece of text, reasoning or call. The first chunk of a choice has the role, the last one has
+    the finish reason."""
     usage = head.usage(body.choices_per_prompt, body.choices_per_prompt)
-    # This is the hot path: one dictionary is made, and changed for each chunk.
+    # This is the hot path: one dictionary is reused for all chunks.
     choice: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
     chunk = head.of("chat.completion.chunk", choices=[choice])
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -101,8 +101,8 @@ async def _stream(
     begun = [False] * body.choices_per_prompt
     called = [False] * body.choices_per_prompt
     parsed = requests[0].parsed
-    held: list[list[dict[str, Any]]] = [[] for _ in begun]  # log probabilities of what is not yet shown
-    texts: dict[int, TextEvents] = {}  # of choices that have begun, where there is nothing but text until their end
+    held: list[list[dict[str, Any]]] = [[] for _ in begun]  # log probabilities of text that is not yet sent
+    texts: dict[int, TextEvents] = {}  # for choices that have begun and have only text until their end
     async with aclosing(engine.stream(requests, head.engine_id)) as parts:
         async for part in parts:
             index = choice["index"] = part.index

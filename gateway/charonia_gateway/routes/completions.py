@@ -39,7 +39,7 @@ router = APIRouter()
     ),
 )
 async def completions(request: Request, gateway: GatewayState) -> Response:
-    """OpenAI's completions: the text, or the token ids, go to the model as they are, without a chat template."""
+    """OpenAI's completions: the model gets the text or the token ids unchanged, without a chat template."""
     body = await gateway.read(request, CompletionRequest)
     gateway.check_choices(body.choices_made)
     requests = body.engine_requests()
@@ -52,26 +52,25 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
 
 
 class _Choices:
-    """What the choices of one request show of the engine's answers: their texts and log probabilities, each choice's
-    with the prompt before it where an echo was asked for."""
+    """The texts and log probabilities of one request's choices. With echo, the prompt precedes each choice."""
 
     def __init__(self, body: CompletionRequest, prompts: Sequence[str]) -> None:
-        """prompts: their texts, where an echo was asked for."""
+        """prompts: the texts of the prompts, if echo is set."""
         self._body = body
         self._prompts_text = prompts
         self.count = len(body.prompt) * body.choices_per_prompt
         self._begun = [False] * self.count
-        # An echo's positions are those of the tokens: what counts tokens by itself finds each in its place.
+        # With echo, each token has an entry, because clients count tokens by position.
         every = bool(body.echo)
         self._logprobs = [CompletionLogprobs(every) for _ in range(self.count)] if body.logprobs is not None else None
-        # Of an echo with log probabilities, by prompt: the part that has the prompt's, which comes with its first
-        # choice alone; and what has come of others before.
+        # For echo with log probabilities, by prompt: the part with the prompt's log probabilities, which only the first
+        # choice has; and the parts of other choices that arrived before it.
         self._needs_prompt = bool(body.echo and self._logprobs)
         self._prompts: dict[int, GenerateResponse] = {}
         self._held: dict[int, list[tuple[int, GenerateResponse]]] = {}
 
     def ready(self, index: int, part: GenerateResponse) -> Sequence[tuple[int, GenerateResponse]]:
-        """The parts that can be shown now that this one has come, with their choices' indices."""
+        """The parts that can be sent after this part has arrived, with the indices of their choices."""
         if not self._needs_prompt:
             return ((index, part),)
         number = index // self._body.choices_per_prompt
@@ -83,7 +82,7 @@ class _Choices:
         return ()
 
     def of(self, index: int, part: GenerateResponse) -> tuple[str, dict[str, list[Any]] | None]:
-        """Text and log probabilities of a part that is ready."""
+        """Text and log probabilities of a ready part."""
         text = "" if self._body.prompt_only else part.text
         number = index // self._body.choices_per_prompt
         first, self._begun[index] = not self._begun[index], True
@@ -104,7 +103,7 @@ class _Choices:
 
 
 async def _echoed(engine: Engine, body: CompletionRequest) -> list[str]:
-    """The prompts' texts, where an echo shows them."""
+    """The prompts' texts, if echo is set."""
     if not body.echo:
         return []
 
@@ -136,17 +135,17 @@ async def _whole(body: CompletionRequest, requests: Sequence[GenerateRequest], h
 async def _stream(
     body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
-    """One chunk for each piece of text; each choice's last has the finish reason."""
+    """Yield one chunk per piece of text. The last chunk of a choice has the finish reason."""
     shown = _Choices(body, await _echoed(head.engine, body))
     usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
-    # This is the hot path: one dictionary is made, and changed for each chunk.
+    # This is the hot path: one dictionary is reused for all chunks.
     choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
     chunk = head.of("text_completion", choices=[choice])
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     if with_usage:
         chunk["usage"] = None
     only_text = not (body.logprobs is not None or body.prompt_only or body.timings_per_token)
-    texts: dict[int, TextEvents] = {}  # of choices that have begun, where there is nothing but text until their end
+    texts: dict[int, TextEvents] = {}  # for choices that have begun and have only text until their end
     async with aclosing(head.engine.stream(requests, head.engine_id)) as parts:
         async for come in parts:
             usage.see(come.index, come)

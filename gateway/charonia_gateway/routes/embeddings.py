@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, which says why there are none."""
+"""POST /v1/embeddings, which only returns an error."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post(
     "/v1/embeddings",
-    summary="None: the model is a decoder",
+    summary="Not supported: the model is a decoder",
     status_code=404,
     responses=describe_errors({404: "always"}),
 )
 async def embeddings() -> None:
     raise ApiError(
         404,
-        "a decoder has no embeddings: this server generates text; send texts to a server of an embedding model",
+        "this server has no embeddings: its models generate text; use a server with an embedding model",
         code="embeddings_not_supported",
     )

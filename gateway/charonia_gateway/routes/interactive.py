@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/chat/interactive",
-    summary="Go on with a conversation that the server keeps",
+    summary="Continue a conversation that the server stores",
     tags=["LMDeploy"],
     **describe(
         InteractiveRequest,
@@ -31,22 +31,24 @@ router = APIRouter()
             "the end": {"session_id": 7, "interactive_mode": False, "request_output_len": 0},
             "without a session": {"prompt": "Hello", "request_output_len": 32},
         },
-        stream="with stream = true one such object a line",
-        errors={410: "the session's history is on a server that takes no requests; sent again, the turn begins anew"},
+        stream="with stream = true one such object per line",
+        errors={
+            410: "the server of the session's history takes no requests; the same request again begins a new history"
+        },
     ),
 )
 async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
-    """LMDeploy's interactive chat. A conversation that the server does not know (any more) begins with this prompt.
-    One whose server is known to be gone, or to drain, has the error 410 first."""
+    """LMDeploy's interactive chat. An unknown or forgotten conversation begins with this prompt. If the conversation's
+    server is gone or drains, the request first fails with 410."""
     body = await gateway.read(request, InteractiveRequest)
     head = Head(gateway, request, body, "interactive-")
     if body.acts or body.ends:
         await _act(head.engine, body)
         return JSONResponse(_nothing(), headers=head.headers)
-    asked = body.engine_request()
+    engine_request = body.engine_request()
     if body.stream:
-        return EventStream(_stream(asked, head), head.headers, LINES, heartbeat_s=gateway.settings.heartbeat_s)
-    return JSONResponse(await while_connected(request, _whole(asked, head)), headers=head.headers)
+        return EventStream(_stream(engine_request, head), head.headers, LINES, heartbeat_s=gateway.settings.heartbeat_s)
+    return JSONResponse(await while_connected(request, _whole(engine_request, head)), headers=head.headers)
 
 
 async def _act(engine: Engine, body: InteractiveRequest) -> None:
@@ -73,17 +75,17 @@ def _shown(part: GenerateResponse) -> dict[str, Any]:
     }
 
 
-async def _whole(asked: GenerateRequest, head: Head) -> dict[str, Any]:
+async def _whole(engine_request: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    async with aclosing(head.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
+    async with aclosing(head.engine.answer(engine_request, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         answer = [part async for part in parts][-1]
     usage.see(0, answer)
     return {**_shown(answer), **head.timings(usage)}
 
 
-async def _stream(asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
+async def _stream(engine_request: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
     usage = head.usage(1, 1)
-    async with aclosing(head.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
+    async with aclosing(head.engine.answer(engine_request, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         async for part in parts:
             usage.see(0, part)
             if part.finish_reason:

@@ -49,21 +49,21 @@ router = APIRouter(tags=["Anthropic"])
                 ],
             },
         },
-        stream="with stream = true Anthropic's events, from `message_start` to `message_stop`",
+        stream="with stream = true Anthropic's events from `message_start` to `message_stop`",
         error=AnthropicErrorBody,
     ),
 )
 async def messages(request: Request, gateway: GatewayState) -> Response:
-    """Anthropic's Messages. Calls of `tools` and reasoning are read in the format of the model's chat template
-    (docs/tools.md); reasoning is in the answer where `thinking` asks for it."""
+    """Anthropic's Messages. Tool calls and reasoning are parsed in the format of the model's chat template
+    (docs/tools.md). The response contains reasoning if `thinking` requests it."""
     body = await gateway.read(request, MessagesRequest)
     head = Head(gateway, request, body, "msg_")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
-    asked = body.engine_request(reasons=await head.engine.pool.reasons())
+    engine_request = body.engine_request(reasons=await head.engine.pool.reasons())
     if body.stream:
         form = _format(head.headers[REQUEST_ID_HEADER])
-        return EventStream(_stream(body, asked, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
-    return JSONResponse(await while_connected(request, _whole(body, asked, head)), headers=headers)
+        return EventStream(_stream(body, engine_request, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
+    return JSONResponse(await while_connected(request, _whole(body, engine_request, head)), headers=headers)
 
 
 @router.post(
@@ -78,7 +78,7 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
     ),
 )
 async def count_tokens(request: Request, gateway: GatewayState) -> JSONResponse:
-    """Tokens of the prompt that the same messages and tools are in a request for an answer."""
+    """Count the prompt's tokens of a request with the same messages and tools."""
     body = await gateway.read(request, CountTokensRequest)
     head = Head(gateway, request, body, "count-")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
@@ -118,7 +118,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _stop(body: MessagesRequest, last: GenerateResponse, calls: bool) -> dict[str, str | None]:
-    """calls: the answer has calls of tools."""
+    """calls: whether the response contains tool calls."""
     if last.finish_reason == "length":
         full = last.num_output_tokens < body.max_tokens
         return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
@@ -127,19 +127,19 @@ def _stop(body: MessagesRequest, last: GenerateResponse, calls: bool) -> dict[st
     return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
 
-async def _whole(body: MessagesRequest, asked: GenerateRequest, head: Head) -> dict[str, Any]:
+async def _whole(body: MessagesRequest, engine_request: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    (answer,) = await head.engine.complete([asked], head.engine_id)
+    (answer,) = await head.engine.complete([engine_request], head.engine_id)
     usage.see(0, answer)
-    content = whole_blocks(body, answer, parsed=bool(asked.parsed))
+    content = whole_blocks(body, answer, parsed=bool(engine_request.parsed))
     return _message(head, usage, content=content, **_stop(body, answer, bool(answer.tool_calls)))
 
 
-async def _stream(body: MessagesRequest, asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
+async def _stream(body: MessagesRequest, engine_request: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
     usage = head.usage(1, 1)
-    blocks = Blocks(body, parsed=bool(asked.parsed))
+    blocks = Blocks(body, parsed=bool(engine_request.parsed))
     started = False
-    async with aclosing(head.engine.stream([asked], head.engine_id)) as parts:
+    async with aclosing(head.engine.stream([engine_request], head.engine_id)) as parts:
         async for part in parts:
             usage.see(0, part)
             events = b""

@@ -28,14 +28,14 @@ async def _model(gateway: Gateway, name: str) -> dict[str, Any]:
         "data_type": info.get("data_type"),
         "group_size": info.get("group_size"),
         "default_sampling_parameters": info.get("default_sampling_parameters"),
-        # Without the command: it names files of the machine that measured.
+        # Without the command: it contains file names of the machine that ran the evaluation.
         "quality": [{key: value for key, value in record.items() if key != "command"} for record in records],
     }
 
 
 @router.get("/v1/models", summary="List the models", response_model=ModelList)
 async def list_models(gateway: GatewayState) -> dict[str, Any]:
-    """The models that this server serves, as far as the key may use them; the first is the default one."""
+    """The models of this server that the key may use. The first one is the default."""
     found = await asyncio.gather(*(_model(gateway, name) for name in gateway.allowed_models()))
     return {"object": "list", "data": found}
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and GET and DELETE of those that are stored."""
+"""POST /v1/responses, and GET and DELETE for stored responses."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from charonia_gateway.stored import Stored
 from charonia_gateway.usage import Usage
 
 router = APIRouter(tags=["OpenAI"])
-_ABSENT = describe_errors({404: "it is not stored (any more)"})
+_ABSENT = describe_errors({404: "it is not stored, or was deleted"})
 
 
 @router.post(
     "/v1/responses",
-    summary="Answer a conversation, and go on with a stored one",
+    summary="Respond to a conversation, or continue a stored one",
     **describe(
         ResponsesRequest,
         ResponseBody,
@@ -50,12 +50,12 @@ _ABSENT = describe_errors({404: "it is not stored (any more)"})
                 ],
             },
         },
-        stream="with stream = true OpenAI's events, from `response.created` to `response.completed`",
+        stream="with stream = true OpenAI's events from `response.created` to `response.completed`",
     ),
 )
 async def create_response(request: Request, gateway: GatewayState) -> Response:
-    """OpenAI's Responses. Calls of `tools` and reasoning are read in the format of the model's chat template
-    (docs/tools.md). An answer is stored only with `store` = true."""
+    """OpenAI's Responses. Tool calls and reasoning are parsed in the format of the model's chat template
+    (docs/tools.md). A response is stored only with `store` = true."""
     body = await gateway.read(request, ResponsesRequest)
     head = Head(gateway, request, body, "resp_")
     pool = head.engine.pool
@@ -84,20 +84,20 @@ async def get_response(id: str, gateway: GatewayState) -> dict[str, Any]:
 
 
 @router.delete(
-    "/v1/responses/{id}", summary="Forget a stored answer", response_model=DeletedResponse, responses=_ABSENT
+    "/v1/responses/{id}", summary="Delete a stored response", response_model=DeletedResponse, responses=_ABSENT
 )
 async def delete_response(id: str, gateway: GatewayState) -> dict[str, Any]:
-    """The server forgets the conversation's session when none of its answers is stored any more."""
+    """The server deletes the conversation's session when its last stored response is deleted."""
     entry = await _found(gateway, id)
     await gateway.responses.remove(entry)
     if not await gateway.responses.has_session(entry.session_id):
-        with contextlib.suppress(CharoniaError):  # the session is forgotten when its time to live ends
+        with contextlib.suppress(CharoniaError):  # the session is deleted when its time to live ends
             await gateway.engines[entry.response["model"]].end_session(entry.session_id)
     return {"id": id, "object": "response", "deleted": True}
 
 
 def _owner() -> str | None:
-    """Whose the answers are that the request may see: its key's."""
+    """The owner of the responses that the request may read: its key."""
     key = current_key()
     return key.id if key else None
 
@@ -107,7 +107,7 @@ async def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
     if entry is None:
         raise ApiError(
             404 if param is None else 400,
-            f"there is no stored response {id[:100]!r}: it was made without store = true, is too old or was deleted",
+            f"there is no stored response {id[:100]!r}: it was created without store = true, is too old or was deleted",
             param=param,
             code="response_not_found" if param is None else "previous_response_not_found",
         )
@@ -115,7 +115,7 @@ async def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
 
 
 class _Answer:
-    """One answer: the request to the engine, and what the client sees of it."""
+    """One response: the engine's request, and the response for the client."""
 
     def __init__(
         self,
@@ -127,15 +127,15 @@ class _Answer:
         *,
         reasons: bool,
     ) -> None:
-        """defaults: the model's sampling defaults, which the response names. before: the response that it continues.
+        """defaults: the model's sampling defaults, which the response contains. before: the response that it continues.
 
-        Raises ApiError 400 if `before` is of another model, for the output of a call that does not exist, and for
-        `store` if nothing is stored."""
+        Raises ApiError 400 if `before` is from another model, if an output has no matching call, and for `store` if
+        responses are not stored."""
         self.head = head
         self._gateway = gateway
         self._body = body
         self._defaults = defaults
-        self._number = 0  # of the next event
+        self._number = 0  # number of the next event
         self._stored = False
         self._usage = head.usage(1, 1)
         if body.store and not gateway.responses.limit:
@@ -149,8 +149,8 @@ class _Answer:
         if before and before.response["model"] != body.model:
             raise ApiError(
                 400,
-                f"previous_response_id: that answer is of the model {before.response['model']!r}, and model is "
-                f"{body.model!r}: go on with the same model, or send the conversation as input",
+                f"previous_response_id: that response is from the model {before.response['model']!r}, and model is "
+                f"{body.model!r}: use the same model, or send the conversation as input",
                 param="previous_response_id",
                 code="invalid_value",
             )
@@ -160,7 +160,7 @@ class _Answer:
             call_id = str(error.args[0])[:100]
             raise ApiError(
                 400,
-                f"input: no function_call is before the function_call_output of {call_id!r}: send it, or "
+                f"input: there is no function_call before the function_call_output of {call_id!r}: send it, or "
                 "previous_response_id",
                 param="input",
                 code="invalid_value",
@@ -173,7 +173,7 @@ class _Answer:
             (answer,) = await self.head.engine.complete([request], self.head.engine_id)
             self._usage.see(0, answer)
             self._items.read(answer)
-            return (await self._ended(answer, request))[1]
+            return (await self._final_events(answer, request))[1]
 
     def format(self) -> Format:
         return Format("text/event-stream", self._error, EVENT_HEARTBEAT)
@@ -185,26 +185,26 @@ class _Answer:
         ):
             async for part in parts:
                 self._usage.see(0, part)
-                if events := self._begun() + self._items.read(part) + await self._last(part, request):
+                if events := self._first_events() + self._items.read(part) + await self._last_events(part, request):
                     yield events
 
     @contextlib.asynccontextmanager
     async def _in_session(self) -> AsyncIterator[GenerateRequest]:
-        """The request to the engine, with its session where the answer is to be stored. Answers that go on from each
-        other share a session, which has what the engine computed of them. The engine answers a session's requests one
-        after the other, so of several that go on from the same answer only one has its session: the first, and if that
-        is not stored in the end, one that comes after it."""
+        """Yield the engine's request, with a session if the response will be stored. A chain of responses shares a
+        session, which has their KV cache. The engine runs a session's requests in sequence. If several requests
+        continue the same response, only the first one uses its session. If the first one is not stored in the end, a
+        later one may use it."""
         if not self._body.store:
             yield self._request
             return
         before, store = self._before, self._gateway.responses
-        if before is None or not await store.go_on(before):
+        if before is None or not await store.try_continue(before):
             yield replace(self._request, session_id=f"response-{uuid.uuid4().hex}")
             return
         try:
             yield replace(self._request, session_id=before.session_id)
         finally:
-            await store.went_on(before, stored=self._stored)
+            await store.continued(before, stored=self._stored)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}
@@ -214,8 +214,8 @@ class _Answer:
     def _error(self, error: ApiError) -> bytes:
         return self._event("error", code=error.code or error.type, message=error.message, param=error.param)
 
-    def _begun(self) -> bytes:
-        """A stream's first events; nothing later."""
+    def _first_events(self) -> bytes:
+        """The first events of a stream. Empty after that."""
         if self._number:
             return b""
         response = self._response("in_progress", [])
@@ -223,15 +223,15 @@ class _Answer:
             "response.in_progress", response=response
         )
 
-    async def _last(self, part: GenerateResponse, request: GenerateRequest) -> bytes:
-        """A stream's last events; nothing where `part` is not the last one."""
+    async def _last_events(self, part: GenerateResponse, request: GenerateRequest) -> bytes:
+        """The last events of a stream. Empty if `part` is not the last part."""
         if not part.finish_reason:
             return b""
-        events, response = await self._ended(part, request)
+        events, response = await self._final_events(part, request)
         return events + self._event(f"response.{response['status']}", response=response)
 
-    async def _ended(self, last: GenerateResponse, request: GenerateRequest) -> tuple[bytes, dict[str, Any]]:
-        """The last item's last events, and the answer. Stores it where the request asks for that."""
+    async def _final_events(self, last: GenerateResponse, request: GenerateRequest) -> tuple[bytes, dict[str, Any]]:
+        """The last item's last events, and the response. Stores the response if requested."""
         status = "incomplete" if last.finish_reason == "length" else "completed"
         events = self._items.end(status)
         response = self._response(status, self._items.to_json(status))

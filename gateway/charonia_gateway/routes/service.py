@@ -1,4 +1,4 @@
-"""Health and metrics, for those who operate the gateway."""
+"""Health and metrics for the gateway's operator."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ router = APIRouter(tags=["service"])
 
 @router.get("/health/live", summary="Whether the gateway runs")
 async def live() -> dict[str, str]:
-    """200 while this process serves. Says nothing of Triton: restarting the gateway would not mend that."""
+    """200 while this process serves. Independent of Triton, because a restart of the gateway would not help there."""
     return {"status": "live"}
 
 
 @router.get("/health/ready", summary="Whether requests can be served", responses={503: {"description": "why not"}})
 async def ready(gateway: GatewayState) -> Response:
-    """200 if a Triton server answers, has a model ready, and the gateway does not shut down; else
-    503 with the reason. With several models, `models` says which are ready."""
+    """200 if a Triton server has a ready model and the gateway is not shutting down, else 503 with the reason. With
+    several models, `models` says which are ready."""
     if gateway.drain.begun:
         return JSONResponse({"status": "not ready", "reason": "the gateway is shutting down"}, 503)
     reasons = await asyncio.gather(*(engine.pool.why_not_ready() for engine in gateway.engines.values()))
@@ -35,5 +35,5 @@ async def ready(gateway: GatewayState) -> Response:
 
 @router.get("/metrics", summary="Prometheus metrics of the gateway", response_class=Response)
 async def metrics(gateway: GatewayState) -> Response:
-    """The engine's own metrics are on Triton's metrics port."""
+    """Triton's metrics port has the engine's own metrics."""
     return Response(await gateway.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})

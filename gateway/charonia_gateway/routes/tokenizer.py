@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer, which runs beside the engine in Triton."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer, which runs next to the engine in Triton."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ router = APIRouter(tags=["tokenizer"])
     ),
 )
 async def tokenize(request: Request, gateway: GatewayState) -> JSONResponse:
-    """The tokens that the same `prompt` or `messages` have in a request for an answer."""
+    """Tokenize `prompt` or `messages` in the same way as a request for a response."""
     body = await gateway.read(request, TokenizeBody)
     found = await while_connected(request, gateway.engine_of(body.model).pool.tokenize(body.engine_request()))
     answer = {
@@ -50,7 +50,7 @@ async def tokenize(request: Request, gateway: GatewayState) -> JSONResponse:
     **describe(DetokenizeBody, PromptBody, {"a text": {"tokens": [72, 101, 108]}}, stream=None),
 )
 async def detokenize(request: Request, gateway: GatewayState) -> JSONResponse:
-    """Special tokens are part of the text, under their names."""
+    """The text includes the names of special tokens."""
     body = await gateway.read(request, DetokenizeBody)
     return JSONResponse({"prompt": await _text(gateway, request, body)}, headers=_headers(body))
 
@@ -58,9 +58,9 @@ async def detokenize(request: Request, gateway: GatewayState) -> JSONResponse:
 async def _text(gateway: Gateway, request: Request, body: DetokenizeBody) -> str:
     if not body.tokens:
         return ""
-    asked = TokenizeRequest(prompt_token_ids=body.tokens)
+    engine_request = TokenizeRequest(prompt_token_ids=body.tokens)
     try:
-        return (await while_connected(request, gateway.engine_of(body.model).pool.tokenize(asked))).text
+        return (await while_connected(request, gateway.engine_of(body.model).pool.tokenize(engine_request))).text
     except BadRequest as error:
         raise BadRequest(str(error).replace("prompt_token_ids", "tokens", 1)) from None
 
@@ -74,11 +74,11 @@ def _headers(body: TokenizeBody | DetokenizeBody) -> dict[str, str]:
     "/tokenizer_info",
     summary="Describe the tokenizer",
     response_model=TokenizerInfo,
-    responses=describe_errors({404: "no such model", 503: "no server can say"}),
+    responses=describe_errors({404: "no such model", 503: "no server can be reached"}),
 )
 async def tokenizer_info(
     gateway: GatewayState,
     model: Annotated[str | None, Query(description="a name that /v1/models lists; default: the first")] = None,
 ) -> dict[str, Any]:
-    """Its class, special tokens and chat template, for clients that count tokens by themselves."""
+    """The tokenizer's class, special tokens and chat template, for clients that count tokens themselves."""
     return await gateway.engine_of(model).pool.tokenizer_info()

@@ -1,1 +1,1 @@
-"""What clients send and get, by OpenAI's definition of it."""
+"""Request and response bodies, as OpenAI defines them."""

@@ -23,12 +23,12 @@ MAX_BAD_WORD_BYTES = 1024
 # maximum of each bias in logit_bias; the minimum is the negative value
 MAX_LOGIT_BIAS = 100
 # end of generated: request limits
-# Far above what conversations have. The event loop does nothing else while it checks a body, so no list is endless.
+# Far above real conversations. The event loop is blocked while it checks a body, so each list has a limit.
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MAX_TOOLS = 1_000
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
-MAX_BIASES = 1 << 18  # more than the tokens of any vocabulary here
+MAX_BIASES = 1 << 18  # larger than any vocabulary
 MAX_SESSION_ID_BYTES = 256
 MAX_CACHE_SALT_BYTES = 256
 MAX_TOKEN_ID = 2**31 - 1
@@ -36,17 +36,17 @@ NO_SESSION = -1
 
 
 def wrong(message: str) -> PydanticCustomError:
-    """`message` says what would be right. It is no template: braces stand for themselves."""
+    """An error for a wrong field. `message` says what would be right. Braces in it are literal."""
     return PydanticCustomError("wrong", "{message}", {"message": message})
 
 
 def wrong_value(message: str) -> PydanticCustomError:
-    """As `wrong`; the error shows the value, too."""
+    """Like `wrong`; the error also shows the value."""
     return PydanticCustomError("wrong_value", "{message}", {"message": message})
 
 
 def refused(why: str) -> BeforeValidator:
-    """The check of a field that this server cannot do: null and nothing else. `why` says what to do."""
+    """The check of a field that this server does not support: accepts only null. `why` says what to do."""
 
     def check(value: Any) -> None:
         if value is not None:
@@ -56,13 +56,14 @@ def refused(why: str) -> BeforeValidator:
 
 
 def check_arguments(texts: Iterable[str]) -> None:
-    """Of the calls in one request. They are JSON in texts: what is made of them does not count to the body's values."""
+    """Check the arguments of all calls in one request. They are JSON strings, so the body's limit of values misses
+    them."""
     if has_too_many_values([text.encode("utf-8", "surrogatepass") for text in texts]):
         raise wrong(f"the calls' arguments have {TOO_MANY}")
 
 
 def only(expected: bool, why: str) -> BeforeValidator:
-    """The check of a flag that has one value here, or null. `why` says what to do."""
+    """The check of a flag that accepts only one value, or null. `why` says what to do."""
 
     def check(value: Any) -> Any:
         if value is not None and value is not expected:
@@ -97,7 +98,7 @@ def _bad_words(value: Any) -> list[str] | None:
     if texts is not None and len(texts) > MAX_BAD_WORDS:
         raise wrong(f"{len(texts)} bad words are too many: send at most {MAX_BAD_WORDS}")
     if any(len(text.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES for text in texts or ()):
-        raise wrong(f"one of them is too long: send at most {MAX_BAD_WORD_BYTES} bytes each")
+        raise wrong(f"a bad word is too long: send at most {MAX_BAD_WORD_BYTES} bytes each")
     return texts
 
 
@@ -111,7 +112,7 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     biases = {}
     for token, bias in value.items():
         if not re.fullmatch(r"\d{1,9}", token, re.ASCII):
-            raise wrong(f"{token[:40]!r} is no token id: keys are whole numbers from 0 on, as strings")
+            raise wrong(f"{token[:40]!r} is not a token id: keys are whole numbers from 0 on, as strings")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= MAX_LOGIT_BIAS:
             raise wrong(f"the bias of token {token} is not a number from -{MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}")
         biases[int(token)] = float(bias)
@@ -119,13 +120,13 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
 
 
 def join_parts(texts: Iterable[str], role: str | None) -> str:
-    """The parts of a message's content as one text. Those of an answer are pieces of one; others are texts of their
-    own, such as documents or a tool's results."""
+    """Join the parts of a message's content. Parts of an assistant's message are pieces of one text. Parts of other
+    messages are separate texts, such as documents or tool results."""
     return ("" if role == "assistant" else "\n").join(text for text in texts if text)
 
 
 def text_of_parts(value: Any, role: str | None = None) -> str | None:
-    """A message's content: a string, null, or OpenAI's list of text parts, which are joined as `role` has it."""
+    """A message's content: a string, null, or OpenAI's list of text parts, which are joined as the role requires."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -147,20 +148,20 @@ def _content(value: Any, info: ValidationInfo) -> str | None:
 
 
 def function_name(what: str, name: Any, limit: int = 64) -> str:
-    """The name of a function that a model may call. what: in the error, whose name it is."""
+    """Check the name of a function that a model may call. what: the owner of the name, for the error."""
     if isinstance(name, str) and len(name) <= limit and _FUNCTION_NAME.fullmatch(name):
         return name
     right = f"send 1 to {limit} characters of a-z, A-Z, 0-9, _, - and ."
     if name is None:
         raise wrong(f"the name of {what} is missing: {right}")
     if not isinstance(name, str):
-        raise wrong(f"the name of {what} is no text: {right}")
+        raise wrong(f"the name of {what} is not a string: {right}")
     shown = repr(name) if len(name) <= 80 else f"{name[:80]!r}... ({len(name)} characters)"
     raise wrong(f"the name of {what}, {shown}, is not valid: {right}")
 
 
 def function_list(value: Any) -> list[Any]:
-    """A list of tools, of which nothing is known yet."""
+    """Check that the value is a list of tools. The tools themselves are not checked."""
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise wrong(f"send a list of at most {MAX_TOOLS} functions")
     return value
@@ -170,7 +171,7 @@ _FORMS: dict[type, str] = {dict: "an object", str: "a text", bool: "true or fals
 
 
 def check_function(name: str, function: dict[str, Any], schema: str = "parameters") -> None:
-    """The fields of a function. schema: what the one with its JSON schema is called."""
+    """Check the fields of a function. schema: the name of the field with its JSON schema."""
     for field, form in ((schema, dict), ("description", str), ("strict", bool)):
         if not isinstance(function.get(field), form | None):
             raise wrong(f"function {name}: {field} is neither null nor {_FORMS[form]}")
@@ -178,14 +179,14 @@ def check_function(name: str, function: dict[str, Any], schema: str = "parameter
     if misplaced := next((other for other in others if other in function), None):
         raise wrong(f"function {name}: {misplaced} is called {schema} here")
     if isinstance((function.get(schema) or {}).get("strict"), bool):
-        raise wrong(f"function {name}: strict is within {schema}, where it has no effect: send it beside {schema}")
+        raise wrong(f"function {name}: strict is within {schema}, where it has no effect: send it next to {schema}")
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Of the functions in one request: a call would not say which of two it means."""
+    """Check that the functions of one request have different names."""
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise wrong(f"two functions are called {twice!r}: give each one a name of its own")
+        raise wrong(f"two functions are called {twice!r}: give each function its own name")
 
 
 def _tools(value: Any) -> Any:
@@ -196,12 +197,12 @@ def _tools(value: Any) -> Any:
         kind = tool.get("type") if isinstance(tool, dict) else None
         function = tool.get("function") if isinstance(tool, dict) else None
         if kind != "function" or not isinstance(function, dict):
-            raise wrong(f'tool {number} is no function: send {{"type": "function", "function": {{"name": ...}}}}')
+            raise wrong(f'tool {number} is not a function: send {{"type": "function", "function": {{"name": ...}}}}')
         name = function_name(f"function {number}", function.get("name"))
-        if beside := next((field for field in ("strict", "parameters", "description") if field in tool), None):
+        if misplaced := next((field for field in ("strict", "parameters", "description") if field in tool), None):
             raise wrong(
-                f"function {name}: {beside} is beside function, where it has no effect: send "
-                f'{{"type": "function", "function": {{"name": ..., {beside!r}: ...}}}}'.replace("'", '"')
+                f"function {name}: {misplaced} is next to function, where it has no effect: send "
+                f'{{"type": "function", "function": {{"name": ..., {misplaced!r}: ...}}}}'.replace("'", '"')
             )
         check_function(name, function)
         names.append(name)
@@ -210,7 +211,7 @@ def _tools(value: Any) -> Any:
 
 
 def _tool_choice(value: Any) -> Any:
-    """As the engine takes it: a text, or OpenAI's object that names a function."""
+    """Check tool_choice: a string, or OpenAI's object that names a function."""
     if value is None or (isinstance(value, str) and value in ("auto", "none", "required")):
         return value
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
@@ -241,21 +242,21 @@ def _prompt(value: Any) -> list[str] | list[list[int]]:
 
 
 def token_ids(value: Any) -> list[int]:
-    """A list of token ids. Whether they are in the vocabulary, the server checks."""
+    """Check a list of token ids. The server checks whether they are in the vocabulary."""
     if not isinstance(value, list):
         raise wrong("send a list of token ids")
     for position, token in enumerate(value):
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-            raise wrong(f"entry {position} is no token id: send whole numbers from 0 on, and no texts among them")
+            raise wrong(f"entry {position} is not a token id: send only whole numbers from 0 on")
     return value
 
 
 def _session_id(value: Any) -> str | None:
-    """LMDeploy's clients send whole numbers, -1 where there is no session; a number is the text that spells it."""
+    """Return a session id as a string. LMDeploy's clients send whole numbers; -1 means no session."""
     if value is None or (isinstance(value, int) and value == NO_SESSION):
         return None
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise wrong("send a text or a whole number, or -1 for none")
+        raise wrong("send a string or a whole number, or -1 for none")
     return _short_text(str(value), MAX_SESSION_ID_BYTES)
 
 
@@ -263,7 +264,7 @@ def _cache_salt(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise wrong("send a text that is not empty, or leave it out")
+        raise wrong("send a string that is not empty, or leave it out")
     return _short_text(value, MAX_CACHE_SALT_BYTES)
 
 
@@ -279,7 +280,7 @@ def _short_text(text: str, most_bytes: int) -> str:
 
 
 class OrText:
-    """Beside a check that makes a plain string into what a field holds: adds the string to the field's JSON schema."""
+    """Adds a plain string to a field's JSON schema. The field has a check that converts the string."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         other = handler(schema)
@@ -293,7 +294,7 @@ def _schema(*forms: dict[str, Any]) -> WithJsonSchema:
 _STRING = {"type": "string"}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # OpenAI's, of reasoning
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # OpenAI's values of reasoning effort
 Stop = Annotated[list[str] | None, BeforeValidator(_stop), _schema(_STRING, {**_STRINGS, "maxItems": MAX_STOPS})]
 StopOrEnd = Annotated[
     bool | list[str] | None,
@@ -330,8 +331,8 @@ ToolChoice = Annotated[
     _schema({"enum": ["auto", "none", "required"]}, {"type": "object"}),
 ]
 _NULL = WithJsonSchema({"type": "null"})
-Functions = Annotated[None, refused("it is the older form of tools: send those"), _NULL]
-FunctionCall = Annotated[None, refused("it is the older form of tool_choice: send that"), _NULL]
+Functions = Annotated[None, refused("it is the older form of tools: send tools"), _NULL]
+FunctionCall = Annotated[None, refused("it is the older form of tool_choice: send tool_choice"), _NULL]
 OfChat = Annotated[None, refused("tools are part of a chat: send it to /v1/chat/completions, or leave it out"), _NULL]
 Audio = Annotated[None, refused("answers are text: leave it out"), _NULL]
 TextModality = Annotated[
@@ -356,19 +357,19 @@ Prompt = Annotated[
 ]
 AddGenerationPrompt = Annotated[
     bool | None,
-    only(True, "messages end where an answer begins: send true, or leave it out"),
+    only(True, "the prompt always ends where the response begins: send true, or leave it out"),
     WithJsonSchema({"enum": [True, None]}),
 ]
 ContinueFinalMessage = Annotated[
     bool | None,
-    only(False, "a begun answer is not continued here, but by /v1/messages: send false, or leave it out"),
+    only(False, "this route does not continue an assistant's message; /v1/messages does: send false, or leave it out"),
     WithJsonSchema({"enum": [False, None]}),
 ]
-ChatTemplate = Annotated[Any, refused("the model's own is used: leave chat_template out")]
+ChatTemplate = Annotated[Any, refused("the model's own chat template is used: leave chat_template out")]
 SessionId = Annotated[str | None, BeforeValidator(_session_id), _schema(_STRING, {"type": "integer"})]
 CacheSalt = Annotated[
     str | None,
     BeforeValidator(_cache_salt),
     _schema({**_STRING, "minLength": 1, "maxLength": MAX_CACHE_SALT_BYTES}),
 ]
-CACHE_SALT = "of what the server has cached, only what requests with the same salt computed is found"
+CACHE_SALT = "the request finds only those cache entries that requests with the same salt computed"

@@ -15,7 +15,7 @@ from charonia_gateway.schemas.structured import refuse_guides
 
 
 def _prompt(value: Any) -> Any:
-    """An empty text is no prompt, as is null."""
+    """An empty text is treated as null: there is no prompt."""
     return None if value is None or value == "" else messages_of(value)
 
 
@@ -27,36 +27,36 @@ class InteractiveRequest(BaseModel):
 
     model: str | None = Field(None, description="a name that /v1/models lists; default: the first")
     prompt: Annotated[Annotated[Messages, Field(min_length=1)] | None, BeforeValidator(_prompt), OrText()] = Field(
-        None, description="what is new in the conversation: the user's text, or messages"
+        None, description="the new part of the conversation: the user's text, or messages"
     )
     session_id: SessionId = Field(None, description="the conversation; -1: none, so nothing is kept")
     interactive_mode: bool = Field(
-        False, description="keep the conversation for the next request; false: forget it after the answer"
+        False, description="keep the conversation for the next request; false: forget it after the response"
     )
-    stream: bool = Field(False, description="one JSON object a line, each with the text since the one before")
+    stream: bool = Field(False, description="one JSON object per line, each with the new text")
     stop: StopOrEnd = Field(
         None,
-        description="texts that end the answer; or true: end the session's running answer and keep in the conversation "
-        "what was said of it",
+        description="texts that end the response; or true: end the session's running response and keep in the "
+        "conversation the text generated so far",
     )
     cancel: bool | None = Field(
-        None, description="true: end the session's running answer and drop the turn from the conversation"
+        None, description="true: end the session's running response and drop the turn from the conversation"
     )
     request_output_len: int | None = Field(
         None,
         ge=0,
         le=INT32,
-        description="longest answer in tokens; default: what the context holds; 0 generates nothing",
+        description="maximum tokens of the response; default: the rest of the context; 0 generates nothing",
     )
-    max_tokens: int | None = Field(None, ge=0, le=INT32, description="OpenAI's name of request_output_len")
+    max_tokens: int | None = Field(None, ge=0, le=INT32, description="OpenAI's name for request_output_len")
     top_p: float = Field(0.8, ge=0, le=1)
     top_k: int = Field(40, ge=-1, le=INT32, description="the top k tokens; 0 or -1: all")
     temperature: float = Field(0.8, ge=0, le=2, description="0 is greedy")
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="over prompt and answer; 1 is none")
-    ignore_eos: bool = Field(False, description="the end token does not end the answer")
-    skip_special_tokens: Literal[True] | None = Field(None, description="special tokens are never part of a text")
-    # What LMDeploy does not have.
-    seed: int | None = Field(None, ge=0, le=2**64 - 1, description="makes the answer repeatable")
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="over prompt and response; 1 has no effect")
+    ignore_eos: bool = Field(False, description="the end token does not end the response")
+    skip_special_tokens: Literal[True] | None = Field(None, description="special tokens never appear in the text")
+    # Fields that LMDeploy does not have.
+    seed: int | None = Field(None, ge=0, le=2**64 - 1, description="makes the response repeatable")
     timeout: float | None = Field(
         None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
     )
@@ -70,14 +70,14 @@ class InteractiveRequest(BaseModel):
         if (self.model_extra or {}).get("image_url") is not None:
             raise wrong("image_url: models take texts only; send the prompt without it")
         if self.acts and self.session_id is None:
-            raise wrong("session_id is missing: say whose answer is to end")
+            raise wrong("session_id is missing: name the session whose response is to end")
         if self.cancel and self.stop is True:
             raise wrong("cancel and stop are both true: stop keeps the turn, cancel drops it; send one")
         if self.max_tokens is not None:
             if self.request_output_len not in (None, self.max_tokens):
                 raise wrong(
-                    f"max_tokens = {self.max_tokens} and request_output_len = {self.request_output_len} mean the same "
-                    "and differ: send one"
+                    f"max_tokens = {self.max_tokens} and request_output_len = {self.request_output_len} have the same "
+                    "meaning but different values: send one"
                 )
             self.request_output_len = self.max_tokens
         if self.acts or self.ends:
@@ -93,18 +93,18 @@ class InteractiveRequest(BaseModel):
 
     @property
     def engine_names(self) -> dict[str, str]:
-        """What this request calls fields of the engine's, where these are not their names."""
+        """This request's names for fields of the engine, where they differ."""
         names = {"messages": "prompt"}
         return names if self.max_tokens is not None else names | {"max_tokens": "request_output_len"}
 
     @property
     def acts(self) -> bool:
-        """It ends an answer and asks for none."""
+        """Whether it ends a response and requests none."""
         return bool(self.cancel) or self.stop is True
 
     @property
     def ends(self) -> bool:
-        """It forgets a session and asks for nothing."""
+        """Whether it ends a session and requests nothing."""
         nothing = self.prompt is None or self.request_output_len == 0
         return nothing and not self.acts and not self.interactive_mode and self.session_id is not None
 
@@ -132,13 +132,13 @@ class InteractiveRequest(BaseModel):
 
 
 class InteractiveAnswer(BaseModel):
-    """With `stream` each line is one of these: its text is new, its counts are those so far."""
+    """The response. With `stream`, each line is such an object, with the new text and the counts so far."""
 
     text: str
     tokens: int = Field(description="of the answer")
-    input_tokens: int = Field(description="of the prompt, without the history")
-    history_tokens: int = Field(description="of the conversation before the prompt")
+    input_tokens: int = Field(description="tokens of the prompt, without the history")
+    history_tokens: int = Field(description="tokens of the conversation before the prompt")
     finish_reason: Literal["stop", "length", "cancelled"] | None = Field(
-        description="cancelled: a request with stop or cancel ended it"
+        description="cancelled: a request with stop or cancel ended the response"
     )
-    timings: TimingsBody | None = Field(None, description="where the request asked for it, with the last line")
+    timings: TimingsBody | None = Field(None, description="only if requested; in the last line")

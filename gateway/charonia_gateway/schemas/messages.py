@@ -1,4 +1,5 @@
-"""Anthropic's Messages. Names of fields are Anthropic's; what this server cannot do is rejected by name."""
+"""Anthropic's Messages. Fields have Anthropic's names. A field that this server does not support is rejected by
+name."""
 
 from __future__ import annotations
 
@@ -29,15 +30,16 @@ from charonia_gateway.schemas.structured import refuse_guides
 from charonia_gateway.schemas.turns import Turns
 
 MAX_STOP_SEQUENCES = 64
-MIN_BUDGET = 1024  # Anthropic's
+MIN_BUDGET = 1024  # Anthropic's limit
 _MAX_NAME = 128  # characters of a tool's name
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
-# Claude Code's first block of the system prompt. It differs in each request: no prompt would begin as one before did.
+# Start of the first block in Claude Code's system prompt. The block differs in each request, so no prompt would be
+# found in the prefix cache.
 _BILLING = "x-anthropic-billing-header:"
 
 
-# What the blocks that are taken must have.
+# The required fields of each supported block.
 _BLOCKS: dict[str, dict[str, type]] = {
     "text": {"text": str},
     "thinking": {"thinking": str},
@@ -64,7 +66,7 @@ def _system(value: Any) -> Any:
 
 
 def _blocks(value: Any) -> list[dict[str, Any]]:
-    """A message's content: a text, or content blocks, of which what counts is checked and kept."""
+    """Check a message's content: a text, or content blocks. Keep only the fields of a block that are used."""
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
@@ -82,7 +84,7 @@ def _block(number: int, block: Any) -> dict[str, Any]:
         raise wrong(f"part {number} {said[:60]}: this model takes text, tool_use, tool_result and thinking")
     for name, form in needs.items():
         if not isinstance(block.get(name), form):
-            raise wrong(f"part {number}, of type {kind!r}: its {name} is missing, or no {form.__name__}")
+            raise wrong(f"part {number}, of type {kind!r}: its {name} is missing, or is not a {form.__name__}")
     kept = {"type": kind, **{name: block[name] for name in needs}}
     if kind == "tool_result":
         kept["text"] = text_of_parts(block.get("content")) or ""
@@ -98,14 +100,14 @@ def _thinking(value: Any) -> Any:
         raise wrong('send {"type": "adaptive"}, {"type": "enabled", "budget_tokens": ...} or {"type": "disabled"}')
     budget = value.get("budget_tokens")
     if kind == "enabled" and (type(budget) is not int or not MIN_BUDGET <= budget <= INT32):
-        raise wrong(f"budget_tokens is missing, or no whole number from {MIN_BUDGET} on")
+        raise wrong(f"budget_tokens is missing, or is not a whole number from {MIN_BUDGET} on")
     if value.get("display") not in (None, "summarized", "omitted"):
         raise wrong('display: send "summarized" or "omitted"')
     return value
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
-    """As functions in OpenAI's form, which chat templates take."""
+    """Return the tools as functions in OpenAI's form, which chat templates expect."""
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
@@ -117,7 +119,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
 
 def _function(number: int, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict):
-        raise wrong(f'tool {number} is no object: send {{"name": ..., "input_schema": ...}}')
+        raise wrong(f'tool {number} is not an object: send {{"name": ..., "input_schema": ...}}')
     if tool.get("type") not in (None, "custom"):
         raise wrong(
             f"tool {number} is of type {str(tool['type'])[:40]!r}: this server has no tools of its own; describe yours "
@@ -126,7 +128,7 @@ def _function(number: int, tool: Any) -> dict[str, Any]:
     name = function_name(f"tool {number}", tool.get("name"), _MAX_NAME)
     schema, description = tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):
-        raise wrong(f"tool {name}: input_schema is missing, or no object")
+        raise wrong(f"tool {name}: input_schema is missing, or is not an object")
     check_function(name, tool, "input_schema")
     function: dict[str, Any] = {
         "name": name,
@@ -162,7 +164,7 @@ def _output_config(value: Any) -> Any:
         raise wrong('send an object with "format" or "effort"')
     if misplaced := next((name for name in ("type", "schema", "json_schema") if name in value), None):
         raise wrong(
-            f"{misplaced} is beside format, where it has no effect: send "
+            f"{misplaced} is next to format, where it has no effect: send "
             '{"format": {"type": "json_schema", "schema": {...}}}'
         )
     if value.get("effort") not in (None, *_EFFORTS):
@@ -186,14 +188,14 @@ class AnthropicMessage(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _is_the_roles(self) -> AnthropicMessage:
+    def _belongs_to_role(self) -> AnthropicMessage:
         for number, block in enumerate(self.content):
             if (role := _ROLE_OF.get(block["type"], self.role)) != self.role:
                 raise wrong(f"part {number} is of type {block['type']!r}, which belongs to the role {role!r}")
         return self
 
     def add_to(self, turns: Turns) -> None:
-        """The texts that nothing stands between are one."""
+        """Add the blocks to the turns. Consecutive texts are joined."""
         texts: list[str] = []
         for block in self.content:
             match block["type"]:
@@ -209,7 +211,7 @@ class AnthropicMessage(BaseModel):
                         texts = []
                     text = block["text"]
                     turns.result(block["tool_use_id"], f"Error: {text}" if block["is_error"] else text)
-                # A redacted thought nobody here can read.
+                # A redacted thought cannot be read here.
         if texts or not self.content:
             turns.say(self.role, join_parts(texts, self.role))
 
@@ -219,7 +221,7 @@ class CountTokensRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     operation: ClassVar[str] = "tokenize"
-    timings: ClassVar[None] = None  # no field of Anthropic's
+    timings: ClassVar[None] = None  # not a field of Anthropic's API
 
     model: str = Field(description="a name that /v1/models lists")
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -249,7 +251,7 @@ class CountTokensRequest(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> CountTokensRequest:
         refuse_guides(
-            self.model_extra, 'send output_config = {"format": {"type": "json_schema", "schema": {...}}} and no other'
+            self.model_extra, 'send output_config = {"format": {"type": "json_schema", "schema": {...}}} only'
         )
         choice = (self.tool_choice or {}).get("type")
         if self.continues:
@@ -259,42 +261,44 @@ class CountTokensRequest(BaseModel):
         if choice == "tool" and self.tool_choice["name"] not in (tool["function"]["name"] for tool in self.tools or ()):
             raise wrong(f"tool_choice: there is no tool {self.tool_choice['name'][:128]!r} in tools")
         if self.output_format and (self.output_config or {}).get("format"):
-            raise wrong("output_format: output_config.format says the same; send one of them")
+            raise wrong("output_format: output_config.format has the same meaning; send one of them")
         return self
 
     def _check_begun(self, choice: str | None) -> None:
-        """The last message is the beginning of the answer, or the last ones are: Anthropic's rules for that."""
-        begun = "messages: the last one is the assistant's, which begins the answer"
+        """Check the last messages if they are the beginning of the response. The rules are Anthropic's."""
+        begun = "messages: the last message is the assistant's, which begins the response"
         last = list(itertools.takewhile(lambda message: message.role == "assistant", reversed(self.messages)))
         if len(last) == len(self.messages):
             raise wrong(f"{begun}: send the user's message before it")
         if any(block["type"] != "text" for message in last for block in message.content):
-            raise wrong(f"{begun}: it is text; of a call send the tool_result, too")
+            raise wrong(f"{begun}: it must be text; after a call send the tool_result")
         text = self.conversation()[-1]["content"]
         if not text or text != text.rstrip():
-            raise wrong(f"{begun}: its text is not empty, and does not end with white space")
+            raise wrong(f"{begun}: its text must not be empty, and must not end with white space")
         if self.shows_thinking:
-            raise wrong(f"{begun}: reasoning comes before an answer; leave thinking out, or the message")
+            raise wrong(f"{begun}: reasoning comes before a response; leave out thinking or the message")
         if choice in ("any", "tool"):
-            raise wrong(f"{begun}: tool_choice asks for a call in its place; send auto")
+            raise wrong(f"{begun}: tool_choice requires a call instead; send auto")
         if self.guide_field:
-            raise wrong(f"{begun}: {self.guide_field} says what the whole answer is; leave it out, or the message")
+            raise wrong(
+                f"{begun}: {self.guide_field} constrains the whole response; leave out the field or the message"
+            )
 
     @property
     def continues(self) -> bool:
-        """The last message is the beginning of the answer."""
+        """Whether the last message is the beginning of the response."""
         return self.messages[-1].role == "assistant"
 
     @property
     def guide_field(self) -> str | None:
-        """The field that says what the answer has to be, where one does."""
+        """The field that constrains the response, if there is one."""
         if self.output_format:
             return "output_format"
         return "output_config.format" if (self.output_config or {}).get("format") else None
 
     @property
     def engine_names(self) -> dict[str, str]:
-        """What this request calls fields of the engine's, where these are not their names."""
+        """This request's names for fields of the engine, where they differ."""
         names = {"stop_words": "stop_sequences", "continue_final_message": "messages"}
         return names | ({"guided_decoding_guide": self.guide_field} if self.guide_field else {})
 
@@ -304,7 +308,7 @@ class CountTokensRequest(BaseModel):
 
     @property
     def omits_thinking(self) -> bool:
-        """Its blocks are shown, and their text is not."""
+        """Whether thinking blocks are sent without their text."""
         return self.thinking is not None and self.thinking.get("display") == "omitted"
 
     @property
@@ -314,14 +318,14 @@ class CountTokensRequest(BaseModel):
 
     @property
     def engine_tool_choice(self) -> Any:
-        """In OpenAI's form; None where the model may choose."""
+        """tool_choice in OpenAI's form; None if the model may choose."""
         choice = self.tool_choice or {}
         if choice.get("type") == "tool":
             return {"type": "function", "function": {"name": choice["name"]}}
         return "required" if choice.get("type") == "any" else None
 
     def conversation(self) -> list[dict[str, Any]]:
-        """For the chat template."""
+        """The conversation in the form of the chat template."""
         turns = Turns()
         if self.system:
             turns.say("system", self.system)
@@ -330,7 +334,7 @@ class CountTokensRequest(BaseModel):
         return turns.messages()
 
     def template_variables(self) -> dict[str, Any]:
-        """Who leaves `thinking` out wants none: what nobody sees would take the answer's tokens."""
+        """Without `thinking` the model does not think: hidden thoughts would use up the response's tokens."""
         variables: dict[str, Any] = {"enable_thinking": self.shows_thinking}
         if self.thinking and self.thinking["type"] == "enabled":
             variables["thinking_budget"] = self.thinking["budget_tokens"]
@@ -353,12 +357,12 @@ class MessagesRequest(CountTokensRequest):
 
     operation: ClassVar[str] = "chat"
 
-    max_tokens: int = Field(ge=1, le=INT32, description="longest answer in tokens")
+    max_tokens: int = Field(ge=1, le=INT32, description="maximum tokens of the response")
     stop_sequences: Annotated[
         list[str] | None,
         BeforeValidator(_stop_sequences),
         WithJsonSchema({"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_SEQUENCES}),
-    ] = Field(None, description="texts that end the answer, which does not contain them")
+    ] = Field(None, description="texts that end the response; they are not part of it")
     stream: bool | None = Field(None, description="server-sent events")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
     top_p: float | None = Field(None, ge=0, le=1)
@@ -368,8 +372,8 @@ class MessagesRequest(CountTokensRequest):
     )
     service_tier: str | None = Field(None, description="taken, without effect")
     cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
-    container: Annotated[Any, refused("there are no containers here: leave container out")] = None
-    mcp_servers: Annotated[Any, refused("no MCP server is called from here: leave mcp_servers out")] = None
+    container: Annotated[Any, refused("this server has no containers: leave container out")] = None
+    mcp_servers: Annotated[Any, refused("this server calls no MCP servers: leave mcp_servers out")] = None
 
     @property
     def guide(self) -> Guide | None:
@@ -377,7 +381,8 @@ class MessagesRequest(CountTokensRequest):
         return Guide("json_schema", json.dumps(form["schema"], ensure_ascii=False)) if form else None
 
     def engine_request(self, *, reasons: bool) -> GenerateRequest:
-        """reasons: the model's answers may hold reasoning, which is told apart."""
+        """Build the engine's request. reasons: the model's responses may contain reasoning, which is returned
+        separately."""
         tools = self.offered_tools
         single = tools and (self.tool_choice or {}).get("disable_parallel_tool_use") is True
         return GenerateRequest(

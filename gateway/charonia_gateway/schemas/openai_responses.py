@@ -1,4 +1,4 @@
-"""OpenAI's Responses. Names of fields are OpenAI's; what this server cannot do is rejected by name."""
+"""OpenAI's Responses. Fields have OpenAI's names. A field that this server does not support is rejected by name."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from charonia_gateway.schemas.structured import refuse_guides
 MAX_METADATA = 16
 _EFFORTS = get_args(Effort)
 _SUMMARIES = ("auto", "concise", "detailed")
-# Fields of other routes that change an answer, and what is sent here in their place.
-_OF_OTHER_ROUTES = {
+# Fields of other routes that change a response, and the fields of this route that replace them.
+_REPLACED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "stop": "nothing: answers end by themselves or with max_output_tokens",
+    "stop": "nothing: responses end by themselves or with max_output_tokens",
 }
-# What a format may have, by its type: what constrains an answer is not ignored.
+# The allowed fields of a format, by its type. Other fields could constrain the response, so they are rejected.
 _FORMAT = {
     "text": ("type",),
     "json_object": ("type",),
     "json_schema": ("type", "name", "schema", "description", "strict"),
 }
-_ENCRYPTED = "reasoning.encrypted_content"  # here reasoning is a text that goes back with its item
+_ENCRYPTED = "reasoning.encrypted_content"  # here reasoning is plain text within its item
 
 
 def _text(value: Any) -> Any:
-    """`text`, with what may be in it."""
+    """Check `text` and its fields."""
     if value is None:
         return None
     if not isinstance(value, dict):
         raise wrong('send {"format": ...}')
     if misplaced := next((name for name in ("type", "schema", "json_schema") if name in value), None):
-        raise wrong(f'{misplaced} is beside format, where it has no effect: send {{"format": {{"type": ...}}}}')
+        raise wrong(f'{misplaced} is next to format, where it has no effect: send {{"format": {{"type": ...}}}}')
     form = value.get("format")
     if form is None:
         return value
@@ -78,7 +78,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function":
             raise wrong(
-                f"tool {number} is of type {str(kind)[:40]!r}: this server has functions alone, no built-in tools"
+                f"tool {number} is of type {str(kind)[:40]!r}: this server supports functions only, no built-in tools"
             )
         if "name" not in tool and isinstance(tool.get("function"), dict):
             raise wrong(
@@ -115,8 +115,8 @@ def _include(value: Any) -> Any:
     return value
 
 
-def _none_of(what: str) -> BeforeValidator:
-    """An empty list, false or null and nothing else."""
+def _only_empty(what: str) -> BeforeValidator:
+    """The check of a field that accepts only an empty list, false or null."""
 
     def check(value: Any) -> Any:
         if value is not None and value is not False and not (isinstance(value, list) and not value):
@@ -128,7 +128,7 @@ def _none_of(what: str) -> BeforeValidator:
 
 def _truncation(value: Any) -> Any:
     if value not in (None, "disabled"):
-        raise wrong('a conversation that does not fit is rejected and not cut: send "disabled"')
+        raise wrong('a conversation that does not fit is rejected, not truncated: send "disabled"')
     return value
 
 
@@ -155,18 +155,20 @@ class ResponsesRequest(BaseModel):
         list[dict[str, Any]],
         BeforeValidator(input_items),
         WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}),
-    ] = Field(description="what is new in the conversation: the user's text, or messages, calls and their outputs")
-    instructions: str | None = Field(None, description="the system's message, of this answer alone")
+    ] = Field(description="the new part of the conversation: the user's text, or messages, calls and their outputs")
+    instructions: str | None = Field(None, description="the system message, for this response only")
     previous_response_id: str | None = Field(
-        None, min_length=1, max_length=200, description="go on with the conversation of a stored answer"
+        None, min_length=1, max_length=200, description="id of a stored response whose conversation is continued"
     )
-    store: bool | None = Field(None, description="keep the answer and its conversation for a while; default: not")
-    max_output_tokens: int | None = Field(None, ge=1, le=INT32, description="longest answer in tokens")
+    store: bool | None = Field(
+        None, description="store the response and its conversation for a limited time; default: false"
+    )
+    max_output_tokens: int | None = Field(None, ge=1, le=INT32, description="maximum tokens of the response")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
     top_p: float | None = Field(None, ge=0, le=1)
     stream: bool | None = Field(None, description="server-sent events")
     metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = Field(
-        None, description="given back with the answer"
+        None, description="returned with the response"
     )
     text: Annotated[Any, BeforeValidator(_text), _OBJECT] = Field(
         None, description="`format` of type text, json_object or json_schema"
@@ -188,7 +190,7 @@ class ResponsesRequest(BaseModel):
     reasoning: Annotated[Any, BeforeValidator(_reasoning), _OBJECT] = Field(
         None, description="`effort` is a variable of the chat template; none also sets enable_thinking = false"
     )
-    max_tool_calls: Annotated[Any, refused("no tool is called here: leave max_tool_calls out")] = None
+    max_tool_calls: Annotated[Any, refused("this server calls no tools: leave max_tool_calls out")] = None
     include: Annotated[
         Any,
         BeforeValidator(_include),
@@ -197,26 +199,26 @@ class ResponsesRequest(BaseModel):
     cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
     background: Annotated[
         Any,
-        _none_of("answers are not made in the background: leave background out"),
+        _only_empty("responses are not generated in the background: leave background out"),
         WithJsonSchema({"enum": [False, None]}),
     ] = None
     conversation: Annotated[Any, refused("there are no conversations: send previous_response_id")] = None
     prompt: Annotated[Any, refused("there are no stored prompts: send instructions and input")] = None
-    top_logprobs: Annotated[Any, refused("log probabilities are those of /v1/chat/completions: use it")] = None
-    context_management: Annotated[Any, refused("a conversation is not made shorter here: leave it out")] = None
-    moderation: Annotated[Any, refused("nothing is moderated here: leave it out")] = None
+    top_logprobs: Annotated[Any, refused("this route has no log probabilities: use /v1/chat/completions")] = None
+    context_management: Annotated[Any, refused("this server does not shorten conversations: leave it out")] = None
+    moderation: Annotated[Any, refused("this server does not moderate: leave it out")] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ResponsesRequest:
         refuse_guides(self.model_extra, 'send text = {"format": {"type": "json_schema", "name": ..., "schema": {...}}}')
-        for name, remedy in _OF_OTHER_ROUTES.items():
+        for name, remedy in _REPLACED.items():
             if (self.model_extra or {}).get(name) not in (None, []):
-                raise wrong(f"{name} is no field of this route: send {remedy}")
+                raise wrong(f"{name} is not a field of this route: send {remedy}")
         last = self.input[-1]
         if last["type"] == "function_call":
-            raise wrong("input: the last item is a call: send its function_call_output, too")
+            raise wrong("input: the last item is a call: also send its function_call_output")
         if last["type"] == "reasoning" or last.get("role") == "assistant":
-            raise wrong("input: the last message is the assistant's; a begun answer is not continued")
+            raise wrong("input: the last message is the assistant's; this route does not continue it")
         forced = self.tool_choice not in (None, "auto", "none")
         if forced and not self.tools:
             raise wrong("tool_choice needs tools")
@@ -228,7 +230,7 @@ class ResponsesRequest(BaseModel):
 
     @property
     def engine_names(self) -> dict[str, str]:
-        """What this request calls fields of the engine's, where these are not their names."""
+        """This request's names for fields of the engine, where they differ."""
         return {"guided_decoding_guide": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
 
     @property
@@ -239,7 +241,7 @@ class ResponsesRequest(BaseModel):
         return Guide("json") if form.get("type") == "json_object" else None
 
     def functions(self) -> list[dict[str, Any]] | None:
-        """`tools` as chat completions have them. None where none may be called."""
+        """`tools` in the form of chat completions. None if no tool may be called."""
         if not self.tools or self.tool_choice == "none":
             return None
         names = ("name", "description", "parameters", "strict")
@@ -254,8 +256,9 @@ class ResponsesRequest(BaseModel):
             return None
         return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
-    def _instructed(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """With `instructions`. A conversation has one system message at most: some chat templates want no more."""
+    def _with_instructions(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add `instructions` to the conversation. It has at most one system message, because some chat templates reject
+        more."""
         if not self.instructions:
             return conversation
         has_system = conversation[0]["role"] == "system"
@@ -265,14 +268,14 @@ class ResponsesRequest(BaseModel):
     def engine_request(
         self, conversation: list[dict[str, Any]], session_id: str | None, *, reasons: bool
     ) -> GenerateRequest:
-        """conversation: all of it, with what is new and without the instructions. reasons: the model's answers may
-        hold reasoning, which is told apart."""
+        """Build the engine's request. conversation: all messages, including the new ones, without the instructions.
+        reasons: the model's responses may contain reasoning, which is returned separately."""
         tools = self.functions()
         choice = self.tool_choice
         if isinstance(choice, dict):
             choice = {"type": "function", "function": {"name": choice["name"]}}
         return GenerateRequest(
-            messages=self._instructed(conversation),
+            messages=self._with_instructions(conversation),
             tools=tools,
             tool_choice=choice if tools and choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,

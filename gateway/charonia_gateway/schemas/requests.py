@@ -1,4 +1,4 @@
-"""The bodies of requests. Unknown fields are kept aside (`model_extra`), to be named to the client."""
+"""The bodies of requests. Unknown fields are kept in `model_extra`, and the response names them."""
 
 from __future__ import annotations
 
@@ -49,98 +49,103 @@ from charonia_gateway.schemas.structured import (
 INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
 MAX_TIMEOUT_S = 86400.0
-TIMINGS = "`timings` in the answer, in a stream in its last chunk: where the time went, and how fast tokens came"
+TIMINGS = "return `timings` (time of each phase, tokens per second); in a stream, the last chunk has them"
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    include_usage: bool | None = Field(None, description="a last chunk with `usage` and no choices")
+    include_usage: bool | None = Field(None, description="send a last chunk with `usage` and no choices")
 
 
 class Sampling(BaseModel):
-    """What chat completions and completions have in common."""
+    """Common fields of chat completions and completions."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-    operation: ClassVar[str]  # as OpenTelemetry names it
+    operation: ClassVar[str]  # OpenTelemetry's name of the operation
 
     model: str = Field(description="a name that /v1/models lists")
     stream: bool | None = Field(None, description="server-sent events, one per piece of text")
     stream_options: StreamOptions | None = None
     n: int | None = Field(
-        None, ge=1, le=128, description="answers to each prompt; with a seed, answer i is that of `seed + i`"
+        None, ge=1, le=128, description="responses per prompt; with a seed, response i uses `seed + i`"
     )
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
     top_p: float | None = Field(
-        None, ge=0, le=1, description="the fewest tokens whose probabilities add up to it; 1 is all of them"
+        None,
+        ge=0,
+        le=1,
+        description="sample from the smallest set of tokens whose probabilities add up to this; 1: all tokens",
     )
-    stop: Stop = Field(None, description="ends the answer, which does not contain it")
+    stop: Stop = Field(None, description="texts that end the response; they are not part of it")
     seed: int | None = Field(
-        None, ge=-(2**63), le=_UINT64, description="the same request with the same seed has the same answer"
+        None, ge=-(2**63), le=_UINT64, description="the same request with the same seed returns the same response"
     )
     presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="makes tokens of the answer less likely; 0 is none"
+        None, ge=-2, le=2, description="makes tokens that were generated less likely; 0 has no effect"
     )
     frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="the same for each time that a token is there; 0 is none"
+        None, ge=-2, le=2, description="the same, for each occurrence of the token; 0 has no effect"
     )
-    logit_bias: LogitBias = Field(None, description="token id to a bias from -100 to 100")
+    logit_bias: LogitBias = Field(None, description="biases from -100 to 100, by token id")
     user: str | None = Field(None, description="taken, without effect")
     metadata: Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)] = Field(
         None, description="taken, without effect"
     )
-    store: bool | None = Field(None, description="taken; nothing is stored")
+    store: bool | None = Field(None, description="accepted; nothing is stored")
     service_tier: str | None = Field(None, description="taken, without effect")
 
     response_format: ResponseFormat | None = Field(None, description="JSON, with or without a schema")
 
-    # What OpenAI does not have and other servers do.
-    structured_outputs: StructuredOutputs | None = Field(None, description="what the answer has to be")
+    # Fields of other servers that OpenAI does not have.
+    structured_outputs: StructuredOutputs | None = Field(None, description="constrains the response")
     guided_json: GuidedJson = Field(None, description="rejected: send structured_outputs.json")
     guided_regex: GuidedRegex = Field(None, description="rejected: send structured_outputs.regex")
     guided_choice: GuidedChoice = Field(None, description="rejected: send structured_outputs.choice")
     guided_grammar: GuidedGrammar = Field(None, description="rejected: send structured_outputs.grammar")
     top_k: int | None = Field(None, ge=-1, le=INT32, description="the top k tokens; 0 or -1: all")
     min_p: float | None = Field(None, ge=0, le=1, description="minimum probability relative to the top token's")
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="over prompt and answer; 1 is none")
-    min_tokens: int | None = Field(None, ge=0, le=INT32, description="the answer does not end before")
-    ignore_eos: bool | None = Field(None, description="the end token does not end the answer")
-    bad_words: BadWords = Field(None, description="never in the answer")
+    repetition_penalty: float | None = Field(
+        None, ge=0.01, le=100, description="over prompt and response; 1 has no effect"
+    )
+    min_tokens: int | None = Field(None, ge=0, le=INT32, description="minimum tokens of the response")
+    ignore_eos: bool | None = Field(None, description="the end token does not end the response")
+    bad_words: BadWords = Field(None, description="texts that the response never contains")
     session_id: SessionId = Field(
         None,
-        description="a name under which the server keeps what it has computed of this conversation, for its next turn; "
-        "without effect with several answers",
+        description="the server keeps the KV cache of this conversation under this name, for its next turn; "
+        "no effect with several responses",
     )
     cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
     timeout: float | None = Field(
         None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
     )
     priority: int | None = Field(None, ge=-(2**31), le=INT32, description="higher goes first; default 0")
-    skip_special_tokens: Literal[True] | None = Field(None, description="special tokens are never part of a text")
+    skip_special_tokens: Literal[True] | None = Field(None, description="special tokens never appear in the text")
     timings: bool | None = Field(None, description=TIMINGS)
     timings_per_token: bool | None = Field(None, description="`timings` in each chunk of a stream")
 
     @model_validator(mode="after")
     def _consistent(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
-            raise wrong("stream_options is for stream = true only: leave it out or stream")
+            raise wrong("stream_options is for stream = true only: leave it out or send stream = true")
         refuse_guides(
             self.model_extra, "send response_format, or structured_outputs with json, regex, choice or grammar"
         )
         if self.guide_field == "response_format" and self.structured_outputs is not None:
-            raise wrong("structured_outputs: response_format says what the answer has to be; send one of them")
+            raise wrong("structured_outputs: response_format constrains the response, too; send one of them")
         return self
 
     @property
     def guide_field(self) -> str | None:
-        """The field that says what the answer has to be, where one does."""
+        """The field that constrains the response, if there is one."""
         if self.response_format is not None and self.response_format.type != "text":
             return "response_format"
         return None if self.structured_outputs is None else "structured_outputs"
 
     @property
     def engine_names(self) -> dict[str, str]:
-        """What this request calls fields of the engine's, where these are not their names."""
+        """This request's names for fields of the engine, where they differ."""
         return {"guided_decoding_guide": self.guide_field} if self.guide_field else {}
 
     @property
@@ -156,13 +161,14 @@ class Sampling(BaseModel):
 
     @property
     def choices_made(self) -> int:
-        """Answers that the engine makes."""
+        """Number of responses that the engine generates."""
         return self.choices_per_prompt
 
     def to_engine(self, **more: Any) -> GenerateRequest:
-        """The engine's request for all choices of one prompt. A session goes on with one answer: of several none is."""
+        """Build the engine's request for all choices of one prompt. A session continues with one response, so a request
+        for several responses has no session."""
         several = self.choices_per_prompt > 1 or (more.get("best_of") or 1) > 1
-        # What both call the same is the same, but where it is changed below.
+        # Fields with the same name are copied, except those that are changed below.
         same: dict[str, Any] = {name: getattr(self, name) for name in SCALARS if name in Sampling.model_fields}
         same["top_p"] = engine_top_p(self.top_p)
         same["top_k"] = max(self.top_k, 0) if self.top_k is not None else None
@@ -182,12 +188,12 @@ class Sampling(BaseModel):
 
 
 def engine_top_p(top_p: float | None) -> float | None:
-    """The engine's range is open at 0; the smallest nucleus is the most likely token either way."""
+    """The engine does not accept 0. The smallest positive value has the same effect: only the most likely token."""
     return None if top_p is None else max(top_p, 1e-6)
 
 
 class Message(BaseModel):
-    """One message of a conversation. What else it holds goes to the chat template as it is."""
+    """One message of a conversation. Its other fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -218,12 +224,13 @@ def _check_calls(messages: list[Message]) -> list[Message]:
     return messages
 
 
-# A list ends at its first error: each error is kept with its value, and a body has room for a million of them.
+# Validation of a list stops at the first error: each error is kept with its value, and a body may have a million
+# errors.
 Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES), AfterValidator(_check_calls)]
 
 
 def messages_of(value: Any) -> Any:
-    """A plain text is the user's only message."""
+    """Return a list of messages. A plain text is the user's only message."""
     if not isinstance(value, str | list):
         raise PydanticCustomError("messages", "send the user's text, or a list of messages")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
@@ -238,13 +245,15 @@ class ChatRequest(Sampling):
         description="the conversation; one plain string is the user's only message"
     )
     max_completion_tokens: int | None = Field(
-        None, ge=1, le=INT32, description="longest answer in tokens; default: what the context holds"
+        None, ge=1, le=INT32, description="maximum tokens of the response; default: the rest of the context"
     )
-    max_tokens: int | None = Field(None, ge=1, le=INT32, description="older name of max_completion_tokens")
+    max_tokens: int | None = Field(None, ge=1, le=INT32, description="older name for max_completion_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="top tokens at each place; needs logprobs")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="number of most likely tokens per position; needs logprobs"
+    )
     tools: Tools = Field(None, description="functions that the model may call, in the format of its chat template")
-    tool_choice: ToolChoice = Field(None, description="required, or a function's name: the answer is calls")
+    tool_choice: ToolChoice = Field(None, description="required, or a function's name: the response consists of calls")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     functions: Functions = Field(None, description="rejected: send tools")
     function_call: FunctionCall = Field(None, description="rejected: send tool_choice")
@@ -256,10 +265,10 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
-    add_generation_prompt: AddGenerationPrompt = Field(None, description="true: the answer is a message of its own")
-    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is whole")
+    add_generation_prompt: AddGenerationPrompt = Field(None, description="true: the response is a new message")
+    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is complete")
     chat_template: ChatTemplate = None
-    renew_session: bool | None = Field(None, description="forget first what is kept under session_id")
+    renew_session: bool | None = Field(None, description="first delete the history of session_id")
 
     @model_validator(mode="after")
     def _consistent_chat(self) -> ChatRequest:
@@ -278,11 +287,11 @@ class ChatRequest(Sampling):
 
     @property
     def names_function(self) -> bool:
-        """The answer is a call of one function. Its finish reason is `stop` then, with OpenAI."""
+        """Whether the response must be a call of one function. OpenAI's finish reason is then `stop`."""
         return isinstance(self.tool_choice, dict)
 
     def template_variables(self) -> dict[str, Any] | None:
-        """Of the chat template; what is named there wins over what follows from other fields."""
+        """Variables of the chat template. `chat_template_kwargs` overrides values from other fields."""
         variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
@@ -291,7 +300,7 @@ class ChatRequest(Sampling):
         return {**variables, **(self.chat_template_kwargs or {})} or None
 
     def engine_request(self, *, reasons: bool = False) -> GenerateRequest:
-        """reasons: the model's answers may hold reasoning."""
+        """Build the engine's request. reasons: the model's responses may contain reasoning."""
         tools = None if self.tool_choice == "none" else self.tools
         return self.to_engine(
             messages=[message.to_template() for message in self.messages],
@@ -310,20 +319,20 @@ class CompletionRequest(Sampling):
 
     operation: ClassVar[str] = "text_completion"
 
-    prompt: Prompt = Field(description="a text or several, or token ids: one list, or a list of lists")
-    max_tokens: int | None = Field(16, ge=0, le=INT32, description="longest answer in tokens; 0 with echo")
+    prompt: Prompt = Field(description="a text or a list of texts, or token ids: one list, or a list of lists")
+    max_tokens: int | None = Field(16, ge=0, le=INT32, description="maximum tokens of the response; 0 only with echo")
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="top tokens at each place; with echo, of the prompt too"
+        None, ge=0, le=20, description="number of most likely tokens per position; with echo, also for the prompt"
     )
-    echo: bool | None = Field(None, description="begin with the prompt")
+    echo: bool | None = Field(None, description="return the prompt before the response")
     best_of: int | None = Field(
         None,
         ge=1,
         le=128,
-        description="answers to make, of which the n of greatest mean log probability per token are returned",
+        description="responses to generate; the n with the highest mean log probability per token are returned",
     )
     suffix: str | None = None
-    tools: OfChat = Field(None, description="rejected: a part of chats")
+    tools: OfChat = Field(None, description="rejected: only for chats")
     tool_choice: OfChat = Field(None, description="rejected, as tools")
     functions: OfChat = Field(None, description="rejected, as tools")
     function_call: OfChat = Field(None, description="rejected, as tools")
@@ -333,12 +342,12 @@ class CompletionRequest(Sampling):
         if self.best_of is not None and self.best_of < self.choices_per_prompt:
             raise wrong(f"best_of = {self.best_of} is less than n = {self.choices_per_prompt}: send at least n")
         if self.best_of is not None and self.best_of > self.choices_per_prompt and self.stream:
-            raise wrong("best_of: which answers are the best is known at the end; leave it out or do not stream")
+            raise wrong("best_of: the best responses are known only at the end; leave it out or do not stream")
         if self.max_tokens == 0 and not self.echo:
             raise wrong("max_tokens = 0 is for echo = true only: send at least 1")
         if self.session_id is not None and len(self.prompt) > 1:
             raise wrong(
-                f"session_id: {len(self.prompt)} prompts are no one conversation; send one prompt or no session"
+                f"session_id: {len(self.prompt)} prompts are not one conversation; send one prompt or no session"
             )
         if self.suffix:
             raise wrong("suffix: text is only continued, not filled in; leave suffix out")
@@ -346,7 +355,7 @@ class CompletionRequest(Sampling):
 
     @property
     def prompt_only(self) -> bool:
-        """Nothing is generated that anybody sees: the engine makes one token at least, which is left out."""
+        """Whether only the prompt is returned. The engine generates at least one token, which is dropped."""
         return self.max_tokens == 0
 
     @property
@@ -354,7 +363,7 @@ class CompletionRequest(Sampling):
         return len(self.prompt) * max(self.choices_per_prompt, self.best_of or 1)
 
     def engine_requests(self) -> list[GenerateRequest]:
-        """One per prompt."""
+        """Build the engine's requests, one per prompt."""
         return [
             self.to_engine(
                 text=prompt if isinstance(prompt, str) else None,

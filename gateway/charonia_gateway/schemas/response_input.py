@@ -1,4 +1,4 @@
-"""From the items of OpenAI's Responses to the messages that chat templates take."""
+"""Converts the items of OpenAI's Responses to the messages of chat templates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def input_items(value: Any) -> list[dict[str, Any]]:
-    """What is new in the conversation: a text is the user's message. Of items, what counts is checked and kept."""
+    """Check the new part of the conversation. A plain text is the user's message. Keep only the fields of an item that
+    are used."""
     if isinstance(value, str) and value:
         return [{"type": "message", "role": "user", "text": value}]
     if not isinstance(value, list) or not value:
-        raise wrong("send a text, or a list of items; neither is empty")
+        raise wrong("send a text or a list of items, which must not be empty")
     if len(value) > MAX_MESSAGES:
         raise wrong(f"{len(value)} items are too many: send at most {MAX_MESSAGES}")
     arguments = [item.get("arguments") for item in value if isinstance(item, dict)]
@@ -29,12 +30,12 @@ def _item(number: int, item: Any) -> dict[str, Any]:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     match kind:
         case "message":
-            return _said(number, item)
+            return _message_item(number, item)
         case "function_call":
             return _call(number, item)
         case "function_call_output":
             text = _text(number, "output", item.get("output"), "tool")
-            return {"type": kind, "id": _needed(number, item, "call_id"), "text": text}
+            return {"type": kind, "id": _required(number, item, "call_id"), "text": text}
         case "reasoning":
             return _reasoning(number, item)
     raise wrong(
@@ -42,10 +43,10 @@ def _item(number: int, item: Any) -> dict[str, Any]:
     )
 
 
-def _said(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
+def _message_item(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
-        raise wrong(f"item {number}: its role is none of {', '.join(_ROLES)}")
+        raise wrong(f"item {number}: its role is not one of {', '.join(_ROLES)}")
     text = _text(number, "content", item.get("content"), role)
     return {"type": "message", "role": "system" if role == "developer" else role, "text": text}
 
@@ -63,29 +64,29 @@ def _text(number: int, field: str, value: Any, role: str) -> str:
     return join_parts(texts, role)
 
 
-def _needed(number: int, item: Mapping[str, Any], field: str) -> str:
+def _required(number: int, item: Mapping[str, Any], field: str) -> str:
     value = item.get(field)
     if not isinstance(value, str) or not value:
-        raise wrong(f"item {number}: its {field} is missing, or no text")
+        raise wrong(f"item {number}: its {field} is missing, or is not a string")
     return value
 
 
 def _call(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     text = item.get("arguments")
     if not isinstance(text, str):
-        raise wrong(f"item {number}: its arguments are no text that is JSON")
-    # What a model wrote may be no JSON. A conversation goes on after that.
-    name, id = _needed(number, item, "name"), _needed(number, item, "call_id")
+        raise wrong(f"item {number}: its arguments are not JSON text")
+    # The model may have written invalid JSON. The conversation still continues.
+    name, id = _required(number, item, "name"), _required(number, item, "call_id")
     return {"type": "function_call", "id": id, "name": name, "arguments": arguments_object(text)}
 
 
 def _reasoning(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Its text; without one its summary."""
+    """The text of a reasoning item, or its summary if it has no text."""
     found = []
     for field in ("content", "summary"):
         parts = item.get(field) or []
         if not isinstance(parts, list) or len(parts) > MAX_PARTS:
-            raise wrong(f"item {number}: its {field} is no list of at most {MAX_PARTS} parts")
+            raise wrong(f"item {number}: its {field} is not a list of at most {MAX_PARTS} parts")
         texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
         if len(texts) < len(parts):
             raise wrong(f"item {number}: its {field} has a part without a text")
@@ -94,8 +95,8 @@ def _reasoning(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conversation(before: Sequence[dict[str, Any]], items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for the chat template: those of `before`, and checked items. Raises KeyError, with the call's id, for
-    the output of a call that is not there."""
+    """Return messages for the chat template: the messages of `before`, and the checked items. Raises KeyError with the
+    call's id for the output of an unknown call."""
     turns = Turns(before)
     for item in items:
         match item["type"]:

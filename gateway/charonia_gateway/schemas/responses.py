@@ -1,5 +1,5 @@
-"""The bodies of answers, for the API's documentation. The routes build answers as plain dictionaries, which is what the
-hot path can afford; the tests hold them against the types of OpenAI's own package."""
+"""The bodies of responses, for the API's documentation. The routes build plain dictionaries, which are faster. The
+tests compare them with the types of OpenAI's own package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(defer_build=True)  # to a validator, which most of them never need
+    model_config = ConfigDict(defer_build=True)  # build validators only when needed; most are never used
 
 
 class ErrorDetail(_Body):
@@ -36,14 +36,14 @@ class UsageBody(_Body):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = Field(None, description="where there was reasoning")
+    completion_tokens_details: CompletionTokensDetails | None = Field(None, description="only if there was reasoning")
 
 
 class TimingsBody(_Body):
     """Milliseconds from the engine's receipt of the request; names as in llama.cpp's server."""
 
     queue_ms: float = Field(description="until it was scheduled")
-    first_token_ms: float = Field(description="until the first token; 0 where there was none")
+    first_token_ms: float = Field(description="until the first token; 0 if there was none")
     total_ms: float = Field(description="until the end")
     cache_n: int = Field(description="tokens of the prompt that were in the cache")
     prompt_n: int = Field(description="tokens of the prompt that were computed")
@@ -60,7 +60,7 @@ class _Answer(_Body):
     model: str
     system_fingerprint: str
     usage: UsageBody
-    timings: TimingsBody | None = Field(None, description="where the request asked for it")
+    timings: TimingsBody | None = Field(None, description="only if requested")
 
 
 class CalledFunction(_Body):
@@ -76,9 +76,9 @@ class ToolCall(_Body):
 
 class AssistantMessage(_Body):
     role: Literal["assistant"]
-    content: str | None = Field(description="null where the answer consists of calls")
-    reasoning_content: str | None = Field(None, description="where there was reasoning")
-    tool_calls: list[ToolCall] | None = Field(None, description="where the model calls tools")
+    content: str | None = Field(description="null if the response consists of calls")
+    reasoning_content: str | None = Field(None, description="only if there was reasoning")
+    tool_calls: list[ToolCall] | None = Field(None, description="only if the model calls tools")
     refusal: None
 
 
@@ -111,16 +111,22 @@ class Model(_Body):
     object: Literal["model"]
     created: int
     owned_by: str
-    status: Literal["ready", "not ready"] = Field(description="not ready: requests for it are answered with 503 now")
-    max_model_len: int | None = Field(description="context length in tokens; null where no server can say, as below")
-    weight_type: str | None = Field(description="type of its weights; of a quantised model, of most of their codes")
-    data_type: str | None = Field(description="type of activations, and of weights that are not quantised")
-    group_size: int | None = Field(description="weights that share a scale; null where it is a whole row or none")
+    status: Literal["ready", "not ready"] = Field(
+        description="not ready: requests for this model receive status 503 now"
+    )
+    max_model_len: int | None = Field(
+        description="context length in tokens; null if no server reports it, as for the fields below"
+    )
+    weight_type: str | None = Field(description="type of the weights; for a quantised model, the type of most codes")
+    data_type: str | None = Field(description="type of activations and of weights that are not quantised")
+    group_size: int | None = Field(
+        description="number of weights that share a scale; null if a whole row shares it or there are no scales"
+    )
     default_sampling_parameters: dict[str, int | float] | None = Field(
-        description="what requests have that do not set it: the model's generation_config.json, or neutral values"
+        description="defaults of fields: the model's generation_config.json, or neutral values"
     )
     quality: list[dict[str, Any]] = Field(
-        [], description="what `charonia evaluate` measured of the model: perplexity, distance from its 16-bit form"
+        [], description="results of `charonia evaluate`: perplexity, distance from the 16-bit model"
     )
 
 
@@ -130,16 +136,16 @@ class ModelList(_Body):
 
 
 class TokensBody(_Body):
-    """The answer of /tokenize."""
+    """The response of /tokenize."""
 
     count: int
-    max_model_len: int | None = Field(description="tokens of the longest sequence; null where it is not known")
+    max_model_len: int | None = Field(description="tokens of the longest sequence; null if unknown")
     tokens: list[int]
-    token_strs: list[str] | None = Field(description="where return_token_strs asked for them")
+    token_strs: list[str] | None = Field(description="only with return_token_strs")
 
 
 class PromptBody(_Body):
-    """The answer of /detokenize."""
+    """The response of /detokenize."""
 
     prompt: str
 
@@ -150,7 +156,7 @@ class TokenizerInfo(_Body):
     eos_token: str | None
     unk_token: str | None
     pad_token: str | None
-    chat_template: str | dict[str, str] | None = Field(description="several are by name")
+    chat_template: str | dict[str, str] | None = Field(description="named templates, if the model has several")
 
 
 class AnthropicErrorDetail(_Body):
@@ -171,15 +177,15 @@ class AnthropicText(_Body):
 
 class AnthropicThinking(_Body):
     type: Literal["thinking"]
-    thinking: str = Field(description="empty where `thinking.display` is omitted")
-    signature: str = Field(description="the same in every answer; it is not checked")
+    thinking: str = Field(description="empty if `thinking.display` is `omitted`")
+    signature: str = Field(description="the same in every response; it is not checked")
 
 
 class AnthropicToolUse(_Body):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(description='the arguments; {"INVALID_JSON": TEXT} where they are no JSON object')
+    input: dict[str, Any] = Field(description='the arguments; {"INVALID_JSON": TEXT} if they are not a JSON object')
 
 
 class AnthropicTokensDetails(_Body):
@@ -187,11 +193,11 @@ class AnthropicTokensDetails(_Body):
 
 
 class AnthropicUsage(_Body):
-    input_tokens: int = Field(description="of the prompt, without those that were in the cache")
+    input_tokens: int = Field(description="tokens of the prompt that were not in the cache")
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: AnthropicTokensDetails | None = Field(None, description="where there was reasoning")
+    output_tokens_details: AnthropicTokensDetails | None = Field(None, description="only if there was reasoning")
 
 
 class AnthropicAnswer(_Body):
@@ -210,7 +216,7 @@ class TokenCount(_Body):
 
 
 class ResponseBody(_Body):
-    """The answer of /v1/responses, as OpenAI has it."""
+    """The response of /v1/responses, as OpenAI defines it."""
 
     id: str
     object: Literal["response"]

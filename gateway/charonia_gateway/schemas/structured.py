@@ -20,7 +20,7 @@ def _object_or_text(value: Any) -> Any:
     return value
 
 
-# What other routes and servers call fields that say what an answer has to be.
+# Names of fields that constrain a response in other routes and servers.
 _GUIDES = (
     "response_format",
     "structured_outputs",
@@ -38,23 +38,26 @@ _GUIDES = (
     "format",
     "output_format",
 )
-# Those that have it in their `format`, beside what is something else.
+# Fields whose `format` may constrain the response.
 _HOLDERS = ("text", "output_config")
 
 
 def refuse_guides(extra: Mapping[str, Any] | None, remedy: str) -> None:
-    """What constrains an answer is not ignored. extra: the fields that a route does not know. remedy: what to send."""
+    """Raise an error for a constraint that would be ignored. extra: the fields that a route does not know. remedy: what
+    to send instead."""
     for name in _GUIDES:
         if extra and extra.get(name) not in (None, "", {"type": "text"}):
-            raise wrong(f"{name} is no field of this route, and the answer would be free: {remedy}")
+            raise wrong(f"{name} is not a field of this route, so the response would not be constrained: {remedy}")
     for name in _HOLDERS:
         holder = extra.get(name) if extra else None
         if isinstance(holder, dict) and holder.get("format") not in (None, {"type": "text"}):
-            raise wrong(f"{name}.format is no field of this route, and the answer would be free: {remedy}")
+            raise wrong(
+                f"{name}.format is not a field of this route, so the response would not be constrained: {remedy}"
+            )
 
 
 class _Closed(BaseModel):
-    """What constrains an answer is not ignored."""
+    """Rejects unknown fields: they could be constraints."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     remedy: ClassVar[str]
@@ -65,7 +68,7 @@ class _Closed(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()}
         if isinstance(value, dict) and (others := [repr(key) for key in value if key not in known]):
             shown = ", ".join(others[:3])[:200]
-            raise wrong(f"{shown} is no field of it; it has {', '.join(sorted(known))}: {cls.remedy}")
+            raise wrong(f"{shown} is not a field of it; its fields are {', '.join(sorted(known))}: {cls.remedy}")
         return value
 
 
@@ -73,16 +76,16 @@ ObjectOrText = Annotated[str | dict[str, Any] | None, BeforeValidator(_object_or
 
 
 class JsonSchema(_Closed):
-    remedy = 'send {"name": ..., "schema": {...}, "strict": true}, with all that is of the JSON schema within schema'
+    remedy = 'send {"name": ..., "schema": {...}, "strict": true}, with the whole JSON schema in schema'
 
     name: str = Field(description="taken, without effect")
     description: str | None = Field(None, description="taken, without effect")
-    schema_: dict[str, Any] | None = Field(None, alias="schema", description="without it: any JSON object")
-    strict: bool | None = Field(None, description="taken; the schema is always kept to the letter")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="if missing: any JSON object")
+    strict: bool | None = Field(None, description="accepted; the schema is always enforced strictly")
 
 
 class ResponseFormat(_Closed):
-    """The JSON is enforced; that it is wanted should be said in the prompt as well."""
+    """The engine enforces the JSON. The prompt should also ask for it."""
 
     remedy = (
         'to give a schema, send {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}, "strict": true}}'
@@ -95,7 +98,7 @@ class ResponseFormat(_Closed):
     def _consistent(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise wrong(
-                'json_schema belongs to type "json_schema", and that needs it: '
+                'type "json_schema" and the field json_schema need each other: '
                 '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
             )
         return self
@@ -108,18 +111,20 @@ class ResponseFormat(_Closed):
 
 
 class StructuredOutputs(BaseModel):
-    """Exactly one of them."""
+    """A constraint; exactly one field is set."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     json_: ObjectOrText = Field(None, alias="json", description="a JSON schema, or its text")
-    regex: str | None = Field(None, min_length=1, description="the whole answer matches it")
+    regex: str | None = Field(None, min_length=1, description="a regular expression that the whole response matches")
     choice: list[str] | None = Field(
-        None, fail_fast=True, min_length=1, max_length=MAX_CHOICES, description="the answer is one of these"
+        None, fail_fast=True, min_length=1, max_length=MAX_CHOICES, description="the response is one of these texts"
     )
-    grammar: str | None = Field(None, min_length=1, description="Lark, from its rule `start`, or EBNF, from `root`")
+    grammar: str | None = Field(
+        None, min_length=1, description="a grammar in Lark with the rule `start`, or in EBNF with the rule `root`"
+    )
     json_object: bool | None = Field(None, description="any JSON object")
-    structural_tag: ObjectOrText = Field(None, description="xgrammar's, or its text")
+    structural_tag: ObjectOrText = Field(None, description="a structural tag of xgrammar, or its text")
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
@@ -144,8 +149,8 @@ class StructuredOutputs(BaseModel):
 
 
 def _older(name: str) -> Any:
-    """A field that vLLM had before."""
-    why = refused(f'structured_outputs has taken its place: send {{"{name}": ...}} there')
+    """The check of a field that vLLM had in older versions."""
+    why = refused(f'structured_outputs has replaced it: send {{"{name}": ...}} there')
     return Annotated[None, why, WithJsonSchema({"type": "null"})]
 
 
@@ -156,5 +161,5 @@ GuidedGrammar = _older("grammar")
 
 
 def _json(value: Any) -> str:
-    """A text is JSON already."""
+    """Return the value as JSON. A string already is JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

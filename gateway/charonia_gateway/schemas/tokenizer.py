@@ -1,4 +1,4 @@
-"""Requests to the tokenizer alone. Names of fields are vLLM's."""
+"""Requests to the tokenizer only. Fields have vLLM's names."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class TokenizeBody(BaseModel):
     operation: ClassVar[str] = "tokenize"
 
     model: str | None = Field(None, description="a name that /v1/models lists; default: the first")
-    prompt: str | None = Field(None, min_length=1, description="a text; exactly one of prompt and messages is sent")
+    prompt: str | None = Field(None, min_length=1, description="a text; send exactly one of prompt and messages")
     messages: Annotated[
         Annotated[Messages, Field(min_length=1)] | None,
         BeforeValidator(lambda value: None if value is None else messages_of(value)),
         OrText(),
-    ] = Field(None, description="a conversation, which the chat template writes")
+    ] = Field(None, description="a conversation, which the chat template formats")
     tools: list[dict[str, Any]] | None = Field(
-        None, fail_fast=True, max_length=MAX_TOOLS, description="handed to the model's chat template"
+        None, fail_fast=True, max_length=MAX_TOOLS, description="passed to the model's chat template"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
     add_special_tokens: bool | None = Field(
         None,
-        description="whether the tokenizer adds its own, such as a beginning token; default: to prompt, and not to "
-        "messages, whose chat template writes them",
+        description="whether the tokenizer adds special tokens such as a beginning token; default: true for prompt, "
+        "false for messages, because the chat template adds them",
     )
-    return_token_strs: bool | None = Field(None, description="`token_strs` in the answer")
+    return_token_strs: bool | None = Field(None, description="return `token_strs`")
     add_generation_prompt: AddGenerationPrompt = Field(
-        None, description="messages end where the model's answer begins, as in a request for an answer"
+        None, description="the prompt ends where the model's response begins, as in a request for a response"
     )
-    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is whole")
+    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is complete")
     chat_template: ChatTemplate = None
 
     @model_validator(mode="after")
@@ -56,7 +56,7 @@ class TokenizeBody(BaseModel):
             raise wrong("prompt: send exactly one of prompt and messages")
         for name in ("tools", "chat_template_kwargs"):
             if getattr(self, name) is not None and self.messages is None:
-                raise wrong(f"{name}: they are part of a chat; send messages in place of prompt")
+                raise wrong(f"{name}: only for a chat; send messages instead of prompt")
         return self
 
     def engine_request(self) -> TokenizeRequest:

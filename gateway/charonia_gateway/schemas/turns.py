@@ -1,4 +1,4 @@
-"""A conversation as chat templates take it, of what other APIs than chat completions call it: content blocks, items."""
+"""Converts conversations of other APIs (content blocks, items) to the messages of chat templates."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from charonia_gateway.json_values import has_too_many_values
 from charonia_gateway.schemas.fields import MAX_DEPTH
 
-INVALID = "INVALID_JSON"  # Anthropic's name for it
-# In a request they lie in a list of messages, a message, a list of calls, a call and its function.
+INVALID = "INVALID_JSON"  # Anthropic's name
+# In a request, arguments are nested in a list of messages, a message, a list of calls, a call and its function.
 MAX_ARGUMENTS_DEPTH = MAX_DEPTH - 5
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """A call's arguments. What is no JSON object, or one that no request takes, is named so, and given as it is: the
-    answer ended within it, or the model wrote something else."""
+    """Parse a call's arguments. Arguments that are not a JSON object, or that no request accepts, are returned as text
+    under the key INVALID_JSON. The response may have been truncated, or the model wrote invalid JSON."""
     if has_too_many_values([text.encode("utf-8", "surrogatepass")]):
         return {INVALID: text}
     try:
         value = json.loads(text or "{}")
-        # What JSON cannot hold: infinite numbers, and halves of characters.
+        # Values that JSON cannot represent: infinite numbers and lone surrogates.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return {INVALID: text}
@@ -44,7 +44,7 @@ def _inner(value: Any) -> Iterable[Any]:
 
 @dataclass
 class _Turn:
-    """fields: what else the template's message has."""
+    """One message. fields: other fields of the template's message."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Turn:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> _Turn:
-        """The assistant's, to go on with."""
+        """The turn of an assistant's message, which can be extended."""
         texts, thoughts = ([text] if text else [] for text in (message["content"], message.get("reasoning_content")))
         return cls(message["role"], texts, thoughts, [*message.get("tool_calls", ())])
 
@@ -69,9 +69,9 @@ class _Turn:
 
 
 class Turns:
-    """What follows each other of one role is one message: some chat templates want roles to alternate. The result of a
-    call is one of its own. before: messages that these go on from; names: of the functions called there, by the calls'
-    ids."""
+    """Joins consecutive turns of one role to one message, because some chat templates require alternating roles. The
+    result of a call is a separate message. before: the earlier messages. names: the names of the functions called in
+    them, by call id."""
 
     def __init__(self, before: Sequence[dict[str, Any]] = ()) -> None:
         calls = (call for message in before for call in message.get("tool_calls", ()))
@@ -96,7 +96,7 @@ class Turns:
         self._of("assistant").calls.append({"id": id, "type": "function", "function": function})
 
     def result(self, id: str, text: str) -> None:
-        """Some templates want to know the function's name."""
+        """Add a call's result. Some templates need the function's name."""
         name = {"name": self.names[id]} if id in self.names else {}
         self._turns.append(_Turn("tool", [text], fields={"tool_call_id": id, **name}))
 

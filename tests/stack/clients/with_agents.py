@@ -1,4 +1,4 @@
-"""OpenAI's agents SDK: a tool in a loop and a structured answer, with both of its models, whole and streamed.
+"""OpenAI's agents SDK: a tool in a loop and a structured response, with both of its models, complete and streamed.
 
 with_agents.py GATEWAY MODEL: the model is the parrot of test_clients.py.
 """
@@ -58,7 +58,7 @@ async def main() -> None:
                 assert (streamed.final_output, ran) == ("It is sunny.", [7]), (kind, choice, streamed)
                 assert {"raw_response_event", "run_item_stream_event"} <= kinds
                 ran.clear()
-            # Reasoning goes back with the calls.
+            # The client sends reasoning back with the calls.
             thinks = Agent("agent", model=model, tools=[get_weather, add], model_settings=ModelSettings(temperature=0))
             done = await Runner.run(thinks, "<|text0|>")
             assert (done.final_output, sorted(ran)) == ("It is sunny.", [1, 3]), (kind, done)

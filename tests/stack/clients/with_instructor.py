@@ -1,4 +1,4 @@
-"""instructor's modes, and its partial objects of a stream.
+"""instructor's modes, and its partial objects from a stream.
 
 with_instructor.py GATEWAY MODEL: the model is the parrot of test_clients.py.
 """
@@ -32,6 +32,6 @@ with OpenAI(base_url=f"{GATEWAY}/v1", api_key="none", max_retries=0) as openai:
         found = client.chat.completions.create(response_model=add, **asked)
         assert isinstance(found, add) and found.a == 7, (mode, found)
         *_, last = client.chat.completions.create_partial(response_model=add, **asked)
-        # The function is called otherwise then, so the model says what a grammar makes it say.
+        # The function has another name in this mode, so a grammar forces the model's text.
         assert isinstance(last.a, int), (mode, last)
 print("done")

@@ -1,4 +1,4 @@
-"""LangChain's chat models: structured output by each of its methods, and tools, whole and streamed.
+"""LangChain's chat models: structured output with each of its methods, and tools, complete and streamed.
 
 with_langchain.py GATEWAY MODEL: the model is the parrot of test_clients.py.
 """
@@ -19,12 +19,12 @@ CALL, ANSWER, JSON = "<|text2|>", "<|text1|>", "<|text3|>"
 
 
 class Sum(BaseModel):
-    """What is added."""
+    """The arguments of an addition."""
 
     a: int
 
 
-Sum.__name__ = "add"  # the function's
+Sum.__name__ = "add"  # the function's result
 
 
 @tool
@@ -40,7 +40,7 @@ def get_weather(city: str, days: int) -> str:
 
 
 def loop_with_reasoning(chat: Any) -> None:
-    """Two calls after reasoning, which goes back with them."""
+    """Two calls after reasoning; the client sends the reasoning back with them."""
     bound = chat.bind_tools([get_weather, add])
     history: list[Any] = [HumanMessage("<|text0|>")]
     chunks = list(bound.stream(history))
@@ -58,7 +58,7 @@ def loop_with_reasoning(chat: Any) -> None:
 
 
 def loop(chat: Any) -> None:
-    """A call, the function's answer, and the model's."""
+    """A call, the function's result, and the model's response."""
     bound = chat.bind_tools([add])
     history: list[Any] = [HumanMessage(CALL)]
     whole = bound.invoke(history)
@@ -78,7 +78,7 @@ def loop(chat: Any) -> None:
 
 
 def goes_on(chat: Any) -> None:
-    """From a stored answer: what came before is not sent again."""
+    """Continues a stored response: earlier messages are not sent again."""
     question = HumanMessage(CALL)
     first = chat.bind_tools([add]).invoke([question])
     (call,) = first.tool_calls
