@@ -78,7 +78,7 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     if request.guide is not None:
         if not isinstance(request.guide, Guide):
             raise TypeError(
-                f"guide = {request.guide!r} is not valid: it is made by Guide.regex, Guide.json_schema or the like"
+                f"guide = {request.guide!r} is not valid: use Guide.regex, Guide.json_schema or another method of Guide"
             )
         _texts(message, "guided_decoding_guide_type", [request.guide.type.encode()])
         if request.guide.text:
