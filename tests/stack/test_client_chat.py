@@ -135,7 +135,7 @@ def test_make_chat_uses_configured_port(stack: Stack, tmp_path: Path, place: str
         env["CHARONIA_GRPC_PORT"] = port
     (tmp_path / ".env").write_text(f"OTHER=a b\nCHARONIA_GRPC_PORT={elsewhere if place == 'environment' else port}\n")
     done = subprocess.run(
-        ["make", "--old-file=ready", f"BIN={PROGRAM.parent}", "chat"],
+        ["make", "--old-file=setup", f"BIN={PROGRAM.parent}", "chat"],
         cwd=tmp_path,
         env=env,
         input="Hello\n\n",

@@ -82,7 +82,7 @@ def test_texts_in_every_script_survive_tokenization(parrot: Stack, kind: Tokeniz
         ("/tokenize", {"messages": "a", "chat_template": "{{ x }}"}, "chat_template", "leave chat_template out"),
         ("/detokenize", {"tokens": "a"}, "tokens", "a list of token ids"),
         ("/detokenize", {"tokens": [1, "a"]}, "tokens", "entry 1 is not a token id"),
-        ("/detokenize", {"tokens": [1, 10**8]}, "tokens[1]", "100000000 is no token; send ids from 0 to "),
+        ("/detokenize", {"tokens": [1, 10**8]}, "tokens[1]", "100000000 is not a token id; send ids from 0 to "),
     ],
 )
 def test_wrong_tokenizer_requests_are_named(

@@ -166,7 +166,7 @@ async def test_template_variables_may_begin_reasoning(client: Client, caller: St
         stream=False,
         **GREEDY,
     )
-    with pytest.raises(BadRequest, match="chat_template_kwargs: 'tokenize' is no variable"):
+    with pytest.raises(BadRequest, match="chat_template_kwargs: the variable 'tokenize' cannot be set"):
         await client.complete(
             GenerateRequest(messages=says(1), chat_template_kwargs={"tokenize": True}, stream=False, **GREEDY)
         )

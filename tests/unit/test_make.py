@@ -23,7 +23,7 @@ def make(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("make")
     if program is None:
         pytest.skip("there is no make")
-    command = [program, "--old-file=ready", f"BIN={Path(sys.executable).parent}", *map(str, words)]
+    command = [program, "--old-file=setup", f"BIN={Path(sys.executable).parent}", *map(str, words)]
     own = ("CHARONIA_", "MODEL", "DST", "MAKE", "TOOLS")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return subprocess.run(
