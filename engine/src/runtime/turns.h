@@ -1,4 +1,4 @@
-// A queue in which owners take turns, whatever each of them has put in.
+// A queue in which owners take turns, however many entries each owner has.
 #pragma once
 
 #include <deque>
@@ -32,8 +32,8 @@ class Turns {
   }
 
  private:
-  std::map<std::string, std::deque<std::weak_ptr<T>>> waiting_;  // by owner; none is empty
-  std::string last_;                                             // the owner who had the last turn
+  std::map<std::string, std::deque<std::weak_ptr<T>>> waiting_;  // by owner; no list is empty
+  std::string last_;                                             // the owner of the last turn
 };
 
 }  // namespace charonia::runtime
