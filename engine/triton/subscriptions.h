@@ -76,8 +76,8 @@ class Subscriptions {
   // These functions are for the watcher. They do nothing while another thread sends. look() ends the subscriptions of
   // clients that have disconnected or do not read.
   void look(Clock::time_point now);
-  // Calls Outbox::set_flow_control(). Off while the model is unloaded, because its readers cannot acknowledge
-  // deliveries.
+  // Calls Outbox::set_flow_control(). It is off while the model is unloaded or replaced and while the server exits,
+  // because readers cannot acknowledge deliveries then.
   void set_flow_control(bool on);
   // Ends the subscriptions that have had no request since `since`, with an error.
   void end_idle(const std::exception& error, Clock::time_point since);

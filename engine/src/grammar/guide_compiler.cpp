@@ -58,7 +58,8 @@ std::string error_of(llg::Matcher* matcher) {
   return text::to_valid_utf8(trim(out));
 }
 
-// The id of the token <[id]> that begins at a position of a text in Lark; its end is after the bracket. None: -1.
+// Reads the token <[id]> at a position of a text in Lark. Returns its id and the position after it. The id is -1 if
+// there is no token.
 std::pair<TokenId, std::size_t> token_at(std::string_view text, std::size_t at) {
   TokenId id = 0;
   auto end = at + 2;
@@ -69,9 +70,9 @@ std::pair<TokenId, std::size_t> token_at(std::string_view text, std::size_t at) 
   return text.substr(end).starts_with("]>") && end > at + 2 ? std::pair{id, end + 2} : std::pair{TokenId{-1}, at};
 }
 
-// Returns the same Lark, in which tokens that end responses are empty texts: the response may end there. Rejects a grammar
-// that costs too much, or that combines regular expressions with & and ~, whose cost has no limit. own: the grammar was
-// made by this project.
+// Returns the same Lark, in which tokens that end responses are empty texts: the response may end there. Rejects a
+// grammar that costs too much, or that combines regular expressions with & and ~, whose cost has no limit. own: the
+// grammar was made by this project.
 std::string checked_rules(std::string_view text, bool own, const std::vector<TokenId>& end_ids) {
   std::string out;
   int depth = 0, repetitions = 0;
@@ -111,7 +112,7 @@ std::string checked_rules(std::string_view text, bool own, const std::vector<Tok
   return out;
 }
 
-// The same Lark, with checked schemas behind %json.
+// Returns the same Lark with checked schemas behind %json.
 std::string checked_lark(const std::string& lark, bool own, const std::vector<TokenId>& end_ids) {
   const auto text = checked_rules(lark, own, end_ids);
   constexpr std::string_view kWord = "%json";
@@ -139,7 +140,7 @@ std::string checked_lark(const std::string& lark, bool own, const std::vector<To
   return out + text.substr(at);
 }
 
-// A text as a literal of Lark, which is one of JSON.
+// Returns a text as a literal of Lark. Lark and JSON have the same literals.
 std::string lark_literal(const std::string& text) { return Json(text).dump(); }
 
 std::string lark_of_choices(const std::string& text) {
@@ -168,8 +169,8 @@ std::string lark_of_regex(const std::string& text) {
   return out + "/";
 }
 
-// The grammars that preprocessing makes of tools and structural tags: {"grammars": [{"name", "called", and "lark_grammar",
-// "regex" or "json_schema"}, ...]}. called: the name of the grammar in errors.
+// The grammars that preprocessing makes of tools and structural tags: {"grammars": [{"name", "called", and
+// "lark_grammar", "regex" or "json_schema"}, ...]}. called: the name of the grammar in errors.
 std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& end_ids) {
   const auto name = called(guide);
   auto list = parse_json(guide.text, cat(name, ": the grammars"));
@@ -236,7 +237,7 @@ std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vect
 
 class Provider : public TokenMaskProvider {
  public:
-  // bytes: null: nothing is forced.
+  // bytes: null if no text is forced.
   Provider(MatcherPtr matcher, MatcherPtr bytes, const Vocabulary& vocabulary, std::vector<TokenId> end_ids,
            std::vector<TokenId> prompt)
       : matcher_(std::move(matcher)), bytes_(std::move(bytes)), vocabulary_(vocabulary), end_ids_(std::move(end_ids)),
@@ -263,7 +264,7 @@ class Provider : public TokenMaskProvider {
     accepted_ = output.size();
     if (bytes_ && forced_.empty()) {
       forced_ = vocabulary_.split->forced(last_tokens(output), certain_text());
-      // A token that ends the response is no text.
+      // Do not force tokens that end the response.
       forced_.erase(std::ranges::find_first_of(forced_, end_ids_), forced_.end());
     }
     if (forced_.empty()) return fill_allowed(mask);
@@ -273,7 +274,7 @@ class Provider : public TokenMaskProvider {
 
   void accept(TokenId id) {
     consume(matcher_.get(), {static_cast<std::uint32_t>(id)});
-    if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other one
+    if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other token
     if (!bytes_) return;
     const auto token = static_cast<std::uint32_t>(id);
     if (llguidance().matcher_validate_tokens(bytes_.get(), &token, 1) == 1) return consume(bytes_.get(), {token});
@@ -306,7 +307,7 @@ class Provider : public TokenMaskProvider {
     }
   }
 
-  // The text that the grammar leaves no choice about.
+  // Returns the text that the grammar requires next.
   std::string certain_text() {
     std::string out;
     std::vector<std::uint32_t> mask(vocabulary_.byte_mask_words());
@@ -421,7 +422,7 @@ std::string schema_for_llguidance(const std::string& schema) {
   return checked_schema(parse_json(schema, "the JSON schema"), Space::fixed).dump();
 }
 
-// The error with the part that has it, and the place in its schema.
+// Returns the error with the name of the wrong part and the place in its schema.
 std::string GuideCompiler::explain(const std::vector<Part>& parts, const std::string& error) const {
   const auto error_of_schema = [&](const Json& schema) {
     return error_of(match(tokens_.get(), "json_schema", schema.dump()).get());
