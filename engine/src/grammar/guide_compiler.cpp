@@ -169,7 +169,7 @@ std::string lark_of_regex(const std::string& text) {
   return out + "/";
 }
 
-// The grammars that preprocessing makes of tools and structural tags: {"grammars": [{"name", "called", and
+// Reads the grammars that preprocessing creates for tools and structural tags: {"grammars": [{"name", "called", and
 // "lark_grammar", "regex" or "json_schema"}, ...]}. called: the name of the grammar in errors.
 std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& end_ids) {
   const auto name = called(guide);
@@ -215,7 +215,7 @@ Json entry_of(const Guide& guide, const std::vector<TokenId>& end_ids) {
   throw Error(ErrorCode::internal, "a guide of several grammars");
 }
 
-// The grammars of a guide; the text begins with the first one.
+// Returns the grammars of a guide. The text begins with the first grammar.
 std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vector<TokenId>& end_ids) {
   std::vector<Part> out;
   if (guide.type == GuideType::structural_tag) {
@@ -228,7 +228,8 @@ std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vect
     }
   }
   if (!after_space) return out;
-  // White space at the beginning of several grammars means nothing, and a special token may come first.
+  // With several grammars, the leading space is optional: it has no meaning, and the text may begin with a special
+  // token.
   out.front().entry["name"] = "text";
   const auto* const space = guide.type == GuideType::structural_tag ? R"(start: " "? @text)" : R"(start: " " @text)";
   out.insert(out.begin(), {{{"lark_grammar", space}}, called(guide)});
@@ -289,7 +290,7 @@ class Provider : public TokenMaskProvider {
     }
   }
 
-  // False if no token may follow; throws for other errors.
+  // Returns false if no token may follow. Throws other errors.
   static bool compute(llg::Matcher* matcher, std::span<std::uint32_t> mask) {
     if (llguidance().matcher_compute_mask_into(matcher, mask.data(), mask.size_bytes()) == 0) return true;
     const auto error = error_of(matcher);
@@ -364,7 +365,7 @@ TokenizerPtr make_tokenizer(const std::vector<std::string>& tokens) {
   return out;
 }
 
-// The bytes of a token for llguidance. A token without any is in no text.
+// Returns the bytes of a token for llguidance. A token without bytes is in no text.
 std::string spelled(const TokenTable& table, TokenId id) {
   if (id >= table.size()) return "";
   const auto bytes = table.raw_bytes(id);

@@ -56,7 +56,7 @@ struct Api {
   const char* (*get_version)();
   Tokenizer* (*new_tokenizer)(const TokenizerInit* init, char* error, std::size_t error_len);
   void (*free_tokenizer)(Tokenizer* tokenizer);
-  // Never null. constraint_type: "json_schema", "regex", "lark" or "llguidance" (a list of grammars).
+  // Does not return null. constraint_type: "json_schema", "regex", "lark" or "llguidance" (a list of grammars).
   Matcher* (*new_matcher)(const ConstraintInit* init, const char* constraint_type, const char* data);
   Matcher* (*clone_matcher)(const Matcher* matcher);  // copies its caches too
   void (*free_matcher)(Matcher* matcher);
@@ -65,7 +65,7 @@ struct Api {
   int (*matcher_consume_tokens)(Matcher* matcher, const std::uint32_t* tokens, std::size_t count);
   int (*matcher_rollback)(Matcher* matcher, std::size_t count);
   bool (*matcher_is_accepting)(Matcher* matcher);
-  // The number of tokens that could be consumed, or -1.
+  // Returns the number of tokens that could be consumed, or -1.
   int (*matcher_validate_tokens)(Matcher* matcher, const std::uint32_t* tokens, std::size_t count);
   int (*validate_grammar)(const ConstraintInit* init, const char* constraint_type, const char* data, char* message,
                           std::size_t message_len);

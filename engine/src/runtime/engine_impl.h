@@ -74,7 +74,7 @@ class Engine::Impl {
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
   };
 
-  // The time by which a request must begin, or must end. Both deadlines of a request may have the same time.
+  // A deadline for the begin or the end of a request. Both deadlines of a request may have the same time.
   struct Timer {
     enum class Kind : std::uint8_t { queue_deadline, deadline };
     Clock::time_point when;

@@ -195,7 +195,7 @@ void Engine::Impl::settle(Step& step) {
   deliver(step.plan, std::move(sampled));
 }
 
-// Measures the time of the step. It begins when the step began, or when the previous step was settled, whichever is
+// Measures the time of the step. The time starts when the step began, or when the previous step was settled, if that is
 // later.
 void Engine::Impl::measure(const Step& step) {
   const auto now = Clock::now();
@@ -331,7 +331,7 @@ int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Cl
   return taken;
 }
 
-// An error in a step comes from a device that computes no more, or from a bug. Both leave the KV cache in an unknown
+// An error in a step comes from a device that has stopped working, or from a bug. Both leave the KV cache in an unknown
 // state, so the engine ends all requests and rejects new ones.
 void Engine::Impl::fail(const std::exception& error) {
   const auto text = cat("the engine has failed, and its process must be started again: ", error.what());

@@ -5,7 +5,7 @@
 
 namespace charonia {
 
-// Counts requests. The scheduler counts sequences; a request runs if one of its sequences runs.
+// Counts requests. The scheduler counts sequences. A request runs if at least one sequence of it runs.
 void Engine::Impl::count_requests(EngineStats& stats) const {
   stats.num_running = scheduler_->num_running();
   stats.num_waiting = scheduler_->num_waiting() + num_parked_ + static_cast<int>(compiling_.size());

@@ -51,7 +51,7 @@ struct Executor::Rank {
     return std::min(left, now - std::min(now, step_bytes));
   }
 
-  // Makes the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
+  // Creates the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
   void make_cache(int num_blocks, int committed) {
     cache = ops->make_kv_cache(layout, num_blocks, committed);
     decoder->prepare(*cache);

@@ -16,8 +16,8 @@ namespace charonia::runtime {
 
 class Executor {
  public:
-  // Chooses the devices, loads the weights, and creates the KV cache as cache_users, cache_size or
-  // cache_max_entry_count asks. Resolves config.device, device_ids, threads and the sizes of steps. session_len must be
+  // Chooses the devices, loads the weights, and creates the KV cache. Its size follows from cache_users, cache_size or
+  // cache_max_entry_count. Resolves config.device, device_ids, threads and the sizes of steps. session_len must be
   // resolved. Throws Error: unsupported (no such device), resource_exhausted (weights or cache do not fit),
   // invalid_argument (the files do not match the model).
   Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);

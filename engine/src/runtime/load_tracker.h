@@ -44,7 +44,7 @@ class LoadTracker {
   // Called after a step.
   void step(std::int64_t prompt_tokens, std::int64_t decodes, double seconds);
 
-  // Estimated seconds until all waiting and running requests are done, within [1, 600].
+  // Returns the estimated seconds until all waiting and running requests are done, within [1, 600].
   int retry_after_s() const;
 
  private:

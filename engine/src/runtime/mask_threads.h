@@ -26,7 +26,7 @@ class SequenceMask : public ops::TokenMask {
   // Throws Error if the mask could not be computed.
   std::span<const std::uint32_t> wait() const override;
 
-  // Appends the tokens that are certain to follow the last token, which was sampled with the mask.
+  // Appends the tokens that the provider forces after the last token, which was sampled with the mask.
   void add_forced(std::vector<TokenId>& tokens) const;
 
  private:
@@ -41,7 +41,7 @@ class SequenceMask : public ops::TokenMask {
   std::vector<TokenId> forced_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  bool known_ = false;  // under mutex_, and so is error_
+  bool known_ = false;  // under mutex_, like error_
   std::string error_;
 };
 

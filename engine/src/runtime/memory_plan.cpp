@@ -107,7 +107,7 @@ CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memo
             cat("Lower cache_max_entry_count or cache_block_seq_len (now ", block_len, ")")};
   }
   require_step_sizes(config);
-  // A share of the free memory, but not more than max_batch_size sequences of full length can fill.
+  // A share of the free memory, but at most the blocks of max_batch_size sequences of full length.
   const auto share =
       std::floor(entry * static_cast<double>(memory.free_bytes) / static_cast<double>(memory.block_bytes));
   return {std::min(static_cast<std::int64_t>(share), config.max_batch_size * blocks_of(config.session_len)), setting,

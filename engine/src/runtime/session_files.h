@@ -2,9 +2,9 @@
 // files.
 //
 // The name of a file contains the session's id and the model, so that engines of several models may share a folder.
-// Only one engine of a model writes: it holds a lock. A second engine reads the files when it starts, and can write
-// when the first engine has ended. This happens when a server loads a model again. The changes that the second engine
-// queued before that are skipped for sessions that the first engine has changed later.
+// Only one engine of a model writes: it holds a lock. A second engine reads the files when it starts, and queues its
+// changes until the first engine has ended. This happens when a server loads a model again. The second engine skips a
+// queued change if the first engine has changed the session later.
 //
 // A file contains (little-endian): "CHSESS1\n"; u32 length and bytes of the id; i64 seconds since 1970 when the last
 // turn ended; u32 count and i32 begins of the turns; u32 count and i32 tokens; u64 FNV-1a of all bytes before.

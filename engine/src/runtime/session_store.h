@@ -75,7 +75,7 @@ class SessionStore {
   Session& open(const std::string& id);
   // Call it with the lock. Moves the pinned nodes to released_. at_once: as in SessionFiles::erase().
   void forget(Sessions::iterator at, bool at_once);
-  // Returns the least recently used idle session for which `which` is true, or the end.
+  // Returns the least recently used idle session that `which` accepts, or the end.
   template <class Which>
   Sessions::iterator longest_idle(Which which);
   void make_space();

@@ -16,7 +16,7 @@ class Turns {
   void clear() { waiting_.clear(); }
   void add(const std::string& owner, const std::shared_ptr<T>& one) { waiting_[owner].push_back(one); }
 
-  // The first entry of the next owner; null if there is none.
+  // Removes and returns the first entry of the next owner; null if there is none.
   std::shared_ptr<T> next() {
     while (!waiting_.empty()) {
       auto at = waiting_.upper_bound(last_);
