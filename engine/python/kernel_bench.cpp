@@ -1,5 +1,5 @@
-// Times of single operations on one device, for `charonia benchmark kernels`: GEMMs with weights of every format, and
-// attention over a KV cache. It uses the interface of the devices, so the CPU and CUDA run the same code.
+// Measures single operations on one device for `charonia benchmark kernels`: GEMMs with weights of every format, and
+// attention over a KV cache. The same code measures the CPU and CUDA, because it uses the interface of the devices.
 #include "kernel_bench.h"
 
 #include <pybind11/stl.h>
@@ -39,7 +39,7 @@ constexpr std::int64_t kChunk = 512;  // tokens of a step that fills the cache
 
 struct Format {
   std::string_view name;
-  ops::QuantFormat quant;  // group 0: a scale for each row
+  ops::QuantFormat quant;  // group 0: one scale per row
 };
 constexpr Format kFormats[] = {
     {"w4a16", {ops::Code::u4, 128, false, DType::f16}},
@@ -115,9 +115,9 @@ class KernelBench {
     return {weights[0]->bytes(), std::move(times)};
   }
 
-  // Measures the attention of `batch` sequences with `context` positions each. The last `fresh` positions are queries. A
-  // step computes `layers` layers, each with its own cache. Returns the bytes of keys and values that a layer reads, and
-  // the mean seconds of a layer in each of `rounds` steps.
+  // Measures the attention of `batch` sequences with `context` positions each. The last `fresh` positions are queries.
+  // A step computes `layers` layers, each with its own cache. Returns the bytes of keys and values that a layer reads,
+  // and the mean seconds of a layer in each of `rounds` steps.
   std::pair<double, Seconds> attention(int heads, int kv_heads, int head_dim, int kv_bits, int batch, int fresh,
                                        int context, int layers, int rounds) {
     const auto precision = ops_->precision(DType::bf16);
@@ -191,7 +191,7 @@ class KernelBench {
     return weights;
   }
 
-  // N(0, deviation). A block of numbers is repeated, because drawing all of them would take minutes.
+  // Returns numbers from N(0, deviation). Repeats a block of numbers, because drawing all of them would take minutes.
   static std::vector<float> random_numbers(std::int64_t count, float deviation) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0, deviation);
@@ -214,7 +214,8 @@ class KernelBench {
     return buffer;
   }
 
-  // Runs the step once, then `rounds` times with the clock. Returns the seconds of each of the `layers` parts.
+  // Runs the step once to warm up, then `rounds` times with the clock. Returns the mean seconds of a layer in each
+  // round.
   Seconds time_of(const ops::StepInput& input, const ops::Steps::Issue& issue, int layers, int rounds) {
     Seconds times;
     for (int i = 0; i <= rounds; ++i) {

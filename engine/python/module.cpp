@@ -1,7 +1,7 @@
-// The Python module charonia._engine: a thin binding of the public headers. Python's side of it is charonia/api/engine.py.
+// The Python module charonia._engine: a thin binding of the public headers. charonia/api/engine.py is its Python side.
 //
-// Locks: a method that may wait releases the GIL, and results take it on the delivery thread. So no thread ever waits
-// for an engine's lock with the GIL held, nor the other way round.
+// Locks: a method that may wait releases the GIL first. The delivery thread takes the GIL for each result. So no thread
+// waits for an engine's lock while it holds the GIL, and no thread waits for the GIL while it holds an engine's lock.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -41,11 +41,11 @@ using namespace charonia;
 
 namespace {
 
-// True while this thread runs a Python callback or drops one, that is on a thread of an engine (or, where a request is
-// rejected, on the one that submits).
+// True while this thread runs or destroys a Python callback. This happens on a thread of an engine, and on the thread
+// that submits a request that is rejected.
 thread_local bool in_callback = false;
 
-// Declared before the GIL is taken: to give that back may drop Python objects of this thread, an engine among them.
+// Declare it before taking the GIL: releasing the GIL may destroy Python objects of this thread, for example an engine.
 class InCallback {
  public:
   InCallback() = default;
@@ -81,8 +81,8 @@ class Callback {
   std::shared_ptr<py::function> function_;
 };
 
-// The engines that there are, and the threads that end engines for others. All of it ends before the interpreter does:
-// a delivery thread that asks an interpreter on its way out for the GIL takes the process down.
+// The existing engines, and the threads that destroy or shut down engines for other threads. All of them must end
+// before the interpreter: a delivery thread that takes the GIL while the interpreter exits would end the process.
 class Registry {
  public:
   void add(std::weak_ptr<Engine> engine) {
@@ -97,7 +97,7 @@ class Registry {
     threads_.emplace_back(std::move(work));
   }
 
-  // Cancels what runs, delivers the last results and ends the engines. From then on they are as if shut down.
+  // Closes all engines: cancels their requests, and delivers the last results. Afterwards they reject requests.
   void close() {
     std::vector<std::weak_ptr<Engine>> engines;
     std::vector<std::thread> threads;
@@ -118,8 +118,8 @@ class Registry {
   std::vector<std::thread> threads_;
 };
 
-// It outlives all that the process destroys at its end. A forked child gets an empty one: the engines of its parent
-// have no threads there, and locks may be held that nobody releases.
+// The registry is never destroyed. A forked child has a new, empty registry: the threads of the parent's engines do not
+// exist there, and their locks may stay locked forever.
 Registry& registry() {
   static Registry* one = [] {
     pthread_atfork(nullptr, nullptr, [] { one = new Registry; });
@@ -128,9 +128,10 @@ Registry& registry() {
   return *one;
 }
 
-// Owns an engine. Its last reference may be dropped anywhere, by the garbage collector even in a callback: there the
-// engine cannot join the very thread that it is on, so another one destroys it. The same holds for shutdown. In a
-// forked child these do nothing, there is nothing to cancel or stop, and every other call is rejected.
+// Owns an engine. The last reference may be dropped on any thread, even in a callback, by the garbage collector. A
+// callback runs on the engine's own thread, which the engine cannot join, so another thread destroys the engine. The
+// same holds for shutdown. In a forked child, destruction, shutdown, cancel and stop do nothing, and every other call
+// is rejected.
 class EngineHolder {
  public:
   EngineHolder(const std::filesystem::path& weights_dir, const Settings& overrides) {
@@ -160,7 +161,7 @@ class EngineHolder {
     return *engine_;
   }
 
-  // By handle or id. Objects cancel their requests when they are dropped, also in a forked child.
+  // which: a handle or an id. Python objects cancel their requests when they are destroyed, also in a forked child.
   template <class Which>
   bool cancel(Which which) {
     return !forked() && engine_->cancel(which);
@@ -190,7 +191,7 @@ class EngineHolder {
   std::shared_ptr<Engine> engine_;
 };
 
-// The name of errors.py's class for each code.
+// Returns the name of the class in errors.py for each code.
 const char* error_class(ErrorCode code) {
   switch (code) {
     case ErrorCode::invalid_argument:
@@ -209,7 +210,7 @@ const char* error_class(ErrorCode code) {
   return "InternalError";
 }
 
-// This is the one place that translates.
+// The only place that converts the engine's errors to Python exceptions.
 void raise_error(const Error& error) {
   py::set_error(py::module_::import("charonia.errors").attr(error_class(error.code())), error.what());
 }
@@ -431,7 +432,7 @@ void bind_info(py::module_& m) {
       .def_readonly("gemms_rejected", &EngineStats::gemms_rejected);
 }
 
-// With the table that it needs.
+// A text::TokenSplit with the token table that it needs.
 class TokenSplit {
  public:
   explicit TokenSplit(const std::filesystem::path& weights_dir)

@@ -37,7 +37,8 @@ std::vector<Engine::Handle> CallTable::of_session(std::string_view session_id) {
 }
 
 std::vector<Engine::Handle> CallTable::take_abandoned() {
-  // Declared before the lock: the last owner of a call may be this one, and what that ends is not for under a lock.
+  // Declared before the lock, because it may own the last reference to a call. The call must not be destroyed under the
+  // lock.
   std::vector<std::shared_ptr<Call>> looked_at;
   std::vector<Engine::Handle> abandoned;
   const std::lock_guard lock(mutex_);

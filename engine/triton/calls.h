@@ -33,14 +33,14 @@ struct Call {
   std::shared_ptr<Subscription> subscription;  // receives the results; null: the stream does
   std::uint64_t key = 0;                       // subscription_key
   std::atomic<bool> failed = false;            // the subscription has received its error
-  std::string session_id;  // empty: none
+  std::string session_id;  // empty without a session
   OutputSet outputs;
   std::shared_ptr<TracedRequest> traced;  // null: not traced
   std::string id;                         // request id
 
-  // Used only by the sending thread.
+  // The sending thread alone uses the following members.
   std::string echo;                 // sent with the first response of each sequence
-  bool in_reasoning = false;        // the same, to a subscription: the prompt ends within the reasoning
+  bool in_reasoning = false;        // sent like echo, to a subscription: the prompt ends within the reasoning
   std::vector<TokenId> prompt_ids;  // sent with the first response of sequence 0; empty if not requested
   std::vector<bool> begun;          // [n]: whether the first response was sent
   std::size_t num_open = 1;         // sequences that have not ended
@@ -71,10 +71,10 @@ class CallTable {
   void opened();
   void closed();
 
-  // Waits until there is a call or a subscription. False when stopped.
+  // Waits until there is a call or a subscription. Returns false when stopped.
   bool wait_until_busy(const std::stop_token& stop);
-  // Waits for `time`, or shorter when stopped; while there are only subscriptions, for `idle_time` or until there is a
-  // call.
+  // Waits for `time`. If there are only subscriptions, waits for `idle_time` or until there is a call. Returns early
+  // when stopped.
   void pause(const std::stop_token& stop, std::chrono::milliseconds time, std::chrono::milliseconds idle_time);
 
  private:

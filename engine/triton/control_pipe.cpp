@@ -19,7 +19,7 @@
 namespace charonia::triton {
 namespace {
 
-// The file descriptor in the environment; -1: none. Logs an invalid value.
+// Returns the file descriptor in the environment, or -1. Logs an invalid value.
 int control_descriptor() {
   const char* const value = std::getenv("CHARONIA_CONTROL_FD");
   if (value == nullptr || *value == '\0') return -1;
@@ -28,7 +28,7 @@ int control_descriptor() {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), descriptor);
   const bool is_number = error == std::errc() && end == text.data() + text.size();
   const int flags = is_number ? ::fcntl(descriptor, F_GETFL) : -1;
-  // A read without data must not block the end of the thread.
+  // The thread must be able to stop, so reads must not block.
   if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 ||
       ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) {
     log_error("CHARONIA_CONTROL_FD=" + std::string(text) +
@@ -61,7 +61,7 @@ void ControlPipe::run(const std::stop_token& stop) {
       if (::poll(watched.data(), watched.size(), -1) < 0 && errno != EINTR) break;
       if (watched[0].revents == 0) continue;
       const auto got = ::read(pipe_, buffer.data(), buffer.size());
-      if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) break;  // the launcher is gone
+      if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) break;  // the launcher has ended
       if (got > 0) pending.append(buffer.data(), static_cast<std::size_t>(got));
       for (auto end = pending.find('\n'); end != std::string::npos; end = pending.find('\n')) {
         run_command(pending.substr(0, end));
@@ -79,7 +79,7 @@ void ControlPipe::run_command(const std::string& command) {
   }
   loads_.remove_if(
       [](const auto& load) { return load.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
-  // Loading takes as long as reading the model's weights.
+  // On its own thread, because loading takes as long as reading the model's weights.
   loads_.push_back(std::async(std::launch::async, [server = server_, model = command.substr(1)] {
     log_failure(TRITONSERVER_ServerLoadModel(server, model.c_str()), ("loading '" + model + "'").c_str());
   }));

@@ -1,4 +1,4 @@
-// The pipe through which `charonia serve` loads and unloads models. The server's own API for this needs a key on the
+// `charonia serve` loads and unloads models through this pipe. The server's own API for this needs a key on the
 // server's command line, which every user of the machine can read. The pipe needs no key and has no other writer.
 #pragma once
 
@@ -25,7 +25,7 @@ class ControlPipe {
 
   TRITONSERVER_Server* server_;
   int pipe_ = -1;
-  std::list<std::future<void>> loads_;  // used by the thread: each loads a model while others may be unloaded
+  std::list<std::future<void>> loads_;  // used by thread_; each loads a model, so that others can be unloaded meanwhile
   std::jthread thread_;                 // last: uses the members above
 };
 

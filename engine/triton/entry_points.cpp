@@ -1,4 +1,5 @@
-// What Triton calls: the life of the backend, of its models and of their instances, and the execution of requests.
+// The functions that Triton calls. They create and destroy the backend, its models and their instances, and execute
+// requests.
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,12 +27,12 @@ void check_api_version() {
   }
 }
 
-// State that the models of the backend share. The server keeps the backend until it ends, whatever is loaded.
+// State that the models of the backend share. The server keeps the backend until the server ends, even without models.
 struct Shared {
   MetricFamilies families;
   Generations generations;
   std::once_flag has_control;
-  std::optional<ControlPipe> control;  // from the first model on: only models know the server
+  std::optional<ControlPipe> control;  // set with the first model, because only models know the server
 };
 
 Shared& shared_of(TRITONBACKEND_Backend* backend) {
@@ -93,11 +94,11 @@ TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
   return guarded([model] { delete state_of(model); });
 }
 
-// The model has one instance and all state is the model's.
+// A model has one instance. The model has all the state.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance*) { return nullptr; }
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance*) { return nullptr; }
 
-// An error returned from here would hand all requests back, so each is answered on its own and null is returned.
+// Always returns null. An error would return all requests to the server, so each request receives its own response.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance* instance,
                                                        TRITONBACKEND_Request** requests, std::uint32_t count) {
   Model* model = nullptr;

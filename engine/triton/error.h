@@ -1,4 +1,4 @@
-// Errors across Triton's C API in both directions, owners of its handles, and the server's log.
+// Converts errors from and to Triton's C API. Owns Triton's handles. Writes to the server's log.
 #pragma once
 
 #include <exception>
@@ -16,7 +16,7 @@ inline void drop(TRITONSERVER_Error* error) {
 }
 }  // namespace detail
 
-// Deletes a handle of Triton. An error of the deletion is dropped.
+// Deletes a handle of Triton. Ignores an error of the deletion.
 template <auto Delete>
 struct Deleter {
   template <class Handle>
@@ -44,7 +44,7 @@ using ResponsePtr = std::unique_ptr<TRITONBACKEND_Response, Deleter<&TRITONBACKE
 // Throws Error(internal) with Triton's text if `error` is not null.
 void check(TRITONSERVER_Error* error);
 
-// Logs the error of a call whose failure has no other consequence.
+// Logs `error` if it is not null, for calls whose failure has no other consequence.
 void log_failure(TRITONSERVER_Error* error, const char* doing);
 
 // Sends the engine's log to the server's log from now on.

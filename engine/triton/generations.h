@@ -1,4 +1,4 @@
-// Which of the models that were loaded under one name, one after the other, is the last.
+// Finds out which of several models that were loaded under the same name is the newest.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ namespace charonia::triton {
 class Generations {
  private:
   friend class Generation;
-  using Key = std::pair<std::string, std::uint64_t>;  // name and version: the server may have several versions
+  using Key = std::pair<std::string, std::uint64_t>;  // name and version; the server may have several versions
 
   std::mutex mutex_;
-  std::map<Key, std::set<std::uint64_t>> loaded_;  // numbers; a later one is greater
+  std::map<Key, std::set<std::uint64_t>> loaded_;  // numbers; a newer model has a larger number
   std::uint64_t last_ = 0;
 };
 
-// One model's place among them.
+// The generation of one model.
 class Generation {
  public:
   Generation(Generations& all, std::string name, std::uint64_t version) : all_(all), key_(std::move(name), version) {}
@@ -40,7 +40,7 @@ class Generation {
  private:
   Generations& all_;
   const Generations::Key key_;
-  std::uint64_t number_ = 0;  // 0: it has not begun. Under all_.mutex_
+  std::uint64_t number_ = 0;  // 0 before begin(); under all_.mutex_
 };
 
 }  // namespace charonia::triton

@@ -1,4 +1,4 @@
-// The engine's metrics on the server's metrics port, through Triton's custom-metric API.
+// Publishes the engine's metrics on the server's metrics port through Triton's custom-metric API.
 #pragma once
 
 #include <memory>

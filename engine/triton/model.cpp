@@ -17,7 +17,7 @@ std::uint64_t now_ns() {
           .count());
 }
 
-// Throws the error of a wrong setting with the place where it is set.
+// Checks the settings. The error for a wrong setting names the place where it is set.
 void check_settings(const Settings& settings, const std::string& place) {
   try {
     EngineConfig unused;
@@ -27,7 +27,7 @@ void check_settings(const Settings& settings, const std::string& place) {
   }
 }
 
-// The configuration of the workspace with these settings.
+// Returns the configuration of the workspace with these settings.
 EngineConfig config_of(const ModelIdentity& identity, const Settings& settings) {
   EngineConfig config;
   ModelConfig model;
@@ -40,7 +40,7 @@ Settings gather_settings(const ModelIdentity& identity, const ModelOptions& opti
   auto settings = settings_from_environment();
   check_settings(settings, "environment (CHARONIA_<KEY>)");
   check_settings(options.settings, "`parameters` of " + identity.config_file().string());
-  settings.insert(options.settings.begin(), options.settings.end());  // keeps what the environment has
+  settings.insert(options.settings.begin(), options.settings.end());  // keeps the settings of the environment
   if (!options.gpus.empty()) {
     const int ranks = config_of(identity, settings).tensor_para_size;
     settings.emplace("device_ids", device_ids_of(options.gpus, ranks));
@@ -67,7 +67,7 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generat
       engine_(identity.weights_dir(), gather_settings(identity, options), sink_),
       watcher_(server_of(model), identity.name, standing_, generation_, engine_, calls_, subscriptions_,
                [this](const std::string& why) { end_all(why); }) {
-  // No destructors: they would use the device. The clients see that the connection ends.
+  // Exits without destructors, because they would use the device. The clients see that the connection closes.
   engine_.on_failure([] { std::_Exit(EXIT_FAILURE); });
   engine_.on_delivered([this] { subscriptions_.flush(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
@@ -102,15 +102,15 @@ void Model::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request
     traced = TracedRequest::of(request);
     taken = take(request, traced);
   } catch (const std::exception& error) {
-    // Without a response factory there is no way to answer.
+    // Without a response factory, no response can be sent.
     log_error(std::string("a request could not be answered: ") + error.what());
   }
-  // Triton's statistics need the request, which is not kept until the last response: they count requests and time
-  // their admission. How long requests take is in the engine's own metrics.
+  // Triton's statistics need the request, but the request is released before its last response. So they count requests
+  // and measure the time of execute() only. The engine's own metrics have the time of requests.
   const auto end = now_ns();
   log_failure(TRITONBACKEND_ModelInstanceReportStatistics(instance, request, taken, begin, begin, end, end),
               "reporting statistics");
-  // A traced one is released by its last owner, which is this or its call.
+  // The last owner of a traced request releases it: this function or the call.
   if (!traced) {
     log_failure(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
   }
@@ -131,7 +131,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     call->echo = std::move(asked.echo);
     call->in_reasoning = asked.in_reasoning;
     if (asked.request.sampling.prompt_logprobs >= 0) call->prompt_ids = asked.request.input_ids;
-    // A number that is out of range is the engine's to reject.
+    // The engine rejects a number that is out of range.
     call->num_open = static_cast<std::size_t>(std::max(asked.request.sampling.n, 1));
     if (!asked.subscription.empty()) {
       call->subscription = subscriptions_.begin(asked.subscription, asked.key);
@@ -175,7 +175,7 @@ void Model::act(const EngineCall& asked, Call& call) {
   call.stream->send(empty, {}, call.outputs, true);
 }
 
-// Unknown ids are no error: the request may have ended by itself.
+// An unknown id is not an error, because the request may have ended.
 void Model::end_requests(Action action, const Request& request) {
   const auto end = [this, action](const auto& who) {
     if (action == Action::stop) {
@@ -207,14 +207,14 @@ void Model::count_subscriptions(int change) {
 
 void Model::submit(Request request, const std::shared_ptr<Call>& call) {
   try {
-    // In the table first: the last response may be sent before submit() returns.
+    // Add the call to the table first, because the last response may be sent before submit() returns.
     calls_.add(call);
     if (call->traced) call->traced->submitted();
     const auto handle = engine_.submit(std::move(request), [this, call](Result&& result) { deliver(*call, result); });
     calls_.submitted(*call, handle);
   } catch (...) {
     calls_.remove(*call);
-    // The error is for the request's own stream.
+    // The request's own stream receives the error, not the subscription.
     if (const auto subscription = std::exchange(call->subscription, nullptr)) {
       subscriptions_.ended(*subscription, call->key);
     }
@@ -229,7 +229,7 @@ void Model::deliver(Call& call, const Result& result) noexcept {
   try {
     send(call, result, last);
   } catch (const std::exception& error) {
-    // The stream is over; the watcher sees that and cancels the rest.
+    // fail() ends the stream. Then the watcher cancels the request.
     log_error(std::string("a response could not be made: ") + error.what());
     fail(call, error);
   }

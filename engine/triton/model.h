@@ -24,11 +24,11 @@ namespace charonia::triton {
 class Model {
  public:
   // Loads the engine of <repository>/<version>/weights. Precedence of settings: config.ini, the `parameters` of
-  // config.pbtxt, the environment (CHARONIA_<KEY>). Throws Error saying where the wrong setting stands.
+  // config.pbtxt, the environment (CHARONIA_<KEY>); later ones win. The Error for a wrong setting says where it is set.
   Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations);
 
-  // Takes one request and answers it, with responses or with an error; never blocks on the engine. The request is
-  // released when this returns, or with its last response where it is traced. Never throws.
+  // Takes one request and sends it responses or an error. Never waits for the engine, and never throws. Releases the
+  // request before it returns; a traced request is released with its last response.
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept;
 
  private:
@@ -40,7 +40,7 @@ class Model {
   void act(const EngineCall& asked, Call& call);
   void end_requests(Action action, const Request& request);
   void open(const std::string& subscription, Call& call);
-  // By 1 or -1: a model shares the gauge with the one that takes its place.
+  // Adds `change` to the gauge. The gauge is not set, because a model shares it with the model that replaces it.
   void count_subscriptions(int change);
   void submit(Request request, const std::shared_ptr<Call>& call);
   void deliver(Call& call, const Result& result) noexcept;
@@ -50,18 +50,19 @@ class Model {
   void end_all(const std::string& why);
   void log_loaded(const std::string& name) const;
 
-  // Ends a response stream, or what a subscription has of a request, with an error.
+  // Ends the response stream of a request, or the request in its subscription, with an error.
   void fail(Call& call, const std::exception& error);
 
   ModelStanding standing_;
   Generation generation_;
   RequestLog request_log_;
   CallTable calls_;
-  const std::shared_ptr<MetricsSink> sink_;  // null: the server takes no metrics
+  const std::shared_ptr<MetricsSink> sink_;  // null if the server has no metrics
   Subscriptions subscriptions_{[this] { count_subscriptions(1); }, [this] { count_subscriptions(-1); }};
   std::mutex why_mutex_;
   std::string why_ended_;  // set before end_all() ends the requests
-  // Destroyed in this order: the watcher, which uses the engine; the engine, whose last results use the rest.
+  // The watcher is destroyed first, because it uses the engine. The engine is next: its last results use the members
+  // above.
   Engine engine_;
   Watcher watcher_;
 };

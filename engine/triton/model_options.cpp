@@ -16,7 +16,7 @@ constexpr std::string_view kRightGroup = "instance_group [ { count: 1 kind: KIND
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
 
-// The server makes an instance for each GPU of a group. All instances use one engine, whose ranks are these GPUs.
+// The server creates an instance for each GPU of a group. All instances use one engine, which has one rank on each GPU.
 json single_group(const json& config) {
   const auto groups = config.value("instance_group", json::array());
   std::int64_t instances = 0;

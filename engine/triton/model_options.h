@@ -10,8 +10,8 @@
 namespace charonia::triton {
 
 struct ModelOptions {
-  // The `parameters` that have a value, and `device` by the kind of the instance group: cpu with KIND_CPU, cuda with
-  // KIND_GPU. With KIND_MODEL the setting `device` decides.
+  // The `parameters` that have a value. `device` is set by the kind of the instance group: cpu with KIND_CPU, cuda with
+  // KIND_GPU. KIND_MODEL leaves the choice to the setting `device`.
   Settings settings;
   std::vector<int> gpus;  // with KIND_GPU: the GPUs of the group; all GPUs of the server if the group names none
   bool warmup = false;    // the server sends requests before the model is ready
@@ -23,7 +23,7 @@ struct ModelOptions {
 // contradict each other.
 ModelOptions read_model_options(std::string_view json);
 
-// The setting device_ids for an instance group of these GPUs: one for each rank. The group may have more GPUs.
+// Returns the setting device_ids for an instance group of these GPUs: one GPU per rank. The group may have more GPUs.
 std::string device_ids_of(const std::vector<int>& gpus, int ranks);
 
 }  // namespace charonia::triton

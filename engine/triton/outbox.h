@@ -26,16 +26,16 @@ struct Extras {
   bool in_reasoning = false;                    // the prompt ends within the reasoning; only for subscriptions
 };
 
-// How far the deliveries may be ahead of their reader. Unread deliveries wait in the server's memory. When there are
-// too many, new chunks wait in the outbox, where the chunks of one sequence are joined.
+// Limits for deliveries that the reader has not read. Unread deliveries wait in the server's memory. If there are too
+// many, new chunks wait in the outbox, where the chunks of one sequence are joined.
 struct OutboxLimits {
   std::size_t deliveries = 256;              // unread deliveries
   std::size_t bytes = std::size_t{4} << 20;  // their size; also, a delivery ends with the chunk that reaches this size
   std::size_t held = std::size_t{64} << 20;  // size of the chunks that wait in the outbox
-  // A reader may exceed `held` for this time if what waits does not become less: many responses may end at the same
-  // time, each with megabytes of log probabilities.
+  // How long `held` may be exceeded while the size of the waiting chunks does not decrease. Many responses may end at
+  // the same time, each with megabytes of log probabilities.
   std::chrono::seconds overflow_time{5};
-  std::chrono::seconds stall_time{60};  // for a reader that has reached a limit and reads nothing
+  std::chrono::seconds stall_time{60};  // how long a reader may read nothing after it has reached a limit
 };
 
 // Not thread-safe.
@@ -89,14 +89,14 @@ class Outbox {
   OutboxLimits limits_;
   std::vector<Chunk> waiting_;
   std::map<std::pair<std::uint64_t, int>, std::size_t> places_;  // index in waiting_, by key and sequence
-  std::size_t waiting_bytes_ = 0;                                // sum of their size()
+  std::size_t waiting_bytes_ = 0;                                // sum of size() over waiting_
   std::uint64_t number_ = 0;                                     // of the last delivery
-  std::deque<std::size_t> unread_;                               // sizes of the last deliveries, which are not read
+  std::deque<std::size_t> unread_;                               // sizes of the unread deliveries
   std::size_t unread_bytes_ = 0;
   bool unlimited_ = false;
   std::optional<Clock::time_point> stalled_since_;
   std::optional<Clock::time_point> over_since_;  // when limits_.held was exceeded, or when held() last became less
-  std::size_t least_held_ = 0;                   // since then
+  std::size_t least_held_ = 0;                   // smallest held() since then
 };
 
 }  // namespace charonia::triton

@@ -112,7 +112,8 @@ TracedRequest::~TracedRequest() {
 
 void TracedRequest::submitted() { submitted_ = Clock::now(); }
 
-// A request that ended before its first token has no decode span. One that was never scheduled has only a queue span.
+// A request that ended before its first token has no decode span. A request that was never scheduled has only a queue
+// span.
 void TracedRequest::report_spans() const {
   Reporter reporter(trace_, submitted_);
   reporter.span("queue", timings_.queue_ms);

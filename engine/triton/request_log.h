@@ -1,4 +1,4 @@
-// Records of a request for operators: a line in the log, and spans in the server's trace.
+// Records requests for operators: a line in the log, and spans in the server's trace.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Totals {
   }
 };
 
-// Writes a line for each request if CHARONIA_ACCESS_LOG is set. It has no text of prompts or completions.
+// Writes a line for each request if CHARONIA_ACCESS_LOG is set. The line has no text of prompts or completions.
 class RequestLog {
  public:
   RequestLog();  // reads the environment

@@ -102,7 +102,7 @@ std::vector<T> unpack(std::string_view name, const std::string& bytes) {
   return values;
 }
 
-// Converts a JSON number to any type whose range it is in, and true and false only to BOOL.
+// Converts a JSON number to any type whose range includes it. Converts true and false only to BOOL.
 template <class T, class From>
 T convert(std::string_view name, From value) {
   constexpr bool kToBool = std::is_same_v<T, bool>, kFromBool = std::is_same_v<From, bool>;
@@ -113,7 +113,7 @@ T convert(std::string_view name, From value) {
   } else if constexpr (std::is_floating_point_v<T>) {
     return static_cast<T>(value);
   } else if constexpr (std::is_floating_point_v<From>) {
-    // Above 2^53 a double is not exact. (NaN is not equal to its floor.)
+    // Above 2^53 a double is not exact. The first condition also rejects NaN, which is not equal to its floor.
     constexpr double kExact = 9007199254740992.0;
     if (value != std::floor(value) || std::abs(value) > kExact) {
       reject_input(name, std::to_string(value) + " is not a whole number");
@@ -323,7 +323,7 @@ SamplingParams read_sampling(const Inputs& inputs, SamplingParams sampling) {
   return sampling;
 }
 
-// The name of a session or a subscription.
+// Reads the name of a session or a subscription.
 std::string read_name(const Inputs& inputs, const std::string& tensor) {
   auto sent = inputs.strings(tensor, 1);
   if (!sent || sent->empty()) return {};
@@ -345,7 +345,7 @@ std::string read_cache_salt(const Inputs& inputs) {
   return sent && !sent->empty() ? std::move(sent->front()) : std::string();
 }
 
-// In an ensemble, preprocessing sends both with every request: empty texts if there is no guide.
+// In an ensemble, preprocessing sends both inputs with every request. They are empty texts if there is no guide.
 std::optional<Guide> read_guide(const Inputs& inputs) {
   auto type = inputs.strings("guided_decoding_guide_type", 1);
   auto guide = inputs.strings("guided_decoding_guide", 1);
@@ -358,7 +358,7 @@ std::optional<Guide> read_guide(const Inputs& inputs) {
   return Guide{guide_type(type->front()), guide && !guide->empty() ? std::move(guide->front()) : std::string()};
 }
 
-// The action of a request that names a subscription; generate: the subscription receives the results.
+// Returns the action of a request that names a subscription. With `generate`, the subscription receives the results.
 Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input) {
   call.subscription = read_name(inputs, "subscription");
   const auto key = inputs.scalar<std::uint64_t>("subscription_key");

@@ -16,7 +16,7 @@ namespace charonia::triton {
 
 using OutputSet = std::bitset<kOutputNames.size()>;
 
-// The outputs that a request names; all if it names none.
+// Returns the outputs that a request names, or all outputs if it names none.
 OutputSet requested_outputs(TRITONBACKEND_Request* request);
 
 // Adds the tensors in `wanted` to a response, except `deliveries`. Throws Error if Triton rejects one.

@@ -1,4 +1,4 @@
-// What the server makes of a model: whether it is ready, and whether it ever was.
+// The state of a model in the server: whether the model is ready, and whether it ever was ready.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,18 @@
 
 namespace charonia::triton {
 
-// unknown: the server cannot say, or the model was never ready: then it is being loaded or warmed up, by a server that
-// is perhaps starting itself.
+// unknown: the server returns an error, or the model was never ready. In the second case, the model is being loaded or
+// warmed up, perhaps while the server itself starts.
 enum class Standing { unknown, served, unloading, exiting };
 
 class ModelStanding {
  public:
-  // warmup: the server sends requests before the model is ready; otherwise the first one shows that it is.
+  // warmup: the server sends requests before the model is ready. Without warmup, a request shows that the model is
+  // ready.
   ModelStanding(TRITONSERVER_Server* server, const ModelIdentity& model, bool warmup)
       : server_(server), name_(model.name), version_(static_cast<std::int64_t>(model.version)), was_served_(!warmup) {}
 
-  // Asks the server, which must not have ended.
+  // Asks the server for the current state. The server must not have ended.
   Standing now();
 
  private:

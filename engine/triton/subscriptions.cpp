@@ -72,7 +72,7 @@ void Subscriptions::add_error(const std::shared_ptr<Subscription>& subscription,
 }
 
 void Subscriptions::flush() {
-  std::vector<std::shared_ptr<Subscription>> sent;  // declared before the lock: it may destroy a subscription
+  std::vector<std::shared_ptr<Subscription>> sent;  // declared before the lock, because it may destroy a subscription
   const std::lock_guard lock(mutex_);
   sent.swap(touched_);
   for (const auto& subscription : sent) {

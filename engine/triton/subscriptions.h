@@ -26,7 +26,7 @@ class Subscription {
   Subscription(std::string name, std::shared_ptr<ResponseStream> stream)
       : name_(std::move(name)), stream_(std::move(stream)) {}
 
-  // Nothing is sent any more, and its requests must be cancelled. Thread-safe.
+  // Whether nothing more can be sent. Then its requests must be cancelled. Thread-safe.
   bool over() const { return over_; }
 
  private:
@@ -38,11 +38,11 @@ class Subscription {
   // Protected by the mutex of Subscriptions.
   Outbox outbox_;
   std::set<std::uint64_t> running_;  // keys of the requests in the engine
-  Outbox::Clock::time_point idle_since_ = Outbox::Clock::now();  // if none is in the engine
-  bool touched_ = false;             // since the last flush()
+  Outbox::Clock::time_point idle_since_ = Outbox::Clock::now();  // valid if running_ is empty
+  bool touched_ = false;             // something was added since the last flush()
 };
 
-// The subscriptions of a model, by name. Any thread may call. One lock is held for all of them, also while one sends.
+// The subscriptions of a model, by name. Thread-safe. One lock protects all subscriptions, and is held while one sends.
 class Subscriptions {
  public:
   using Clock = Outbox::Clock;
@@ -51,14 +51,15 @@ class Subscriptions {
   Subscriptions(std::function<void()> opened, std::function<void()> closed)
       : opened_(std::move(opened)), closed_(std::move(closed)) {}
 
-  static constexpr std::size_t kMost = 1024;  // open subscriptions
+  static constexpr std::size_t kMost = 1024;  // maximum number of open subscriptions
 
   // Opens a subscription and sends an empty delivery. Throws Error(invalid_argument) if the name is open, and
   // Error(resource_exhausted) if there are kMost.
   void open(const std::string& name, std::shared_ptr<ResponseStream> stream);
   // Ends the subscription without an error. Does nothing if it does not exist.
   void close(const std::string& name);
-  // As Outbox::acknowledge(), and sends the deliveries that are due. Does nothing if the subscription does not exist.
+  // Calls Outbox::acknowledge(), and sends the deliveries that are due. Does nothing if the subscription does not
+  // exist.
   void acknowledge(const std::string& name, std::uint64_t number);
 
   // Registers a request with this key; ended() must follow. Throws Error(unavailable) if the subscription does not
@@ -66,7 +67,7 @@ class Subscriptions {
   std::shared_ptr<Subscription> begin(const std::string& name, std::uint64_t key);
   void ended(Subscription& subscription, std::uint64_t key);
 
-  // As Outbox::add() and add_error(). flush() sends it. Does nothing if the subscription is over.
+  // Call Outbox::add() and Outbox::add_error(). flush() sends the chunks. They do nothing if the subscription is over.
   void add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
            const Extras& extras);
   void add_error(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, std::string_view text);
@@ -75,9 +76,10 @@ class Subscriptions {
   // These functions are for the watcher. They do nothing while another thread sends. look() ends the subscriptions of
   // clients that have disconnected or do not read.
   void look(Clock::time_point now);
-  // As Outbox::set_flow_control(): off when the model is unloaded, because its readers cannot acknowledge deliveries.
+  // Calls Outbox::set_flow_control(). It is off while the model is unloaded or replaced and while the server exits,
+  // because readers cannot acknowledge deliveries then.
   void set_flow_control(bool on);
-  // Ends the subscriptions that have had no request since then, with an error.
+  // Ends the subscriptions that have had no request since `since`, with an error.
   void end_idle(const std::exception& error, Clock::time_point since);
 
  private:

@@ -1,9 +1,10 @@
-// The part of Triton's C API that this backend uses, declared here because no package carries its headers. Opaque
-// handles, C linkage; the running server provides every TRITONBACKEND_/TRITONSERVER_ function that is not an entry
-// point. Facts: backend API 1.19 (Triton 2.51, release 24.10), include/triton/core of triton-inference-server/core.
+// The part of Triton's C API that this backend uses. It is declared here because no package contains its headers. The
+// API has opaque handles and C linkage. The running server provides every TRITONBACKEND_/TRITONSERVER_ function that is
+// not an entry point. Source: backend API 1.19 (Triton 2.51, release 24.10), include/triton/core of
+// triton-inference-server/core.
 //
-// Where nothing else is said a function returns null for success or an error that the caller deletes, and what comes
-// out by pointer is borrowed.
+// Unless a comment says otherwise, a function returns null for success, or an error that the caller must delete.
+// Objects that it returns through pointers are borrowed.
 #pragma once
 
 #include <cstddef>
@@ -133,10 +134,11 @@ TRITONSERVER_Error* TRITONSERVER_MetricObserve(TRITONSERVER_Metric* metric, doub
 TRITONSERVER_Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server, const char* model,
                                                     std::int64_t version, bool* ready);
 
-// Allowed where the server's models are loaded and unloaded explicitly (--model-control-mode=explicit), else an error.
-// Returns at once; from then on the model is not ready, and it is gone when nothing keeps it.
+// Returns an error unless the server runs with --model-control-mode=explicit. Returns immediately. Then the model is
+// not ready, and it is removed when nothing uses it.
 TRITONSERVER_Error* TRITONSERVER_ServerUnloadModel(TRITONSERVER_Server* server, const char* model);
-// Allowed where unloading is. Returns once the model is ready, or with the error that kept it from being that.
+// Returns an error unless the server runs with --model-control-mode=explicit. Returns when the model is ready, or the
+// error if loading fails.
 TRITONSERVER_Error* TRITONSERVER_ServerLoadModel(TRITONSERVER_Server* server, const char* model);
 
 TRITONSERVER_Error* TRITONBACKEND_ApiVersion(std::uint32_t* major, std::uint32_t* minor);
@@ -147,7 +149,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelName(TRITONBACKEND_Model* model, const ch
 TRITONSERVER_Error* TRITONBACKEND_ModelVersion(TRITONBACKEND_Model* model, std::uint64_t* version);
 TRITONSERVER_Error* TRITONBACKEND_ModelRepository(TRITONBACKEND_Model* model, TRITONBACKEND_ArtifactType* type,
                                                   const char** location);
-// The message is the caller's to delete. config_version is 1.
+// The caller must delete the message. config_version is 1.
 TRITONSERVER_Error* TRITONBACKEND_ModelConfig(TRITONBACKEND_Model* model, std::uint32_t config_version,
                                               TRITONSERVER_Message** config);
 TRITONSERVER_Error* TRITONBACKEND_ModelServer(TRITONBACKEND_Model* model, TRITONSERVER_Server** server);
@@ -157,12 +159,12 @@ TRITONSERVER_Error* TRITONBACKEND_ModelSetState(TRITONBACKEND_Model* model, void
 
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceModel(TRITONBACKEND_ModelInstance* instance,
                                                      TRITONBACKEND_Model** model);
-// Times from one monotonic clock, in order; before the request is released.
+// The times come from one monotonic clock and are in order. Call it before the request is released.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportStatistics(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, bool success, std::uint64_t exec_start_ns,
     std::uint64_t compute_start_ns, std::uint64_t compute_end_ns, std::uint64_t exec_end_ns);
 
-// ---- requests: everything borrowed is gone after the release ----
+// ---- requests: borrowed objects are invalid after the release ----
 
 TRITONSERVER_Error* TRITONBACKEND_RequestId(TRITONBACKEND_Request* request, const char** id);
 TRITONSERVER_Error* TRITONBACKEND_RequestInputCount(TRITONBACKEND_Request* request, std::uint32_t* count);
@@ -175,26 +177,27 @@ TRITONSERVER_Error* TRITONBACKEND_RequestParameterCount(TRITONBACKEND_Request* r
 TRITONSERVER_Error* TRITONBACKEND_RequestParameter(TRITONBACKEND_Request* request, std::uint32_t index,
                                                    const char** name, TRITONSERVER_ParameterType* type,
                                                    const void** value);
-// Null where the request is not traced; else the request's own, gone with it.
+// The trace is null if the request is not traced. Otherwise the request owns it.
 TRITONSERVER_Error* TRITONBACKEND_RequestTrace(TRITONBACKEND_Request* request, TRITONSERVER_InferenceTrace** trace);
-// Time of std::chrono::steady_clock. In the server's OpenTelemetry mode `<name>_START` begins a span below the model's
-// and `<name>_END` ends the one begun last; the server finds the name by the time, so no two may have the same.
+// time_ns: of std::chrono::steady_clock. In the server's OpenTelemetry mode, `<name>_START` begins a span below the
+// model's span, and `<name>_END` ends the span that began last. The server finds the name by the time, so every
+// activity needs a different time.
 TRITONSERVER_Error* TRITONSERVER_InferenceTraceReportActivity(TRITONSERVER_InferenceTrace* trace,
                                                               std::uint64_t time_ns, const char* name);
-// Exactly once for each request.
+// Must be called exactly once for each request.
 TRITONSERVER_Error* TRITONBACKEND_RequestRelease(TRITONBACKEND_Request* request, std::uint32_t flags);
 
-// A null pointer skips what it stands for.
+// A null pointer skips the value that it would receive.
 TRITONSERVER_Error* TRITONBACKEND_InputProperties(TRITONBACKEND_Input* input, const char** name,
                                                   TRITONSERVER_DataType* type, const std::int64_t** shape,
                                                   std::uint32_t* dims, std::uint64_t* bytes,
                                                   std::uint32_t* buffer_count);
-// memory_type and its id: in, the kind wished for; out, the kind it is.
+// memory_type and memory_type_id: in, the preferred memory; out, the actual memory.
 TRITONSERVER_Error* TRITONBACKEND_InputBuffer(TRITONBACKEND_Input* input, std::uint32_t index, const void** buffer,
                                               std::uint64_t* bytes, TRITONSERVER_MemoryType* memory_type,
                                               std::int64_t* memory_type_id);
 
-// ---- responses: a living factory keeps the model loaded ----
+// ---- responses: a factory keeps the model loaded until it is deleted ----
 
 TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryNew(TRITONBACKEND_ResponseFactory** factory,
                                                      TRITONBACKEND_Request* request);
@@ -209,11 +212,11 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseOutput(TRITONBACKEND_Response* respons
                                                  const std::int64_t* shape, std::uint32_t dims);
 TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output* output, void** buffer, std::uint64_t bytes,
                                                TRITONSERVER_MemoryType* memory_type, std::int64_t* memory_type_id);
-// Takes the response, not the error.
+// Takes ownership of the response, but not of the error.
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(TRITONBACKEND_Response* response, std::uint32_t flags,
                                                TRITONSERVER_Error* error);
 
-// ---- entry points: what this library exports ----
+// ---- entry points: the functions that this library exports ----
 
 #define CHARONIA_ENTRY_POINT __attribute__((visibility("default")))
 

@@ -55,11 +55,12 @@ void Watcher::watch_standing() {
     log_info(why_ + ": the requests of '" + name_ + "' end " +
              (left > 0 ? "in at most " + std::to_string(left) + " s" : "now"));
   }
-  // The server is not asked again: it may be gone before this thread is.
+  // Once end_at_ is set, the server is not asked again, because it may end before this thread.
   if (end_all_ && now >= *end_at_) std::exchange(end_all_, nullptr)(why_);
 }
 
-// It may be that the other one is still warmed up, and this one is served; and that the other one then fails.
+// Notices a newer model of this name. The newer model may still be warming up while this model is served. If its
+// warm-up fails, this model is no longer replaced.
 void Watcher::watch_generation(Clock::time_point now) {
   if (!generation_.replaced()) return replaced_at_.reset();
   if (replaced_at_) return;
@@ -73,7 +74,7 @@ void Watcher::end_subscriptions(Clock::time_point now) {
   const bool goes = end_at_ || replaced_at_;
   subscriptions_.set_flow_control(!goes);
   if (!goes || now < idle_until_) return;
-  // While the model that takes this one's place is warmed up, clients still open subscriptions here, and use them.
+  // While the newer model is warming up, clients still open and use subscriptions of this model.
   const auto since = end_at_ ? Clock::time_point::max() : now - kLinger;
   subscriptions_.end_idle(Error(ErrorCode::unavailable, why_), since);
 }

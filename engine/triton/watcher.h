@@ -1,5 +1,5 @@
-// Notices what Triton does not tell a backend: clients that leave, a model being unloaded or loaded anew, a server that
-// exits.
+// Detects events that Triton does not report to a backend: a client disconnects, the model is unloaded or loaded again,
+// the server exits.
 #pragma once
 
 #include <chrono>
@@ -17,23 +17,23 @@
 
 namespace charonia::triton {
 
-// One thread per model. While requests are in flight it cancels those whose client has left (kPollPeriod at most after
-// it left), ends subscriptions that nobody reads, and asks the server whether the model is still served: an unload
-// completes only when every request has ended, and the backend's ModelFinalize comes only then. Without requests it
-// sleeps.
+// One thread per model. It sleeps while there are no requests and no subscriptions. Otherwise it cancels the requests
+// of disconnected clients, at most kPollPeriod after the disconnection. It ends subscriptions whose clients do not
+// read. It asks the server whether the model is still served, because an unload completes, and the server calls
+// ModelFinalize, only after every request has ended.
 class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};
   static constexpr std::chrono::milliseconds kIdlePeriod{100};  // while there are subscriptions without requests
-  // That a subscription without requests stays open when the server exits, or has another model of the same name: some
-  // may still be on their way to it. Of one that was replaced: since its last request.
+  // How long a subscription without requests stays open when the server exits or has loaded another model of the same
+  // name: requests may still be on their way. After a replacement, the time also counts from the last request.
   static constexpr std::chrono::seconds kLinger{1};
   static constexpr std::chrono::milliseconds kStandingPeriod{50};
 
-  // Ends every request in flight; `why` is for their clients. Called at most once.
+  // Ends every request in flight. The clients receive `why`. Called at most once.
   using EndAll = std::function<void(const std::string& why)>;
 
-  // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
+  // When the server exits, requests may continue for the setting drain_timeout_s. An unload ends them immediately.
   Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, const Generation& generation,
           Engine& engine, CallTable& calls, Subscriptions& subscriptions, EndAll end_all);
 
@@ -56,12 +56,12 @@ class Watcher {
   EndAll end_all_;
 
   Clock::time_point next_look_{};
-  std::optional<Clock::time_point> end_at_;  // set once it is known that the model goes
-  // Set while another model has taken this one's place, whose requests come to their ends.
+  std::optional<Clock::time_point> end_at_;  // when all requests end; set when the server exits or unloads the model
+  // Since when a newer model has replaced this one. The requests of this model still end normally.
   std::optional<Clock::time_point> replaced_at_;
-  Clock::time_point idle_until_{};  // with either: subscriptions without requests may stay until then
+  Clock::time_point idle_until_{};  // with end_at_ or replaced_at_: subscriptions without requests stay until then
   std::string why_;
-  std::jthread thread_;  // last: it uses all of the above
+  std::jthread thread_;  // last: uses the members above
 };
 
 }  // namespace charonia::triton

@@ -58,7 +58,8 @@ std::string error_of(llg::Matcher* matcher) {
   return text::to_valid_utf8(trim(out));
 }
 
-// The id of the token <[id]> that begins at a position of a text in Lark; its end is after the bracket. None: -1.
+// Reads the token <[id]> at a position of a text in Lark. Returns its id and the position after it. The id is -1 if
+// there is no token.
 std::pair<TokenId, std::size_t> token_at(std::string_view text, std::size_t at) {
   TokenId id = 0;
   auto end = at + 2;
@@ -69,9 +70,9 @@ std::pair<TokenId, std::size_t> token_at(std::string_view text, std::size_t at) 
   return text.substr(end).starts_with("]>") && end > at + 2 ? std::pair{id, end + 2} : std::pair{TokenId{-1}, at};
 }
 
-// Returns the same Lark, in which tokens that end responses are empty texts: the response may end there. Rejects a grammar
-// that costs too much, or that combines regular expressions with & and ~, whose cost has no limit. own: the grammar was
-// made by this project.
+// Returns the same Lark, in which tokens that end responses are empty texts: the response may end there. Rejects a
+// grammar that costs too much, or that combines regular expressions with & and ~, whose cost has no limit. own: the
+// grammar was made by this project.
 std::string checked_rules(std::string_view text, bool own, const std::vector<TokenId>& end_ids) {
   std::string out;
   int depth = 0, repetitions = 0;
@@ -111,7 +112,7 @@ std::string checked_rules(std::string_view text, bool own, const std::vector<Tok
   return out;
 }
 
-// The same Lark, with checked schemas behind %json.
+// Returns the same Lark with checked schemas behind %json.
 std::string checked_lark(const std::string& lark, bool own, const std::vector<TokenId>& end_ids) {
   const auto text = checked_rules(lark, own, end_ids);
   constexpr std::string_view kWord = "%json";
@@ -139,7 +140,7 @@ std::string checked_lark(const std::string& lark, bool own, const std::vector<To
   return out + text.substr(at);
 }
 
-// A text as a literal of Lark, which is one of JSON.
+// Returns a text as a literal of Lark. Lark and JSON have the same literals.
 std::string lark_literal(const std::string& text) { return Json(text).dump(); }
 
 std::string lark_of_choices(const std::string& text) {
@@ -168,8 +169,8 @@ std::string lark_of_regex(const std::string& text) {
   return out + "/";
 }
 
-// The grammars that preprocessing makes of tools and structural tags: {"grammars": [{"name", "called", and "lark_grammar",
-// "regex" or "json_schema"}, ...]}. called: the name of the grammar in errors.
+// Reads the grammars that preprocessing creates for tools and structural tags: {"grammars": [{"name", "called", and
+// "lark_grammar", "regex" or "json_schema"}, ...]}. called: the name of the grammar in errors.
 std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& end_ids) {
   const auto name = called(guide);
   auto list = parse_json(guide.text, cat(name, ": the grammars"));
@@ -214,7 +215,7 @@ Json entry_of(const Guide& guide, const std::vector<TokenId>& end_ids) {
   throw Error(ErrorCode::internal, "a guide of several grammars");
 }
 
-// The grammars of a guide; the text begins with the first one.
+// Returns the grammars of a guide. The text begins with the first grammar.
 std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vector<TokenId>& end_ids) {
   std::vector<Part> out;
   if (guide.type == GuideType::structural_tag) {
@@ -227,7 +228,8 @@ std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vect
     }
   }
   if (!after_space) return out;
-  // White space at the beginning of several grammars means nothing, and a special token may come first.
+  // With several grammars, the leading space is optional: it has no meaning, and the text may begin with a special
+  // token.
   out.front().entry["name"] = "text";
   const auto* const space = guide.type == GuideType::structural_tag ? R"(start: " "? @text)" : R"(start: " " @text)";
   out.insert(out.begin(), {{{"lark_grammar", space}}, called(guide)});
@@ -236,7 +238,7 @@ std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vect
 
 class Provider : public TokenMaskProvider {
  public:
-  // bytes: null: nothing is forced.
+  // bytes: null if no text is forced.
   Provider(MatcherPtr matcher, MatcherPtr bytes, const Vocabulary& vocabulary, std::vector<TokenId> end_ids,
            std::vector<TokenId> prompt)
       : matcher_(std::move(matcher)), bytes_(std::move(bytes)), vocabulary_(vocabulary), end_ids_(std::move(end_ids)),
@@ -263,7 +265,7 @@ class Provider : public TokenMaskProvider {
     accepted_ = output.size();
     if (bytes_ && forced_.empty()) {
       forced_ = vocabulary_.split->forced(last_tokens(output), certain_text());
-      // A token that ends the response is no text.
+      // Do not force tokens that end the response.
       forced_.erase(std::ranges::find_first_of(forced_, end_ids_), forced_.end());
     }
     if (forced_.empty()) return fill_allowed(mask);
@@ -273,7 +275,7 @@ class Provider : public TokenMaskProvider {
 
   void accept(TokenId id) {
     consume(matcher_.get(), {static_cast<std::uint32_t>(id)});
-    if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other one
+    if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other token
     if (!bytes_) return;
     const auto token = static_cast<std::uint32_t>(id);
     if (llguidance().matcher_validate_tokens(bytes_.get(), &token, 1) == 1) return consume(bytes_.get(), {token});
@@ -288,7 +290,7 @@ class Provider : public TokenMaskProvider {
     }
   }
 
-  // False if no token may follow; throws for other errors.
+  // Returns false if no token may follow. Throws other errors.
   static bool compute(llg::Matcher* matcher, std::span<std::uint32_t> mask) {
     if (llguidance().matcher_compute_mask_into(matcher, mask.data(), mask.size_bytes()) == 0) return true;
     const auto error = error_of(matcher);
@@ -306,7 +308,7 @@ class Provider : public TokenMaskProvider {
     }
   }
 
-  // The text that the grammar leaves no choice about.
+  // Returns the text that the grammar requires next.
   std::string certain_text() {
     std::string out;
     std::vector<std::uint32_t> mask(vocabulary_.byte_mask_words());
@@ -363,7 +365,7 @@ TokenizerPtr make_tokenizer(const std::vector<std::string>& tokens) {
   return out;
 }
 
-// The bytes of a token for llguidance. A token without any is in no text.
+// Returns the bytes of a token for llguidance. A token without bytes is in no text.
 std::string spelled(const TokenTable& table, TokenId id) {
   if (id >= table.size()) return "";
   const auto bytes = table.raw_bytes(id);
@@ -421,7 +423,7 @@ std::string schema_for_llguidance(const std::string& schema) {
   return checked_schema(parse_json(schema, "the JSON schema"), Space::fixed).dump();
 }
 
-// The error with the part that has it, and the place in its schema.
+// Returns the error with the name of the wrong part and the place in its schema.
 std::string GuideCompiler::explain(const std::vector<Part>& parts, const std::string& error) const {
   const auto error_of_schema = [&](const Json& schema) {
     return error_of(match(tokens_.get(), "json_schema", schema.dump()).get());

@@ -1,4 +1,4 @@
-// Guides of requests as llguidance's grammars over the engine's token table.
+// Compiles the guides of requests to grammars of llguidance over the engine's token table.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ struct FreeTokenizer {
 using MatcherPtr = std::unique_ptr<llg::Matcher, FreeMatcher>;
 using TokenizerPtr = std::unique_ptr<llg::Tokenizer, FreeTokenizer>;
 
-// The engine's tokens. Certain text needs a second vocabulary. Single bytes have the ids behind vocab_size in it. The other
-// tokens have the same ids and no text, so that they come only where a grammar names them.
+// The engine's tokens. Forced text needs a second vocabulary. In it, single bytes have the ids from vocab_size on. The
+// other tokens have the same ids and no text, so that they are allowed only where a grammar names them.
 struct Vocabulary {
   static constexpr int kBytes = 256;
 
@@ -49,19 +49,19 @@ class CompiledGuide {
  private:
   friend class GuideCompiler;
   MatcherPtr matcher_;
-  MatcherPtr bytes_;  // over single bytes, for text that is certain; null: none is looked for
+  MatcherPtr bytes_;  // over single bytes, to find certain text; null: no text is forced
   const Vocabulary* vocabulary_ = nullptr;
 };
 
 class GuideCompiler {
  public:
-  // Takes 0.3 s for 130,000 tokens. end_ids: the model's. split: splits forced text; null: no text is forced. Table and split must outlive the
-  // compiler. Throws Error(invalid_argument) if llguidance cannot be used.
+  // Takes 0.3 s for 130,000 tokens. end_ids: of the model. split: splits forced text; null: no text is forced. `table`
+  // and `split` must outlive the compiler. Throws Error(invalid_argument) if llguidance cannot be used.
   GuideCompiler(const text::TokenTable& table, int vocab_size, std::vector<TokenId> end_ids, const text::TokenSplit* split);
 
-  // Takes milliseconds, and at most some hundred for a grammar at llguidance's limits. after_space: one space comes before
-  // the text, which the text stream drops. From any thread. Throws Error(invalid_argument) if the guide is wrong, is not
-  // supported or costs too much; the text begins with the guide's name.
+  // Takes milliseconds, and at most some hundred milliseconds for a grammar at llguidance's limits. Thread-safe.
+  // after_space: one space comes before the text; the text stream drops it. Throws Error(invalid_argument) if the guide
+  // is wrong, is not supported or costs too much. The text of the error begins with the guide's name.
   std::unique_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space) const;
 
   struct Part;
@@ -76,7 +76,7 @@ class GuideCompiler {
   TokenizerPtr bytes_;  // of single bytes; null: no text is forced
 };
 
-// The text of a JSON schema as llguidance gets it, for tests. Throws Error(invalid_argument).
+// Returns the text of a JSON schema that llguidance receives. For tests. Throws Error(invalid_argument).
 std::string schema_for_llguidance(const std::string& schema);
 
 }  // namespace charonia::grammar

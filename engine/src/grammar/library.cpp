@@ -65,7 +65,7 @@ llg::Api open() {
 }  // namespace
 
 const llg::Api& llguidance() {
-  static const llg::Api api = open();  // a failure is tried again
+  static const llg::Api api = open();  // after an exception, the next call tries again
   return api;
 }
 

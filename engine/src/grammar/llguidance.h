@@ -13,7 +13,7 @@ constexpr std::uint32_t kNoToken = 0xffffffff;  // as tok_eos: the tokenizer has
 struct Tokenizer;  // the vocabulary as a trie; shared by all matchers and threads
 struct Matcher;    // one grammar and the position of one sequence in it; one thread at a time
 
-// Zero is a limit of zero, so every field has a value: llguidance's defaults.
+// llguidance reads 0 as a limit of 0, not as its default, so every field has llguidance's default.
 struct ParserLimits {
   std::size_t max_items_in_row = 2000;
   std::uint64_t initial_lexer_fuel = 1'000'000;  // 50 units a microsecond
@@ -50,12 +50,13 @@ struct TokenizerInit {
   const char* const* slices = nullptr;
 };
 
-// The functions. Those that return int return 0, or -1 and then matcher_get_error() has a text.
+// The functions of the library. A function that returns int returns 0 or, on error, -1; then matcher_get_error()
+// returns a text.
 struct Api {
   const char* (*get_version)();
   Tokenizer* (*new_tokenizer)(const TokenizerInit* init, char* error, std::size_t error_len);
   void (*free_tokenizer)(Tokenizer* tokenizer);
-  // Never null. constraint_type: "json_schema", "regex", "lark" or "llguidance" (a list of grammars).
+  // Does not return null. constraint_type: "json_schema", "regex", "lark" or "llguidance" (a list of grammars).
   Matcher* (*new_matcher)(const ConstraintInit* init, const char* constraint_type, const char* data);
   Matcher* (*clone_matcher)(const Matcher* matcher);  // copies its caches too
   void (*free_matcher)(Matcher* matcher);
@@ -64,7 +65,7 @@ struct Api {
   int (*matcher_consume_tokens)(Matcher* matcher, const std::uint32_t* tokens, std::size_t count);
   int (*matcher_rollback)(Matcher* matcher, std::size_t count);
   bool (*matcher_is_accepting)(Matcher* matcher);
-  // The number of tokens that could be consumed, or -1.
+  // Returns the number of tokens that could be consumed, or -1.
   int (*matcher_validate_tokens)(Matcher* matcher, const std::uint32_t* tokens, std::size_t count);
   int (*validate_grammar)(const ConstraintInit* init, const char* constraint_type, const char* data, char* message,
                           std::size_t message_len);

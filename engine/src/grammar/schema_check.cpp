@@ -43,7 +43,7 @@ constexpr std::array<std::string_view, 10> kFormats = {"date-time", "date", "tim
 constexpr std::array<std::string_view, 9> kOtherFormats = {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference",
                                                            "uri-template", "json-pointer", "relative-json-pointer", "regex"};
 
-// Dates that exist, from the year 1 on; times with at most six digits of a fraction, as most readers take them.
+// Existing dates from the year 1 on. Times have at most six digits after the point, because most parsers read no more.
 const std::string kDate =
     "((000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-"
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))|"
@@ -68,7 +68,8 @@ template <class... Text>
               cat("the JSON schema, at ", at.empty() ? "its root" : text::to_valid_utf8(at), ": ", why...));
 }
 
-// A keyword without case, separators and the letter s at its end: names that are equal in this form are nearly equal.
+// Returns a keyword without case, separators and the letter s at its end. Names are nearly equal if these forms are
+// equal.
 std::string rough(std::string_view key) {
   std::string out;
   for (const unsigned char c : key) {
@@ -78,7 +79,7 @@ std::string rough(std::string_view key) {
   return out;
 }
 
-// The keyword that was probably meant; empty if the name is not nearly one.
+// Returns the keyword that was probably meant, or an empty text if the name is not nearly equal to a keyword.
 std::string_view nearly(std::string_view key) {
   static const auto known = [] {
     std::vector<std::pair<std::string, std::string_view>> out;
@@ -115,8 +116,8 @@ class Check {
     return name.find("draft-0") != std::string::npos || name.find("2019-09") != std::string::npos;
   }
 
-  // Collects the targets of references beside which other keywords stand, or which are part of allOf, anyOf or oneOf: such
-  // an object may have properties that another schema names.
+  // Collects the targets of references that have other keywords next to them, or that are part of allOf, anyOf or
+  // oneOf. Such an object may have properties that another schema names.
   void find_merged(const Json& schema, bool alone) {
     if (!schema.is_object()) {
       if (schema.is_array()) {
@@ -141,7 +142,7 @@ class Check {
     }
   }
 
-  // Whether a schema has keywords for objects beside the applicator.
+  // Whether a schema has keywords for objects next to the applicator.
   static bool constrains(const Json& schema, std::string_view applicator) {
     return std::ranges::any_of(schema.items(), [&](const auto& item) {
       return item.key() != applicator && (is_in(kApplicators, item.key()) || is_in(kSchemas, item.key()) ||
@@ -178,7 +179,7 @@ class Check {
     }
   }
 
-  // Keywords that llguidance rejects although they say nothing, or says in another way.
+  // Handles keywords that llguidance rejects although they have no effect, or that llguidance needs in another form.
   void simplify(Json& schema, const std::string& at) {
     if (schema.contains("uniqueItems")) {
       const bool one = schema.contains("maxItems") && schema["maxItems"].is_number() && schema["maxItems"] <= 1;
@@ -243,7 +244,7 @@ class Check {
       if (const auto meant = nearly(key); !meant.empty()) refuse(here, "there is no keyword ", key, ": is it ", meant, "?");
     }
     if (key == "minProperties" && value.is_number()) {
-      // Names of other properties may repeat, so only one of them is sure to count.
+      // The names of other properties may repeat, so only one of them certainly counts.
       const auto required = schema.contains("required") && schema["required"].is_array() ? schema["required"].size() : 0;
       if (value > required + 1) {
         refuse(here, "more than one property beyond the required ones is not supported, since names may repeat");
@@ -390,7 +391,7 @@ int check_pattern(std::string_view pattern, bool schema) {
       --depth;
     } else if (c == '*' || c == '+' || c == '?' || c == '{') {
       if (was_repeated && c != '?') reject(i, "what is repeated is a repetition: put it into brackets");
-      if (was_repeated) {  // as few as possible: the same texts match
+      if (was_repeated) {  // as few as possible; this matches the same texts
         if (i + 1 < pattern.size() && std::string_view("*+?{").find(pattern[i + 1]) != std::string_view::npos) {
           reject(i + 1, "what is repeated is a repetition: put it into brackets");
         }
@@ -416,7 +417,7 @@ std::string place_of_error(const Json& schema, const std::function<std::string(c
   const auto whole = error(schema);
   const auto begun = std::chrono::steady_clock::now();
   std::string place;
-  // A subschema, with the definitions that it may refer to.
+  // Whether a subschema has the same error as the whole. It gets the definitions that it may refer to.
   const auto fails = [&](Json inner) {
     if (!inner.is_object() || std::chrono::steady_clock::now() - begun > kLongest) return false;
     for (const auto* const key : {"$schema", "$defs", "definitions", "x-guidance"}) {

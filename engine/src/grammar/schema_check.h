@@ -1,5 +1,6 @@
-// JSON schemas before llguidance gets them. llguidance rejects most keywords that it does not enforce; this rejects the
-// rest, and fills in the project's own rules: dates exist, and objects have only the properties that are named.
+// Checks JSON schemas before llguidance receives them. llguidance rejects most keywords that it does not enforce; this
+// check rejects the others. It also adds the project's own rules: dates exist, and objects have only the properties
+// that the schema names.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@ namespace charonia::grammar {
 // White space between the parts of JSON: one space after commas and colons, or one character anywhere.
 enum class Space { fixed, free };
 
-// Limit for all regular expressions of a guide. The cost of optional parts in a row grows with the square of their number.
+// Limit for all regular expressions of a guide. The cost of optional parts in a row grows with the square of their
+// number.
 constexpr int kMaxRepetitions = 4000;
 
 // Throws Error(invalid_argument) if text is not JSON, or is nested too deeply. what: its name in the error.
@@ -27,8 +29,8 @@ nlohmann::ordered_json checked_schema(nlohmann::ordered_json schema, Space space
 // another way. schema: the pattern of a JSON schema, which ECMA 262 defines.
 int check_pattern(std::string_view pattern, bool schema);
 
-// Returns the pointer of the smallest subschema that has the same error as the whole schema. error: returns the error of a
-// schema, or an empty text.
+// Returns the pointer of the smallest subschema that has the same error as the whole schema. error: returns the error
+// of a schema, or an empty text.
 std::string place_of_error(const nlohmann::ordered_json& schema,
                            const std::function<std::string(const nlohmann::ordered_json&)>& error);
 

@@ -1,8 +1,8 @@
-// The numbers by which the prefix cache tells cache_salts apart. Engine thread.
+// Numbers for the cache_salts of requests. The prefix cache compares these numbers. Used by the engine thread.
 //
-// A number belongs to one text, and is never given again: two salts cannot share blocks, as two hashes of them could. Of
-// more than `most` texts the one that was not used for the longest time is forgotten. When it comes back it has a new
-// number, and its blocks are not found any more.
+// A number belongs to one text and is never reused. So two salts cannot share blocks; with hashes they could. When
+// there are more than `most` texts, the least recently used text is removed. If it is used again, it gets a new number,
+// and its old blocks are not found.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ class CacheSalts {
   // most >= 1.
   explicit CacheSalts(std::size_t most = std::size_t{1} << 16) : most_(most) {}
 
-  // What the prefix cache is given. Without a salt it is the class: prompts of different classes share no blocks either.
-  // prefix_class is less than 2^32, and the numbers of salts are not.
+  // Returns the number for the prefix cache. Without a salt, this is prefix_class. Prompts of different classes share
+  // no blocks, with or without a salt. prefix_class is less than 2^32; the numbers of salts are larger.
   std::uint64_t number(std::string_view salt, std::uint64_t prefix_class) {
     if (salt.empty()) return prefix_class;
     std::string text = std::to_string(prefix_class) + '/';
@@ -45,11 +45,11 @@ class CacheSalts {
   }
 
  private:
-  using Used = std::list<std::pair<std::string, std::uint64_t>>;  // used last: in front
+  using Used = std::list<std::pair<std::string, std::uint64_t>>;  // most recently used first
   std::size_t most_;
   std::uint64_t last_ = std::uint64_t{1} << 32;
   Used used_;
-  std::unordered_map<std::string_view, Used::iterator> by_text_;  // the texts are those of used_
+  std::unordered_map<std::string_view, Used::iterator> by_text_;  // the keys point into used_
 };
 
 }  // namespace charonia::runtime

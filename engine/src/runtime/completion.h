@@ -1,4 +1,4 @@
-// One completion of a request, with the state that the engine thread keeps. The scheduler has its tokens and blocks.
+// One completion of a request: the state that the engine thread keeps. The scheduler keeps its tokens and blocks.
 #pragma once
 
 #include <chrono>
@@ -22,11 +22,12 @@ struct RequestState;
 
 class Completion {
  public:
-  // Number `index` of a request that has begun. id: in the scheduler. max_tokens: resolved against session_len.
+  // Completion number `index` of a request that has begun. id: its id in the scheduler. max_tokens: already limited by
+  // session_len.
   Completion(RequestState& state, int index, std::uint64_t id, const text::TokenTable& table, int max_tokens);
 
-  // How to sample the next token. `tokens` are prompt and output so far; the last one may be a placeholder (see
-  // schedule/scheduler.h). The spans are valid until the next call, and as long as `tokens` are.
+  // Returns how to sample the next token. tokens: the prompt and the output so far; the last token may be a placeholder
+  // (see schedule/scheduler.h). The spans in the row are valid until the next call, and while `tokens` is valid.
   ops::SampleRow sample_row(std::span<const TokenId> tokens);
 
   // Whether sample_row() needs the last token, so that it cannot be called with a placeholder.
@@ -35,9 +36,9 @@ class Completion {
   // Adds a sampled token. Returns the finish reason if the completion ends with it, else none.
   FinishReason accept(const ops::Sampled& sampled, Clock::time_point now);
 
-  // The response that is due now, if any: the first token immediately, then at most one per interval.
+  // Returns the response that is due now, if any: the first one immediately, later ones at most once per interval.
   std::optional<Result> due(Clock::time_point now, std::chrono::nanoseconds interval);
-  // The last response. error, code: with FinishReason::error.
+  // Returns the last response. error and code are set with FinishReason::error.
   Result last(FinishReason reason, Clock::time_point now, std::string error = {}, ErrorCode code = ErrorCode::internal);
 
   int num_input() const;

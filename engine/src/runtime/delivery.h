@@ -1,4 +1,4 @@
-// The delivery thread: results leave the engine through it, so that a slow consumer never delays a step.
+// The delivery thread. It calls the callbacks of results, so that a slow callback never delays a step.
 #pragma once
 
 #include <condition_variable>
@@ -17,16 +17,17 @@ class Delivery {
   Delivery();
   ~Delivery() { close(); }
 
-  // Delivers what is queued, and waits until the thread has ended. Not from a callback; nothing may be pushed after.
+  // Delivers the queued results, and waits until the thread has ended. Must not be called from a callback. Nothing may
+  // be pushed afterwards.
   void close();
 
-  // Queues a result for `callback`. Never blocks. wake() has it delivered: once for all results of a step, since waking
-  // a thread costs as much as many results.
+  // Queues a result for `callback`. Does not wait for callbacks. wake() starts the delivery. Call wake() once for all
+  // results of a step, because waking a thread costs as much as many results.
   void push(std::shared_ptr<Engine::Callback> callback, Result result);
   void wake();
-  // Has it call that after the callbacks of results that were queued together.
+  // Sets a function that the thread calls after the callbacks of each batch of results.
   void after_each(std::function<void()> function);
-  // Whether this is its thread, as in a callback. Any thread may ask, also while another one closes it.
+  // Whether the caller is the delivery thread, for example in a callback. Thread-safe, also during close().
   bool on_this_thread() const;
 
  private:
@@ -41,7 +42,7 @@ class Delivery {
   std::deque<Item> items_;
   std::shared_ptr<const std::function<void()>> after_;
   bool stop_ = false;
-  bool pushed_ = false;  // since the last wake(); of the thread that pushes
+  bool pushed_ = false;  // since the last wake(); used only by the thread that pushes
   std::thread thread_;
 };
 

@@ -40,8 +40,8 @@ std::vector<int> parse_device_ids(std::string_view text) {
   return ids;
 }
 
-// The GPUs of the ranks; none, and `why`, when there is no GPU to choose from. Throws Error(unsupported) when the
-// configuration does not fit those that are there.
+// Returns the GPU of each rank. Without a usable GPU, returns an empty list and sets `why`. Throws Error(unsupported)
+// if the configuration does not match the usable GPUs.
 std::vector<int> choose_gpus(const EngineConfig& config, std::string& why) {
   const auto usable = ops::cuda_devices(why);
   if (usable.empty()) return {};
@@ -90,8 +90,8 @@ Devices make_cpus(const EngineConfig& config) {
   return out;
 }
 
-// What device = null answers with: the tokens that are a space and a word, where the vocabulary has enough of them; else
-// those that are text on their own. None of them ends a completion.
+// Returns the tokens that device = null samples. These are tokens of a space and a lower-case word, if the vocabulary
+// has enough of them; else tokens of printable text; else any tokens. End tokens are excluded.
 std::vector<std::int32_t> null_words(const std::filesystem::path& weights_dir, const ModelConfig& model) {
   const auto table = text::TokenTable::load(weights_dir / "token_table.safetensors");
   const auto all = [](std::string_view text, auto of) { return !text.empty() && std::ranges::all_of(text, of); };
@@ -143,7 +143,7 @@ DeviceChoice choose_devices(const EngineConfig& config) {
     return out;
   }
   out.gpus = choose_gpus(config, out.note);
-  // A user who names GPUs, or has them, does not expect the CPU.
+  // A user who asks for GPUs does not expect the CPU.
   const bool asked = config.device == "cuda" || !config.device_ids.empty();
   if (out.gpus.empty() && asked) {
     throw Error(ErrorCode::unsupported, cat("device = ", config.device, ": ", out.note));

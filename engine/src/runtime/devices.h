@@ -1,4 +1,4 @@
-// Which devices a configuration means, and the operations on them.
+// Chooses the devices of a configuration, and creates their operations.
 #pragma once
 
 #include <filesystem>
@@ -15,25 +15,26 @@ namespace charonia::runtime {
 // Where the ranks of a configuration run.
 struct DeviceChoice {
   std::string device;     // "cpu" | "cuda" | "null"
-  std::vector<int> gpus;  // of the ranks; none: no GPU
-  std::string note;       // why device = auto is the CPU; empty otherwise
+  std::vector<int> gpus;  // the GPU of each rank; empty without GPUs
+  std::string note;       // why device = auto chose the CPU; otherwise empty
 };
 
-// Auto means the GPUs where there is one that can be used, else the CPU. Throws as make_devices().
+// device = auto chooses GPUs if there is a usable one, else the CPU. Throws the same errors as make_devices().
 DeviceChoice choose_devices(const EngineConfig& config);
 
-// The smallest number of SMs of these GPUs; 0 for none.
+// Returns the smallest number of SMs of these GPUs; 0 without GPUs.
 int sms_of(const std::vector<int>& gpus);
 
-// Operations of the tensor_para_size ranks, in their order. `device`, `device_ids`, `threads` and the sizes of steps
-// (memory_plan.h) of the configuration are resolved: auto means the GPUs where there is one that can be used, else the
-// CPU. Throws Error(unsupported or unavailable) with the reason and what to set when the device that is asked for is
-// not there, or there are too few, and Error(invalid_argument) for settings of another device. weights_dir, model: of what will run there.
+// Returns the operations of the tensor_para_size ranks, in the order of the ranks. Resolves `device`, `device_ids`,
+// `threads` and the sizes of steps (memory_plan.h) in the configuration; see choose_devices() for auto. Throws
+// Error(unsupported or unavailable), with the reason and the remedy, if the device is missing or there are too few.
+// Throws Error(invalid_argument) for settings of another device. weights_dir, model: the model that will run on the
+// devices.
 std::vector<std::unique_ptr<ops::Ops>> make_devices(const std::filesystem::path& weights_dir, const ModelConfig& model,
                                                     EngineConfig& config);
 
-// Tests put something between the engine and its devices: what `wrap` makes of each is used in its place. None: as it
-// is.
+// Lets tests intercept the calls of the engine to its devices: the engine uses the result of `wrap` instead of each
+// device. Without a function, the engine uses the devices directly.
 using DeviceWrapper = std::function<std::unique_ptr<ops::Ops>(std::unique_ptr<ops::Ops>)>;
 void wrap_devices_for_tests(DeviceWrapper wrap);
 

@@ -48,7 +48,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   info.default_sampling = std::move(settings.default_sampling);
   info.warnings = std::move(settings.warnings);
   auto& config = info.config;
-  // Small and soon read: a workspace without it is refused before its weights are loaded.
+  // This file is small. It is read first, so that a workspace without it fails before its weights are loaded.
   tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
   const bool automatic = config.device == "auto";
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
@@ -79,7 +79,7 @@ void Engine::Impl::make_scheduler() {
                                                   [this](int blocks) { executor_->commit_blocks(blocks); });
   step_time_ =
       std::make_unique<schedule::StepTime>(config.step_time_ms, config.stream_interval_ms, config.token_budget);
-  // The decoder has room for a row of logits per sequence: prompts that want one for each of their tokens share it.
+  // The decoder has memory for max_batch_size rows of logits. Prompts that need a row per token share these rows.
   scheduler_ = std::make_unique<schedule::Scheduler>(
       schedule::Limits{config.max_batch_size, config.token_budget, config.max_batch_size}, *blocks_, step_time_.get());
   if (scheduler_->capacity_tokens() < config.session_len) {
@@ -131,7 +131,7 @@ void Engine::Impl::hand_task(std::function<void()> task) {
 void Engine::Impl::close() {
   shutdown(0);
   const std::lock_guard one(shutdown_mutex_);
-  on_engine_thread([] {});  // it may still hold what the last requests owned, their callbacks among it
+  on_engine_thread([] {});  // waits until the engine thread has destroyed the last requests and their callbacks
   guides_->close();
   delivery_.close();
 }
@@ -206,7 +206,7 @@ std::vector<std::string> Engine::Impl::kernel_report() {
   return lines;
 }
 
-// ---- the public face ----
+// ---- the public class ----
 
 Engine::Engine(const std::filesystem::path& weights_dir, const Settings& overrides, std::shared_ptr<MetricsSink> sink)
     : impl_(std::make_unique<Impl>(weights_dir, overrides, std::move(sink))) {}

@@ -1,4 +1,4 @@
-// The engine's state and threads. Everything below "engine thread" is touched by that thread alone.
+// The engine's state and threads. Only the engine thread uses the members below the comment "Engine thread".
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ class Engine::Impl {
   ~Impl();
 
   Handle submit(Request request, Callback callback);
-  // keep: what a session's turn has so far stays in its history.
+  // keep: the session keeps the tokens that its turn has so far.
   bool end(Handle handle, bool keep);
   bool end(std::string_view id, bool keep);
   bool end_session(std::string_view session_id);
@@ -66,7 +66,7 @@ class Engine::Impl {
     Clock::time_point asked;
     bool keep = false;
   };
-  // What other threads hand to the engine thread.
+  // Requests, ends and tasks from other threads for the engine thread.
   struct Inbox {
     std::deque<std::unique_ptr<RequestState>> submitted;
     std::deque<End> ends;
@@ -74,7 +74,7 @@ class Engine::Impl {
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
   };
 
-  // When a request has to have begun, or to have ended. They may be the same point in time.
+  // A deadline for the begin or the end of a request. Both deadlines of a request may have the same time.
   struct Timer {
     enum class Kind : std::uint8_t { queue_deadline, deadline };
     Clock::time_point when;
@@ -83,13 +83,13 @@ class Engine::Impl {
     auto operator<=>(const Timer&) const = default;
   };
 
-  // A step with what its device gets, kept to spare allocations.
+  // A step and the arrays that the device receives. Steps are reused to avoid allocations.
   struct Step {
     schedule::StepPlan plan;
     std::vector<std::int32_t> ids, positions, query_start, block_tables, logits_rows, prompt_tokens;
     std::vector<ops::SampleRow> sample_rows;
-    std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // of sample_rows: they outlive sequences that end
-    double streams = 0;  // weights of sequences with a sample whose requests stream
+    std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
+    double streams = 0;  // sum of stream_weight() of the sequences that sample
     Clock::time_point begun;
   };
 
@@ -97,9 +97,9 @@ class Engine::Impl {
   void make_scheduler();
   void make_sessions();
   void make_guides(const std::filesystem::path& weights_dir);
-  // Runs a task between two steps and waits for it; throws what it throws. Not from the engine thread.
+  // Runs a task between two steps and waits for it. Rethrows its exception. Must not be called from the engine thread.
   void on_engine_thread(const std::function<void()>& task);
-  // Runs it between two steps, and does not wait. From any thread.
+  // Queues a task to run between two steps, and does not wait. From any thread.
   void hand_task(std::function<void()> task);
   // engine_requests.cpp, the calling thread.
   void check(const Request& request) const;
@@ -133,7 +133,7 @@ class Engine::Impl {
 
   // engine_loop.cpp, the engine thread: steps.
   void run();
-  // Nothing to compute.
+  // Whether there is nothing to compute.
   bool idle() const { return completions_.empty() && in_flight_ == nullptr; }
   void step();
   bool may_overlap(const Step& running) const;
@@ -170,42 +170,42 @@ class Engine::Impl {
 
   // Shared, under mutex_.
   mutable std::mutex mutex_;
-  std::condition_variable wake_;     // the engine thread: something is in the inbox
-  std::condition_variable drained_;  // shutdown(): live_ became empty
+  std::condition_variable wake_;     // the engine thread waits for it: the inbox is not empty
+  std::condition_variable drained_;  // shutdown() waits for it: live_ became empty
   Inbox inbox_;
   std::unordered_map<Handle, std::string> live_;  // requests without a last result, with their ids
   Handle next_handle_ = 1;
   bool closing_ = false, stop_ = false;
-  std::string failure_;  // why the engine has failed; written by the engine thread; empty while it works
+  std::string failure_;  // why the engine has failed; empty while it works; written only by the engine thread
   EngineStats stats_;
   std::mt19937_64 seeds_{std::random_device{}()};
   std::mutex shutdown_mutex_;  // one shutdown at a time
 
   // Engine thread.
   std::unordered_map<Handle, std::unique_ptr<RequestState>> requests_;
-  std::unordered_map<SeqId, Completion*> completions_;  // the scheduler's
+  std::unordered_map<SeqId, Completion*> completions_;  // all completions in the scheduler
   SeqId next_completion_ = 1;
   std::set<RequestState*> several_;  // requests with more than one completion that have begun
-  std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
+  std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session; the first one has the turn
   runtime::CacheSalts salts_;
-  int num_parked_ = 0;                                         // requests that wait for theirs
-  std::set<Handle> compiling_;                                 // requests that wait for nothing but their grammar
+  int num_parked_ = 0;                                         // requests that wait for their session's turn
+  std::set<Handle> compiling_;                                 // requests that wait only for their grammar
   std::set<Timer> timers_;                                     // the deadlines of all requests
-  std::optional<Clock::time_point> next_expiry_;               // of a session
+  std::optional<Clock::time_point> next_expiry_;               // when the next session expires
   Clock::time_point last_settled_{};
-  std::chrono::nanoseconds interval_{};  // between two responses of a stream, as of the step that is delivered
+  std::chrono::nanoseconds interval_{};  // between two responses of a stream; from the last settled step
   std::array<Step, ops::kMaxStepsInFlight> steps_;
-  Step* in_flight_ = nullptr;  // launched and advanced, not settled; only on asynchronous devices
+  Step* in_flight_ = nullptr;  // launched and advanced, but not settled; only on asynchronous devices
   std::function<void()> on_failure_;
   int num_sessions_ = 0;
-  EngineStats reported_;        // what the metrics have seen
+  EngineStats reported_;        // the values last sent to the sink
   bool reported_any_ = false;
   int reported_committed_ = 0;  // KV blocks that have memory
 
   runtime::MaskThreads masks_;
   std::unique_ptr<runtime::GuideThread> guides_;
 
-  // Last, so that it delivers what is queued while everything above still lives.
+  // Last, so that it delivers the queued results before the members above are destroyed.
   runtime::Delivery delivery_;
   std::thread thread_;
 };

@@ -1,10 +1,10 @@
-// The engine thread. On a device that computes asynchronously the next step is planned and launched while one runs, and
-// the results of one are handled while the next runs:
+// The engine thread. On an asynchronous device, it plans and launches the next step while a step runs. It handles the
+// results of a step while the next step runs:
 //
-//     launch N+1 | wait for N, hand out its tokens | launch N+2 | wait for N+1 ...
+//     launch N+1 | wait for N, deliver its tokens | launch N+2 | wait for N+1 ...
 //
-// A sequence that turns out to have ended with step N is part of step N+1 already: what that samples for it is dropped.
-// Its blocks may be used again at once, since steps are computed in the order in which they are launched.
+// If step N ends a sequence, the sequence is already part of step N+1. The token that step N+1 samples for it is
+// dropped. Its blocks can be reused immediately, because the device computes steps in the order of their launches.
 #include <algorithm>
 #include <utility>
 
@@ -25,24 +25,24 @@ void Engine::Impl::run() {
     {
       std::unique_lock lock(mutex_);
       const auto ready = [&] { return stop_ || !inbox_.empty() || !inbox.empty() || !idle(); };
-      // An idle engine wakes for what has its time: deadlines, and sessions that expire.
+      // An idle engine wakes for deadlines and for sessions that expire.
       if (const auto timer = next_timer(); timer) {
         wake_.wait_until(lock, *timer, ready);
       } else {
         wake_.wait(lock, ready);
       }
       if (stop_ && inbox_.empty() && inbox.empty() && completions_.empty() && idle()) return;
-      if (inbox.empty()) {  // else an exception came between, and the rest is taken first
+      if (inbox.empty()) {  // otherwise an exception interrupted take(), and the rest comes first
         std::swap(inbox, inbox_);
-        // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
+        // From here on, submitted requests count as waiting, until report_gauges() sets the count.
         stats_.num_waiting += static_cast<int>(inbox.submitted.size());
       }
     }
     try {
       const bool began_idle = idle();
       take(inbox);
-      if (began_idle && !idle()) report_gauges();  // a first step may take seconds, in which it does not look idle
-      if (!failure_.empty()) end_all(failure_);  // requests that were submitted before the engine failed
+      if (began_idle && !idle()) report_gauges();  // the first step may take seconds; the engine must not look idle
+      if (!failure_.empty()) end_all(failure_);  // ends requests that were submitted before the failure
       end_overdue(Clock::now());
       delivery_.wake();
       if (!idle()) step();
@@ -66,13 +66,13 @@ void Engine::Impl::step() {
   }
 }
 
-// Whether the next step can be launched before the host knows what this one samples.
+// Whether the next step can be launched before the host knows the samples of the running step.
 bool Engine::Impl::may_overlap(const Step& running) const {
   return std::ranges::none_of(running.plan.seqs, [this](const auto& part) {
     const auto found = completions_.find(part.id);
     if (found == completions_.end()) return false;
-    // A mask is asked for when the token before it is known, and a part that does not sample may be the last before
-    // one.
+    // A mask is requested when the previous token is known. A part that does not sample counts too, because the next
+    // part of its sequence may sample.
     return found->second->mask != nullptr || (part.samples && found->second->needs_last_token());
   });
 }
@@ -82,11 +82,11 @@ bool Engine::Impl::wants_mask(const StepPlan& plan) const {
                              [this](const auto& part) { return part.samples && completions_.at(part.id)->mask; });
 }
 
-// The step that was launched; null when there is nothing to compute before the step in flight is settled.
+// Returns the step that was launched; null if there is nothing to compute before the step in flight is settled.
 Engine::Impl::Step* Engine::Impl::launch_next() {
   if (completions_.empty()) return nullptr;
   auto plan = scheduler_->plan();
-  // A sequence with a mask that begins: this step is planned anew once the one in flight is settled.
+  // A sequence with a mask begins. This step is planned again after the step in flight is settled.
   if (in_flight_ != nullptr && wants_mask(plan)) return nullptr;
   for (const auto id : plan.impossible) {
     finish(
@@ -133,7 +133,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     const auto& part = step.plan.seqs[s];
     auto& completion = *completions_.at(part.id);
     if (!completion.first_scheduled) schedule_first(completion, step.begun);
-    // The scheduler's placeholders are the numbers by which the device knows the samples of the step before.
+    // A placeholder of the scheduler is also the device's number for a sample of the previous step.
     const auto planned = scheduler_->tokens(part.id).subspan(static_cast<std::size_t>(part.first_position),
                                                              static_cast<std::size_t>(part.num_tokens));
     step.ids.insert(step.ids.end(), planned.begin(), planned.end());
@@ -147,8 +147,8 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   }
 }
 
-// The rows of logits of a part, whose tokens are the last of the step so far: those of the prompt that report the token
-// after them, and the one that is sampled from.
+// Adds the rows of logits of a part, whose tokens were added to the step last. A row of the prompt reports the next
+// token of the prompt. The last row is sampled from.
 void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Completion& completion) {
   const auto tokens = scheduler_->tokens(part.id);
   const auto end = static_cast<std::int32_t>(step.ids.size());
@@ -177,7 +177,7 @@ void Engine::Impl::schedule_first(Completion& completion, Clock::time_point now)
   observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - state.submitted).count());
 }
 
-// Waits for a launched step and hands out its tokens.
+// Waits for a launched step and delivers its tokens.
 void Engine::Impl::settle(Step& step) {
   auto sampled = executor_->collect();
   std::vector<TokenId> tokens;
@@ -195,17 +195,18 @@ void Engine::Impl::settle(Step& step) {
   deliver(step.plan, std::move(sampled));
 }
 
-// How long the step took, from when it or, where it waited for the one before, that one was done.
+// Measures the time of the step. The time starts when the step began, or when the previous step was settled, if that is
+// later.
 void Engine::Impl::measure(const Step& step) {
   const auto now = Clock::now();
   schedule::StepWork work;
   std::int64_t positions = 0;
-  std::int32_t output_tokens = 0;  // with those that were forced
+  std::int32_t output_tokens = 0;  // including forced tokens
   for (const auto& part : step.plan.seqs) {
     if (part.forced || (part.samples && part.num_tokens == 1)) {
       ++work.decodes;
       output_tokens += part.num_tokens;
-    } else {  // of prompts, and what is computed again
+    } else {  // tokens of prompts, and tokens that are computed again
       work.prefill_tokens += part.num_tokens;
       positions += std::int64_t{part.num_tokens} * part.first_position;
     }
@@ -242,11 +243,11 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
   count(Metric::generation_tokens, accepted);
 }
 
-// Ends a sequence that could not be sampled from. If its logits are not finite, its KV may not be finite either, so no
-// later request may reuse it.
+// Ends a sequence whose row failed. If its logits are not finite, its KV may not be finite either, so no later request
+// may reuse it.
 void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   if (!ops::has_broken_logit(error)) {
-    // With a grammar it is the request's own: it allows nothing here, or takes too long.
+    // With a grammar, the request has caused the error: the grammar allows no token here, or takes too long.
     const bool guided = completions_.at(id)->state.grammar != nullptr;
     return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
   }
@@ -254,7 +255,7 @@ void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   finish(id, FinishReason::error, error);
 }
 
-// False when one could not be computed: then the sequence has ended.
+// Returns false if a row has an error. Then the sequence has ended.
 bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion) {
   if (!part.all_rows) return true;
   const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
@@ -264,7 +265,7 @@ bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sam
       fail_row(part.id, reports[i].error);
       return false;
     }
-    if (!completion.prompt_logprobs) continue;  // delivered; this is computed again
+    if (!completion.prompt_logprobs) continue;  // already sent; this row was computed again
     const auto position = part.first_position + static_cast<std::int32_t>(i);
     if (!completion.prompt_logprobs->take(position, reports[i]) || reports[i].logits.empty()) continue;
     if (logits.prompt_logits.empty()) logits.first_logits = position;
@@ -273,7 +274,7 @@ bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sam
   return logits.prompt_logits.empty() || deliver_rows(std::move(logits), completion);
 }
 
-// False when too many are unread already: then the sequence has ended.
+// Returns false if too many bytes of rows are unread. Then the sequence has ended.
 bool Engine::Impl::deliver_rows(Result result, const Completion& completion) {
   auto& state = completion.state;
   std::size_t bytes = 0;
@@ -292,7 +293,7 @@ bool Engine::Impl::deliver_rows(Result result, const Completion& completion) {
   return false;
 }
 
-// Takes a sampled token, and those that are certain to follow it. Returns how many: the last may be the sequence's end.
+// Adds a sampled token and the forced tokens after it. Returns the number of tokens. The last one may end the sequence.
 int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now) {
   const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
   auto& state = completion.state;
@@ -307,7 +308,7 @@ int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Cl
   };
   auto reason = take(sampled);
   int taken = 1;
-  std::vector<TokenId> tokens;  // where there is a mask: made for no other sequence
+  std::vector<TokenId> tokens;  // filled only if there is a mask
   if (completion.mask && reason == FinishReason::none) {
     tokens.push_back(sampled.token);
     if (!state.steered() && !completion.scores()) completion.mask->add_forced(tokens);
@@ -330,7 +331,7 @@ int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Cl
   return taken;
 }
 
-// An error in a step comes from a device that computes no more, or from a bug. Both leave the KV cache in an unknown
+// An error in a step comes from a device that has stopped working, or from a bug. Both leave the KV cache in an unknown
 // state, so the engine ends all requests and rejects new ones.
 void Engine::Impl::fail(const std::exception& error) {
   const auto text = cat("the engine has failed, and its process must be started again: ", error.what());

@@ -1,16 +1,16 @@
-// What the engine tells of itself: counts for stats() and metrics for the sink.
+// The engine's counts for stats(), and its metrics for the sink.
 #include <utility>
 
 #include "runtime/engine_impl.h"
 
 namespace charonia {
 
-// The scheduler counts sequences; a request runs when one of its sequences does.
+// Counts requests. The scheduler counts sequences. A request runs if at least one sequence of it runs.
 void Engine::Impl::count_requests(EngineStats& stats) const {
   stats.num_running = scheduler_->num_running();
   stats.num_waiting = scheduler_->num_waiting() + num_parked_ + static_cast<int>(compiling_.size());
   for (const auto* state : several_) {
-    // One that has not begun to compute waits with all its sequences: they are not looked at one by one.
+    // A request that has not begun to compute waits with all its sequences, so they are not checked one by one.
     if (!state->first_scheduled && state->num_live == state->num_completions() &&
         scheduler_->blocks(state->completions.front()->id).empty()) {
       stats.num_waiting -= state->num_live - 1;
@@ -48,7 +48,8 @@ void Engine::Impl::report_gauges() {
     stats_ = now;
   }
   if (!sink_) return;
-  // The first time all are set: the sink may still have the values of an engine before this one, as after a reload.
+  // The first call sets all values, because the sink may have the values of a previous engine, for example after a
+  // reload.
   const bool first = !std::exchange(reported_any_, true);
   const auto changed = [&](auto EngineStats::* member) { return first || now.*member != reported_.*member; };
   const auto gauge = [&](int EngineStats::* member, Metric metric) {

@@ -1,6 +1,7 @@
-// The life of a request, from submission to its last result. Its sequences compute in engine_loop.cpp.
+// The life of a request, from submission to its last result. engine_loop.cpp computes its sequences.
 //
-//     submitted -> (waits for its session's turn) -> (waits for its grammar) -> begun: in the scheduler -> ended, sequence by sequence -> closed
+//     submitted -> (waits for its session's turn) -> (waits for its grammar) -> begun: in the scheduler
+//               -> its sequences end one by one -> closed
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -19,7 +20,8 @@ namespace {
 
 double seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// By token, each once: devices merge it with what else changes logits, at every step.
+// Sorts the biases by token, and adds up the biases of the same token. Devices merge the sorted list with other changes
+// of logits at every step.
 void sort_bias(std::vector<std::pair<TokenId, float>>& bias) {
   std::ranges::stable_sort(bias, {}, &std::pair<TokenId, float>::first);
   auto end = bias.begin();
@@ -33,14 +35,14 @@ void sort_bias(std::vector<std::pair<TokenId, float>>& bias) {
   bias.erase(end, bias.end());
 }
 
-// Ascending, each once: as devices take them.
+// Makes the ids ascending and unique, as devices require.
 void sort_ids(std::vector<TokenId>& ids) {
   std::ranges::sort(ids);
   const auto rest = std::ranges::unique(ids);
   ids.erase(rest.begin(), rest.end());
 }
 
-// Takes the words of one token out of `words`: they are banned at every step.
+// Removes the words of one token from `words` and returns their tokens, which are banned at every step.
 std::vector<TokenId> take_single(std::vector<std::vector<TokenId>>& words) {
   std::vector<TokenId> out;
   for (const auto& word : words) {
@@ -134,7 +136,7 @@ void Engine::Impl::check_guide(const Request& request) const {
   }
 }
 
-// What is more than the context leaves says no more than no limit.
+// A max_tokens larger than the remaining context is treated as unset.
 void Engine::Impl::fit_max_tokens(Request& request) const {
   const auto prompt = std::max(request.input_ids.size(), request.continuation_ids.size());
   auto& max_tokens = request.sampling.max_tokens;
@@ -220,7 +222,7 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
     throw;
   }
   auto state = make_state(std::move(request), std::move(callback), std::move(end_ids));
-  // Of a session the history comes on top, but much of it is found in the cache.
+  // The history of a session is not counted, because much of it is found in the prefix cache.
   const auto& asked = state->request;
   const auto prompt = static_cast<std::int64_t>(std::max(asked.input_ids.size(), asked.continuation_ids.size()));
   const auto max_tokens = asked.sampling.max_tokens.value_or(info.config.session_len - static_cast<int>(prompt));
@@ -254,7 +256,7 @@ bool Engine::Impl::end(Handle handle, bool keep) {
 }
 
 bool Engine::Impl::end(std::string_view id, bool keep) {
-  if (id.empty()) return false;  // requests without an id are not one request's name
+  if (id.empty()) return false;  // an empty id names no request
   bool known = false;
   {
     const std::lock_guard lock(mutex_);
@@ -272,7 +274,7 @@ bool Engine::Impl::end(std::string_view id, bool keep) {
 // ---- the engine thread ----
 
 void Engine::Impl::take(Inbox& inbox) {
-  // What has been taken is not there any more: after an exception the next call goes on with the rest.
+  // Each entry is removed before it is handled, so that the next call continues with the rest after an exception.
   while (!inbox.submitted.empty()) {
     auto state = std::move(inbox.submitted.front());
     inbox.submitted.pop_front();
@@ -282,7 +284,7 @@ void Engine::Impl::take(Inbox& inbox) {
     const auto end = inbox.ends.front();
     inbox.ends.pop_front();
     const auto found = requests_.find(end.handle);
-    if (found == requests_.end()) {  // it has ended, or memory did not suffice to take it in
+    if (found == requests_.end()) {  // it has ended, or there was not enough memory to add it
       const std::lock_guard lock(mutex_);
       live_.erase(end.handle);
       if (live_.empty()) drained_.notify_all();
@@ -304,7 +306,7 @@ void Engine::Impl::take(std::unique_ptr<RequestState> taken) {
   if (state.queue_deadline) timers_.insert({*state.queue_deadline, state.handle, Timer::Kind::queue_deadline});
   if (state.deadline) timers_.insert({*state.deadline, state.handle, Timer::Kind::deadline});
   if (auto& guide = state.request.guide) {
-    // A gateway's salts begin with the id of the client's key.
+    // The salt of a gateway begins with the id of the client's API key. The id is the owner of the guide.
     const auto& salt = state.request.cache_salt;
     state.grammar = guides_->compile(std::move(*guide), state.request.strip_leading_space && tokens_->strip_leading_space(),
                                      salt.substr(0, salt.find('/')));
@@ -320,7 +322,7 @@ void Engine::Impl::take(std::unique_ptr<RequestState> taken) {
   ++num_parked_;
 }
 
-// A request that cannot begin ends, and no other one does.
+// Begins a request, or lets it wait for its grammar. An error ends only this request.
 void Engine::Impl::begin(RequestState& state) {
   if (state.grammar && !state.grammar->done()) {
     compiling_.insert(state.handle);
@@ -354,7 +356,7 @@ void Engine::Impl::begin_compiled() {
 }
 
 void Engine::Impl::make_providers(RequestState& state) {
-  std::optional<std::vector<TokenId>> prompt;  // none: nothing is forced
+  std::optional<std::vector<TokenId>> prompt;  // unset: no tokens are forced
   if (token_split_ && !state.steered()) {
     const auto& input = state.request.input_ids;
     prompt.emplace(input.end() - std::min(std::ssize(input), std::ptrdiff_t{text::TokenSplit::kContext + 1}),
@@ -365,7 +367,7 @@ void Engine::Impl::make_providers(RequestState& state) {
   }
 }
 
-// Its prompt is known from here on, and its sequences are the scheduler's.
+// Sets the prompt of a request, creates its completions, and adds their sequences to the scheduler.
 void Engine::Impl::make_completions(RequestState& state) {
   if (state.in_session()) set_prompt(state);
   if (state.grammar) make_providers(state);
@@ -411,7 +413,7 @@ void Engine::Impl::set_prompt(RequestState& state) {
   auto end_ids = state.end_ids;
   end_ids.insert(end_ids.end(), info.model.end_ids.begin(), info.model.end_ids.end());
   state.turn = sessions_->begin(request.session_id);
-  // Where the answer may end with the context, no more of the history is left out for it than without max_tokens.
+  // With fit_max_tokens, a large max_tokens does not drop more of the history than an unset one (see PromptRules).
   auto room = request.sampling.max_tokens;
   if (request.fit_max_tokens && room && *room > info.config.session_len / 4) room.reset();
   auto prompt = runtime::session_prompt(*state.turn->history, request.input_ids, request.continuation_ids,
@@ -447,7 +449,7 @@ void Engine::Impl::end_overdue(Clock::time_point now) {
   if (next_expiry_ && *next_expiry_ <= now) tidy_sessions();
 }
 
-// After every change to them.
+// Must be called after every change of the sessions.
 void Engine::Impl::tidy_sessions() {
   sessions_->tidy();
   next_expiry_ = sessions_->next_expiry();
@@ -460,10 +462,10 @@ std::optional<Engine::Impl::Clock::time_point> Engine::Impl::next_timer() const 
   return out;
 }
 
-// Ends the remaining completions of a request, and destroys it.
+// Ends the remaining completions of a request, and destroys the request.
 void Engine::Impl::end_request(RequestState& state, FinishReason reason, const std::string& error, ErrorCode code) {
   if (state.begun) {
-    // The last one destroys the request and its list of completions.
+    // A copy of the list, because the last finish() destroys the request and its list.
     std::vector<SeqId> live;
     for (const auto& completion : state.completions) {
       if (completions_.contains(completion->id)) live.push_back(completion->id);
@@ -507,7 +509,7 @@ void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, Erro
 void Engine::Impl::keep_turn(const Completion& completion) {
   const auto& state = completion.state;
   auto tokens = scheduler_->tokens(completion.id);
-  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // it is not sampled yet
+  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // a placeholder
   sessions_->keep(state.request.session_id, *state.turn, {{tokens.begin(), tokens.end()}, state.turns},
                   scheduler_->inserted(completion.id));
 }
@@ -528,7 +530,7 @@ void Engine::Impl::close(RequestState& state, std::vector<Result> last) {
   std::string session;
   if (state.in_session()) {
     session = state.request.session_id;
-    if (const auto turns = turns_.find(session); turns != turns_.end()) {  // missing if there was not enough memory for it
+    if (const auto turns = turns_.find(session); turns != turns_.end()) {  // missing if memory ran out
       if (state.entered && !state.begun && turns->second.front() != handle) --num_parked_;
       std::erase(turns->second, handle);
     }
@@ -537,7 +539,7 @@ void Engine::Impl::close(RequestState& state, std::vector<Result> last) {
     tidy_sessions();
   }
   {
-    // A request whose last result is on its way is no longer live: cancel() has nothing to do for it.
+    // A request whose last result is queued is no longer live: cancel() returns false for it.
     const std::lock_guard lock(mutex_);
     for (auto& result : last) delivery_.push(state.callback, std::move(result));
     live_.erase(handle);

@@ -19,17 +19,17 @@ namespace charonia::runtime {
 struct Executor::Rank {
   explicit Rank(std::unique_ptr<ops::Ops> device) : ops(std::move(device)) {}
   Rank(const Rank&) = delete;
-  // Steps in flight use the members. There are none unless a step has failed.
+  // Waits for steps in flight, because they use the members. There are none unless a step has failed.
   ~Rank() {
     while (in_flight > 0) {
       try {
         collect();
-      } catch (const std::exception&) {  // the engine knows the first error
+      } catch (const std::exception&) {  // the engine has already received the first error
       }
     }
   }
 
-  // Throws as check_model_fits(). Called on all ranks before the first one loads, because they may share the memory.
+  // Throws the error of check_model_fits(). All ranks check before any rank loads, because they may share the memory.
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
@@ -45,13 +45,13 @@ struct Executor::Rank {
     layout = decoder->kv_layout(limits.block_len);
   }
 
-  // After load(). Memory that a device provides only when it is first written counts as taken.
+  // Call it after load(). Memory that is planned but not yet written counts as used.
   std::size_t free_for_cache() const {
     const auto now = ops->free_memory();
     return std::min(left, now - std::min(now, step_bytes));
   }
 
-  // Makes the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
+  // Creates the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
   void make_cache(int num_blocks, int committed) {
     cache = ops->make_kv_cache(layout, num_blocks, committed);
     decoder->prepare(*cache);
@@ -66,9 +66,9 @@ struct Executor::Rank {
     return ops->collect();
   }
 
-  int in_flight = 0;              // steps that are launched and not collected
-  std::size_t left = 0;           // free memory before loading, minus everything that the model and its steps take
-  std::size_t step_bytes = 0;     // memory that steps will take once the model is loaded
+  int in_flight = 0;              // steps that are launched, but not collected
+  std::size_t left = 0;           // free memory before loading, minus the memory of the model and its steps
+  std::size_t step_bytes = 0;     // memory that steps allocate after the model is loaded
   std::unique_ptr<ops::Ops> ops;  // the following members use it
   std::unique_ptr<model::Decoder> decoder;
   ops::KvLayout layout;
@@ -120,7 +120,7 @@ int Executor::blocks_of_all(const EngineConfig& config) const {
   return out;
 }
 
-// Without collectives: a rank without memory must not end the collectives of the others.
+// Not with on_ranks(): a rank without memory must not abort the collectives of the other ranks.
 void Executor::commit_blocks(int num_blocks) {
   threads_->run([&](int rank) {
     auto& one = *ranks_[static_cast<std::size_t>(rank)];
@@ -134,7 +134,7 @@ void Executor::launch(const ops::StepInput& input) {
 
 std::vector<ops::Sampled> Executor::collect() {
   std::vector<std::vector<ops::Sampled>> samples(ranks_.size());
-  // On all ranks at the same time, so that an error of one rank releases the ranks whose step waits for it.
+  // All ranks collect at the same time, so that an error of one rank aborts the other ranks, which may wait for it.
   on_ranks([&](Rank& rank) { samples[static_cast<std::size_t>(rank.ops->rank())] = rank.collect(); });
   for (std::size_t rank = 1; rank < samples.size(); ++rank) {
     if (!std::ranges::equal(samples[rank], samples[0], {}, &ops::Sampled::token, &ops::Sampled::token)) {

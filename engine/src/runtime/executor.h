@@ -1,5 +1,5 @@
-// Computes steps: it is between the engine loop, which knows sequences, and the devices, which know tensors. The ranks
-// of a tensor-parallel model are one executor.
+// Computes steps. It connects the engine loop, which works with sequences, to the devices, which work with tensors. One
+// executor runs all ranks of a tensor-parallel model.
 #pragma once
 
 #include <cstdint>
@@ -16,35 +16,35 @@ namespace charonia::runtime {
 
 class Executor {
  public:
-  // Chooses the devices (config.device, device_ids, threads and the sizes of steps are resolved), loads the weights,
-  // and makes the KV cache by cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws
-  // Error: unsupported (no such device), resource_exhausted (weights or cache do not fit), invalid_argument (the files
-  // do not describe the model).
+  // Chooses the devices, loads the weights, and creates the KV cache. Its size follows from cache_users, cache_size or
+  // cache_max_entry_count. Resolves config.device, device_ids, threads and the sizes of steps. session_len must be
+  // resolved. Throws Error: unsupported (no such device), resource_exhausted (weights or cache do not fit),
+  // invalid_argument (the files do not match the model).
   Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);
   ~Executor();
 
-  // Whether launch() returns before the step is computed. Then the next step may be launched before collect() of the
-  // step before, at most ops::kMaxStepsInFlight in all.
+  // Whether launch() returns before the step is computed. Then the next step may be launched before the previous step
+  // is collected. At most ops::kMaxStepsInFlight steps may be in flight.
   bool asynchronous() const { return asynchronous_; }
 
   // Issues a step. The input's arrays must live until launch() returns, and if the executor is not asynchronous, until
-  // the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error comes
-  // from the first rank to fail, and names it.
+  // the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error is
+  // from the first rank that fails, and names this rank if there are several.
   void launch(const ops::StepInput& input);
   // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
 
   int num_blocks() const { return num_blocks_; }
-  // cache_chunk_size as a number of blocks (BlockManager's chunk).
+  // The setting cache_chunk_size as a number of blocks (BlockManager's chunk).
   int chunk_blocks() const { return chunk_blocks_; }
   // Provides memory for the first `num_blocks` blocks on all ranks (BlockManager's Commit). Throws
-  // Error(resource_exhausted): then some ranks may have the memory, which does no harm. Between steps.
+  // Error(resource_exhausted): then some ranks may have the memory, which does no harm. Call it between steps.
   void commit_blocks(int num_blocks);
 
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
-  std::string warning() const;          // of ops::Ops: why the device is slower than it could be; empty: it is not
-  std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Between steps
+  std::string warning() const;          // ops::Ops::warning(): why the device is slow; empty if it is not
+  std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Call it between steps
   // Sums over all ranks.
   std::int64_t gemms_rejected() const;
   std::int64_t weight_bytes() const;

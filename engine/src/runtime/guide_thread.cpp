@@ -12,7 +12,8 @@
 namespace charonia::runtime {
 namespace {
 
-// llguidance recurses 10 kB for each schema inside another one, references included. Memory is used as far as the stack grows.
+// llguidance recurses for each nested schema, also through references, and needs 10 kB of stack each time. The stack
+// uses memory only as far as it grows.
 constexpr std::size_t kStackBytes = 512UL << 20;
 
 }  // namespace
@@ -56,7 +57,7 @@ GuideThread::Handle GuideThread::compile(Guide guide, bool after_space, const st
 void GuideThread::run() {
   try {
     compiler_ = make_();
-  } catch (const std::exception&) {  // the first guide tries again, and its request gets the error
+  } catch (const std::exception&) {  // the first guide tries again, and its request receives the error
   }
   std::unique_lock lock(mutex_);
   while (true) {

@@ -1,4 +1,4 @@
-// Compiles the guides of requests on a thread of its own, so that the engine thread never waits for a grammar.
+// Compiles the guides of requests on its own thread, so that the engine thread never waits for a grammar.
 #pragma once
 
 #include <pthread.h>
@@ -45,8 +45,8 @@ class GuideThread {
   using Handle = std::shared_ptr<GuideGrammar>;
   using MakeCompiler = std::function<std::unique_ptr<grammar::GuideCompiler>()>;
 
-  // Calls make on the thread, immediately and, after an error, for the next guide. done: called on the thread after each
-  // guide.
+  // Calls `make` on the thread when it starts; after an error, again for the next guide. Calls `done` on the thread
+  // after each guide.
   GuideThread(MakeCompiler make, std::shared_ptr<MetricsSink> sink, std::function<void()> done);
   ~GuideThread();
   GuideThread(const GuideThread&) = delete;
@@ -55,7 +55,8 @@ class GuideThread {
   // Ends the thread after the guide that is being compiled. Idempotent.
   void close();
 
-  // Queues a guide; from any thread. It is not compiled if the handle is dropped before its turn. Owners take turns.
+  // Queues a guide. Thread-safe. Owners take turns. If the handle is dropped before the turn of the guide, the guide is
+  // not compiled.
   Handle compile(Guide guide, bool after_space, const std::string& owner);
 
  private:
@@ -65,7 +66,7 @@ class GuideThread {
   const MakeCompiler make_;
   const std::shared_ptr<MetricsSink> sink_;
   const std::function<void()> done_;
-  std::unique_ptr<grammar::GuideCompiler> compiler_;  // the thread's
+  std::unique_ptr<grammar::GuideCompiler> compiler_;  // used only by the thread
 
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -22,14 +22,14 @@ std::optional<LoadTracker::Rejected> LoadTracker::admit(int waiting, std::int64_
     return Rejected{Rejection::queue_full, cat("the queue is full: ", waiting, " requests wait and max_queue_size is ",
                                                max_queue_size_, "; retry after ", retry_after_locked(), " s")};
   }
-  // A prompt longer than the bound comes in when nothing waits, or it never would.
+  // A prompt longer than the limit is admitted if no prompt waits; otherwise it would never be admitted.
   if (max_queue_tokens_ > 0 && total_.waiting_tokens > 0 && total_.waiting_tokens + prompt_tokens > max_queue_tokens_) {
     return Rejected{
         Rejection::queue_tokens,
         cat("the queue is full: prompts of ", total_.waiting_tokens, " tokens wait, this one has ", prompt_tokens,
             " and max_queue_tokens is ", max_queue_tokens_, "; retry after ", retry_after_locked(), " s")};
   }
-  // Completions end before their limit more often than not: what ended lately is the better guess.
+  // Most completions end before max_tokens, so the average of the last completions is a better estimate.
   const auto expected = output_tokens_ > 0 ? std::min(static_cast<double>(max_tokens), std::ceil(output_tokens_))
                                            : static_cast<double>(max_tokens);
   work = {prompt_tokens, prompt_tokens, sequences * static_cast<std::int64_t>(expected)};

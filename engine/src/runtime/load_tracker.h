@@ -1,5 +1,5 @@
 // Tracks the load in tokens and the speed of the engine. Rejects requests beyond the limits of the queue, and estimates
-// when to retry. Any thread may call.
+// when to retry. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace charonia::runtime {
 
-// Why a request was rejected or ended early. In the order of the values of the label `reason` (metrics.h).
+// Why a request was rejected or ended early. The order is the order of the values of the label `reason` (metrics.h).
 enum class Rejection { queue_full, queue_tokens, queue_time, deadline, never_fits };
 
 // The remaining work of a request. It is stored with the request, so that exactly the counted work is subtracted.
 struct Work {
-  std::int64_t waiting_tokens = 0;  // of its prompt, until it begins
-  std::int64_t prompt_tokens = 0;   // not computed yet
-  std::int64_t output_tokens = 0;   // expected and not sampled yet
+  std::int64_t waiting_tokens = 0;  // the tokens of its prompt; 0 once it has begun
+  std::int64_t prompt_tokens = 0;   // not yet computed
+  std::int64_t output_tokens = 0;   // expected, but not yet sampled
 };
 
 class LoadTracker {
@@ -44,7 +44,7 @@ class LoadTracker {
   // Called after a step.
   void step(std::int64_t prompt_tokens, std::int64_t decodes, double seconds);
 
-  // Estimated seconds until all waiting and running requests are done, within [1, 600].
+  // Returns the estimated seconds until all waiting and running requests are done, within [1, 600].
   int retry_after_s() const;
 
  private:
@@ -54,9 +54,9 @@ class LoadTracker {
   const std::int64_t max_queue_tokens_;
   mutable std::mutex mutex_;
   Work total_;
-  // Moving averages; 0: not measured yet. Steps with prompt tokens and steps without them are measured separately.
+  // Moving averages; 0: not yet measured. Steps with prompt tokens and steps without them are measured separately.
   double prefill_per_s_ = 0, decode_per_s_ = 0;
-  double output_tokens_ = 0;  // of a completion that has ended
+  double output_tokens_ = 0;  // of the completions that have ended
 };
 
 }  // namespace charonia::runtime

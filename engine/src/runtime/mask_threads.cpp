@@ -12,7 +12,7 @@
 namespace charonia::runtime {
 namespace {
 
-// One thread computes the masks of eight sequences in about a millisecond. Most cores are for the forward pass.
+// One thread computes the masks of eight sequences in about a millisecond. Most cores are left to the forward pass.
 unsigned num_threads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1U, 4U); }
 
 }  // namespace
@@ -53,7 +53,7 @@ void SequenceMask::compute() {
     provider_->fill(output_, words_);
     const auto forced = provider_->forced();
     forced_.assign(forced.begin(), forced.end());
-    // Bits past the vocabulary stand for no token.
+    // Clear the bits beyond the vocabulary.
     if (const int rest = vocab_size_ % 32; rest != 0) words_.back() &= (1U << rest) - 1;
     if (std::ranges::all_of(words_, [](auto word) { return word == 0; })) {
       error = cat("the token mask allows no token after ", output_.size(), " tokens of output");

@@ -1,4 +1,4 @@
-// Token masks of sequences, computed on threads while forward passes run.
+// Computes the token masks of sequences on threads while forward passes run.
 #pragma once
 
 #include <condition_variable>
@@ -26,7 +26,7 @@ class SequenceMask : public ops::TokenMask {
   // Throws Error if the mask could not be computed.
   std::span<const std::uint32_t> wait() const override;
 
-  // Appends the tokens that are certain to follow the last token, which was sampled with the mask.
+  // Appends the tokens that the provider forces after the last token, which was sampled with the mask.
   void add_forced(std::vector<TokenId>& tokens) const;
 
  private:
@@ -41,22 +41,23 @@ class SequenceMask : public ops::TokenMask {
   std::vector<TokenId> forced_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  bool known_ = false;  // under mutex_, and so is error_
+  bool known_ = false;  // under mutex_, like error_
   std::string error_;
 };
 
-// The threads start when the first mask is requested. Requests do not block. They are handed over together for all
-// sequences of a step, so that threads are woken once.
+// begin() and next() request a mask and do not block. hand_over() passes all requested masks of a step to the threads,
+// so that they are woken once. The threads start with the first hand_over().
 class MaskThreads {
  public:
   // computed: called on a thread with the seconds of each mask.
   explicit MaskThreads(std::function<void(double)> computed) : computed_(std::move(computed)) {}
-  // Computes the masks that somebody holds first: a device may wait for them.
+  // First computes the queued masks that are still referenced, because a device may wait for them.
   ~MaskThreads();
   MaskThreads(const MaskThreads&) = delete;
   MaskThreads& operator=(const MaskThreads&) = delete;
 
-  // Requests the mask of the first token, or of the token after those `accepted`. No device may wait for the mask before.
+  // begin() requests the mask of the first token; next() requests the mask of the token after the `accepted` tokens. No
+  // device may still wait for the previous mask of the sequence.
   void begin(std::shared_ptr<SequenceMask> mask) { begun_.push_back(std::move(mask)); }
   void next(std::shared_ptr<SequenceMask> mask, std::span<const TokenId> accepted);
   void hand_over();
@@ -65,7 +66,7 @@ class MaskThreads {
   void run();
 
   const std::function<void(double)> computed_;
-  std::vector<std::shared_ptr<SequenceMask>> begun_;  // requested and not handed over; the requesting thread's
+  std::vector<std::shared_ptr<SequenceMask>> begun_;  // requested, not handed over; used only by the requesting thread
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<SequenceMask>> waiting_;  // under mutex_

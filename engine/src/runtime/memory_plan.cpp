@@ -30,11 +30,11 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 std::string text(std::size_t bytes) { return bytes_text(static_cast<std::int64_t>(bytes)); }
 
-// How a step size follows from a GPU.
+// How to compute a step size for a GPU.
 struct Rule {
   std::size_t per_sm;
-  std::size_t bytes_each;  // of the free memory
-  std::size_t multiple;    // rounded down to
+  std::size_t bytes_each;  // free memory for each token or sequence
+  std::size_t multiple;    // the size is rounded down to a multiple of it
   std::size_t min, max;
 };
 constexpr Rule kTokens = {.per_sm = 16, .bytes_each = 8 * kMiB, .multiple = 256, .min = 512, .max = 8192};
@@ -57,8 +57,8 @@ void require_step_sizes(const EngineConfig& config) {
 
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
-  // cuBLASLt's work space (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and
-  // the graphs of decode steps.
+  // cuBLASLt's workspace (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and
+  // the CUDA graphs of decode steps.
   constexpr std::size_t kFixed = 192 * kMiB;
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
@@ -71,7 +71,7 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
   return kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
 }
 
-// How many blocks the settings ask for.
+// The number of blocks that the settings ask for.
 struct CacheBlocks {
   std::int64_t blocks = 0;
   std::string setting;  // the setting, with its value
@@ -107,7 +107,7 @@ CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memo
             cat("Lower cache_max_entry_count or cache_block_seq_len (now ", block_len, ")")};
   }
   require_step_sizes(config);
-  // A share of the free memory, but not more than max_batch_size sequences of full length can fill.
+  // A share of the free memory, but at most the blocks of max_batch_size sequences of full length.
   const auto share =
       std::floor(entry * static_cast<double>(memory.free_bytes) / static_cast<double>(memory.block_bytes));
   return {std::min(static_cast<std::int64_t>(share), config.max_batch_size * blocks_of(config.session_len)), setting,
@@ -152,7 +152,7 @@ RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const 
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits) {
   const auto precision = rules.precision(model::data_type(model));
   auto elements = manifest.elements(shard.rank);
-  // A router that stays fp32 is held in two halves.
+  // An fp32 router is stored as two halves, so it counts twice.
   for (int i = 0; model.router_fp32 && precision.weight != DType::f32 && i < model.num_layer; ++i) {
     if (!model::has_experts(model, i)) continue;
     const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));
@@ -166,13 +166,13 @@ RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const 
           ? rules.experts_scratch_bytes(model::experts_shape(model, shard, precision.weight), limits.max_rows)
           : 0;
   RankMemory out;
-  if (device != "null") {  // which keeps no weights
+  if (device != "null") {  // the null device keeps no weights
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +
                   static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
                   model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
   }
   out.activations = model::Activations(model, shard, precision, limits, scratch).bytes;
-  if (device == "cuda") {  // the threads of a CPU take less than a megabyte each
+  if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = elements.quantised_bytes > 0 ? cuda::kDequantisedBytes : 0;
     out.steps = cuda_step_bytes(model, shard, limits);
   }
@@ -241,7 +241,7 @@ DeviceChoice choose(const EngineConfig& config, std::int64_t memory_bytes) {
   }
 }
 
-// Bytes that each rank finds.
+// Returns the free memory of each rank, in bytes.
 std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std::int64_t memory_bytes) {
   const auto count = static_cast<std::size_t>(ranks);
   if (choice.device != "cuda") {

@@ -1,5 +1,5 @@
-// The memory of a model: what weights, activations, steps and KV blocks take, how large steps may be, and how many KV
-// blocks fit. All of it is known from config.ini and manifest.json, before anything is loaded.
+// Plans the memory of a model: the sizes of weights, activations, steps and KV blocks, the largest step, and the number
+// of KV blocks that fit. Everything is computed from config.ini and manifest.json before anything is loaded.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@ namespace charonia::runtime {
 
 // ---- the sizes of steps ----
 //
-// token_budget = 0 and max_batch_size = 0 leave the sizes of steps to the device.
+// With token_budget = 0 or max_batch_size = 0, the device decides the size of steps.
 //
-// On the CPU: 512 tokens, 64 sequences. More tokens make it no faster, because its GEMMs are bound by arithmetic from a
-// few dozen rows on, and decoding requests wait longer.
+// On the CPU: 512 tokens, 64 sequences. A larger step is not faster, because GEMMs of more than a few dozen rows are
+// bound by arithmetic. It also makes decoding requests wait longer.
 //
 // On a GPU, S is its number of SMs, and F the free memory of a rank in bytes before the weights are loaded. With
 // several ranks, S and F are the smallest of all ranks.
@@ -28,20 +28,22 @@ namespace charonia::runtime {
 //     token_budget   = min(16 S, F / 8 MiB),   rounded down to a multiple of 256, within [512, 8192]
 //     max_batch_size = min(2 S, F / 256 MiB),  rounded down to a multiple of 64, within [64, 512]
 //
-// 16 S: the GEMM of R rows with a weight of 4096 rows has R / 128 * 32 tiles of 128 x 128. With R = 16 S that is four
-// tiles for each SM, so that a last round which is not full costs little. Wider weights have more.
+// 16 S: the GEMM of R rows with a weight of 4096 rows has R / 128 * 32 tiles of 128 x 128. With R = 16 S, each SM
+// computes four tiles, so the last round costs little if it is not full. A weight with more rows has more tiles.
 // F / 8 MiB: the activations of a row take at most about half a MiB in today's models (hidden_units 8192, inter_size
-// 28672, 16 bits), so that the activations of all rows take a sixteenth of the memory.
+// 28672, 16 bits). So the activations of all rows take a sixteenth of the memory.
 //
-// 2 S: a decode step reads all weights once. It takes hardly longer with more rows until arithmetic takes as long as
-// these reads, which is at as many rows as the GPU does 16-bit operations per byte that it reads: about 150 on an A100,
-// 200 on an H200, 300 on an H100, 400 on an L4. 2 S is 216, 264, 264, 116. Beyond that each user pays for the next one.
-// F / 256 MiB: keys and values of 2048 tokens of Llama-3-8B take so much. If the cache had no room for the sequences,
-// they would only preempt each other.
+// 2 S: a decode step reads all weights once. More rows cost little until the arithmetic takes as long as these reads.
+// The number of rows at this point is the number of 16-bit operations that the GPU does per byte that it reads: about
+// 150 on an A100, 200 on an H200, 300 on an H100, 400 on an L4. 2 S is 216, 264, 264, 116. Beyond this point, every
+// further sequence slows down the others.
+// F / 256 MiB: the size of the keys and values of 2048 tokens of Llama-3-8B. If the cache had no room for the
+// sequences, they would only preempt each other.
 //
-// An H200 (S = 132, F = 139 GiB) has 2048 and 256 by that, an A100 of 80 GiB 1536 and 192, an L4 of 22 GiB 768 and 64.
+// Examples (token_budget and max_batch_size): 2048 and 256 on an H200 (S = 132, F = 139 GiB), 1536 and 192 on an A100
+// of 80 GiB, 768 and 64 on an L4 of 22 GiB.
 
-// For a GPU on another machine only the memory is known. It is planned with the SMs of an H100 and an H200.
+// For a GPU on another machine only the memory is known. The plan assumes the number of SMs of an H100 or H200.
 inline constexpr int kUsualSms = 132;
 
 struct StepDevice {
@@ -50,15 +52,15 @@ struct StepDevice {
   std::size_t free_bytes = 0;  // ignored on the CPU
 };
 
-// Replaces 0 in the configuration by the device's sizes.
+// Replaces token_budget = 0 and max_batch_size = 0 by the sizes for the device.
 void resolve_step_sizes(EngineConfig& config, const StepDevice& device);
 
-// The limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
+// Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
 ops::StepLimits step_limits(const EngineConfig& config);
 
 // ---- memory of one rank ----
 
-// How a device stores things.
+// The formats that a device stores, and the scratch memory of its experts.
 struct DeviceRules {
   std::function<ops::Precision(DType)> precision;
   std::function<std::size_t(const ops::ExpertsShape&, std::int64_t rows)> experts_scratch_bytes;
@@ -67,12 +69,12 @@ DeviceRules rules_of(const ops::Device& device);
 // device: "cpu" | "cuda" | "null". The machine needs no GPU for "cuda".
 DeviceRules rules_of(std::string_view device);
 
-// All in bytes. The real device may take less for steps.
+// All sizes in bytes. The real device may use less for steps.
 struct RankMemory {
   std::size_t weights = 0;        // without the padding of the device's layout
   std::size_t activations = 0;
-  std::size_t loaded_steps = 0;   // for steps, allocated with the weights: the part of a weight that a GEMM dequantises
-  std::size_t steps = 0;          // for steps, allocated later: arrays, work space, captured steps
+  std::size_t loaded_steps = 0;   // for steps, allocated with the weights: scratch memory for dequantised weights
+  std::size_t steps = 0;          // for steps, allocated later: arrays, workspace, captured CUDA graphs
   std::size_t kv_block = 0;       // one block in all layers
 
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps; }
@@ -91,11 +93,11 @@ struct CacheMemory {
   std::size_t free_bytes = 0;   // available to the cache of one rank
   int ranks = 1;                // cache_size is divided by this
 };
-// The number of blocks by cache_users, else cache_size, else cache_max_entry_count. Throws Error(resource_exhausted),
-// with the numbers and the remedy, if they do not fit. config.session_len must be resolved.
+// Returns the number of blocks that cache_users asks for, else cache_size, else cache_max_entry_count. Throws
+// Error(resource_exhausted), with the numbers and the remedy, if they do not fit. config.session_len must be resolved.
 int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory);
 
-// cache_chunk_size as a number of blocks: -1 is all of them, 0 the square root of their number.
+// Returns cache_chunk_size as a number of blocks: -1 means all blocks, 0 means the square root of their number.
 int blocks_per_chunk(int cache_chunk_size, int num_blocks);
 
 }  // namespace charonia::runtime

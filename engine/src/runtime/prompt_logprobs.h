@@ -1,4 +1,4 @@
-// The log probabilities of a prompt's tokens, collected over the steps that compute it.
+// The log probabilities of a prompt's tokens, collected over the steps that compute the prompt.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@ namespace charonia::runtime {
 
 class PromptLogprobs {
  public:
-  // top: most likely tokens at each place.
+  // top: how many of the most likely tokens to keep at each position.
   PromptLogprobs(int prompt_tokens, int top);
 
-  // What the row at `position`, with `tokens` [prompt and output so far], is to report: the token after it, and the
-  // log probabilities and logits that `request` asks for.
+  // Returns the row for `position`. It reports the next token of the prompt, and the log probabilities and logits that
+  // `request` asks for. tokens: the prompt and the output so far.
   static ops::SampleRow row(std::int32_t position, std::span<const TokenId> tokens, const Request& request);
-  // The report of that row. False where it was known: a row that is computed again, after a preemption, says the same
-  // again.
+  // Stores the result of the row at `position`. Returns false if the result is already known: after a preemption, a row
+  // is computed again.
   bool take(std::int32_t position, const ops::Sampled& sampled);
-  // Moves them into a result. Nothing where the prompt is not computed whole.
+  // Moves the log probabilities into a result. Does nothing if the prompt is not completely computed.
   void move_to(Result& result);
 
  private:
   const int top_;
-  std::vector<float> logprobs_;  // [prompt_tokens - 1]: of the token after each position
+  std::vector<float> logprobs_;  // [prompt_tokens - 1], of the token after each position
   std::vector<std::vector<TokenLogprob>> top_logprobs_;
   std::vector<bool> known_;
   std::int64_t missing_;

@@ -45,7 +45,7 @@ void RankThreads::run(const Task& task, const Failed& failed) {
   if (!spin(ended, spin_)) {
     for (int busy = busy_; busy != 0; busy = busy_) busy_.wait(busy);
   }
-  if (error_) throw *std::exchange(error_, std::nullopt);  // nobody else has it any more
+  if (error_) throw *std::exchange(error_, std::nullopt);  // all tasks have ended
 }
 
 void RankThreads::run_one(int rank) {
@@ -53,12 +53,12 @@ void RankThreads::run_one(int rank) {
     (*task_)(rank);
   } catch (...) {
     const auto error = of_rank(std::current_exception(), rank, static_cast<int>(threads_.size()) + 1);
-    // A text of its own: that of `error` is shared with error_, which another rank may replace meanwhile. Counting its
-    // owners makes that safe, but the thread sanitizer does not see how the standard library counts.
+    // A copy, because `error` shares its text with error_, which another thread destroys. The standard library counts
+    // the owners, so sharing would be safe, but the thread sanitizer does not see this counting.
     const std::string why = error.what();
     {
       const std::lock_guard lock(error_mutex_);
-      if (!error_) error_ = error;  // errors of other ranks are consequences
+      if (!error_) error_ = error;  // later errors of other ranks are consequences
     }
     if (failed_ != nullptr) (*failed_)(rank, why);
   }
@@ -71,7 +71,7 @@ void RankThreads::work(int rank) {
     ++seen;
     if (stopping_) return;
     run_one(rank);
-    // The last one to end wakes the caller.
+    // The last thread to end wakes the caller.
     if (busy_.fetch_sub(1) == 1) busy_.notify_all();
   }
 }

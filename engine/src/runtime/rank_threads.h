@@ -1,4 +1,4 @@
-// A thread for each of the ranks, which do the same thing together.
+// One thread for each rank. All ranks run the same task at the same time.
 #pragma once
 
 #include <atomic>
@@ -16,13 +16,13 @@
 
 namespace charonia::runtime {
 
-// What an exception says, as an Error, with the rank before its text where there are several.
+// Converts an exception to an Error. With several ranks, the text begins with the rank.
 Error of_rank(std::exception_ptr error, int rank, int ranks);
 
 class RankThreads {
  public:
   using Task = std::function<void(int rank)>;
-  // Gets the rank whose task threw, and why.
+  // Called with the rank whose task threw, and the text of the error.
   using Failed = std::function<void(int rank, std::string_view why)>;
 
   explicit RankThreads(int ranks);
@@ -30,9 +30,9 @@ class RankThreads {
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
-  // Runs task(rank) for every rank, each always on the same thread but rank 0, which has the caller's, and returns when
-  // all have ended. When some threw: `failed` was called on the thread of each, and what the first one threw is thrown
-  // here, with the rank before its text where there are several.
+  // Runs task(rank) for every rank, and returns when all tasks have ended. Rank 0 runs on the caller's thread; every
+  // other rank always runs on the same thread. For each task that throws, calls `failed` on the thread of its rank.
+  // Then throws the first error, as of_rank() converts it.
   void run(const Task& task, const Failed& failed = nullptr);
 
  private:
@@ -43,9 +43,9 @@ class RankThreads {
   const Task* task_ = nullptr;          // of the run in progress
   const Failed* failed_ = nullptr;      // of the run in progress
   std::mutex error_mutex_;
-  std::optional<Error> error_;          // to be thrown, of the run in progress; under error_mutex_
-  std::atomic<std::uint32_t> runs_{0};  // sleepers wait on it
-  std::atomic<int> busy_{0};            // ranks that have not ended their task; the caller waits on it
+  std::optional<Error> error_;          // first error of the run in progress; under error_mutex_
+  std::atomic<std::uint32_t> runs_{0};  // number of runs; the threads wait for it to change
+  std::atomic<int> busy_{0};            // threads that have not ended their task; the caller waits for 0
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;  // of ranks 1, 2, ...
 };

@@ -10,7 +10,8 @@ double mean_logprob(const Result& result) {
   return result.num_output_tokens == 0 ? 0 : result.cumulative_logprob / result.num_output_tokens;
 }
 
-// A completion is better than none, and one of a greater mean log probability better than another.
+// Orders completions, best first: completions with tokens before empty ones, empty ones before errors, then by the mean
+// log probability.
 bool better(const Result& a, const Result& b) {
   const auto rank = [](const Result& result) {
     return result.finish_reason == FinishReason::error ? 2 : result.num_output_tokens == 0 ? 1 : 0;
@@ -33,7 +34,7 @@ std::vector<Result> RequestState::ended(Result result) {
   }
   held_.push_back(std::move(result));
   if (std::ssize(held_) < num_completions()) return out;
-  // The prompt's log probabilities came with the first sequence, and go with the best.
+  // The log probabilities of the prompt are in the result of completion 0. Move them to the best completion.
   const auto first = std::ranges::find(held_, 0, &Result::index);
   auto prompt_logprobs = std::move(first->prompt_logprobs);
   auto prompt_top_logprobs = std::move(first->prompt_top_logprobs);

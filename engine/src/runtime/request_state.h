@@ -1,4 +1,4 @@
-// A request in the engine, its completions, and which of them are sent.
+// A request in the engine and its completions. Decides which completions are sent.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@ namespace charonia::runtime {
 
 struct RequestState {
   Engine::Handle handle = 0;
-  Request request;  // input_ids: the whole prompt once it has begun; bad_words: only those of several tokens
+  Request request;  // input_ids: the whole prompt once it has begun; bad_words: only words of several tokens
   std::shared_ptr<Engine::Callback> callback;
-  std::vector<TokenId> end_ids;                           // end its completions; ascending, unique
+  std::vector<TokenId> end_ids;                           // tokens that end its completions; ascending, unique
   std::vector<TokenId> banned;                            // bad words of one token; ascending
   std::vector<TokenId> banned_at_first;                   // `banned` and end_ids, for the first min_tokens; ascending
   std::shared_ptr<const text::StopWords> stop_words;      // null: none
@@ -31,36 +31,36 @@ struct RequestState {
   std::vector<std::shared_ptr<TokenMaskProvider>> masks;  // one for each completion, or none
   GuideThread::Handle grammar;                           // of the request's guide; null: none
   Clock::time_point submitted;
-  std::optional<Clock::time_point> queue_deadline;  // to begin; unset once it has begun
+  std::optional<Clock::time_point> queue_deadline;  // it must begin before; unset once it has begun
   std::optional<Clock::time_point> deadline;
   Work work;
-  UnreadRows unread_logits;  // of Request::prompt_logits
+  UnreadRows unread_logits;  // rows for Request::prompt_logits
 
   bool entered = false;  // it is in the queue of its session
   bool begun = false;    // its completions exist and are in the scheduler
   bool first_scheduled = false;
   std::vector<std::unique_ptr<Completion>> completions;
   int num_live = 0;                        // completions that have not ended
-  std::optional<SessionStore::Turn> turn;  // of its session, once it has begun
+  std::optional<SessionStore::Turn> turn;  // the turn of its session; set when the request begins
   std::vector<std::int32_t> turns;         // see SessionPrompt
   int num_session_tokens = 0;              // tokens of the prompt that come from the session
   bool keep_turn = false;                  // its tokens so far are added to the session's history
 
   int num_completions() const { return std::max(request.sampling.n, request.sampling.best_of); }
   bool chooses() const { return num_completions() > request.sampling.n; }
-  // Whether single tokens are banned or preferred. Then every token is sampled: a certain token might be banned.
+  // Whether single tokens are banned or preferred. Then every token is sampled, because a forced token may be banned.
   bool steered() const {
     const auto& sampling = request.sampling;
     return !sampling.logit_bias.empty() || !sampling.bad_words.empty() || !banned.empty() || sampling.min_tokens > 0;
   }
   bool in_session() const { return !request.session_id.empty(); }
 
-  // Called when a completion has ended with this result. Returns the results to send now: this result, or with best_of
-  // nothing until all completions have ended, and then the n best, best first.
+  // Called when a completion has ended with this result. Returns the results to send now. If best_of is greater than n,
+  // this is nothing until all completions have ended, and then the n best, best first. Otherwise it is this result.
   std::vector<Result> ended(Result result);
 
   // Sums over the completions that have ended.
-  FinishReason reason = FinishReason::none;  // an error if there was one, else the reason of the first
+  FinishReason reason = FinishReason::none;  // error if a completion failed, else the reason of completion 0
   std::int64_t num_output = 0;
 
  private:

@@ -25,12 +25,12 @@ namespace charonia::runtime {
 namespace {
 
 constexpr std::string_view kMagic = "CHSESS1\n";
-constexpr std::string_view kUnfinished = ".new";  // ends the name of a file that is being written
+constexpr std::string_view kUnfinished = ".new";  // suffix of a file that is being written
 constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
 constexpr std::chrono::seconds kLockRetry{1};
 constexpr std::int64_t kClockSkew_s = 60;
 
-// Fowler, Noll and Vo.
+// The hash of Fowler, Noll and Vo.
 std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325U) {
   for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
   return hash;
@@ -60,7 +60,7 @@ void put_list(std::string& out, const std::vector<std::int32_t>& list) {
   out.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof(std::int32_t));
 }
 
-// Takes values from the front of a file's bytes; nothing where they end too soon.
+// Reads values from the front of a file's bytes. Returns nullopt if too few bytes are left.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
@@ -110,7 +110,7 @@ std::int64_t seconds_now() {
 
 std::string error_text(int code) { return std::generic_category().message(code); }
 
-// Writes a file that only this user can read, and syncs it. Returns the reason of a failure, or "".
+// Writes a file that only this user can read, and syncs it. Returns the error text, or "" on success.
 std::string write_file(const std::filesystem::path& path, const std::string& bytes) {
   const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kOwnerOnly);
   std::FILE* const file = descriptor < 0 ? nullptr : ::fdopen(descriptor, "wb");
@@ -181,12 +181,12 @@ SessionFiles::~SessionFiles() {
   wake_.notify_one();
   thread_.join();
   if (lock_ >= 0) {
-    if (owned_) flock(lock_, LOCK_UN);  // a process that was forked from this one has the file open too
+    if (owned_) flock(lock_, LOCK_UN);  // closing is not enough: a forked process has the file open too
     ::close(lock_);
   }
 }
 
-// A file system that has no locks, or a folder that cannot be written to, keeps nobody away.
+// On a file system without locks, and in a folder without write permission, every engine may try to write.
 bool SessionFiles::try_lock() {
   if (!owned_) {
     locked_ = lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) == 0;
@@ -195,7 +195,7 @@ bool SessionFiles::try_lock() {
   return owned_;
 }
 
-// Names are bounded by the file system: a long id is told by its hash, and by what the file says.
+// File systems limit the length of names, so the name for a long id contains its hash. The file contains the whole id.
 std::filesystem::path SessionFiles::file_of(std::string_view id) const {
   constexpr std::size_t kLongest = 80;
   const auto name =
@@ -203,7 +203,8 @@ std::filesystem::path SessionFiles::file_of(std::string_view id) const {
   return folder_ / cat(name, suffix_);
 }
 
-// None where it cannot be read, as a folder or a file on a bad disk, or is not what it should be.
+// Returns nullopt if the file cannot be read (for example a folder, or a file on a bad disk), is damaged, or has the
+// wrong name for its session.
 std::optional<SessionFiles::Decoded> SessionFiles::read_file(const std::filesystem::path& path) const {
   try {
     std::ifstream file(path, std::ios::binary);
@@ -218,7 +219,7 @@ std::optional<SessionFiles::Decoded> SessionFiles::read_file(const std::filesyst
 
 template <class Take>
 void SessionFiles::each_path(std::string_view ending, std::error_code& error, Take take) const {
-  // Not by a range: its iterator would throw where the folder cannot be read on.
+  // Not a range-based loop: it would throw if reading the folder fails halfway.
   for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
     if (at->path().filename().string().ends_with(ending)) take(at->path());
   }
@@ -268,12 +269,12 @@ void SessionFiles::remove_old() const {
   std::error_code error;
   each_path(suffix_, error, [&](const std::filesystem::path& path) {
     const auto decoded = read_file(path);
-    std::error_code ignored;  // it is tried again after the next start
+    std::error_code ignored;  // the next start tries again
     if (decoded && static_cast<double>(now - decoded->ended_s) > ttl_s_) std::filesystem::remove(path, ignored);
   });
 }
 
-// What was half written when its engine ended.
+// Removes the files that were half written when their engine ended.
 void SessionFiles::remove_unfinished() const {
   std::error_code error;
   each_path(cat(suffix_, kUnfinished), error, [&](const std::filesystem::path& path) {
@@ -295,9 +296,9 @@ void SessionFiles::erase(const std::string& id, bool at_once) {
   {
     const std::lock_guard lock(mutex_);
     std::error_code error;
-    // The thread does it again: it may be writing the file.
+    // The thread may be writing the file, so it removes the file again.
     if (owned_ && at_once) std::filesystem::remove(file, error);
-    // What waits for the folder is bounded by what is there.
+    // Without the lock, do not queue a change for a file that does not exist: the queue would grow without limit.
     if (!owned_ && !std::filesystem::exists(file, error)) {
       changes_.erase(id);
       return;
@@ -353,7 +354,7 @@ void SessionFiles::run() {
   }
 }
 
-// An exception would end the process.
+// Catches the exceptions of `work`, which would end the process.
 template <class Work>
 void SessionFiles::guarded(Work work) {
   try {
@@ -370,7 +371,7 @@ void SessionFiles::warn(const std::string& message) {
 void SessionFiles::apply(const std::string& id, const Change& change) {
   const auto file = file_of(id);
   if (!change.owned) {
-    // The engine that had the folder meanwhile may have gone on with the session.
+    // Another engine held the lock when the change was queued. It may have changed the session later.
     const auto stored = read_file(file);
     if (stored && stored->ended_s > change.asked_s) return;
   }
@@ -379,7 +380,7 @@ void SessionFiles::apply(const std::string& id, const Change& change) {
   std::string why;
   std::error_code error;
   if (change.history) {
-    // Whole or not at all: written beside its place, then moved there.
+    // Atomic: writes a second file and then renames it.
     why = write_file(beside, encode(id, *change.history, change.asked_s));
     if (why.empty()) {
       std::filesystem::rename(beside, file, error);
@@ -391,7 +392,7 @@ void SessionFiles::apply(const std::string& id, const Change& change) {
     }
     why = cat("cannot be written (", why, "); the session does not survive a restart");
   }
-  // What is there is not the session's history any more.
+  // The files on disk are outdated.
   for (const auto& old : {beside, file}) {
     std::filesystem::remove(old, error);
     if (error) why = cat("cannot be removed (", error.message(), "); the session comes back after a restart as it was");

@@ -7,7 +7,7 @@ namespace {
 
 SessionPrompt fresh(std::span<const TokenId> input) { return {{input.begin(), input.end()}, {0}, 0}; }
 
-// A whole conversation: where it goes on from the history, the turns are still known.
+// The prompt if the input is the whole conversation. If it begins with the history, the begins of the turns are kept.
 SessionPrompt replaced(const History& history, std::span<const TokenId> input) {
   auto out = fresh(input);
   const auto& before = history.tokens;
@@ -29,7 +29,7 @@ SessionPrompt session_prompt(const History& history, std::span<const TokenId> in
   const auto& before = history.tokens;
   auto input = continuation_ids;
   const bool closes = std::ranges::find(rules.end_ids, input.front()) != rules.end_ids.end();
-  // The completion ended with that id already, and the continuation closes it once more.
+  // The completion already ended with this end token, and the continuation begins with it again.
   const bool closed = closes && before.back() == input.front();
   if (closed) input = input.subspan(1);
 
@@ -39,11 +39,11 @@ SessionPrompt session_prompt(const History& history, std::span<const TokenId> in
     return kept + static_cast<std::int64_t>(input.size()) + reserved <= rules.session_len;
   };
   const bool has_start = before.front() == rules.start_id;
-  // With so many turns left out. A start token before the first turn that is kept stays.
+  // Whether the start token is added if the turns before `turn` are dropped. At position 0 the turn itself has it.
   const auto starts = [&](std::size_t turn) { return has_start && history.turns[turn] > 0; };
   std::size_t first = 0;
   while (first < history.turns.size() && !fits(size - history.turns[first] + (starts(first) ? 1 : 0))) ++first;
-  // Where nothing is left of the history there is nothing that the input could have closed either.
+  // If the whole history is dropped, the input keeps its leading end token.
   if (first == history.turns.size() || history.turns[first] == size) return fresh(beginning);
 
   SessionPrompt out;
@@ -52,7 +52,7 @@ SessionPrompt session_prompt(const History& history, std::span<const TokenId> in
   out.tokens.insert(out.tokens.end(), before.begin() + history.turns[first], before.end());
   for (auto turn = first; turn < history.turns.size(); ++turn) out.turns.push_back(history.turns[turn] + shift);
   out.num_history = static_cast<int>(out.tokens.size());
-  // What closes the completion before belongs to that turn.
+  // An end token that closes the previous completion belongs to the previous turn.
   out.turns.push_back(out.num_history + (closes && !closed ? 1 : 0));
   out.tokens.insert(out.tokens.end(), input.begin(), input.end());
   return out;

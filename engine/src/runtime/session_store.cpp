@@ -57,7 +57,7 @@ bool SessionStore::forget(std::string_view id) {
     forget(found, true);
     return true;
   }
-  // Its requests stay: the one that runs keeps nothing, and those that wait begin anew.
+  // The requests of the session stay. The running one stores no history, and the waiting ones begin a new session.
   released_.insert(released_.end(), session.nodes.begin(), session.nodes.end());
   if (files_) files_->erase(found->first, true);
   session.nodes.clear();
@@ -159,7 +159,7 @@ void SessionStore::keep_quota(Session& newest) {
     blocks_.unpin(longest->second.nodes);
     longest->second.nodes.clear();
   }
-  // It alone is too long: its beginning is worth most.
+  // The session alone exceeds the quota. Keep its beginning, which is the most useful part.
   while (blocks_.num_pinned() > limits_.pinned_blocks && !newest.nodes.empty()) {
     blocks_.unpin({&newest.nodes.back(), 1});
     newest.nodes.pop_back();

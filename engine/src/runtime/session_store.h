@@ -1,5 +1,5 @@
-// The sessions: histories by name, with a soft pin on the KV blocks of each. Histories are guarded by a lock, so that
-// any thread may list or end sessions; blocks are pinned and unpinned on the engine thread alone.
+// The sessions: histories by name. The KV blocks of each session are pinned softly. A lock protects the histories, so
+// that any thread may list or end sessions. Only the engine thread pins and unpins blocks.
 #pragma once
 
 #include <chrono>
@@ -23,39 +23,40 @@ class SessionStore {
  public:
   using Clock = std::chrono::steady_clock;
   struct Limits {
-    double ttl_s = 0;       // 0: there are no sessions
-    int pinned_blocks = 0;  // most in all
+    double ttl_s = 0;       // 0: sessions are off
+    int pinned_blocks = 0;  // maximum over all sessions
     int max_sessions = 0;
   };
 
-  // files: null where histories live in memory alone.
+  // files: null if histories are kept only in memory.
   SessionStore(Limits limits, cache::BlockManager& blocks, std::unique_ptr<SessionFiles> files);
 
   bool enabled() const { return limits_.ttl_s > 0; }
-  // Takes up what is on disk; at the start. Of more than max_sessions those that were idle longest are forgotten.
+  // Reads the histories from disk. Called at the start. If there are more than max_sessions, forgets the sessions that
+  // were idle longest.
   void restore(std::vector<std::string>& warnings);
 
-  // Any thread.
+  // Thread-safe.
   bool forget(std::string_view id);
   std::vector<SessionInfo> list() const;  // by name
-  int count() const;                      // with a history
-  void flush() const;                     // returns when histories are on disk, where they have a folder
+  int count() const;                      // of sessions with a history
+  void flush() const;                     // waits until the histories are on disk, if they have a folder
 
-  // Engine thread. A request of a session begins to wait for its turn, and has ended: while there is one the session is
-  // busy, and neither expires nor is forgotten for others.
+  // Engine thread. enter(): a request of the session begins to wait for its turn. leave(): the request has ended.
+  // Between them the session is busy: it does not expire, and is not forgotten to make space for other sessions.
   void enter(const std::string& id);
   void leave(const std::string& id);
-  // A turn begins. Its number is what keep() knows the session by: one that is ended meanwhile gets another.
+  // The state of a session when a turn begins. keep() compares the number: a session that is ended gets a new number.
   struct Turn {
     std::uint64_t session = 0;
-    std::shared_ptr<const History> history;  // empty where there is none
+    std::shared_ptr<const History> history;  // never null; empty for a new session
   };
   Turn begin(const std::string& id);
-  // The turn has ended: this is the history now, and these nodes of the prefix index hold its blocks. Nothing happens
-  // when the session was ended since.
+  // Stores the history after a turn. nodes: the nodes of the prefix index that hold its blocks. Does nothing if the
+  // session was ended since the turn began.
   void keep(const std::string& id, const Turn& turn, History history, std::vector<cache::PrefixNode> nodes);
 
-  // Engine thread: forgets what has expired, gives back the pins of what was forgotten.
+  // Engine thread. Forgets expired sessions, and unpins the blocks of forgotten sessions.
   void tidy();
   std::optional<Clock::time_point> next_expiry() const;
 
@@ -72,10 +73,9 @@ class SessionStore {
   Clock::time_point expiry_of(const Session& session) const;
   bool expired(const Session& session, Clock::time_point now) const;
   Session& open(const std::string& id);
-  // Under the lock; the pins go into released_. at_once: its file is removed before it returns, which the engine thread
-  // does not wait for.
+  // Call it with the lock. Moves the pinned nodes to released_. at_once: as in SessionFiles::erase().
   void forget(Sessions::iterator at, bool at_once);
-  // The idle session that was used longest ago and of which `which` holds, or the end.
+  // Returns the least recently used idle session that `which` accepts, or the end.
   template <class Which>
   Sessions::iterator longest_idle(Which which);
   void make_space();

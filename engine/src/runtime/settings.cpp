@@ -11,14 +11,14 @@
 namespace charonia::runtime {
 namespace {
 
-// Defaults of requests as the model's generation_config.json has them.
+// Returns the sampling defaults of the model's generation_config.json.
 SamplingParams default_sampling(const ModelConfig& model) {
   SamplingParams sampling;
 #include "runtime/generated/sampling_defaults.inc"
   return sampling;
 }
 
-// "temperature = 0.6, top_k = 20": what differs from the engine's own defaults.
+// Returns the parameters that differ from the engine's own defaults, such as "temperature = 0.6, top_k = 20".
 std::string differences(const SamplingParams& sampling) {
   const SamplingParams own;
   std::string out;

@@ -1,4 +1,4 @@
-// What an engine is told: config.ini of a weights folder, with the settings that win over it.
+// The settings of an engine: config.ini of a weights folder, and overrides, which take precedence.
 #pragma once
 
 #include <filesystem>
@@ -11,9 +11,9 @@
 namespace charonia::runtime {
 
 struct ResolvedSettings {
-  ModelConfig model;    // as it is computed: rope_scaling_factor and use_logn_attn are part of it
+  ModelConfig model;    // includes the engine's settings rope_scaling_factor and use_logn_attn
   EngineConfig config;  // session_len is resolved
-  SamplingParams default_sampling;  // of the model, or the engine's own where generation_config = none
+  SamplingParams default_sampling;  // the model's, or with generation_config = none the engine's
   std::vector<std::string> warnings;
 };
 

@@ -1,4 +1,4 @@
-// A queue in which owners take turns, whatever each of them has put in.
+// A queue in which owners take turns, however many entries each owner has.
 #pragma once
 
 #include <deque>
@@ -16,7 +16,7 @@ class Turns {
   void clear() { waiting_.clear(); }
   void add(const std::string& owner, const std::shared_ptr<T>& one) { waiting_[owner].push_back(one); }
 
-  // The first entry of the next owner; null if there is none.
+  // Removes and returns the first entry of the next owner; null if there is none.
   std::shared_ptr<T> next() {
     while (!waiting_.empty()) {
       auto at = waiting_.upper_bound(last_);
@@ -32,8 +32,8 @@ class Turns {
   }
 
  private:
-  std::map<std::string, std::deque<std::weak_ptr<T>>> waiting_;  // by owner; none is empty
-  std::string last_;                                             // the owner who had the last turn
+  std::map<std::string, std::deque<std::weak_ptr<T>>> waiting_;  // by owner; no list is empty
+  std::string last_;                                             // the owner of the last turn
 };
 
 }  // namespace charonia::runtime

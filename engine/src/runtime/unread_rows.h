@@ -1,4 +1,4 @@
-// Counts the bytes of a request's rows of logits that are in results which somebody still has.
+// Counts the bytes of a request's rows of logits in results that still exist.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,8 @@ namespace charonia::runtime {
 
 class UnreadRows {
  public:
-  // Counts `bytes` until the last copy of what it returns goes: on any thread, and perhaps after this object.
+  // Adds `bytes`. They are subtracted when the last copy of the returned pointer is destroyed, on any thread. The
+  // pointer may outlive this object.
   std::shared_ptr<const void> add(std::int64_t bytes) {
     if (!bytes_) bytes_ = std::make_shared<std::atomic<std::int64_t>>(0);
     *bytes_ += bytes;
@@ -19,7 +20,7 @@ class UnreadRows {
   std::int64_t bytes() const { return bytes_ ? bytes_->load() : 0; }
 
  private:
-  std::shared_ptr<std::atomic<std::int64_t>> bytes_;  // null before the first: few requests have rows
+  std::shared_ptr<std::atomic<std::int64_t>> bytes_;  // null before the first row, because few requests have rows
 };
 
 }  // namespace charonia::runtime
