@@ -1,5 +1,5 @@
-"""Builds the formats of responses, from which grammars are made: for forced calls, for arguments that follow a schema,
-and for a text after reasoning. The parser uses the same descriptions (`formats`).
+"""Builds formats of responses, which become grammars: for forced calls, for arguments that follow a schema, and for a
+text after reasoning. The parser uses the same descriptions (`formats`).
 
 A format is one of xgrammar's structural tags. Its `name` is the name of a schema in errors.
 """
@@ -163,7 +163,7 @@ class Tags:
         }
 
     def _named(self, functions: Sequence[Function], frame: Frame) -> Format:
-        """Return the format of a call of one of the functions: its name and its arguments."""
+        """Return the format of the name and the arguments of a call. Each function is an option."""
         assert self._calls is not None
         middle = [*([const(":"), _NUMBER] if frame.numbered else []), *self._markup(frame.middle)]
         free = [self._calls.frame(one.name).name for one in functions if one.parameters is None]

@@ -1,5 +1,5 @@
-"""Calls that are forced, and what the parser reads of them: both follow one description of a format, and agree. Random
-answers are sampled from the grammars by the engine."""
+"""Grammars of forced calls, and the parser: both use one description of a format, and must agree. The engine samples
+random responses from the grammars."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MARKS = [
     *{mark for one in REASONING_FORMATS.values() for mark in one.markup},
 ]
 JOINED = [mark for one in CALL_FORMATS.values() for mark in one.begin if "><" in mark]
-# Reserved names of functions and parameters, too: markup in a name is a name.
+# Some functions and parameters have reserved names, or markup as a name: the parser must treat it as a name.
 STRICT: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -71,7 +71,7 @@ STRICT: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"place": {"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"at": {"type": "number"}}}]}},
 }
-# A structural tag in its older form, and what it makes in free text.
+# A structural tag in its older form, and the pattern of its tags in free text.
 OLDER_TAG = {"structures": [{"begin": "(", "schema": {"type": "null"}, "end": ")"}], "triggers": ["("]}
 TAGGED = r"\(null\)"
 FUNCTIONS: list[dict[str, Any]] = [
@@ -142,8 +142,8 @@ class Model:
         bias: Mapping[int, float] | None = None,
         first: int = 1,
     ) -> Iterator[Any]:
-        """What the parser reads of answers that have ended. The tokenizer that is trained is not the same in every run,
-        and all answers may go on beyond max_tokens: then it is asked again."""
+        """Yield the parsed responses that have ended. The test trains a tokenizer, which differs between runs. If all
+        responses reach max_tokens, the requests are sent again."""
         chat = [{"role": "user", "content": "x"}]
         ended = False
         for attempt in range(8):
@@ -569,7 +569,7 @@ def test_a_begun_answer_is_content(model: Model) -> None:
 
 
 def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model: Model) -> None:
-    """What begins an answer with a bracket is a call of a strict function; behind a begun answer it is text."""
+    """If a function is strict, a response that begins with a bracket is a call. After a begun message it is text."""
     formats = model.formats("llama3_json")
     guides = answer_guide.AnswerGuides(formats, model.special, GUIDE_MAX_BYTES)
     strict_function = [{"name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}}]

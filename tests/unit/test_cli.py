@@ -61,7 +61,7 @@ def test_convert_then_check(model: Path, tmp_path: Path) -> None:
     assert code == 0 and "is ready" in out, err
     ini = _engine.read_config_ini(tmp_path / "w/triton_models/weights/config.ini")
     assert (ini["session_len"], ini["weight_type"], ini["model_name"]) == ("77", "fp32", "small")
-    # What the environment says holds for this machine's runs and is not written into a workspace.
+    # Settings from the environment apply to runs on this machine. They are not written into a workspace.
     assert ini["threads"] == "0"
     assert charonia("check", tmp_path / "w")[0] == 0
     (tmp_path / "w/triton_models/weights/rank-0.safetensors").write_bytes(b"x")
@@ -154,7 +154,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def wait_for(self, pattern: str) -> None:
-        """Reads until `pattern` matches what has come since the last match."""
+        """Read output until `pattern` matches the output since the last match."""
         while (found := re.search(pattern, self.seen)) is None:
             ready, _, _ = select.select([self._master], [], [], 300)
             assert ready, f"{pattern!r} did not come; seen: {self.seen[-2000:]}"

@@ -355,7 +355,7 @@ async def test_a_subscription_that_the_server_does_not_know_takes_no_new_request
         parts = client.generate(GenerateRequest(text="a"))
         await anext(parts)
         ((name, chunks),) = double.subscriptions.items()
-        del double.subscriptions[name]  # as where the model was loaded anew
+        del double.subscriptions[name]  # as if the model was loaded again
         double.behaviour = letters
         assert joined(await read(client, "sent again")) == "sent again"
         assert joined(await read(client, "another")) == "another"

@@ -1,4 +1,4 @@
-"""Structured output in this process: texts that have ended are what was asked for, in the opinion of others too."""
+"""Structured output in this process: texts that end follow the guide. Other libraries check it too."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def hasty(engine: Engine) -> SamplingParams:
-    """Random tokens, of which those that end something are likelier."""
+    """Random tokens. Tokens that close or end something are more likely."""
     closing = [i for i in range(engine.info.vocab_size) if re.search(rb'["}\]-]', engine._open().token_bytes(i))]
     bias = dict.fromkeys(closing, 8.0) | dict.fromkeys(engine.info.end_ids, 10.0)
     return SamplingParams(max_tokens=300, temperature=2.0, logit_bias=bias)
