@@ -16,7 +16,7 @@ outdated() {
   [ ! -e "$stamps/$1" ] || [ -n "$(find "${@:2}" -type f -newer "$stamps/$1" -print -quit)" ]
 }
 
-# done_at STAMP: sets the stamp to the time at which the step began, so that the next run sees files that changed meanwhile
+# done_at STAMP: sets the stamp to the start of the step. So the next run sees files that changed during the step.
 begin() { touch build/step-began; }
 done_at() { mkdir -p "$stamps" && touch -r build/step-began "$stamps/$1"; }
 

@@ -83,7 +83,7 @@ FUNCTIONS: list[dict[str, Any]] = [
 
 
 def functions_of(format: str) -> list[dict[str, Any]]:
-    """Those whose names a format has."""
+    """Return the functions whose names are valid in a format."""
     one = CALL_FORMATS[format]
     return [
         each
@@ -93,8 +93,8 @@ def functions_of(format: str) -> list[dict[str, Any]]:
 
 
 class Model:
-    """A tiny random model whose vocabulary has all markup, as special tokens or as texts. With byte fallback, a space
-    stands before every text."""
+    """A tiny random model. Its vocabulary has all markup, as special tokens or as texts. With byte fallback, a space
+    precedes every text."""
 
     def __init__(self, folder: Path, kind: tiny_models.TokenizerKind, special: bool) -> None:
         marks = {"special": MARKS} if special else {"added": [*MARKS, *JOINED]}
@@ -183,7 +183,7 @@ TEXT = pytest.mark.parametrize("model", [("byte_level", False)], indirect=True, 
 
 
 def calls_of(part: Any) -> list[tuple[str, Any]]:
-    """Its calls; all are complete, and follow their schemas."""
+    """Return the calls. Checks that all are complete and follow their schemas."""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
     complete = {}
@@ -229,10 +229,10 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
     reader = reader_of(formats, "", functions)
     guide = model.guide(formats, ToolChoice("auto"), functions)
     begin = model.tokenizer.get_vocab().get(CALL_FORMATS[format].begin[0])
-    # A call and the end of the answer are more likely than all other marks together.
+    # A call and the end of the response are more likely than all other marks together.
     bias = {**model.bias, **dict.fromkeys(model.engine.info.end_ids, 11.0), **({} if begin is None else {begin: 11.0})}
     found: list[tuple[str, Any]] = []
-    for first in range(1, 2000, 200):  # answers that end may have no calls
+    for first in range(1, 2000, 200):  # responses that end may have no calls
         found += [(part.content, calls_of(part)) for part in model.sample(guide, reader, 24, bias, first)]
         if any(calls for _, calls in found):
             break
@@ -242,7 +242,7 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # others differ in their marks alone
+@pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # other formats differ only in their marks
 @pytest.mark.parametrize("prompt", ["", "open", "closed"])
 def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: str, prompt: str) -> None:
     formats = model.formats("hermes", reasoning)
@@ -264,7 +264,7 @@ def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: s
         assert (guide == alone) is (prompt == "closed" or alone is guide)
         for part in model.sample(guide, reader, 6):
             check(part.content)
-            if sent[1] != free:  # text that is free may have marks of its own
+            if sent[1] != free:  # free text may contain marks
                 seen.add(bool(part.reasoning))
     assert seen and (prompt != "closed" or seen == {False}) and (prompt == "closed" or True in seen)
     forced = model.guide(formats, ToolChoice("required"), FUNCTIONS, text)
@@ -333,7 +333,7 @@ def test_a_guide_beside_tools_makes_no_mark_of_a_call(model: Model, guide: tuple
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf_grammar", "json_schema"])
 def test_brackets_and_quotes_without_an_end_cost_linear_time(kind: str) -> None:
-    """Eight times as much may cost thirty times as much; in quadratic time it costs 64 times as much."""
+    """Eight times the input may take thirty times as long. In quadratic time it would take 64 times as long."""
 
     def cost(piece: str, count: int) -> float:
         text = piece * count
@@ -357,7 +357,7 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
     names = {"CHARONIA_TOOL_CALL_PARSER": "qwen3_coder", "CHARONIA_REASONING_PARSER": "think"}
     formats = answer_formats.AnswerFormats("", names)
     auto = ToolChoice("auto")
-    deep = '{"items": ' * 990 + "{}" + "}" * 990  # json.loads takes it, and json.dumps does not
+    deep = '{"items": ' * 990 + "{}" + "}" * 990  # json.loads accepts this depth, json.dumps does not
     for most, kind, text in (
         (1000, "regex", "<tool_call>" * 100),
         (1000, "json_schema", json.dumps({"pattern": "<" * 1000})),
@@ -509,7 +509,7 @@ def test_what_a_schema_cannot_say_without_quotes_is_refused(model: Model, parame
 
 @TEXT
 def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
-    """Where marks are no tokens of their own, also where their characters are counted."""
+    """If marks are not tokens, strings exclude them, also strings with a bounded length."""
     formats = model.formats("qwen3_coder")
     texts = {
         "type": "array",
@@ -588,7 +588,7 @@ def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model:
 
 
 def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None:
-    """Not even where it looks like one, in a format without marks."""
+    """This holds even if the JSON looks like a call, in a format without marks."""
     formats = model.formats("llama3_json")
     schema = {"type": "object", "properties": {"name": {"const": "get"}, "parameters": {"const": {}}}}
     schema["required"] = ["name", "parameters"]  # type: ignore[assignment]
@@ -729,7 +729,7 @@ def test_a_guide_makes_no_call_in_python_of_a_strict_function(model: Model) -> N
 
 
 def referring(count: int, definitions: int, padding: str) -> dict[str, Any]:
-    """Parameters that each refer to a ring of definitions."""
+    """Return parameters that each refer to a ring of definitions."""
     ring = {f"d{i}": {"const": [padding]} for i in range(definitions)}
     ring |= {f"r{i}": {"items": {"anyOf": [{"$ref": f"#/$defs/d{i}"}]}} for i in range(definitions)}
     every = {"anyOf": [{"$ref": f"#/$defs/r{i}"} for i in range(definitions)]}
