@@ -22,7 +22,7 @@ def modules_of(image: str, *names: str) -> list[str]:
     return docker("run", "--rm", *python, *names).split()
 
 
-def test_images_say_what_they_are(images: None) -> None:
+def test_images_have_labels(images: None) -> None:
     for name in ("charonia-server", "charonia-gateway"):
         config = json.loads(docker("image", "inspect", f"{name}:test"))[0]["Config"]
         assert config["Labels"]["org.opencontainers.image.title"] == name
@@ -31,7 +31,7 @@ def test_images_say_what_they_are(images: None) -> None:
         assert config["User"] == "1000:1000"
 
 
-def test_the_gateways_image_is_small_and_has_no_engine(images: None) -> None:
+def test_gateway_image_is_small_and_has_no_engine(images: None) -> None:
     size = json.loads(docker("image", "inspect", "charonia-gateway:test"))[0]["Size"]
     print(f"charonia-gateway has {size / 1e6:.0f} MB")
     assert size < GATEWAY_LIMIT_BYTES
@@ -39,19 +39,17 @@ def test_the_gateways_image_is_small_and_has_no_engine(images: None) -> None:
     assert modules_of("charonia-gateway:test", "charonia", "torch", "pytriton", "transformers") == []
 
 
-def test_the_servers_image_has_no_pytorch(images: None) -> None:
+def test_server_image_has_no_pytorch(images: None) -> None:
     assert modules_of("charonia-server:test", "torch", "charonia_gateway") == []
 
 
-def test_no_secret_of_the_build_is_in_an_image(images: None, secret_marker: str, tmp_path: Path) -> None:
+def test_images_contain_no_build_secret(images: None, secret_marker: str, tmp_path: Path) -> None:
     docker("save", "--output", str(tmp_path / "images.tar"), "charonia-server:test", "charonia-gateway:test")
     found = run(["grep", "--count", "--text", secret_marker, tmp_path / "images.tar"], check=False)
     assert found.stdout.strip() == "0"
 
 
-def test_the_image_of_grafana_gets_every_dashboard(
-    engine: None, build_settings: dict[str, str], tmp_path: Path
-) -> None:
+def test_grafana_image_has_every_dashboard(engine: None, build_settings: dict[str, str], tmp_path: Path) -> None:
     """Build without the last stage, whose base image may not be available here."""
     secrets = [f"--secret=id=ca_bundle,src={build_settings['BUILD_CA_BUNDLE']}"] * ("BUILD_CA_BUNDLE" in build_settings)
     command = ["docker", "build", "--target", "dashboards", "--output", str(tmp_path), *secrets]
@@ -71,7 +69,7 @@ def copy_of_the_context(folder: Path) -> Path:
     return folder
 
 
-def test_a_change_of_python_code_compiles_nothing(images: None, build_settings: dict[str, str], tmp_path: Path) -> None:
+def test_change_of_python_code_compiles_nothing(images: None, build_settings: dict[str, str], tmp_path: Path) -> None:
     context = copy_of_the_context(tmp_path)
     for file in (ROOT / "docker").glob("*.Dockerfile"):
         shutil.copy2(file, context / "docker")

@@ -22,12 +22,12 @@ from charonia import _engine
 SERVICES = ("server", "gateway", "prometheus")
 
 
-def test_everything_is_healthy_with_one_command(demo: Project) -> None:
+def test_one_command_starts_healthy_services(demo: Project) -> None:
     for service in SERVICES:
         assert demo.container(service)["State"]["Health"]["Status"] == "healthy"
 
 
-def test_the_gateway_answers_a_chat(demo: Project) -> None:
+def test_gateway_answers_chat(demo: Project) -> None:
     with openai.OpenAI(base_url=f"{demo.gateway}/v1", api_key="none", max_retries=0, timeout=HANG_S) as client:
         question = [{"role": "user", "content": "What is the capital of France?"}]
         answer = client.chat.completions.create(model="demo", messages=question, temperature=0, max_tokens=64)
@@ -40,7 +40,7 @@ def test_the_gateway_answers_a_chat(demo: Project) -> None:
         assert streamed == answer.choices[0].message.content
 
 
-def test_the_gateway_has_the_chat_page_with_its_libraries(demo: Project) -> None:
+def test_gateway_serves_chat_page_with_libraries(demo: Project) -> None:
     with httpx.Client(base_url=demo.gateway, timeout=HANG_S) as gateway:
         page = gateway.get("/")
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
@@ -49,7 +49,7 @@ def test_the_gateway_has_the_chat_page_with_its_libraries(demo: Project) -> None
         assert {file: gateway.get(f"/{file}").status_code for file in files} == dict.fromkeys(files, 200)
 
 
-def test_prometheus_scrapes_server_and_gateway_and_has_the_rules(demo: Project) -> None:
+def test_prometheus_scrapes_services_and_has_rules(demo: Project) -> None:
     with httpx.Client(base_url=demo.address("prometheus", 9090), timeout=HANG_S) as prometheus:
         for query in ('up{job="triton"} == 1', 'up{job="gateway"} == 1', "charonia_num_requests_running"):
             deadline = time.monotonic() + HANG_S
@@ -62,7 +62,7 @@ def test_prometheus_scrapes_server_and_gateway_and_has_the_rules(demo: Project) 
     assert not [rule for group in groups for rule in group["rules"] if rule["health"] == "err"]
 
 
-def test_only_the_gateway_and_grafana_are_published(demo: Project) -> None:
+def test_only_gateway_and_grafana_are_published(demo: Project) -> None:
     services = Project(demo.folder, files=[ROOT / "docker-compose.yml"]).config("--profile", "*")["services"]
     published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
     assert set(published) == {"gateway", "grafana"}
@@ -70,7 +70,7 @@ def test_only_the_gateway_and_grafana_are_published(demo: Project) -> None:
     assert demo.container("server")["HostConfig"]["PortBindings"] == {}
 
 
-def test_secrets_are_only_with_the_service_that_needs_them(demo: Project) -> None:
+def test_secrets_reach_only_their_service(demo: Project) -> None:
     services = demo.config("--profile", "*")["services"]
     with_password = {name for name, service in services.items() if "grafanas-password" in json.dumps(service)}
     assert with_password == {"grafana"}
@@ -83,7 +83,7 @@ def test_secrets_are_only_with_the_service_that_needs_them(demo: Project) -> Non
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_containers_have_no_more_rights_than_they_need(demo: Project, service: str) -> None:
+def test_containers_have_minimal_rights(demo: Project, service: str) -> None:
     container = demo.container(service)
     host = container["HostConfig"]
     assert host["ReadonlyRootfs"]
@@ -98,7 +98,7 @@ def test_containers_have_no_more_rights_than_they_need(demo: Project, service: s
     assert "Read-only" in refused.stderr
 
 
-def test_the_server_has_the_shared_memory_that_triton_needs(demo: Project) -> None:
+def test_server_has_shared_memory_for_triton(demo: Project) -> None:
     assert demo.container("server")["HostConfig"]["ShmSize"] == 1 << 30
 
 
@@ -142,9 +142,7 @@ def closed(demo: Project, tmp_path: Path) -> Project:
     return replace(demo, folder=tmp_path, settings={**demo.settings, **more}, files=[*demo.files, *overlays])
 
 
-def test_down_ends_every_container_in_order_and_a_second_start_does_not_convert_again(
-    demo: Project, closed: Project
-) -> None:
+def test_down_is_graceful_and_second_start_reuses_workspace(demo: Project, closed: Project) -> None:
     """The second start has API keys and TLS, and the demo keeps them for the next tests."""
     look = "stat -c '%i %Y' /var/lib/charonia/workspaces/*/triton_models/weights/manifest.json"
 
@@ -186,7 +184,7 @@ def check_keys_and_tls(closed: Project) -> None:
             time.sleep(0.5)
 
 
-def test_a_wrong_model_is_one_line_in_the_logs(images: None, tmp_path: Path) -> None:
+def test_wrong_model_is_one_log_line(images: None, tmp_path: Path) -> None:
     project = Project(tmp_path, {"MODEL": "/models/nowhere"})
     try:
         done = project.up(check=False)
@@ -199,7 +197,7 @@ def test_a_wrong_model_is_one_line_in_the_logs(images: None, tmp_path: Path) -> 
         remove(project)
 
 
-def test_a_wrong_setting_is_one_line_in_the_logs(images: None, tmp_path: Path) -> None:
+def test_wrong_setting_is_one_log_line(images: None, tmp_path: Path) -> None:
     project = Project(tmp_path, {"CHARONIA_THREADS": "many"})
     try:
         assert project.up(check=False).returncode != 0
@@ -211,7 +209,7 @@ def test_a_wrong_setting_is_one_line_in_the_logs(images: None, tmp_path: Path) -
         remove(project)
 
 
-def test_the_file_for_gpus_reserves_them_and_builds_for_them(engine: None, tmp_path: Path) -> None:
+def test_gpu_file_reserves_and_builds_for_gpus(engine: None, tmp_path: Path) -> None:
     files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"]
     services = Project(tmp_path, {"TRITON_IMAGE": "triton:24.10"}, files).config()["services"]
     server = services["server"]

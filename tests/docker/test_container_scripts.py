@@ -39,7 +39,7 @@ def up(script: Path, *options: str, check: bool = True, **env: str) -> subproces
     return run([script, "--image", f"charonia-server:{TAG}", *options], check=check, env=clean_environment(**env))
 
 
-def test_a_workspace_serves_itself_in_a_container(images: None, workspace: Path, container: str) -> None:
+def test_workspace_is_served_in_container(images: None, workspace: Path, container: str) -> None:
     ports = free_ports(3)
     names = ("CHARONIA_HTTP_PORT", "CHARONIA_GRPC_PORT", "CHARONIA_METRICS_PORT")
     env = {name: str(port) for name, port in zip(names, ports, strict=True)}
@@ -67,7 +67,7 @@ def test_a_workspace_serves_itself_in_a_container(images: None, workspace: Path,
     docker("stop", container)
 
 
-def test_the_wrong_number_of_ranks_is_named(images: None, workspace: Path, container: str) -> None:
+def test_wrong_number_of_ranks_is_named(images: None, workspace: Path, container: str) -> None:
     script = ROOT / "scripts" / "service_docker_up.sh"
     options = ("--workspace", str(workspace), "--name", container, "--tp", "4", "--gpus", "none")
     done = up(script, *options, check=False)
@@ -75,7 +75,7 @@ def test_the_wrong_number_of_ranks_is_named(images: None, workspace: Path, conta
     assert "was converted for 2 ranks, and tensor_para_size is 4" in done.stderr
 
 
-def test_a_missing_nvidia_runtime_is_named(images: None, workspace: Path, container: str) -> None:
+def test_missing_nvidia_runtime_is_named(images: None, workspace: Path, container: str) -> None:
     if "nvidia" in docker("info", "--format", "{{json .Runtimes}}"):
         pytest.skip("this engine has the NVIDIA runtime")
     done = up(workspace / "service_docker_up.sh", "--name", container, "--gpus", "all", check=False)

@@ -68,9 +68,7 @@ def kill_container(project: Project) -> None:
 
 
 @pytest.mark.parametrize("kill", [kill_triton, kill_container])
-async def test_a_killed_server_gives_errors_and_no_hang_and_heals(
-    slow: Project, kill: Callable[[Project], None]
-) -> None:
+async def test_killed_server_fails_requests_and_recovers(slow: Project, kill: Callable[[Project], None]) -> None:
     url = slow.gateway
     begun = [asyncio.Event() for _ in range(CLIENTS)]
     kinds = (streamed, unstreamed)
@@ -102,7 +100,7 @@ async def test_a_killed_server_gives_errors_and_no_hang_and_heals(
         warnings.warn(f"the server was started again {restarts} times:\n{slow.logs('server')[-20000:]}", stacklevel=1)
 
 
-async def test_a_stop_lets_running_streams_end(slow: Project) -> None:
+async def test_stop_lets_running_streams_end(slow: Project) -> None:
     url = slow.gateway
 
     async def read(http: httpx.AsyncClient, begun: asyncio.Event) -> tuple[str | None, str]:
