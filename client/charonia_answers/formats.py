@@ -376,7 +376,7 @@ CALL_FORMATS = {
 REASONING_FORMATS = {
     one.name: one
     for one in (
-        ReasoningFormat("think", "<think>", "</think>"),  # Qwen 3, DeepSeek-R1, EXAONE 4, SmolLM3 and their like
+        ReasoningFormat("think", "<think>", "</think>"),  # Qwen 3, DeepSeek-R1, EXAONE 4, SmolLM3 and similar models
         ReasoningFormat("think_response", "<think>", "</think>", ("<response>", "</response>")),  # ERNIE, Granite 3.3
         ReasoningFormat("think_answer", "<think>", "</think>", ("<answer>", "</answer>")),  # Hunyuan
         ReasoningFormat("hunyuan_v3_open", "<think:opensource>", "</think:opensource>"),
@@ -412,7 +412,7 @@ _CALL_SIGNS: _Signs = (
     ("hunyuan", ("<tool_calls>", "<tool_call>", "```json")),
     ("hunyuan_a13b", ("<tool_calls>[",)),
     ("lfm2", ("<|tool_call_start|>",)),
-    ("lfm2", ("List of tools: ", "<|im_start|>")),  # the older templates show no call
+    ("lfm2", ("List of tools: ", "<|im_start|>")),  # the older templates contain no call
     ("olmo3", ("<function_calls>",)),
     ("", ("]<]minimax[>[",)),  # MiniMax M3; its calls are not parsed
     ("qwen3_coder", ("<tool_call>", "<function=")),

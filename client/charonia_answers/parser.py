@@ -27,7 +27,7 @@ from .scanners import GemmaScanner, JsonScanner, PythonScanner, Scanner
 # Maximum number of characters that are held back until it is known whether they are a call.
 MAX_HELD = 1 << 16
 MAX_NAME = 256  # characters of a function's name
-_MAX_SPACE = 4096  # characters of white space that are held back, since a call may follow
+_MAX_SPACE = 4096  # characters of white space that are held back, because a call may follow
 _SPACE = " \t\r\n"
 _SPACES = re.compile(f"[{_SPACE}]+")
 _MARKS = re.compile("[\ud800-\udfff]+")
@@ -239,8 +239,8 @@ class AnswerParser:
         return self._step()
 
     def finish(self, *, cut_off: bool = False) -> list[Event]:
-        """End the response and return the remaining events. cut_off: the model did not finish the response. Its text
-        after the mark of a call, or after a complete call, may be an unfinished call: it is dropped, not content."""
+        """End the response and return the remaining events. cut_off: the model did not finish the response. Then an
+        unfinished call after a mark or another call is dropped. Without `cut_off` and `certain`, it is content."""
         self._ended = True
         self._cut_off = cut_off
         return self._step()
@@ -251,7 +251,7 @@ class AnswerParser:
         self._events.clear()
         return [one for _, group in itertools.groupby(events, _joins_with) for one in _joined(list(group))]
 
-    # --- reading
+    # --- input
 
     def _has(self, count: int) -> Generator[None, None, bool]:
         """Wait until `count` characters are available. Returns False if the response ends before."""
@@ -334,7 +334,7 @@ class AnswerParser:
     def _plain(self, text: str) -> str:
         return _MARKS.sub("", text)
 
-    # --- the answer
+    # --- the response
 
     def _read_answer(self) -> Reading:
         yield

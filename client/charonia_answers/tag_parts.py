@@ -22,8 +22,8 @@ def const(value: str) -> Format:
 
 
 def json_of(schema: Any, name: str, without: Sequence[str] = ()) -> Format:
-    """JSON that follows a schema. name: its name in errors. No string contains the first character of a text in
-    `without`."""
+    """JSON that follows a schema. name: the name of the schema in errors. No string contains the first character of a
+    text in `without`."""
     first = "".join(sorted({text[0] for text in without if text}))
     return {"type": "json_schema", "name": name, "json_schema": without_characters(schema, first) if first else schema}
 
