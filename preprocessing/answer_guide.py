@@ -1,5 +1,5 @@
-"""What a request's answer has to be: the guide that the engine gets. It is what the caller sent, or a structural tag
-for calls that are forced, for strict functions, and for what follows reasoning."""
+"""Makes the guide that the engine receives for a request: the guide of the caller, or a structural tag for forced
+calls, for strict functions, and for a text after reasoning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from charonia_answers.tags import Function, ReasoningState, Tags, check_name, gu
 from prompt_ids import PromptError, is_too_deep, parse_json, show
 
 _CHOICES = 'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
-# Keywords of JSON Schema that hold schemas, in an object or a list. Others hold values.
+# Keywords of JSON Schema whose values are schemas: in an object, in a list, or one schema. Other keywords have values
+# that are not schemas.
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "propertyNames", "unevaluatedProperties")
@@ -28,7 +29,7 @@ _GUIDE = "guided_decoding_guide"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """name: of the only function that may be called, with kind = function."""
+    """name: the only function that may be called, if kind is "function"."""
 
     kind: Literal["auto", "none", "required", "function"]
     name: str = ""
@@ -45,7 +46,7 @@ _KNOWN: Mapping[str, ToolChoice] = {
 
 @dataclass(frozen=True)
 class Guide:
-    """As the tensors guided_decoding_guide_type and guided_decoding_guide have it. type "": none."""
+    """The tensors guided_decoding_guide_type and guided_decoding_guide. type: "" if there is no guide."""
 
     type: str = ""
     text: str = ""
@@ -64,8 +65,8 @@ def read_tool_choice(text: str | None) -> ToolChoice:
 
 
 class AnswerGuides:
-    """The guides of one model's answers. tokens: ids of its special tokens. max_bytes: the engine's guide_max_bytes.
-    What is longer is not read: reading takes time, and the engine refuses it."""
+    """Makes the guides of one model. tokens: ids of its special tokens. max_bytes: the engine's guide_max_bytes. A
+    longer guide is not parsed, because parsing takes time and the engine rejects it."""
 
     def __init__(self, formats: AnswerFormats, tokens: Mapping[str, int], max_bytes: int) -> None:
         self._formats = formats
@@ -82,8 +83,9 @@ class AnswerGuides:
         *,
         num_begun: int = 0,
     ) -> Guide:
-        """prompt: what the chat template made; None: no chat. functions: those that may be called. given: the
-        caller's. num_begun: characters at the prompt's end that are a begun answer."""
+        """Return the guide for the engine. prompt: the rendered chat; None: the request is not a chat. functions: the
+        functions that may be called. given: the caller's guide. num_begun: number of characters at the prompt's end
+        that belong to a begun message. Raises PromptError."""
         if num_begun:
             self._check_begun(prompt or "", functions, choice, given, num_begun)
         strict = any(function.get("strict") for function in functions)
@@ -117,7 +119,7 @@ class AnswerGuides:
         return Guide("structural_tag", made)
 
     def _for_engine(self, given: Guide) -> Guide:
-        """The caller's guide as the engine takes it: structural tags and EBNF become grammars of Lark."""
+        """Convert the caller's guide for the engine: structural tags and EBNF become Lark grammars."""
         if given.type not in ("ebnf_grammar", "structural_tag") or not given.text or self._is_beyond(given):
             return given
         if given.type == "ebnf_grammar":
@@ -145,7 +147,7 @@ class AnswerGuides:
             raise PromptError("tools", problem, "send fewer or smaller ones")
 
     def _is_beyond(self, given: Guide) -> bool:
-        """Whether the engine refuses a guide for its size or depth."""
+        """Whether the engine rejects a guide because of its size or depth."""
         if len(given.text.encode(errors="surrogatepass")) > self._max_bytes:
             return True
         if given.type not in ("json_schema", "choice", "structural_tag"):
@@ -160,7 +162,9 @@ class AnswerGuides:
     def _check_begun(
         self, prompt: str, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, given: Guide, num_begun: int
     ) -> None:
-        """A begun answer is content: no reasoning, no call, and not what a guide says from its beginning on."""
+        """Raise PromptError if the begun message cannot be continued. A begun message is content. So it must not
+        contain unfinished reasoning or calls, and calls cannot be forced. A guide is rejected too, because it describes
+        the whole response."""
         field, remedy = "continue_final_message", "leave one of them out"
         if choice.forced:
             raise PromptError(field, "calls are forced, and a begun answer is a text before them", remedy)
@@ -189,7 +193,8 @@ class AnswerGuides:
         *,
         continued: bool,
     ) -> Format | None:
-        """Calls are forced, or some function is strict. continued: behind a begun answer. None: as `_of_given`."""
+        """Return the format if calls are forced or a function is strict. continued: the response continues a begun
+        message. Returns None for a wrong guide, as `_of_given` does."""
         if self._formats.calls is None:
             what = "calls cannot be forced" if choice.forced else "no function can be strict"
             problem = f"{what}: the model's format of calls is not known"
@@ -214,8 +219,8 @@ class AnswerGuides:
     def _of_given(
         self, functions: Sequence[Mapping[str, Any]], parallel: bool, given: Guide, state: ReasoningState
     ) -> Format | None:
-        """The caller's guide, or a call in its place. None: the guide as it is; where it is wrong, too, since the
-        engine says best what is."""
+        """Return the format of the caller's guide, or of a call instead of it. Returns None if the guide needs no
+        change, or if it is wrong: the engine reports the error."""
         calls = bool(functions) and self._formats.calls is not None and given.type != "structural_tag"
         if not calls and (self._formats.reasoning is None or state == "none"):
             return None
@@ -243,7 +248,7 @@ class AnswerGuides:
             except NoTagError as error:
                 raise PromptError("tools", f"function {show(name)} cannot be called: {error}", "rename it") from None
             schema = _strict_parameters(name, function) if function.get("strict") else None
-            if schema is not None and self._formats.calls.syntax in ("xml", "gemma", "pythonic"):  # it is read
+            if schema is not None and self._formats.calls.syntax in ("xml", "gemma", "pythonic"):  # it is parsed
                 text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
                 size += len(text.encode(errors="surrogatepass"))
             made.append(Function(name, schema))
@@ -269,7 +274,7 @@ def _strict_parameters(name: str, function: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _is_of_objects(schema: Any) -> bool:
-    """Whether nothing but objects follows it, as far as its type, or that of what it refers to, says."""
+    """Whether only objects follow a schema. Considers the type in the schema, or in the schema that it refers to."""
     root = schema
     for _ in range(100):
         if not isinstance(schema, dict):
@@ -284,7 +289,7 @@ def _is_of_objects(schema: Any) -> bool:
 
 
 def _without_annotations(schema: Any) -> Any:
-    """The same schema without what is for readers: it would make the guide larger."""
+    """Return the schema without annotations for human readers, which would make the guide larger."""
     if not isinstance(schema, dict):
         return schema
     kept = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}

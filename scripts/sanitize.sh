@@ -2,7 +2,7 @@
 # sanitize.sh [address] [thread] [grid]: builds and runs the C++ tests with the address and undefined-behaviour sanitizers and
 # with the thread sanitizer; all three by default. Exit code 1 if one of them finds an error.
 #
-#   address  address and undefined behaviour: all tests except those of the CUDA device
+#   address  address and undefined behaviour: all tests except the tests of the CUDA device
 #   thread   data races, in modules with threads (scheduler, cache and parsers have one thread); only one instruction set,
 #            because kernels use threads in the same way for all
 #   grid     address and undefined behaviour: the kernels of the CUDA device on an emulated grid, and one step of the whole
@@ -15,8 +15,8 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 export PATH=$PWD/.venv/bin:$PATH
 . scripts/use_ccache.sh
 
-# With sanitizers, kernels take about 12 times as long. So tests with whole engines and the slowest tests are excluded. Of the
-# tests of attention and experts, those that take seconds remain.
+# With sanitizers, kernels take about 12 times as long. So tests with whole engines and the slowest tests are excluded. The
+# list keeps tests of attention and experts that take only seconds.
 grid_tests='^on_host\.(HostGrid|Mode/|Runtime|GrowingMemory|Gemm|Rotary|CudaRows|CudaExpertsTest\.logits_that'
 grid_tests+='|CudaAttentionTest\.(tiles_in|decodes_of_many|groups_that_no_tile|uncut_decodes|the_plain_kernel_does)'
 grid_tests+='|CudaAttentionQuantTest\.any_head_size|CudaQuantTest\.blocks_that|DequantisedTest\.)'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # setup.sh serve|test|test-all: brings .venv up to date with this checkout, for `make serve`, `make test` or `make test-all`. It
-# does nothing that has been done, so it may run before every command.
+# skips steps that are up to date, so it may run before every command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 purpose=${1:?serve, test or test-all}
@@ -11,12 +11,12 @@ flock 9
 
 say() { echo "setup: $*" >&2; }
 
-# outdated STAMP PATH...: true when the stamp is not there or older than a file under the paths
+# outdated STAMP PATH...: succeeds if the stamp is missing or older than a file under the paths
 outdated() {
   [ ! -e "$stamps/$1" ] || [ -n "$(find "${@:2}" -type f -newer "$stamps/$1" -print -quit)" ]
 }
 
-# done_at STAMP: it is as of the time when the step began, so that what changed meanwhile is seen next time
+# done_at STAMP: sets the stamp to the start of the step. So the next run sees files that changed during the step.
 begin() { touch build/step-began; }
 done_at() { mkdir -p "$stamps" && touch -r build/step-began "$stamps/$1"; }
 
@@ -24,8 +24,8 @@ done_at() { mkdir -p "$stamps" && touch -r build/step-began "$stamps/$1"; }
 
 get_packages() { .venv/bin/python scripts/install.py "$@"; }
 
-# CHARONIA_CUDA=ON or OFF says whether the engine is built with CUDA. Unsaid, it is where there are a GPU and nvcc, for
-# that GPU.
+# CHARONIA_CUDA=ON or OFF: whether the engine is built with CUDA. If it is not set, the engine is built with CUDA if there
+# are a GPU and nvcc, and only for this GPU.
 cuda=${CHARONIA_CUDA:-auto}
 architectures=
 nvcc=$(scripts/cuda_here.sh nvcc || true)
@@ -42,7 +42,7 @@ if [ "$cuda" = auto ]; then
   fi
 fi
 
-# The CPU's kernels are compiled only for this processor, unless for `make test-all`.
+# CPU kernels are compiled only for this processor, except for `make test-all`, and if all kernels were compiled before.
 kernels_built=$(cat "$stamps/kernels" 2>/dev/null || { [ ! -e "$stamps/engine" ] || echo all; })
 kernels=all
 if [ "$purpose" != test-all ] && [ "$kernels_built" != all ]; then
@@ -61,8 +61,8 @@ engine_settings() {
   echo "-DCHARONIA_KERNELS=${kernels%% *}"
 }
 
-# with_progress COMMAND...: runs it, and says every ten seconds how far it is. Compilers and installers are silent, for minutes the first time. It
-# is a process group of its own, which ends with this script.
+# with_progress COMMAND...: runs the command and prints its progress every ten seconds, because compilers and installers print
+# nothing, for minutes at the first run. The command has its own process group, which this script kills when it exits.
 with_progress() {
   local began=$SECONDS rules=build/engine/build.ninja compiled all
   set -m
@@ -84,7 +84,7 @@ with_progress() {
   wait "$pid"
 }
 
-# Packages are fetched and unpacked while the engine is compiled. When one of the two fails, the other is ended.
+# Downloads and unpacks packages while the engine is compiled. If one job fails, the other job is stopped.
 install_all() {
   local packages engine
   install_packages &
@@ -109,7 +109,7 @@ install_packages() {
   fi
 }
 
-# --no-build-isolation: the build folder under build/ stays valid, so a change compiles what it touches and no more.
+# --no-build-isolation: the build folder under build/ stays valid, so only changed files are compiled.
 install_engine() {
   local settings
   settings=$(engine_settings) || return
@@ -121,7 +121,7 @@ install_engine() {
   echo "$kernels" >"$stamps/kernels"
 }
 
-# Without them the gateway serves its API: no network is no reason not to serve.
+# The gateway can serve its API without the libraries of the page, so a missing network is not an error.
 page_outdated() {
   outdated page gateway/package-lock.json scripts/get_page_libraries.py || [ ! -d gateway/charonia_gateway/page/libraries ]
 }
@@ -135,7 +135,8 @@ elif [ ! -e "$stamps/packages" ]; then
   .venv/bin/python scripts/check_machine.py
 fi
 
-# Not elsewhere: all would be compiled again after `make serve`, and a newer compiler may have new warnings.
+# Warnings are errors only in continuous integration. Elsewhere, this setting would compile everything again after
+# `make serve`, and a newer compiler may have new warnings.
 if [ "${CI:-}" = true ]; then
   export CMAKE_ARGS="${CMAKE_ARGS:-} -DCHARONIA_WERROR=ON"
 fi

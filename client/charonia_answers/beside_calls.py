@@ -1,5 +1,6 @@
-"""Guides beside tools, of a model whose marks are plain text: what a guide makes must not be read as a call. Whether it
-can be is told from the characters that it can make, so a guide that never makes a mark may be refused as well."""
+"""Checks guides in requests with tools, for models whose marks are plain text: a text of the guide must not be parsed
+as a call. The check uses only the characters that the guide allows, so it may also reject a guide that never allows a
+mark."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from .ebnf import is_lark
 from .tag_parts import NoTagError
 
-# A class or a text whose end is missing reaches to the end of all, so that none is looked for twice: time is linear.
+# A class or a string without an end extends to the end of the guide, so no part is searched twice: time is linear.
 _CLASS = r"\[[^\]\\]*(?:\\.[^\]\\]*)*(?:\]|(?P<open_class>\\?\Z))"
 _TEXT = r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|(?P<open_text>\\?\Z))'
 _CHARS = re.compile(r"\\.|.", re.DOTALL)
@@ -24,7 +25,7 @@ _WIDE_FORMATS = ("email", "uri", "uri-reference", "uri-template")
 
 
 def check(kind: str, guide: str, marks: Sequence[str]) -> None:
-    """Raises NoTagError for a guide, not of JSON, whose texts can have a mark in them."""
+    """Raise NoTagError for a guide whose texts can contain a mark. kind: not a kind of JSON."""
     for mark in marks:
         if kind == "choice":
             found = any(mark in one for one in json.loads(guide))
@@ -37,8 +38,8 @@ def check(kind: str, guide: str, marks: Sequence[str]) -> None:
 
 
 def check_bare(kind: str, guide: str, bracket: str) -> None:
-    """Raises NoTagError for a guide whose texts can be calls without marks: objects with a `name` or, where bracket is
-    "[", lists in Python."""
+    """Raise NoTagError for a guide whose texts can be calls without marks: JSON objects with a `name` or, if `bracket`
+    is "[", Python lists."""
     if bracket == "[":
         if kind in ("regex", "ebnf_grammar"):
             found = _can_make(_regex_parts(guide), "[(=") if kind == "regex" else _grammar_can_make(guide, "[(=")
@@ -65,7 +66,8 @@ def check_bare(kind: str, guide: str, bracket: str) -> None:
 
 
 def _has_name(schema: Any) -> bool:
-    """Whether what follows a JSON schema may be an object with a `name`, as far as its own keywords say."""
+    """Whether a value that follows a JSON schema may be an object with a `name`. Considers only the keywords at the
+    root of the schema."""
     if not isinstance(schema, Mapping):
         return True
     types = schema.get("type")
@@ -77,8 +79,8 @@ def _has_name(schema: Any) -> bool:
 
 
 def check_json(schema: Any, marks: Sequence[str], why: str = "which begins a call") -> None:
-    """The same for a JSON schema. The grammar keeps marks out of strings, but not where they follow a pattern. why:
-    what errors say of a mark."""
+    """Raise NoTagError for a JSON schema whose strings can contain a mark. The grammar excludes marks from strings, but
+    not from strings with a pattern. why: the effect of a mark, for errors."""
     for mark in marks:
         if mark in json.dumps(schema, ensure_ascii=False):
             raise NoTagError(f"the JSON schema has {mark} in it, {why}")
@@ -95,7 +97,7 @@ def check_json(schema: Any, marks: Sequence[str], why: str = "which begins a cal
 
 
 def _keyword(schema: Mapping[str, Any], mark: str) -> str:
-    """The keyword by which a string can have a mark in it; "": none."""
+    """Return the keyword that allows a mark in strings; "" if there is none."""
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
         return "pattern" if _can_make(_regex_parts(pattern), mark) else ""
@@ -108,7 +110,7 @@ def _keyword(schema: Mapping[str, Any], mark: str) -> str:
 
 
 def _grammar_can_make(grammar: str, mark: str) -> bool:
-    """The same for a grammar, in EBNF or in Lark."""
+    """Whether a grammar in EBNF or Lark can make all characters of a mark."""
     parts = _ebnf_parts(grammar)
     if is_lark(grammar):
         if re.search(r"%(json|regex|import|override|extend)|[~&]|\.\.|<\[", grammar):
@@ -119,10 +121,10 @@ def _grammar_can_make(grammar: str, mark: str) -> bool:
 
 
 def _can_make(parts: Collection[str], mark: str) -> bool:
-    """Whether parts of a regular expression make all characters of a mark."""
+    """Whether parts of a regular expression can make all characters of a mark."""
     plain = {part for part in parts if len(part) == 1 and part != "."}
     others = [part for part in parts if part not in plain]
-    # Python takes a bracket right at a class's beginning for one of its characters.
+    # For Python, a bracket at the beginning of a class is a character of the class.
     if any(one.startswith((*_CODES, "[]", "[^]")) or re.search(r"\\[xuUpPcN]", one) for one in others):
         return True
     try:

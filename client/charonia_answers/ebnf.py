@@ -1,4 +1,4 @@
-"""Grammars in EBNF, as GBNF and xgrammar write them, in the form of Lark that the engine takes."""
+"""Converts grammars from EBNF, as in GBNF and xgrammar, to Lark, which the engine accepts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _ESCAPE = re.compile(
 _REFERENCE = re.compile("\0([^\0]*)\0")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 _CLASSES = "dwsDWS"
-_MAX_DEPTH = 64  # brackets, and terminals within terminals
+_MAX_DEPTH = 64  # nesting levels of brackets, and of terminals within terminals
 
 
 class EbnfError(ValueError):
-    """The text has the problem and its place."""
+    """The grammar is not valid. The text names the problem and its place."""
 
 
 def is_lark(text: str) -> bool:
-    """Whether a grammar is in Lark's form: that has no ::= outside of texts and comments."""
+    """Whether a grammar is in Lark: such a grammar has no ::= outside of strings and comments."""
     return not re.search(r'(?m)^[^"#/]*::=', text)
 
 
 def to_lark(text: str) -> str:
-    """The same grammar in Lark. Raises EbnfError."""
+    """Convert a grammar from EBNF to Lark. Raises EbnfError if the grammar is not valid."""
     return _Parser(text).grammar()
 
 
@@ -41,8 +41,8 @@ def to_lark(text: str) -> str:
 class _Rule:
     name: str
     body: str = ""
-    uses: list[str] = field(default_factory=list)  # rules that it refers to
-    is_terminal: bool = True  # one regular expression can stand for it; a token cannot be part of one
+    uses: list[str] = field(default_factory=list)  # rules that this rule refers to
+    is_terminal: bool = True  # the rule can be one regular expression, so it contains no token
     depth: int = 0
 
 
@@ -97,7 +97,8 @@ class _Parser:
         return self._items[at][0] == "name" and self._items[at + 1][0] == "define"
 
     def _alternatives(self, depth: int) -> str:
-        """Rules are between two NUL characters, until it is known which of them are terminals."""
+        """Convert alternatives. Names of rules stand between two NUL characters until it is known which rules are
+        terminals."""
         options = [self._sequence(depth)]
         while self._next[1] == "|":
             self._at += 1
@@ -142,7 +143,8 @@ class _Parser:
         return f"({inner})"
 
     def _characters(self, text: str, at: int) -> Iterator[tuple[str, bool]]:
-        """Each character, and whether it was escaped. An escape of a class is two characters."""
+        """Yield each character, and whether it was escaped. The escape of a character class, such as \\d, stays two
+        characters."""
         for found in _ESCAPE.finditer(text):
             code = next((code for code in found.groups()[:4] if code), None)
             char = chr(int(code, 16)) if code and int(code, 16) <= 0x10FFFF else None
@@ -162,12 +164,13 @@ class _Parser:
             out += char if len(char) == 2 else "-" if char == "-" and not escaped else f"\\x{{{ord(char):x}}}"
         if not out:
             raise self._error("an empty class", at)
-        # A minus at an end is a character.
+        # A minus sign at the beginning or the end is a character, not a range.
         out = re.sub(r"^-|-$", r"\\x{2d}", out)
         return f"/[{'^' if negated else ''}{out}]/"
 
     def _find_terminals(self) -> None:
-        """A rule is a terminal if all that it refers to is. Rules that refer to themselves are not."""
+        """Determine which rules are terminals. A rule is a terminal if all rules that it refers to are terminals. Rules
+        that refer to themselves are not terminals."""
         users: dict[str, list[_Rule]] = {name: [] for name in self._rules}
         waits = {}
         for rule in self._rules.values():

@@ -1,4 +1,4 @@
-"""What the parser finds in an answer, in the order in which it stands there."""
+"""Events: the parts of a response that the parser returns, in their order in the response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class CallBegin:
-    """index: of the answer's calls, from 0 on. id: a new one."""
+    """index: the number of the call in the response, from 0. id: unique within the response."""
 
     index: int
     id: str
@@ -36,7 +36,7 @@ class CallArguments:
 
 @dataclass(frozen=True)
 class CallEnd:
-    """complete: its arguments are a JSON object. Otherwise the answer ended within them, or they are no JSON."""
+    """complete: the arguments are a JSON object. Otherwise they are not valid JSON, or the response ended in them."""
 
     index: int
     complete: bool

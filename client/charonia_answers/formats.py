@@ -1,7 +1,7 @@
-"""How models write calls of tools and reasoning: one description per format.
+"""Descriptions of the formats in which models write tool calls and reasoning, one per format.
 
-The parser reads by a description, and the grammar of forced calls (`tags`) is made of it: `CallFormat.frame` has the
-text around a call's arguments. Markup is given as the model's vocabulary spells it.
+The parser and the grammar of forced calls (`tags`) use the same description: `CallFormat.frame` returns the text around
+the arguments of a call. Markup is spelled as in the vocabulary of the model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Syntax = Literal["json", "named", "gemma", "xml", "pythonic"]
 @dataclass(frozen=True)
 class Frame:
     """The text of calls is `opening`, the calls with `separator` between them, and `closing`. Each call is `before`,
-    `name`, `middle`, the arguments and `after`. There is no markup in `name`, whatever it spells. numbered: a colon and
-    the number of the call stand between `name` and `middle`."""
+    `name`, `middle`, the arguments and `after`. `name` is never parsed as markup, even if it spells a mark. numbered: a
+    colon and the number of the call stand between `name` and `middle`."""
 
     opening: str
     before: str
@@ -32,8 +32,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Xml:
-    """What stands around a call's name, and around each parameter's name and value; `close` is behind the last one.
-    Line ends within these are where models write them, and need not be there."""
+    """The texts around the name of a call, and around the name and the value of each parameter. `close` follows the
+    last parameter. These texts have the line ends that models write; the parser does not require them."""
 
     name: tuple[str, str]
     key: tuple[str, str]
@@ -47,26 +47,26 @@ class Xml:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A way to write calls.
+    """A format of tool calls.
 
-    begin: the texts that begin calls. The first is written, all are read. None is the beginning of another.
-    end: what ends them; "" for nothing.
-    syntax: of a call. json: {"name": ..., KEY: {...}}, or a list of these. named: NAME, `arguments_mark`, the arguments
-      as JSON; a call id may stand between, after `id_mark`. gemma: call:NAME{key:value}, texts between two `quote`.
-      xml: each parameter between marks of its own, as `xml` has them; texts as they are, other values as JSON.
-      pythonic: NAME(key=value, ...), values as in Python or JSON.
-    keys: json: what KEY is. The first is written, all are read.
+    begin: the marks that begin calls. The first is written, all are parsed. No mark is a prefix of another mark.
+    end: the mark that ends calls; "": none.
+    syntax: the syntax of a call. json: {"name": ..., KEY: {...}}, or a list of such objects. named: NAME,
+      `arguments_mark`, the arguments as JSON; `id_mark` and a call id may stand before `arguments_mark`.
+      gemma: call:NAME{key:value}, strings between two `quote`. xml: each parameter between the marks in `xml`; strings
+      without quotes, other values as JSON. pythonic: NAME(key=value, ...), values as in Python or JSON.
+    keys: json: the names of KEY. The first is written, all are parsed.
     padding: json, xml: white space between markup and call.
-    each: named, xml: the marks around each call, where `begin` and `end` stand around all calls. Calls are also read
-      without `begin`, so `begin` has the first of these marks too.
+    each: named, xml: the marks around each call, if `begin` and `end` stand around all calls. Calls are also parsed
+      without the outer mark, so `begin` also has the first of these marks.
     in_list: json, pythonic: calls are written as one list.
-    bare: json, pythonic: calls may stand at the beginning of an answer without `begin`, and are written so. The name
-      must be one that was offered.
+    bare: json, pythonic: calls at the beginning of a response may have no `begin`, and are written without it. The name
+      must then be the name of a function in the request.
     name_mark: named: may stand before NAME.
     arguments_end: named: may stand after the arguments.
-    numbered: named: NAME is followed by a colon and the number of the call. With `name_mark` before it, this is the
-      call's id.
-    id_characters: length of call ids, letters and digits alone, where the chat template wants them so; 0: any.
+    numbered: named: a colon and the number of the call follow NAME. `name_mark`, NAME, the colon and the number
+      together are the id of the call.
+    id_characters: length of call ids, if the chat template requires a length and only letters and digits; 0: any id.
     """
 
     name: str
@@ -89,12 +89,12 @@ class CallFormat:
     xml: Xml | None = None
 
     def bare_begins(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The texts that begin calls without `begin`. names: the functions that were offered."""
+        """Return the texts that begin calls without `begin`. names: the functions of the request."""
         if not self.bare:
             return ()
         if self.syntax == "json":
             return ('{"name"', '{"type"')
-        # One text stands for many names, since the engine takes few texts.
+        # If there are many names, one text replaces them, because the engine accepts only a few texts.
         return tuple(f"[{name}(" for name in names) if len(names) <= _MAX_BARE_BEGINS else ("[",)
 
     @property
@@ -119,7 +119,7 @@ class CallFormat:
         return tuple(mark for mark in marks if mark)
 
     def frame(self, name: str, begin: str | None = None) -> Frame:
-        """How a call of `name` is written. begin: replaces the first of `begin`."""
+        """Return the text around the arguments of a call of `name`. begin: replaces the first of `begin`."""
         if begin is None:
             begin = "" if self.bare else self.begin[0]
         end = self.end if begin else ""
@@ -146,7 +146,7 @@ class CallFormat:
         return Frame(opening, f"{begin}{before}", name, middle, f"{after}{end}", self.separator, closing, self.numbered)
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Calls (name, arguments) as the model writes them."""
+        """Write calls (name, arguments) as the model does."""
         texts = []
         for number, (name, arguments) in enumerate(calls):
             frame = self.frame(name)
@@ -174,7 +174,7 @@ def _text_or_json(value: Any) -> str:
 
 
 def _python(value: Any) -> str:
-    """A literal. Strings have JSON's escapes, which Python has too."""
+    """Write a value as a Python literal. Strings have the escapes of JSON, which are also valid in Python."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)}: {_python(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
@@ -194,8 +194,8 @@ def _gemma(value: Any, quote: str) -> str:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """Reasoning stands between `begin` and `end`, at the beginning of an answer. A chat template may have written
-    `begin` itself, as the end of the prompt. content: marks that may stand around the text after reasoning."""
+    """Reasoning stands between `begin` and `end`, at the beginning of a response. If the chat template writes `begin`,
+    it is at the end of the prompt instead. content: marks that may stand around the text after the reasoning."""
 
     name: str
     begin: str
@@ -225,7 +225,7 @@ def _deepseek(name: str, name_mark: str, arguments: tuple[str, str]) -> CallForm
 
 
 def _hunyuan_v3(name: str, suffix: str) -> CallFormat:
-    """suffix: what all marks of a released model end with."""
+    """suffix: the end of every mark, before ">"."""
 
     def mark(word: str) -> str:
         return f"<{word}{suffix}>"
@@ -376,7 +376,7 @@ CALL_FORMATS = {
 REASONING_FORMATS = {
     one.name: one
     for one in (
-        ReasoningFormat("think", "<think>", "</think>"),  # Qwen 3, DeepSeek-R1, EXAONE 4, SmolLM3 and their like
+        ReasoningFormat("think", "<think>", "</think>"),  # Qwen 3, DeepSeek-R1, EXAONE 4, SmolLM3 and similar models
         ReasoningFormat("think_response", "<think>", "</think>", ("<response>", "</response>")),  # ERNIE, Granite 3.3
         ReasoningFormat("think_answer", "<think>", "</think>", ("<answer>", "</answer>")),  # Hunyuan
         ReasoningFormat("hunyuan_v3_open", "<think:opensource>", "</think:opensource>"),
@@ -390,7 +390,7 @@ REASONING_FORMATS = {
     )
 }
 
-# A format, and the texts that a chat template with this format contains, all of them. The first format that fits wins.
+# Formats, each with texts. If a chat template contains all of these texts, it has the format. The first match wins.
 _Signs = tuple[tuple[str, tuple[str, ...]], ...]
 _CALL_SIGNS: _Signs = (
     ("gemma4", ("<|tool_call>", "<tool_call|>")),
@@ -412,9 +412,9 @@ _CALL_SIGNS: _Signs = (
     ("hunyuan", ("<tool_calls>", "<tool_call>", "```json")),
     ("hunyuan_a13b", ("<tool_calls>[",)),
     ("lfm2", ("<|tool_call_start|>",)),
-    ("lfm2", ("List of tools: ", "<|im_start|>")),  # the older templates show no call
+    ("lfm2", ("List of tools: ", "<|im_start|>")),  # the older templates contain no call
     ("olmo3", ("<function_calls>",)),
-    ("", ("]<]minimax[>[",)),  # MiniMax M3, whose calls are not parsed
+    ("", ("]<]minimax[>[",)),  # MiniMax M3; its calls are not parsed
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("glm45", ("<tool_call>", "<arg_key>")),
     ("hermes", ("<tool_call>",)),
@@ -433,13 +433,13 @@ _REASONING_SIGNS: _Signs = (
 
 
 def find_call_format(template: str) -> CallFormat | None:
-    """The format that a chat template has its model write calls in; None where none is known."""
+    """Return the format of calls in a chat template; None if it is not known."""
     name = _first(_CALL_SIGNS, template)
     return CALL_FORMATS[name] if name else None
 
 
 def find_reasoning_format(template: str) -> ReasoningFormat | None:
-    """The format that a chat template knows reasoning by; None where there is none."""
+    """Return the format of reasoning in a chat template; None if it has none."""
     name = _first(_REASONING_SIGNS, template)
     return REASONING_FORMATS[name] if name else None
 
@@ -449,10 +449,10 @@ def _first(signs: _Signs, template: str) -> str:
 
 
 def is_open(prompt: str, reasoning: ReasoningFormat) -> bool:
-    """Whether a prompt ends with the beginning of reasoning, so that the answer goes on with it."""
+    """Whether a prompt ends with the beginning of reasoning, so that the response continues the reasoning."""
     return prompt.rstrip().endswith(reasoning.begin)
 
 
 def is_closed(prompt: str, reasoning: ReasoningFormat) -> bool:
-    """Whether a prompt ends with the end of reasoning, so that the answer has none."""
+    """Whether a prompt ends with the end of reasoning, so that the response has no reasoning."""
     return prompt.rstrip().endswith(reasoning.end)

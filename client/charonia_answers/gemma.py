@@ -1,7 +1,7 @@
-"""Gemma's own way to write arguments as a grammar in EBNF: any object, or what follows a JSON schema.
+"""Writes EBNF grammars for arguments in Gemma's own syntax: for any object, or for objects that follow a JSON schema.
 
-Of JSON Schema there are types, properties, items, enum, const, anyOf, and references within the schema. Other keywords
-are refused: nothing that was asked for is left out.
+Supported keywords of JSON Schema: type, properties, required, items, enum, const, anyOf, oneOf, and $ref within the
+schema. Other keywords raise an error, except those in _IGNORED, so no constraint is silently dropped.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ boolean ::= "true" | "false"
 null ::= "null"
 """
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-# Keywords that say nothing of what is valid here. Objects have the properties that are named, and no others.
+# Keywords that do not change which values are valid. Objects have only the properties that the schema names.
 _IGNORED = ("$defs", "definitions", "$schema", "$id", "additionalProperties", "title", "description", "default")
 _MAX_RULES = 10_000
-_MAX_DEPTH = 128  # schemas in schemas, references included
+_MAX_DEPTH = 128  # nesting levels of schemas, including references
 
 
 def any_object(quote: str, token: int | None) -> str:
-    """quote: what stands around strings; token: its id where it is a special token."""
+    """Return the grammar of any object. quote: the text on both sides of a string. token: the id of the quote if it is
+    a special token."""
     return f"root ::= object\n{_ANY}{_string(quote, token)}"
 
 
 def object_of(schema: Mapping[str, Any], quote: str, token: int | None) -> str:
-    """Raises UnsupportedSchemaError."""
+    """Return the grammar of objects that follow a schema. Raises UnsupportedSchemaError."""
     return _Writer(schema, quote, token).write()
 
 
 def literal(text: str) -> str:
-    """A text in EBNF."""
+    """Write a string literal of EBNF."""
     return '"' + re.sub(r'["\\\x00-\x1f\x7f]', lambda found: f"\\x{ord(found.group()):02x}", text) + '"'
 
 
@@ -52,7 +53,7 @@ def _quote(quote: str, token: int | None) -> str:
 
 
 def _string(quote: str, token: int | None) -> str:
-    # A special token is in no text. Of a quote that is spelled, no character may be the first.
+    # A text contains no special token. If the quote is plain text, the string must not contain its first character.
     inner = "[^\\x00]" if token is not None else f"[^\\x00{re.escape(quote[0])}]"
     return f"string ::= {_quote(quote, token)} {inner}* {_quote(quote, token)}\n"
 
@@ -71,7 +72,7 @@ class _Writer:
         return f"root ::= {root}\n{''.join(self._rules)}{_ANY}{self._string}"
 
     def _rule(self, body: str | None = None) -> str:
-        """The name of a new rule; without a body, one that `_fill` gives it."""
+        """Add a rule and return its name. If `body` is None, `_fill` sets the body later."""
         if len(self._rules) >= _MAX_RULES:
             raise UnsupportedSchemaError(f"it has more than {_MAX_RULES} parts")
         name = f"r{len(self._rules)}"
@@ -82,7 +83,7 @@ class _Writer:
         self._rules[int(name[1:])] = f"{name} ::= {body}\n"
 
     def _value(self, schema: Any, path: str, depth: int) -> str:
-        """The name of the rule of a schema, or an expression in brackets."""
+        """Return the name of the rule for a schema."""
         if depth > _MAX_DEPTH:
             raise UnsupportedSchemaError(f"at {path}: schemas are nested deeper than {_MAX_DEPTH}, references included")
         if schema is True or schema == {}:
@@ -166,7 +167,7 @@ class _Writer:
             if not isinstance(name, str) or name not in properties:
                 raise UnsupportedSchemaError(f"at {path}/required: {json.dumps(name)} is not among properties")
         needed = set(required)
-        # What follows the properties so far: `first` where none of them came, `later` where some did.
+        # Rules for the remaining properties: `first` if no property came before, `later` if one came before.
         first = later = '""'
         for name, inner in reversed(list(properties.items())):
             plain = len(name) <= MAX_WORD and GEMMA_WORD.fullmatch(name)

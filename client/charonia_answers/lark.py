@@ -1,4 +1,4 @@
-"""Formats of responses as the grammars that the engine takes: a list, in which the first grammar refers to the others.
+"""Converts formats of responses to the engine's grammars: a list, in which the first grammar refers to the others.
 
 A format is one of xgrammar's structural tags. llguidance reads free text as one lexeme, which does not end by itself.
 So text is joined with the format that follows it: the lexeme ends with the first text of that format.
@@ -17,8 +17,8 @@ _ANY = "/(?s:.*)/"
 
 
 def grammars_of(format: Format, called: str, tokens: Mapping[str, int]) -> str:
-    """The text of a guide of type structural_tag. called: what errors call it. tokens: ids of special tokens, by name.
-    Raises NoTagError."""
+    """Return the text of a guide of type structural_tag. called: the name of the guide in errors. tokens: ids of
+    special tokens, by name. Raises NoTagError."""
     writer = _Writer(called, tokens)
     try:
         start = writer.write(format)
@@ -34,12 +34,12 @@ class _Writer:
     def __init__(self, called: str, tokens: Mapping[str, int]) -> None:
         self._called = called
         self._tokens = tokens
-        self._names: dict[str, str] = {}  # of rules and grammars, by their contents
+        self._names: dict[str, str] = {}  # names of rules and grammars, by their contents
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
 
     def write(self, format: Format) -> str:
-        """The expression of a format. It is one atom, or a sequence of atoms."""
+        """Return the expression of a format: one atom, or a sequence of atoms."""
         kind = format["type"]
         if kind == "sequence":
             return self._sequence(list(format["elements"]))
@@ -89,7 +89,7 @@ class _Writer:
         return " ".join(one for one in out if one) or '""'
 
     def _text_before(self, text: Format, parts: list[Format]) -> str:
-        """Text, and the formats after it."""
+        """Return the expression of a text and the formats after it."""
         following, *rest = parts
         kind = following["type"]
         if kind == "sequence":
@@ -117,7 +117,7 @@ class _Writer:
         return f"{head} {self._sequence(rest)}" if rest else head
 
     def _text(self, format: Format) -> str:
-        """Any text without some others, as a terminal."""
+        """Return a terminal for any text that contains none of the excluded texts."""
         without = [one for one in format.get("excludes") or () if one]
         if not without:
             return self._rule("X", _ANY)
@@ -132,7 +132,7 @@ class _Writer:
         return self._tokens[token]
 
     def _rule(self, kind: str, body: str, *, lazy: bool = False) -> str:
-        """The name of a rule, or of a terminal where kind is an upper-case letter."""
+        """Return the name of a rule, which is added if needed. If `kind` is an upper-case letter, it is a terminal."""
         key = f"{kind}:{body}"
         if key not in self._names:
             self._names[key] = f"{kind}{len(self._names)}"
@@ -150,7 +150,7 @@ class _Writer:
         return f"@{self._names[key]}"
 
     def _tag(self, format: Format) -> list[Format]:
-        """begin, content and end. Each mark is a text or a token."""
+        """Return the formats of begin, content and end. Each mark is a text or a token."""
         begin, end = (
             one if isinstance(one, dict) else const(one) for one in (format["begin"], format.get("end") or const(""))
         )
@@ -165,7 +165,7 @@ class _Writer:
         return calls if format.get("at_least_one") else {"type": "optional", "content": calls}
 
     def _triggered(self, format: Format) -> Format:
-        """Free text with tags in it. A text that begins like a tag is one."""
+        """Return the format of free text that contains tags. A text that begins with a trigger must be a tag."""
         tags = format["tags"]
         for one in tags:
             if not any(isinstance(one["begin"], str) and one["begin"].startswith(t) for t in format["triggers"]):
@@ -184,7 +184,7 @@ def _ends_with_text(format: Format) -> bool:
 
 
 def lark_of(grammar: str) -> str:
-    """A grammar in Lark, as it is or converted from EBNF. Raises NoTagError."""
+    """Return a grammar in Lark: an EBNF grammar is converted, another grammar is not changed. Raises NoTagError."""
     if is_lark(grammar):
         return grammar
     try:

@@ -1,12 +1,13 @@
-"""Reads an answer as it is made: text, reasoning and calls of tools, by the descriptions in `formats`.
+"""Parses a response while it is generated: text, reasoning and tool calls. `formats` describes their markup.
 
-What is no call is text, and comes out as it was; of a call's markup nothing does. A call *begins* once its name and the
-beginning of its arguments are read; what breaks off before that is text, whole, unless the answer was cut off there.
-From then on arguments are handed on as they come, and cannot be taken back: of a call that breaks off later, what the
-model wrote up to the call's end is its arguments, which are no JSON then, and nothing is made up. Of a list that breaks
-off behind a call the rest is dropped, up to its end; where no mark begins it, the rest is text.
+Text outside calls is returned unchanged. The markup of calls is not returned. A call *begins* when its name and the
+beginning of its arguments are parsed. If the call breaks off before this point, all of it is text, unless the response
+was cut off there. After this point, arguments are returned as they arrive, and cannot be taken back. If the call breaks
+off later, its arguments are the text that the model wrote up to the end of the call. They are not valid JSON then: the
+parser does not complete them. If a list breaks off after a call, the rest of the list is dropped up to its end. If no
+mark begins the list, the rest is text.
 
-White space around calls and reasoning is dropped, and so is that around all the text beside them.
+White space around calls and reasoning is dropped. If there are calls, white space after the last text is dropped too.
 """
 
 from __future__ import annotations
@@ -23,45 +24,46 @@ from .events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from .formats import CallFormat, ReasoningFormat
 from .scanners import GemmaScanner, JsonScanner, PythonScanner, Scanner
 
-# Characters that are held back at most until it is known whether they are a call.
+# Maximum number of characters that are held back until it is known whether they are a call.
 MAX_HELD = 1 << 16
 MAX_NAME = 256  # characters of a function's name
-_MAX_SPACE = 4096  # characters of white space that are held back, since a call may follow
+_MAX_SPACE = 4096  # characters of white space that are held back, because a call may follow
 _SPACE = " \t\r\n"
 _SPACES = re.compile(f"[{_SPACE}]+")
 _MARKS = re.compile("[\ud800-\udfff]+")
 _NAME = re.compile(r"[^\s\[{\"\ud800-\udfff]+")
-# Where marks follow a name, it ends before them.
+# A name that is followed by marks ends before them.
 _MARKED_NAME = re.compile(r"[^\s<`\[{\"\ud800-\udfff]+")
 _NUMBERED = re.compile(r"(.+):[0-9]+")
 PYTHON_NAME = re.compile(r"[^\s<>()\[\]{}=,;:\"'\ud800-\udfff]+")
 XML_NAME = re.compile(r"[^\s<>\ud800-\udfff]+")
-_BESIDE = ("type", "id")  # members of a call in JSON that say nothing
+_BESIDE = ("type", "id")  # ignored members of a call in JSON
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 Reading = Generator[None, None, None]
 
 
 def _xml_value(value: str, text: bool | None) -> str:
-    """A value in JSON. text: it is a text or null; else JSON, or, where it is none, a text."""
+    """Convert the value of a parameter to JSON. text: the value is a string or null. Otherwise it is JSON, or a string
+    if it is not valid JSON."""
     word = value.strip()
     if text:
         return "null" if word in ("null", "None") else json.dumps(value, ensure_ascii=False)
     scanner = JsonScanner()
-    at, shown = scanner.feed(word + " ", 0)  # a number ends with what follows it
+    at, shown = scanner.feed(word + " ", 0)  # a number ends at the next character
     if scanner.done and not (word + " ")[at:].strip():
         return shown.strip()
     return _PYTHON.get(word) or json.dumps(value, ensure_ascii=False)
 
 
 class _NoCallError(Exception):
-    """What is being read is no call, or not one that is complete."""
+    """The text is not a call, or the call is not complete."""
 
 
 def special_marks(markup: Iterable[str], tokens: Iterable[str]) -> dict[str, str]:
-    """For each special token that is part of markup, the character that stands for it in what the parser is fed: a
-    surrogate, which no text holds. So a text that spells such a token is no markup, and what is not read as markup can
-    be left out of texts, which special tokens are no part of."""
+    """Map each special token that is part of markup to the character that replaces it in the parser's input. The
+    character is a surrogate, which no text contains. So a text that spells such a token is not parsed as markup. The
+    parser removes marks from texts, because special tokens are not part of the text."""
     joined = "\n".join(markup)
     found = sorted({token for token in tokens if token and token in joined})
     return {token: chr(0xD800 + at) for at, token in enumerate(found)}
@@ -74,14 +76,14 @@ def _with_marks(text: str, marks: Mapping[str, str]) -> str:
 
 
 def _joins_with(event: Event) -> object:
-    """The same for events whose texts are one text."""
+    """Return a key that is equal for consecutive events whose texts are one text."""
     if isinstance(event, CallArguments):
         return event.index
     return type(event) if isinstance(event, Content | Reasoning) else event
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """What was found in one piece, and is of one kind, as one event."""
+    """Join the texts of events with one key into one event."""
     first = events[0]
     if len(events) == 1 or not isinstance(first, Content | Reasoning | CallArguments):
         return events
@@ -90,15 +92,15 @@ def _joined(events: list[Event]) -> list[Event]:
 
 
 class _Channel:
-    """Collects one kind of text. White space waits until it is known what follows it."""
+    """Collects one kind of text. White space is held back until the text after it is known."""
 
     def __init__(self, make: type[Content] | type[Reasoning], events: list[Event]) -> None:
         self._make = make
         self._events = events
         self._held = ""
-        self._flows = False  # white space that was too long to be held back
+        self._flows = False  # inside white space that is too long to be held back
         self.begun = False
-        self.drops_first = False  # white space at the beginning is none of it
+        self.drops_first = False  # white space at the beginning is dropped
         self.drops_last = False  # white space at the end is dropped
 
     def push(self, text: str) -> None:
@@ -128,22 +130,22 @@ class _Channel:
             self._events.append(self._make(text))
 
     def drop_first(self) -> None:
-        """White space before what comes next is dropped, unless something came before."""
+        """Drop the white space before the next text, unless a text came before."""
         self.drops_first = True
         if not self.begun:
             self._held = ""
 
     def drop_last(self) -> None:
-        """White space before what comes next is dropped."""
+        """Drop the white space that is held back."""
         self._held = ""
 
     def end_text(self) -> None:
-        """The text ends here: drops the white space before and after."""
+        """End the text here: drop the white space before and after this place."""
         self._held = ""
         self.drops_last = True
 
     def end(self) -> None:
-        """Gives what was held back."""
+        """Return the white space that is held back, unless it must be dropped."""
         if self.drops_last:
             return
         self._give(self._held)
@@ -152,26 +154,26 @@ class _Channel:
 
 @dataclass
 class _Call:
-    """The call that is being read."""
+    """The call that is being parsed."""
 
     index: int
     muted: bool
 
 
 class AnswerParser:
-    """Of one answer; `feed` it in order, then `finish` it.
+    """Parser of one response. Pass the pieces of the response to `feed` in order, then call `finish`.
 
-    calls, reasoning: the formats; None: there are none to be found.
-    names: the functions that were offered; empty: any.
-    texts: where arguments have no quotes (xml): for each function its parameters that are texts; True: or null. What
-      others are is JSON, or, where it is none, a text.
+    calls, reasoning: the formats; None: the parser does not look for them.
+    names: the functions of the request; empty: any name is accepted.
+    texts: for the syntax xml, in which values have no quotes. For each function, the parameters that are strings; True:
+      the parameter may also be null. Other values are JSON, or a string if they are not valid JSON.
     in_reasoning: the prompt ends with the beginning of reasoning.
-    marks: as `special_marks` gives them; what is fed has a special token's mark in its place.
+    marks: the result of `special_marks`. The input has these marks instead of the special tokens.
     parallel: False: calls after the first are dropped.
-    certain: a grammar sees to it that what begins like a call is one: it is no content either where the answer ends
-      before it can be read. forced: there is nothing but reasoning and calls, so there is no content at all.
-    continued: a text stands before the answer that is a part of it, so no call without markup begins it.
-    new_id: makes a call's id.
+    certain: a grammar ensures that a text that begins like a call is a call. So if the response ends within the call,
+      this text is not content. forced: the response consists of reasoning and calls, so it has no content.
+    continued: the response continues a text, so a call without markup cannot begin it.
+    new_id: creates the id of a call.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ class AnswerParser:
         self._call_end = call_end or self._end
         self._thought = [_with_marks(mark, marks) for mark in (reasoning.begin, reasoning.end)] if reasoning else []
         self._wrapping = [_with_marks(mark, marks) for mark in reasoning.content] if reasoning else ["", ""]
-        self._wrapped = False  # the first of these has come, and the second has not
+        self._wrapped = False  # inside these marks: after the first, before the second
         self._names = frozenset(names)
         self._texts = texts or {}
         self._xml = calls.xml if calls else None
@@ -212,8 +214,8 @@ class AnswerParser:
         self._cut_off = False
         self._new_id = new_id or self._random_id
         self.in_reasoning = in_reasoning and reasoning is not None
-        self.num_calls = 0  # that have begun
-        self._ids: set[str] = set()  # those that the model wrote
+        self.num_calls = 0  # calls that have begun
+        self._ids: set[str] = set()  # ids that the model wrote
         self._events: list[Event] = []
         self._content = _Channel(Content, [] if forced else self._events)
         self._reasoning = _Channel(Reasoning, self._events)
@@ -222,23 +224,23 @@ class AnswerParser:
         self._text = ""
         self._at = 0
         self._ended = False
-        self._held: StringIO | None = None  # what was read of what may be a call
+        self._held: StringIO | None = None  # parsed text that may be a call
         self._call: _Call | None = None
-        self._in_list = False  # calls are being read that stand in a list behind a mark
-        self._listed = False  # one of it has been read
-        self._stray_end = False  # the end of calls has not come; where it or a call's own end comes, it is no text
+        self._in_list = False  # inside a list of calls that a mark begins
+        self._listed = False  # a call of this list was parsed
+        self._stray_end = False  # the end mark of calls is missing; it is not text, nor is the end mark of a call
         self._steps = self._read_answer()
         next(self._steps)
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain after this piece of the answer."""
+        """Parse the next piece of the response. Returns the events that are certain."""
         self._text = self._text[self._at :] + text
         self._at = 0
         return self._step()
 
     def finish(self, *, cut_off: bool = False) -> list[Event]:
-        """What is left when the answer has ended. cut_off: the model had not ended it: what it has after the beginning
-        of a call is one that nobody can read, and no content."""
+        """End the response and return the remaining events. cut_off: the model did not finish the response. Then an
+        unfinished call after a mark or another call is dropped. Without `cut_off` and `certain`, it is content."""
         self._ended = True
         self._cut_off = cut_off
         return self._step()
@@ -249,10 +251,10 @@ class AnswerParser:
         self._events.clear()
         return [one for _, group in itertools.groupby(events, _joins_with) for one in _joined(list(group))]
 
-    # --- reading
+    # --- input
 
     def _has(self, count: int) -> Generator[None, None, bool]:
-        """Waits until `count` characters are there; False where the answer ends before."""
+        """Wait until `count` characters are available. Returns False if the response ends before."""
         while len(self._text) - self._at < count:
             if self._ended:
                 return False
@@ -269,23 +271,23 @@ class AnswerParser:
         return piece
 
     def _hold(self, begun: str = "") -> None:
-        """From here on what is taken may turn out to be text."""
+        """Keep a copy of the characters that are consumed from here on, because they may turn out to be text."""
         self._held = StringIO()
         self._held.write(begun)
 
     def _peek(self) -> Generator[None, None, str]:
-        """The next character; "" at the end."""
+        """Return the next character without consuming it; "" at the end."""
         return self._text[self._at] if (yield from self._has(1)) else ""
 
     def _accept(self, mark: str) -> Generator[None, None, bool]:
-        """Takes `mark` where it comes next, else nothing."""
+        """Consume `mark` if it comes next. Returns whether it does."""
         if not (yield from self._follows(mark)):
             return False
         self._take(len(mark))
         return True
 
     def _follows(self, mark: str) -> Generator[None, None, bool]:
-        """Whether `mark` comes next, which is not taken."""
+        """Whether `mark` comes next. Consumes nothing."""
         for at, char in enumerate(mark):
             if not (yield from self._has(at + 1)) or self._text[self._at + at] != char:
                 return False
@@ -296,19 +298,20 @@ class AnswerParser:
             raise _NoCallError
 
     def _spaces(self, more: str = "") -> Generator[None, None, str]:
-        """Takes white space; the character after it."""
+        """Consume white space and the characters in `more`. Returns the character after them, which is not consumed."""
         while (char := (yield from self._peek())) and char in _SPACE + more:
             self._take(self._run(_SPACES) or 1)
         return char
 
     def _run(self, pattern: re.Pattern[str]) -> int:
-        """How many of the next characters are of a kind."""
+        """Return the number of next characters that match a pattern."""
         found = pattern.match(self._text, self._at)
         return len(found.group()) if found else 0
 
     def _until(self, marks: Collection[str], give: Callable[[str], None], last: str = "") -> Generator[None, None, str]:
-        """Gives the text before the first of `marks` and takes the mark; "" where the answer ends before one. last: a
-        mark whose beginning is dropped where the answer ends within it."""
+        """Pass the text before the first of `marks` to `give`, and consume the mark. Returns the mark, or "" if the
+        response ends before a mark. last: if the response ends within this mark, the beginning of the mark is
+        dropped."""
         wanted = sorted((mark for mark in marks if mark), key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, wanted)) or r"(?!)")
         longest = max(map(len, wanted), default=1)
@@ -331,7 +334,7 @@ class AnswerParser:
     def _plain(self, text: str) -> str:
         return _MARKS.sub("", text)
 
-    # --- the answer
+    # --- the response
 
     def _read_answer(self) -> Reading:
         yield
@@ -356,7 +359,8 @@ class AnswerParser:
             self._content.end()
 
     def _read_beginning(self) -> Generator[None, None, bool]:
-        """What may only come before all text: reasoning, and calls without markup. Whether there was any."""
+        """Parse reasoning, an opening content mark, or calls without markup. They can come only before all text.
+        Returns whether one of them was found."""
         while (char := (yield from self._peek())) and char in _SPACE:
             self._content.push(self._take(self._run(_SPACES)))
         if self._content.begun:
@@ -375,7 +379,7 @@ class AnswerParser:
         return False
 
     def _read_reasoning(self) -> Reading:
-        """What follows its beginning, which some models write although the prompt has it."""
+        """Parse the text of the reasoning. Some models write its opening mark again although the prompt has it."""
         self.in_reasoning = True
         yield from self._spaces()
         yield from self._accept(self._thought[0])
@@ -386,7 +390,8 @@ class AnswerParser:
     # --- calls
 
     def _read_calls(self, mark: str) -> Generator[None, None, str]:
-        """What follows the beginning of calls, which was taken. Returns the beginning of the next, or "" ."""
+        """Parse calls. mark: the consumed mark that begins them, or "". Returns the mark that begins the next calls, or
+        ""."""
         assert self._calls is not None
         self._hold(mark)
         self._in_list = self._listed = False
@@ -402,7 +407,7 @@ class AnswerParser:
             else:
                 yield from self._read_marked(mark)
         except _NoCallError:
-            if self._listed and self._held:  # its end mark may be in what was taken for a text
+            if self._listed and self._held:  # a text that was parsed as a string may contain its end mark
                 self._text, self._at = self._held.getvalue() + self._text[self._at :], 0
             if self._call or self._listed:
                 return (yield from self._read_broken())
@@ -412,14 +417,15 @@ class AnswerParser:
                 self._at = len(self._text)
             elif self._held:
                 self._content.push(self._plain(self._held.getvalue()))
-            else:  # the arguments were complete, and the rest was not
+            else:  # the arguments are complete, the rest is not
                 yield from self._read_end("")
         finally:
             self._held = None
         return ""
 
     def _read_json(self, *, strict: bool) -> Reading:
-        """An object; several, with nothing or a comma between, or semicolons where calls need no markup; or a list."""
+        """Parse a call as a JSON object, several objects, or a list of objects. Between several objects there is
+        nothing or a comma. If calls need no markup, there may also be a semicolon."""
         assert self._calls is not None
         bare = self._calls.bare
         listed = (yield from self._spaces()) == "["
@@ -429,7 +435,7 @@ class AnswerParser:
         self._in_list = listed and not strict
         yield from self._read_object(strict=strict)
         closing = "};" if bare else "}"
-        # A grammar has semicolons alone, and what comes after others is not of its making.
+        # A grammar allows only semicolons between calls, so the text after a comma is not a call.
         commas = listed or not (bare and self._certain)
         while (char := (yield from self._spaces(closing))) == "{" or (char == "," and commas):
             self._hold()
@@ -438,7 +444,7 @@ class AnswerParser:
                 char = yield from self._spaces()
                 if (listed and char == "]") or (yield from self._at_end()):
                     break
-            # Where nothing marks the end of calls, what follows them may be a text that begins with JSON.
+            # If calls have no end mark, the text after them may begin with JSON that is not a call.
             yield from self._read_object(
                 strict=strict or (bare and not listed), has_arguments=not (listed or self._end)
             )
@@ -448,21 +454,22 @@ class AnswerParser:
         yield from self._read_end(f"{closing}]" if listed else closing)
 
     def _at_end(self) -> Generator[None, None, bool]:
-        """Whether the end of calls, the beginning of others or the end of the answer comes next."""
+        """Whether the end of calls, the beginning of other calls or the end of the response comes next."""
         for mark in (self._end, *self._begins):
             if (yield from self._follows(mark)):
                 return True
         return self._ended and self._end.startswith(self._text[self._at :])
 
     def _read_end(self, closing: str) -> Reading:
-        """The end of calls, with brackets that come too often before it. Where it is missing, it is no text when it
-        comes later; nor is its beginning, where the answer ends within it."""
+        """Consume the end mark of calls, and surplus brackets before it. If the mark comes later, it is not text. If
+        the response ends within the mark, the beginning of the mark is not text."""
         yield from self._spaces(closing)
         if (yield from self._accept_last(self._end)):
             self._stray_end = False
 
     def _accept_last(self, mark: str) -> Generator[None, None, bool]:
-        """Takes `mark` where it comes next, and its beginning where the answer ends within it. Whether it is whole."""
+        """Consume `mark` if it comes next, or its beginning if the response ends within it. Returns whether the whole
+        mark was consumed."""
         if (yield from self._accept(mark)):
             return True
         if self._ended and mark.startswith(rest := self._text[self._at :]):
@@ -470,10 +477,11 @@ class AnswerParser:
         return False
 
     def _read_object(self, *, strict: bool, has_arguments: bool = False) -> Reading:
-        """{"name": ..., "arguments": {...}}.
+        """Parse {"name": ..., "arguments": {...}}.
 
-        strict: of an offered function, with arguments, and nothing else before them.
-        has_arguments: with arguments.
+        strict: the name must be one of `names`, and the call must have arguments. Before the arguments, only the name
+          and the members in _BESIDE are allowed.
+        has_arguments: the call must have arguments.
         """
         assert self._calls is not None
         yield from self._expect("{")
@@ -504,7 +512,7 @@ class AnswerParser:
                 yield from self._read_value(JsonScanner())
         self._take(1)
         if not done:
-            # What else stands there may be the arguments.
+            # Other members may be the arguments.
             if not name or (not arguments and (strict or has_arguments or others)):
                 raise _NoCallError
             self._begin_call(name)
@@ -512,7 +520,8 @@ class AnswerParser:
             self._end_call()
 
     def _read_whole_arguments(self, char: str) -> Generator[None, None, str]:
-        """Arguments that come before the name, or as a text that is JSON. Null or an empty text: there are none."""
+        """Parse arguments that come before the name, or that are JSON within a string. null or an empty string means no
+        arguments."""
         if char == "n" and (yield from self._read_value(JsonScanner())):
             return "{}"
         if char == '"':
@@ -551,13 +560,13 @@ class AnswerParser:
         return "".join(parts)
 
     def _wait(self) -> Reading:
-        """For more text than is there."""
+        """Wait for more text."""
         if self._ended:
             raise _NoCallError
         yield
 
     def _read_marked(self, mark: str) -> Reading:
-        """A call, or calls with marks of their own. mark: what was taken."""
+        """Parse a call, or several calls with marks around each. mark: the consumed mark."""
         read_one = self._read_xml if self._xml else self._read_named
         yield from self._spaces()
         if mark != self._call_begin:
@@ -573,7 +582,7 @@ class AnswerParser:
             yield from self._read_end("")
 
     def _read_named(self) -> Reading:
-        """NAME{...} with marks between, and, for Gemma, with `call:` before."""
+        """Parse NAME{...} with marks between name and arguments, and with `call:` before the name for Gemma."""
         assert self._calls is not None
         yield from self._spaces()
         if self._calls.syntax == "gemma":
@@ -602,8 +611,8 @@ class AnswerParser:
             yield from self._accept_last(self._call_end)
 
     def _read_pythonic(self, *, strict: bool) -> Reading:
-        """NAME(key=value, ...), several with commas or line ends between them, or a list of these. strict: a list, and
-        of offered functions."""
+        """Parse NAME(key=value, ...), several of them with commas or line ends between them, or a list of them. strict:
+        only a list of functions in `names` is accepted."""
         listed = (yield from self._spaces()) == "["
         if listed:
             self._take(1)
@@ -628,7 +637,7 @@ class AnswerParser:
         yield from self._read_end("]" if listed else "")
 
     def _read_keywords(self, name: str) -> Reading:
-        """The arguments of a call in Python, up to the closing bracket."""
+        """Parse the arguments of a call in Python, up to the closing bracket."""
         before = "{"
         while (yield from self._spaces()) != ")":
             if before == ", ":
@@ -650,7 +659,7 @@ class AnswerParser:
         self._end_call()
 
     def _read_xml(self) -> Reading:
-        """A name, and parameters with marks around each."""
+        """Parse a name, and parameters with marks around each."""
         name_begin, name_end, key_begin, key_end, value_begin, value_end, close = self._xml_marks
         yield from self._spaces()
         yield from self._expect(name_begin)
@@ -693,7 +702,8 @@ class AnswerParser:
         return word
 
     def _read_xml_value(self, text: bool | None, end: str) -> Reading:
-        """text: as `texts` has it. A text is handed on as it comes; others have to be whole."""
+        """Parse the value of a parameter. text: its entry in `texts`. A string is returned as it arrives. Other values
+        are held back until they are complete or longer than MAX_HELD."""
         assert self._xml is not None
         held: list[str] = []
         size = 0
@@ -713,7 +723,7 @@ class AnswerParser:
         if begun:
             self._give_arguments('"')
         ends = [end]
-        # A line's end at both ends of the value is not its own.
+        # A line end at the beginning and at the end of the value is not part of it.
         if self._xml.value[0].startswith("\n"):
             yield from self._accept("\n")
             ends.append(f"\n{end}")
@@ -722,7 +732,7 @@ class AnswerParser:
         self._give_arguments('"' if begun else _xml_value("".join(held), text))
 
     def _read_arguments(self, name: str, id: str = "") -> Reading:
-        """Begins the call and hands its arguments on."""
+        """Begin the call and return its arguments as they arrive."""
         self._begin_call(name, id)
         yield from self._scan_arguments(JsonScanner() if not self._quote else GemmaScanner(self._quote))
         self._end_call()
@@ -738,10 +748,11 @@ class AnswerParser:
                 yield from self._wait()
 
     def _read_broken(self) -> Generator[None, None, str]:
-        """The rest of a call whose arguments are no JSON, or of a list behind a call. Returns the next beginning."""
-        give = (lambda _: None) if self._xml else self._give_arguments  # it is no JSON, and the marks are in it
+        """Parse the rest of a call whose arguments are not valid JSON, or the rest of a list after a call. Returns the
+        mark that begins the next calls, or ""."""
+        give = (lambda _: None) if self._xml else self._give_arguments  # the rest of xml is not JSON: it has marks
         ends = [self._call_end, self._end] if self._end else list(self._begins)
-        if not self._call:  # of a list; arguments that are open may hold the beginning's mark
+        if not self._call:  # the rest of a list; unfinished arguments may contain the mark that begins calls
             ends += self._begins
         mark = yield from self._until(ends, give)
         self._end_call(complete=False)
@@ -749,7 +760,7 @@ class AnswerParser:
         return mark if mark in self._begins else ""
 
     def _begin_call(self, name: str, id: str = "") -> None:
-        """id: the model's; "": it has none."""
+        """id: the id that the model wrote; "" if it wrote none."""
         self._held = None
         self._content.drop_first()
         self._call = _Call(self.num_calls, muted=bool(self.num_calls) and not self._parallel)
@@ -765,13 +776,13 @@ class AnswerParser:
         if self._call and not self._call.muted:
             self._events.append(CallEnd(self._call.index, complete))
         self._call = None
-        self._stray_end = bool(self._end)  # until it has come
+        self._stray_end = bool(self._end)
         if self._in_list:
             self._listed = True
             self._hold()
 
     def _own_id(self, id: str) -> str:
-        """The id that the model wrote; "" where it has written it before."""
+        """Return the id that the model wrote, or "" if it wrote the same id before."""
         if id in self._ids:
             return ""
         self._ids.add(id)

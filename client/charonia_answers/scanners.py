@@ -1,9 +1,10 @@
-"""Arguments of a call, read in pieces of any size: JSON, Gemma's variant of it, and Python's literals.
+"""Scanners for the arguments of a call, in pieces of any size: JSON, Gemma's variant of JSON, and Python literals.
 
-A scanner takes text from where one value begins. `feed(text, at)` reads on from text[at] and returns the place up to
-which it has read and the JSON text of that. `done`: the value has ended there. `broken`: the character there cannot
-follow. Neither: it needs more; what it has left unread has to come again, with more behind it. Time is linear in the
-text, memory in the depth, which is bounded. Joined, what is returned does not depend on how the text was cut.
+A scanner starts at the beginning of one value. `feed(text, at)` scans from text[at]. It returns the index of the first
+character that it did not scan, and the scanned text as JSON. `done`: the value ends before this index. `broken`: the
+character at this index is not allowed. If neither is set, the scanner needs more text: the next call must repeat the
+unscanned text, with more text after it. Time is linear in the length of the text. Memory is linear in the nesting
+depth, which is bounded. The joined results do not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_WORD = 256  # characters of a key or a number that Gemma writes without quot
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 _SPACE = re.compile(r"[ \t\r\n]+")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
-# Of a number: state -> (what may follow, the state after that); states whose number may end are in _NUMBER_ENDS.
+# States of a number: state -> (allowed next characters, next state). A number may end in the states of _NUMBER_ENDS.
 _DIGITS = "0123456789"
 _NUMBER: dict[str, tuple[tuple[str, str], ...]] = {
     "-": (("0", "0"), ("123456789", "i")),
@@ -46,15 +47,15 @@ class Scanner(Protocol):
 
 
 class JsonScanner:
-    """One JSON value. Control characters within strings, which JSON has as escapes only and models write as they are,
-    are made such escapes."""
+    """Scans one JSON value. JSON allows control characters within strings only as escapes, but models write them
+    without. The scanner converts them to escapes."""
 
     def __init__(self) -> None:
         self.done = False
         self.broken = False
-        self._stack: list[str] = []  # "}" and "]" that have to come
+        self._stack: list[str] = []  # expected "}" and "]"
         self._expects = "value"
-        self._rest = ""  # of a literal, or the state of a number, or how many digits an escape still has
+        self._rest = ""  # rest of a literal, state of a number, or a zero for each missing digit of an escape
         self._is_key = False
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
@@ -84,7 +85,7 @@ class JsonScanner:
         return at, "".join(out)
 
     def _read(self, char: str) -> bool:
-        """Whether the character was read; False where it comes after the end of a number."""
+        """Scan a character. Returns False, without scanning it, if it comes after the end of a number."""
         expects = self._expects
         if expects == "string":
             self._in_string(char)
@@ -182,7 +183,8 @@ GEMMA_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|f
 
 
 class GemmaScanner:
-    """An object as Gemma writes it: keys with or without quotes, strings between two `quote` and without escapes."""
+    """Scans an object as Gemma writes it: keys with or without quotes, strings between two `quote` and without
+    escapes."""
 
     def __init__(self, quote: str) -> None:
         self.done = False
@@ -221,7 +223,7 @@ class GemmaScanner:
         return end
 
     def _begins_quote(self, text: str, at: int) -> bool:
-        """Whether the text ends in what may become a quote."""
+        """Whether the rest of the text may be the beginning of a quote."""
         return self._quote.startswith(text[at : at + len(self._quote)])
 
     def _between(self, text: str, at: int, out: list[str]) -> int:
@@ -312,20 +314,20 @@ _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
 _ESCAPES |= {char: char for char in "\"'\\/"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile("[0-9a-fA-F]+")
-_MAX_PYTHON_SPACE = 64  # white space after a quote that is looked at
+_MAX_PYTHON_SPACE = 64  # characters of white space after a quote that are examined
 
 
 class PythonScanner:
-    """One value as a literal in Python: text, number, True, False, None, list, tuple, or dictionary. JSON's words are
-    read too. Models forget to escape quotes. So a quote ends a text only if a comma, a colon or a closing bracket comes
-    next. Tuples become lists, and the keys of dictionaries become texts."""
+    """Scans one Python literal: string, number, True, False, None, list, tuple, or dictionary. true, false and null are
+    also accepted. Models forget to escape quotes. So a quote ends a string only if a comma, a colon or a closing
+    bracket comes next. Tuples become lists, and the keys of dictionaries become strings."""
 
     def __init__(self) -> None:
         self.done = False
         self.broken = False
-        self._stack: list[str] = []  # closing brackets that have to come
+        self._stack: list[str] = []  # expected closing brackets
         self._expects = "value"  # or: value or close, key or close, colon, more, text
-        self._quote = ""  # of the text that is being read
+        self._quote = ""  # quote of the current string
         self._is_key = False
         self._comma = ""  # stands before the next value
         self._word = ""
@@ -340,7 +342,7 @@ class PythonScanner:
             at = end
         return at, "".join(out)
 
-    # --- texts
+    # --- strings
 
     def _in_text(self, text: str, at: int, out: list[str]) -> int:
         char = text[at]
@@ -356,12 +358,12 @@ class PythonScanner:
         return plain.end()
 
     def _at_quote(self, text: str, at: int, out: list[str]) -> int:
-        """A quote within a text: its end, or a part of it."""
+        """Scan a quote within a string: the quote ends the string or is part of it."""
         quote = self._quote
         if len(quote) == 3:
             if len(text) - at < 3:
                 return at if quote.startswith(text[at:]) else self._part(text, at, out)
-            # If more than three quotes follow each other, the last three end the text.
+            # If more than three quotes follow each other, the last three end the string.
             if not text.startswith(quote, at) or text.startswith(quote, at + 1):
                 return self._part(text, at, out)
             if len(text) - at == 3:
@@ -400,7 +402,7 @@ class PythonScanner:
                 return at
             code = int(text[at + 2 : at + 2 + digits], 16)
             self.broken = code > sys.maxunicode
-            # A pair of surrogates is one character in JSON; alone they are what the model wrote.
+            # In JSON, two escaped surrogates are one character. A single surrogate stays as the model wrote it.
             if not self.broken:
                 out.append(json.dumps(chr(code), ensure_ascii=0xD800 <= code <= 0xDFFF)[1:-1])
             return at + 2 + digits
@@ -410,7 +412,7 @@ class PythonScanner:
         out.append(json.dumps(_ESCAPES.get(char, "\\" + char), ensure_ascii=False)[1:-1])
         return at + 2
 
-    # --- all else
+    # --- everything else
 
     def _between(self, text: str, at: int, out: list[str]) -> int:
         char = text[at]
@@ -444,7 +446,7 @@ class PythonScanner:
         is_key = self._expects == "key or close"
         if char in "'\"":
             if len(text) - at < 3 and text[at:] == char * (len(text) - at):
-                return at  # it may be three quotes, or an empty text
+                return at  # these may be three quotes, or an empty string
             self._quote = char * 3 if text.startswith(char * 3, at) else char
             self._is_key, self._expects = is_key, "text"
             self._give(out, '"')
@@ -479,7 +481,7 @@ class PythonScanner:
         self._comma = ""
 
     def _ended(self) -> None:
-        """A value or a key has ended."""
+        """Update the state after the end of a value or a key."""
         self._expects = "colon" if self._is_key else "more"
         self.done = not self._stack
         self._is_key = False
@@ -489,7 +491,7 @@ _PYTHON_PLAIN = {quote: re.compile(rf"[^\\{quote}\ud800-\udfff]+") for quote in 
 
 
 def _python_word(word: str) -> str:
-    """A word or a number in JSON; "" for any other word."""
+    """Convert a word or a number to JSON. Returns "" for any other word."""
     if word in _PYTHON_WORDS:
         return _PYTHON_WORDS[word]
     found = _PYTHON_NUMBER.fullmatch(word)

@@ -1,4 +1,4 @@
-"""What the formats without JSON have to know of JSON schemas. Whatever a schema is, time is bounded."""
+"""Reads JSON schemas for formats whose arguments are not JSON. Time is bounded for every schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DEFINITIONS = ("$defs", "definitions")
-# Keywords whose values are schemas by name, and those whose values are none.
+# Keywords whose values are objects from names to schemas, and keywords whose values are not schemas.
 _BY_NAME = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependencies")
 _VALUES = ("enum", "const", "default", "examples", "required")
 _ANY = "any-json"
@@ -18,19 +18,19 @@ _MAX_VISITS = 10_000
 
 
 class UnsupportedSchemaError(ValueError):
-    """Where in the schema, and what."""
+    """The schema is not supported. The text names the place in the schema and the problem."""
 
 
 class Alternatives:
-    """Finds of which schemas a value follows one. Of all that is asked of one root, `_MAX_VISITS` schemas and values
-    are visited; what is beyond that may be any value."""
+    """Finds the alternatives of a schema: a valid value follows one of them. For one root, at most `_MAX_VISITS`
+    schemas and values are visited. After that, the only alternative is {}, which allows any value."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._left = _MAX_VISITS
 
     def of(self, schema: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-        """The alternatives, and the schemas that led to them, by $ref, anyOf or oneOf."""
+        """Return the alternatives, and the schemas that lead to them with $ref, anyOf or oneOf."""
         found: list[Mapping[str, Any]] = []
         passed: list[Mapping[str, Any]] = []
         waiting, seen = [schema], set()
@@ -68,7 +68,7 @@ class Alternatives:
 
 
 def target_of(root: Any, reference: str) -> Any:
-    """What is at #/key/key...; None: nothing."""
+    """Return the value at the reference #/key/key...; None if there is none."""
     target = root
     for key in reference.split("/")[1:]:
         target = target.get(key) if isinstance(target, Mapping) else None
@@ -76,8 +76,8 @@ def target_of(root: Any, reference: str) -> Any:
 
 
 def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that `enum` and `const` leave, of the types that stand beside them; None: they do not say. Raises
-    UnsupportedSchemaError, which names the keyword that is wrong."""
+    """Return the values that `enum`, `const` and `type` allow; None if there is neither `enum` nor `const`. Raises
+    UnsupportedSchemaError, which names the wrong keyword."""
     if "enum" not in schema and "const" not in schema:
         return None
     values = schema["enum"] if "enum" in schema else [schema["const"]]
@@ -104,7 +104,7 @@ def _types_of(value: Any) -> tuple[str, ...]:
 
 
 class Definitions:
-    """The definitions of a root schema that parts of it refer to."""
+    """Finds the definitions of a root schema that parts of the schema refer to."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -112,8 +112,8 @@ class Definitions:
         self._sizes: dict[tuple[str, str], int] = {}
 
     def reached(self, schema: Any, path: str) -> tuple[dict[str, Any], int]:
-        """The definitions as keywords of a schema, and the size of their JSON. path: of the schema. Raises
-        UnsupportedSchemaError."""
+        """Return the definitions that a schema refers to, directly or indirectly, as keywords of a schema, and the size
+        of their JSON. path: the place of the schema in the root. Raises UnsupportedSchemaError."""
         found: dict[str, Any] = {}
         size = 0
         waiting = [(reference, path) for reference in references(schema)]
@@ -144,7 +144,7 @@ class Definitions:
 
 
 def references(schema: Any) -> Iterator[str]:
-    """Every $ref in it."""
+    """Yield every $ref in a schema."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()
@@ -161,8 +161,8 @@ def references(schema: Any) -> Iterator[str]:
 
 
 def without_characters(schema: Any, characters: str) -> Any:
-    """The same schema, whose strings and names of properties have none of some ASCII characters. Patterns, values and
-    formats stay as they are: the caller checks them."""
+    """Return a copy of the schema that forbids some ASCII characters in strings and in property names. The
+    names, values, patterns and formats in the schema do not change: the caller checks them."""
     pattern = f"^[^{re.escape(characters)}]*$"
     needs_any = False
 

@@ -1,4 +1,4 @@
-"""Parts of which structural tags are made."""
+"""The parts of structural tags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANY_OBJECT: Format = {"type": "json_schema", "json_schema": {"type": "object"}}
 
 
 class NoTagError(ValueError):
-    """What cannot be forced, and why."""
+    """The format cannot be forced. The text says which part, and why."""
 
 
 def const(value: str) -> Format:
@@ -22,18 +22,19 @@ def const(value: str) -> Format:
 
 
 def json_of(schema: Any, name: str, without: Sequence[str] = ()) -> Format:
-    """JSON that follows a schema. name: its name in errors. without: no string has the first characters of these."""
+    """JSON that follows a schema. name: the name of the schema in errors. No string contains the first character of a
+    text in `without`."""
     first = "".join(sorted({text[0] for text in without if text}))
     return {"type": "json_schema", "name": name, "json_schema": without_characters(schema, first) if first else schema}
 
 
 def choice(values: Iterable[str]) -> Format:
-    """One of some texts."""
+    """One of several texts."""
     return {"type": "choice", "values": list(values)}
 
 
 def any_text(*excludes: str) -> Format:
-    """Any text without these."""
+    """Any text that contains none of `excludes`."""
     return {**ANY_TEXT, "excludes": list(excludes)} if excludes else ANY_TEXT
 
 
@@ -47,7 +48,7 @@ def star(format: Format) -> Format:
 
 
 def sequence(parts: Iterable[Format]) -> Format:
-    """Texts that follow each other are one."""
+    """The formats one after the other. Adjacent texts are joined."""
     joined: list[Format] = []
     for part in parts:
         inner = part["elements"] if part["type"] == "sequence" else [part]
@@ -60,5 +61,5 @@ def sequence(parts: Iterable[Format]) -> Format:
 
 
 def either(options: Sequence[Format]) -> Format:
-    """One of them."""
+    """One of several formats."""
     return options[0] if len(options) == 1 else {"type": "or", "elements": list(options)}

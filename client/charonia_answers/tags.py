@@ -1,5 +1,5 @@
-"""Formats of responses, which become grammars: for calls that are forced, for arguments that follow a schema, and for a
-text that follows reasoning. The parser reads the response by the same descriptions.
+"""Builds formats of responses, which become grammars: for forced calls, for arguments that follow a schema, and for a
+text after reasoning. The parser uses the same descriptions (`formats`).
 
 A format is one of xgrammar's structural tags. Its `name` is the name of a schema in errors.
 """
@@ -31,26 +31,27 @@ from .tag_parts import (
     star,
 )
 
-# What the prompt says of reasoning: the answer may have some, goes on with it, or has none.
+# The state at the end of the prompt. possible: the response may begin with reasoning. open: the prompt has begun the
+# reasoning. none: the response has no reasoning.
 ReasoningState = Literal["possible", "open", "none"]
 
-_SPACE_AFTER_TOKEN = optional(const(" "))  # SentencePiece's, after a special token
+_SPACE_AFTER_TOKEN = optional(const(" "))  # SentencePiece adds it after a special token
 _SPACE_AFTER_REASONING = optional({"type": "regex", "pattern": "[ \\n]{1,4}"})
-# What a name that stands without quotes cannot hold.
+# Characters that a name without quotes cannot contain.
 _NO_NAME = {"named": re.compile(r"[\s\[{\"]"), "gemma": re.compile(r"[\s\[{\"]"), "xml": re.compile(r"[\s<>]")}
 _NUMBER: Format = {"type": "regex", "pattern": "[0-9]{1,4}"}
 
 
 @dataclass(frozen=True)
 class Function:
-    """parameters: the JSON schema that its arguments follow; None: they are any JSON object."""
+    """parameters: the JSON schema of the arguments; None: they are any JSON object."""
 
     name: str
     parameters: Mapping[str, Any] | None = None
 
 
 def check_name(calls: CallFormat, name: str) -> None:
-    """NoTagError for a name that the parser would not read in this format."""
+    """Raise NoTagError for a name that the parser would not accept in this format."""
     shown = calls.frame(name).name
     if not name or len(shown) > MAX_NAME:
         raise NoTagError(f"a call's name has 1 to {MAX_NAME} characters")
@@ -61,9 +62,10 @@ def check_name(calls: CallFormat, name: str) -> None:
 
 
 class Tags:
-    """The tags of one model.
+    """Builds the formats of one model.
 
-    tokens: ids of its special tokens. Where markup consists of them, tokens are forced, and no text that spells them.
+    tokens: ids of its special tokens. If markup contains such a token, the grammar requires the token, not a text that
+    spells it.
     """
 
     def __init__(self, calls: CallFormat | None, reasoning: ReasoningFormat | None, tokens: Mapping[str, int]) -> None:
@@ -76,13 +78,14 @@ class Tags:
 
     @property
     def text_marks(self) -> list[str]:
-        """What begins calls, where it is plain text."""
+        """The marks that begin calls and are plain text, without special tokens."""
         assert self._calls is not None
         return [begin for begin in self._calls.begin if not self._special.search(begin)]
 
     def answer(self, kind: str, guide: str, called: str, *, strict: bool) -> Format | None:
-        """As `guide_format`, of a guide beside tools: what it makes is never read as a call, but for JSON in a format
-        whose calls have no marks. strict: some function is, so that this may not be either. Raises NoTagError."""
+        """Return `guide_format` of a guide in a request with tools. Its texts are never parsed as calls, with one
+        exception: JSON, if calls have no marks. strict: a function is strict, so there is no exception. Raises
+        NoTagError."""
         assert self._calls is not None
         marks = self.text_marks
         made = guide_format(kind, guide, called)
@@ -93,21 +96,22 @@ class Tags:
         if not kind.startswith("json"):
             beside_calls.check(kind, guide, marks)
             return made
-        if self._calls.syntax == "json":  # its calls have quotes, which a text in JSON has not
+        if self._calls.syntax == "json":  # its calls contain quotes, which are escaped in JSON strings
             return made
         schema = json.loads(guide) if guide else ANY_OBJECT["json_schema"]
         beside_calls.check_json(schema, marks)
         return json_of(schema, called, marks)
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> Format:
-        """Calls and nothing else. several: more than one may come."""
+        """Return the format of a response that consists of calls. several: more than one call is allowed."""
         assert self._calls is not None
         frame = self._calls.frame("")
         calls = self._separated(functions, frame, several)
         return sequence([*self._markup(frame.opening), calls, *self._markup(frame.closing)])
 
     def free(self, functions: Sequence[Function], *, several: bool, continued: bool = False) -> Format:
-        """Text, in which calls may stand. What begins like a call is one. continued: the text has begun before."""
+        """Return the format of text that may contain calls. A text that begins like a call must be a call. continued:
+        the response continues a text."""
         assert self._calls is not None
         frames = [self._calls.frame("", begin) for begin in self._calls.begin if begin != self._calls.each[0]]
         if frames[0].opening:
@@ -121,17 +125,18 @@ class Tags:
         rest = star(sequence([*block, text])) if several else optional(sequence(block))
         if not self._calls.bare or continued:
             return sequence([text, rest])
-        # A text that begins with the bracket is a call; and one that begins like markup is that.
+        # A response that begins with the bracket is a call. One that begins with the first character of a mark begins
+        # with markup.
         first = "".join(re.escape(char) for char in sorted({self._calls.bracket, *(mark[0] for mark in marks)}))
         begun: Format = {"type": "regex", "pattern": f"[ \\t\\r\\n]*[^{first} \\t\\r\\n]"}
         return either([self.forced(functions, several=several), sequence([begun, text, rest]), rest])
 
     def guide(self, format: Format, called: str) -> str:
-        """The format as the engine takes it. called: its name in errors."""
+        """Convert the format to the engine's grammars. called: the name of the format in errors."""
         return grammars_of(format, called, self._tokens)
 
     def after_reasoning(self, format: Format, state: ReasoningState) -> Format:
-        """The format, where reasoning may come before it, or does."""
+        """Add the reasoning that may or must come before the format."""
         if self._reasoning is None or state == "none":
             return format
         begin, end = self._markup(self._reasoning.begin), self._markup(self._reasoning.end)
@@ -141,7 +146,7 @@ class Tags:
         return sequence([optional(sequence([*begin, *thought])), format])
 
     def _separated(self, functions: Sequence[Function], frame: Frame, several: bool) -> Format:
-        """One call or, if `several` may follow each other, some."""
+        """Return the format of one call or, if `several`, of one or more calls."""
         if not frame.before:
             call = sequence([self._named(functions, frame), *self._markup(frame.after)])
             return sequence([call, star(sequence([const(frame.separator), call]))]) if several else call
@@ -158,7 +163,7 @@ class Tags:
         }
 
     def _named(self, functions: Sequence[Function], frame: Frame) -> Format:
-        """Name and arguments of one of the functions."""
+        """Return the format of the name and the arguments of a call. Each function is an option."""
         assert self._calls is not None
         middle = [*([const(":"), _NUMBER] if frame.numbered else []), *self._markup(frame.middle)]
         free = [self._calls.frame(one.name).name for one in functions if one.parameters is None]
@@ -171,7 +176,7 @@ class Tags:
         return either(options)
 
     def _arguments(self, function: Function | None, copies: xml.Copies | None = None) -> Format:
-        """Those of a strict function; without one any object."""
+        """Return the format of the arguments. Without a function, or without its parameters: any object."""
         assert self._calls is not None
         schema = function.parameters if function else None
         if self._calls.syntax == "gemma":
@@ -217,11 +222,11 @@ class Tags:
         return xml.parameters_of(function.parameters, parameter, name, end, copies)
 
     def _text_before(self, end: Sequence[Format]) -> Format:
-        """Any text up to markup."""
+        """Return the format of any text before the mark `end`."""
         return any_text(end[0]["value"]) if end[0]["type"] == "const_string" else any_text()
 
     def _markup(self, text: str) -> list[Format]:
-        """The tokens and texts of which markup consists."""
+        """Split markup into formats of tokens and texts."""
         parts: list[Format] = []
         at = 0
         for found in self._special.finditer(text):
@@ -237,8 +242,8 @@ class Tags:
 
 
 def guide_format(kind: str, guide: str, called: str) -> Format | None:
-    """The format of a guide, as tensors of `guided_decoding` have it; None for one that is wrong, which the engine says
-    best. called: what errors call a schema."""
+    """Return the format of a guide. kind, guide: the tensors guided_decoding_guide_type and guided_decoding_guide.
+    Returns None for a wrong guide: the engine reports the error. called: the name of a schema in errors."""
     if (kind == "json") == bool(guide):
         return None
     if kind == "json":
@@ -261,7 +266,7 @@ def guide_format(kind: str, guide: str, called: str) -> Format | None:
 
 
 def _of_structures(tag: Mapping[str, Any]) -> Format | None:
-    """The format of a structural tag in its older form; None for what is none."""
+    """Return the format of a structural tag in its older form; None if it is not valid."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
         return None

@@ -1,5 +1,5 @@
-"""Arguments that are written one by one, not as a JSON object: with marks around each parameter, where texts have no
-quotes, or as in Python. Which parameters are texts, by a function's schema, and what a grammar of them is made of."""
+"""Formats of arguments that are not one JSON object: parameters with marks around each, in which strings have no
+quotes, or keyword arguments as in Python. Also finds the parameters that are strings in the schema of a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tag_parts import Format, NoTagError, const, either, json_of, optional, seq
 
 __all__ = ["Copies", "Xml", "any_keywords", "any_parameters", "keywords_of", "parameters_of", "text_parameters"]
 
-# Makes the format of a parameter, of those of its name and of its value; None: any text.
+# Makes the format of a parameter from the formats of its name and its value. None as the value: any text.
 Parameter = Callable[[Format, Format | None], Format]
 
 _ANY_KEY: Format = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
@@ -32,14 +32,15 @@ _ANY_VALUE = json_of(True, "any value")
 
 @dataclass
 class Copies:
-    """How large all definitions and texts are that one grammar repeats for each parameter that refers to them."""
+    """The size of definitions and texts that one grammar repeats for each parameter that refers to them."""
 
     size: int = 0
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A parameter that is a text, or null where `null`. alternatives, passed: as `Alternatives.of` gives them."""
+    """A parameter that is a string, or null if `null` is true. alternatives, passed: the results of
+    `Alternatives.of`."""
 
     null: bool
     alternatives: Sequence[Mapping[str, Any]]
@@ -47,7 +48,7 @@ class _Text:
 
 
 def text_parameters(schema: Any) -> dict[str, bool]:
-    """The parameters that are texts; True: a text or null. Whatever the schema is."""
+    """Return the parameters that are strings; True: a string or null. Accepts any schema, valid or not."""
     return {name: text.null for name, text in _texts(schema).items()}
 
 
@@ -71,8 +72,8 @@ def any_parameters(parameter: Parameter) -> Format:
 
 
 def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, end: str, copies: Copies) -> Format:
-    """What follows the schema of an object. name: what errors call it. end: what ends a value, where that is a text; no
-    value holds it. Raises NoTagError."""
+    """Return the format of parameters that follow the schema of an object. name: the name of the schema in errors. end:
+    the mark that ends a value, if it is plain text; no value contains it. Raises NoTagError."""
     if end and end in json.dumps(schema, ensure_ascii=False):
         raise NoTagError(f"{name}: the JSON schema has {end}, which ends a value in this format")
     properties, needed = _properties(schema, name)
@@ -89,7 +90,7 @@ def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, en
 
 
 def _properties(schema: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], set[str]]:
-    """The properties of an object's schema, and the names of those that are required. Raises NoTagError."""
+    """Return the properties of an object's schema, and the names of required properties. Raises NoTagError."""
     for keyword in schema:
         if keyword not in _OF_OBJECT:
             raise _unsupported(name, f"/{keyword}", keyword)
@@ -103,13 +104,14 @@ def _properties(schema: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any]
 
 
 def any_keywords() -> Format:
-    """Arguments as in Python, with values in JSON, which the parser reads too."""
+    """Return the format of keyword arguments as in Python. The values are JSON, which the parser also accepts."""
     one = sequence([_ANY_KEY, const("="), _ANY_VALUE])
     return optional(sequence([one, star(sequence([_COMMA, one]))]))
 
 
 def keywords_of(schema: Mapping[str, Any], name: str, copies: Copies) -> Format:
-    """As `any_keywords`, following the schema of an object. name: what errors call it. Raises NoTagError."""
+    """Return the format of keyword arguments that follow the schema of an object. name: the name of the schema in
+    errors. Raises NoTagError."""
     properties, needed = _properties(schema, name)
     values = _Values(schema, name, "", copies)
     required: list[Format] = []
@@ -125,7 +127,7 @@ def keywords_of(schema: Mapping[str, Any], name: str, copies: Copies) -> Format:
     if len(others) > _MAX_OPTIONAL:
         problem = f"more than {_MAX_OPTIONAL} properties, none of which is required"
         raise NoTagError(f"{name}: {problem}, are not supported in this format")
-    # Whichever comes first, only later ones follow it.
+    # One option for each property that may come first. Only later properties follow it.
     options = [
         sequence([one, *(optional(sequence([_COMMA, later])) for later in others[at + 1 :])])
         for at, one in enumerate(others)
@@ -134,8 +136,8 @@ def keywords_of(schema: Mapping[str, Any], name: str, copies: Copies) -> Format:
 
 
 class _Values:
-    """The formats of one function's values. Raises NoTagError for a schema that is not supported, and where they become
-    too large."""
+    """Makes the formats of the values of one function. Raises NoTagError if a schema is not supported, or if the
+    formats become too large."""
 
     def __init__(self, root: Mapping[str, Any], name: str, end: str, copies: Copies) -> None:
         self._definitions = Definitions(root)
@@ -158,7 +160,7 @@ class _Values:
         return json_of(whole, f"tools: {self._name}, at {at}", [self._end] if self._end else [])
 
     def text(self, text: _Text, at: str) -> Format | None:
-        """A text without quotes; None: any."""
+        """Return the format of a string without quotes; None: any text."""
         self._check_passed(text, at)
         found: list[str] = []
         for inner in text.alternatives:
@@ -176,7 +178,7 @@ class _Values:
         return either([const(value) for value in [*found, *(["null"] if text.null else [])]])
 
     def _check_passed(self, text: _Text, at: str) -> None:
-        """What stands beside $ref, anyOf and oneOf must say nothing more."""
+        """Raise NoTagError if a keyword next to $ref, anyOf or oneOf adds a constraint."""
         for outer in text.passed:
             keyword = next((one for one in outer if one not in _OF_REFERENCE), "")
             kinds = outer.get("type", ["string", "null"])
@@ -201,8 +203,8 @@ def _unsupported(name: str, at: str, keyword: str) -> NoTagError:
 
 
 def _kinds(alternatives: Sequence[Mapping[str, Any]], known: dict[int, set[str] | None]) -> set[str] | None:
-    """The types that values have; None: any. known: those of schemas that were looked at, by id: many parameters may
-    refer to a large one."""
+    """Return the types of values that follow the alternatives; None: any type. known: cached types of schemas, by id.
+    The cache matters if many parameters refer to one large schema."""
     kinds: set[str] = set()
     for inner in alternatives:
         if id(inner) not in known:
@@ -215,7 +217,7 @@ def _kinds(alternatives: Sequence[Mapping[str, Any]], known: dict[int, set[str] 
 
 
 def _own_kinds(schema: Mapping[str, Any]) -> set[str] | None:
-    """ "string", "null" and "other", as far as its own keywords say; None: any."""
+    """Return the types "string", "null" and "other" that the keywords of a schema allow; None: any type."""
     try:
         values = values_of(schema)
     except UnsupportedSchemaError:

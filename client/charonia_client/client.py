@@ -8,7 +8,7 @@ cancelling the task, a time limit and closing the client all end the work on the
 Failing servers. A killed process closes its connection, and every call ends immediately. A server can also become
 unresponsive (its machine or network fails, its process is stopped), or only its one thread for streams does. So two
 small calls probe the server every few seconds while a subscription is open. That traffic also prevents gRPC's keepalive
-pings to a server that answers: Triton's default policy takes such pings for abuse.
+pings to a server that answers: Triton's default policy treats such pings as abuse.
 """
 
 from __future__ import annotations
@@ -387,9 +387,10 @@ class Client:
 
     async def _watch_server(self) -> None:
         """Probes the server while requests run or a subscription is open. If it does not answer, all requests and
-        subscriptions end with Unresponsive. If it rejects calls, those end that have received nothing for a while."""
+        subscriptions end with Unresponsive. If it rejects calls, only requests and subscriptions that have received
+        nothing for a while end."""
         clock = asyncio.get_running_loop().time
-        refused_at: float | None = None  # since when it refuses
+        refused_at: float | None = None  # the time of the first of consecutive refusals
         try:
             while self._active or self._open_subscriptions():
                 await asyncio.sleep(_PROBE_INTERVAL_S)

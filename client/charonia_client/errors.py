@@ -12,7 +12,7 @@ import grpc  # type: ignore[import-untyped]
 
 
 class CharoniaError(Exception):
-    """Base of all errors of this package. `str()` is a text for people."""
+    """Base of all errors of this package. `str()` is a text for human readers."""
 
 
 class BadRequest(CharoniaError):
@@ -28,7 +28,7 @@ class Overloaded(CharoniaError):
 
 
 class Unavailable(CharoniaError):
-    """The server cannot be reached, is shutting down, or broke off in mid-answer."""
+    """The server cannot be reached, is shutting down, or broke off during a response."""
 
 
 class NotReady(Unavailable):

@@ -114,8 +114,8 @@ class Subscription:
         return formats.result()
 
     async def end(self, timeout_s: float) -> None:
-        """Tells the server to end the subscription with all its requests. Returns when it has ended, or after that
-        time."""
+        """Requests that the server ends the subscription with all its requests. Returns when it has ended, or after
+        this time."""
         deadline = self._clock() + timeout_s
         if not self._opened.done():  # the server ignores an end that overtakes the opening
             await asyncio.wait((self._opened,), timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Many answers by one stream of Triton's gRPC port: python client/examples/subscription.py [HOST:PORT]"""
+"""Receives several responses on one gRPC stream from Triton: python client/examples/subscription.py [HOST:PORT]"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LONGEST = 200  # characters of an expression
 
 def get_weather(place: str) -> dict[str, Any]:
     """The weather of a place."""
-    # An example asks no service: the weather is computed from the name, so it stays the same.
+    # An example should not call a service. So the weather is computed from the name and never changes.
     number = zlib.crc32(place.lower().encode())
     return {"place": place, "weather": _SKIES[number % len(_SKIES)], "temperature": number // 7 % 30}
 
@@ -34,7 +34,7 @@ def calculate(expression: str) -> dict[str, int | float]:
 
 
 def _value(node: ast.expr) -> int | float:
-    """Sums, differences, products and quotients of numbers, and nothing else that Python could run."""
+    """Compute sums, differences, products and quotients of numbers. Other Python expressions are not evaluated."""
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return number

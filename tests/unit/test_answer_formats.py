@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
-# A workspace has them in one folder.
+# A workspace has these modules in one folder.
 sys.path += [str(ROOT / folder) for folder in ("charonia/text", "preprocessing")]
 
 import answer_formats  # noqa: E402
@@ -57,7 +57,7 @@ def test_reader_special_token_is_markup_and_not_text() -> None:
     assert [part.content for part in parts] == ["Look.", "", "", ""]
     calls = [delta for part in parts for delta in part.calls]
     assert [delta["name"] for delta in calls] == ["add"]
-    assert re.fullmatch(r"[a-z0-9]{9}", calls[0]["id"])  # what Mistral's chat templates take
+    assert re.fullmatch(r"[a-z0-9]{9}", calls[0]["id"])  # Mistral's chat templates accept such ids
     assert (calls[0]["arguments"], calls[0]["complete"]) == ('{"a": 1}', True)
 
 
@@ -160,9 +160,9 @@ def test_stop_words_count_only_before_calls() -> None:
     python = answer_formats.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "pythonic"})
     marks = ("<|python_start|>", "<|python_tag|>")
     assert python.stops("p", add, words, forced=False)[1] == (*marks, "[add(")
-    many = [{"name": f"f{number}"} for number in range(1000)]  # more than the engine takes
+    many = [{"name": f"f{number}"} for number in range(1000)]  # more than the engine accepts
     assert python.stops("p", many, words, forced=False)[1] == (*marks, "[")
-    # A begun message is a text, so no call without a mark follows it. White space is no text.
+    # A begun message is a text, so a call without a mark cannot follow it. White space is not a text.
     assert llama.stops("p So", add, words, forced=False, num_begun=3)[1] == ("<|python_tag|>",)
     assert llama.stops("p \n", add, words, forced=False, num_begun=2) == llama.stops("p", add, words, forced=False)
 

@@ -1,5 +1,5 @@
-"""Calls that are forced, and what the parser reads of them: both follow one description of a format, and agree. Random
-answers are sampled from the grammars by the engine."""
+"""Grammars of forced calls, and the parser: both use one description of a format, and must agree. The engine samples
+random responses from the grammars."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MARKS = [
     *{mark for one in REASONING_FORMATS.values() for mark in one.markup},
 ]
 JOINED = [mark for one in CALL_FORMATS.values() for mark in one.begin if "><" in mark]
-# Reserved names of functions and parameters, too: markup in a name is a name.
+# Some functions and parameters have reserved names, or markup as a name: the parser must treat it as a name.
 STRICT: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -71,7 +71,7 @@ STRICT: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"place": {"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"at": {"type": "number"}}}]}},
 }
-# A structural tag in its older form, and what it makes in free text.
+# A structural tag in its older form, and the pattern of its tags in free text.
 OLDER_TAG = {"structures": [{"begin": "(", "schema": {"type": "null"}, "end": ")"}], "triggers": ["("]}
 TAGGED = r"\(null\)"
 FUNCTIONS: list[dict[str, Any]] = [
@@ -83,7 +83,7 @@ FUNCTIONS: list[dict[str, Any]] = [
 
 
 def functions_of(format: str) -> list[dict[str, Any]]:
-    """Those whose names a format has."""
+    """Return the functions whose names are valid in a format."""
     one = CALL_FORMATS[format]
     return [
         each
@@ -93,8 +93,8 @@ def functions_of(format: str) -> list[dict[str, Any]]:
 
 
 class Model:
-    """A tiny random model whose vocabulary has all markup, as special tokens or as texts. With byte fallback, a space
-    stands before every text."""
+    """A tiny random model. Its vocabulary has all markup, as special tokens or as texts. With byte fallback, a space
+    precedes every text."""
 
     def __init__(self, folder: Path, kind: tiny_models.TokenizerKind, special: bool) -> None:
         marks = {"special": MARKS} if special else {"added": [*MARKS, *JOINED]}
@@ -142,8 +142,8 @@ class Model:
         bias: Mapping[int, float] | None = None,
         first: int = 1,
     ) -> Iterator[Any]:
-        """What the parser reads of answers that have ended. The tokenizer that is trained is not the same in every run,
-        and all answers may go on beyond max_tokens: then it is asked again."""
+        """Yield the parsed responses that have ended. The test trains a tokenizer, which differs between runs. If all
+        responses reach max_tokens, the requests are sent again."""
         chat = [{"role": "user", "content": "x"}]
         ended = False
         for attempt in range(8):
@@ -183,7 +183,7 @@ TEXT = pytest.mark.parametrize("model", [("byte_level", False)], indirect=True, 
 
 
 def calls_of(part: Any) -> list[tuple[str, Any]]:
-    """Its calls; all are complete, and follow their schemas."""
+    """Return the calls. Checks that all are complete and follow their schemas."""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
     complete = {}
@@ -229,10 +229,10 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
     reader = reader_of(formats, "", functions)
     guide = model.guide(formats, ToolChoice("auto"), functions)
     begin = model.tokenizer.get_vocab().get(CALL_FORMATS[format].begin[0])
-    # A call and the end of the answer are more likely than all other marks together.
+    # A call and the end of the response are more likely than all other marks together.
     bias = {**model.bias, **dict.fromkeys(model.engine.info.end_ids, 11.0), **({} if begin is None else {begin: 11.0})}
     found: list[tuple[str, Any]] = []
-    for first in range(1, 2000, 200):  # answers that end may have no calls
+    for first in range(1, 2000, 200):  # responses that end may have no calls
         found += [(part.content, calls_of(part)) for part in model.sample(guide, reader, 24, bias, first)]
         if any(calls for _, calls in found):
             break
@@ -242,7 +242,7 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # others differ in their marks alone
+@pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # other formats differ only in their marks
 @pytest.mark.parametrize("prompt", ["", "open", "closed"])
 def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: str, prompt: str) -> None:
     formats = model.formats("hermes", reasoning)
@@ -264,7 +264,7 @@ def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: s
         assert (guide == alone) is (prompt == "closed" or alone is guide)
         for part in model.sample(guide, reader, 6):
             check(part.content)
-            if sent[1] != free:  # text that is free may have marks of its own
+            if sent[1] != free:  # free text may contain marks
                 seen.add(bool(part.reasoning))
     assert seen and (prompt != "closed" or seen == {False}) and (prompt == "closed" or True in seen)
     forced = model.guide(formats, ToolChoice("required"), FUNCTIONS, text)
@@ -333,7 +333,7 @@ def test_a_guide_beside_tools_makes_no_mark_of_a_call(model: Model, guide: tuple
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf_grammar", "json_schema"])
 def test_brackets_and_quotes_without_an_end_cost_linear_time(kind: str) -> None:
-    """Eight times as much may cost thirty times as much; in quadratic time it costs 64 times as much."""
+    """Eight times the input may take thirty times as long. In quadratic time it would take 64 times as long."""
 
     def cost(piece: str, count: int) -> float:
         text = piece * count
@@ -357,7 +357,7 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
     names = {"CHARONIA_TOOL_CALL_PARSER": "qwen3_coder", "CHARONIA_REASONING_PARSER": "think"}
     formats = answer_formats.AnswerFormats("", names)
     auto = ToolChoice("auto")
-    deep = '{"items": ' * 990 + "{}" + "}" * 990  # json.loads takes it, and json.dumps does not
+    deep = '{"items": ' * 990 + "{}" + "}" * 990  # json.loads accepts this depth, json.dumps does not
     for most, kind, text in (
         (1000, "regex", "<tool_call>" * 100),
         (1000, "json_schema", json.dumps({"pattern": "<" * 1000})),
@@ -509,7 +509,7 @@ def test_what_a_schema_cannot_say_without_quotes_is_refused(model: Model, parame
 
 @TEXT
 def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
-    """Where marks are no tokens of their own, also where their characters are counted."""
+    """If marks are not tokens, strings exclude them, also strings with a bounded length."""
     formats = model.formats("qwen3_coder")
     texts = {
         "type": "array",
@@ -569,7 +569,7 @@ def test_a_begun_answer_is_content(model: Model) -> None:
 
 
 def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model: Model) -> None:
-    """What begins an answer with a bracket is a call of a strict function; behind a begun answer it is text."""
+    """If a function is strict, a response that begins with a bracket is a call. After a begun message it is text."""
     formats = model.formats("llama3_json")
     guides = answer_guide.AnswerGuides(formats, model.special, GUIDE_MAX_BYTES)
     strict_function = [{"name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}}]
@@ -588,7 +588,7 @@ def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model:
 
 
 def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None:
-    """Not even where it looks like one, in a format without marks."""
+    """This holds even if the JSON looks like a call, in a format without marks."""
     formats = model.formats("llama3_json")
     schema = {"type": "object", "properties": {"name": {"const": "get"}, "parameters": {"const": {}}}}
     schema["required"] = ["name", "parameters"]  # type: ignore[assignment]
@@ -729,7 +729,7 @@ def test_a_guide_makes_no_call_in_python_of_a_strict_function(model: Model) -> N
 
 
 def referring(count: int, definitions: int, padding: str) -> dict[str, Any]:
-    """Parameters that each refer to a ring of definitions."""
+    """Return parameters that each refer to a ring of definitions."""
     ring = {f"d{i}": {"const": [padding]} for i in range(definitions)}
     ring |= {f"r{i}": {"items": {"anyOf": [{"$ref": f"#/$defs/d{i}"}]}} for i in range(definitions)}
     every = {"anyOf": [{"$ref": f"#/$defs/r{i}"} for i in range(definitions)]}

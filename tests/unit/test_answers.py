@@ -1,4 +1,4 @@
-"""client/charonia_answers: formats of calls and of reasoning, and the parser that reads them."""
+"""client/charonia_answers: formats of calls and reasoning, and the parser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SUM = {"a": 1, "b": -2.5e3}
 
 @dataclass
 class Joined:
-    """An answer, put together from its events."""
+    """A response, joined from its events."""
 
     content: str = ""
     reasoning: str = ""
@@ -42,7 +42,7 @@ class Joined:
 
 
 def join(events: Iterable[Event]) -> Joined:
-    """Holds the order of events, too: one call at a time, with indices that count from 0."""
+    """Join events. Checks their order too: one call at a time, with indices from 0."""
     found = Joined()
     running = False
     for event in events:
@@ -115,7 +115,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
     ),
     ("hermes", "think", "<think>\n\n</think>\n\nHello.", "Hello.", "", []),
     ("hermes", "think", "<think>never ends\n", "", "never ends", []),
-    (  # a list, arguments as a text, a bracket too many, control characters and markup within a text
+    (  # a list, arguments as a string, a surplus bracket, control characters and markup within a string
         "hermes",
         None,
         '<tool_call>[{"name": "add", "arguments": "{\\"a\\": 1}"}, {"name": "search", "arguments": '
@@ -125,7 +125,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         [("add", {"a": 1}), ("search", {"q": "a\nb </tool_call> é"})],
     ),
     ("hermes", None, '<tool_call>{"name": "search"}</tool_call>', "", "", [("search", {})]),
-    (  # no arguments, in the ways that models write it
+    (  # no arguments, in the forms that models write
         "hermes",
         None,
         '<tool_call>{"name": "search", "arguments": null}</tool_call><tool_call>{"arguments": "", "name": "add"}'
@@ -134,7 +134,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [("search", {}), ("add", {}), ("add", {})],
     ),
-    (  # arguments that stand in the wrong place
+    (  # arguments in the wrong place
         "hermes",
         None,
         '<tool_call>{"name": "search", "city": "Paris"}</tool_call>',
@@ -150,7 +150,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [],
     ),
-    (  # no end
+    (  # no end mark
         "hermes",
         None,
         '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": -2.5e3}}',
@@ -158,7 +158,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [("add", SUM)],
     ),
-    (  # an end that comes too late
+    (  # a late end mark
         "hermes",
         None,
         '<tool_call>{"name": "add", "arguments": {}} indeed </tool_call> yes',
@@ -183,7 +183,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [("search", {})],
     ),
-    (  # a comma behind the last call
+    (  # a comma after the last call
         "hermes",
         None,
         '<tool_call>{"name": "search"},\n</tool_call> So: <tool_call>{"name": "add"}, <tool_call>[{"name": "search"}\n'
@@ -193,7 +193,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         [("search", {}), ("add", {}), ("search", {}), ("add", {}), ("search", {})],
     ),
     ("hermes", None, '<tool_call>{"name": "search"}, indeed', ", indeed", "", [("search", {})]),
-    (  # members behind the arguments
+    (  # members after the arguments
         "hermes",
         None,
         '<tool_call>{"name": "add", "arguments": {}, "name": "x", "parameters": [1]}</tool_call> Done.',
@@ -238,7 +238,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [("add", SUM), ("search", {})],
     ),
-    (  # a list that breaks off, which no mark begins
+    (  # a list without a mark that breaks off
         "llama3_json",
         None,
         '[{"name": "add", "parameters": {}}, {"name": "Ann", "age": 3}]\n\nLong explanation.',
@@ -312,7 +312,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "Hm.",
         [WEATHER, ("add", {})],
     ),
-    (  # values with several lines, JSON and other texts; Python's words; a missing end
+    (  # values with several lines, JSON and other texts; Python's words; a missing end mark
         "qwen3_coder",
         None,
         '<tool_call><function=search><parameter=a>\n\n b\n</x>\n\n</parameter><parameter=b>[1, {"c": null}]</parameter>'
@@ -350,7 +350,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [WEATHER, ("add", SUM)],
     ),
-    (  # no list, and no mark at its end: an object that is no call
+    (  # not a list, and no end mark: the last object is not a call
         "mistral",
         None,
         '[TOOL_CALLS]{"name": "add"}, {"name": "search", "arguments": null}\n\n{"name": "Ann"} is the person',
@@ -424,7 +424,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "Hm.",
         [WEATHER, ("add", SUM)],
     ),
-    (  # a fence and markup in a text, no type before the name, no mark at the beginning of all, none at the end
+    (  # a fence and markup in a string, no type before the name, no first mark and no end marks
         "deepseek_v3",
         None,
         '<｜tool▁call▁begin｜>search\n```json\n{"q": "```\\n<｜tool▁call▁end｜>"}',
@@ -442,7 +442,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         [WEATHER, ("search", {})],
     ),
     ("deepseek_v31", None, "<｜tool▁calls▁begin｜> is markup", "<｜tool▁calls▁begin｜> is markup", "", []),
-    (  # ends that come too late
+    (  # late end marks
         "deepseek_v31",
         None,
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{} indeed<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -460,7 +460,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [WEATHER, ("add", SUM)],
     ),
-    (  # white space, and a name alone
+    (  # white space, and a name without prefix
         "kimi_k2",
         None,
         "<|tool_calls_section_begin|>\n<|tool_call_begin|> search <|tool_call_argument_begin|> {} <|tool_call_end|>\n"
@@ -498,8 +498,8 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
     ),
     ("pythonic", None, "[search()]", "", "", [("search", {})]),
     ("pythonic", None, "[1] is a source", "[1] is a source", "", []),
-    ("pythonic", None, "[other(a=1)]", "[other(a=1)]", "", []),  # no function that was offered
-    ("pythonic", None, "[add(1, 2)]", "[add(1, 2)]", "", []),  # without names it is unknown which arguments they are
+    ("pythonic", None, "[other(a=1)]", "[other(a=1)]", "", []),  # not a function of the request
+    ("pythonic", None, "[add(1, 2)]", "[add(1, 2)]", "", []),  # without keywords, the arguments have no names
     ("pythonic", None, "Use [add(a=1)].", "Use [add(a=1)].", "", []),
     ("pythonic", None, "[add(a=1), and so on", ", and so on", "", [("add", {"a": 1})]),
     (
@@ -514,7 +514,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
             ("add", SUM),
         ],
     ),
-    (  # quotes that are a part of a text, three quotes, escapes
+    (  # quotes within a string, three quotes, escapes
         "lfm2",
         None,
         "<|tool_call_start|>[search(q='it's \U0001f40c', r='''a 'b' ''c''', "
@@ -588,7 +588,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "",
         [WEATHER, ("add", SUM)],
     ),
-    (  # a fence without a word, none, and no line end before it
+    (  # a fence without a word, no fence, and a fence without a line end before it
         "hunyuan",
         None,
         '<tool_calls><tool_call>search\n```\n{"q": "x"}\n```</tool_call><tool_call>add\n{"a": 1}</tool_call>'
@@ -650,14 +650,14 @@ def test_a_recorded_answer_that_ends_earlier_has_no_markup_after_its_calls(
 ) -> None:
     end = (CALL_FORMATS[format].each[1] or CALL_FORMATS[format].end) if format else ""
     begins = CALL_FORMATS[format].begin if format else ()
-    # A call that has not begun is text, whole; an end that comes after text is text until it is there.
+    # All of a call that has not begun is text. An end mark after text is text until it is complete.
     marks = [end[:size] for size in range(1, len(end)) if not any(begin.startswith(end[:size]) for begin in begins)]
     for at in range(len(answer) + 1):
         found = read([answer[:at]], format, reasoning)
         if found.calls and not any(text in found.content for text in ("indeed", *begins)):
             assert not found.content.endswith(tuple(marks))
             assert read(list(answer[:at]), format, reasoning) == found
-    # Right behind the arguments every beginning of the end is dropped, and nothing else.
+    # Immediately after the arguments, every beginning of the end mark is dropped, and nothing else.
     for match in re.finditer(rf"(?<=[}}\]>\n]){re.escape(end)}", answer) if end else ():
         before = read([answer[: match.start()]], format, reasoning)
         for at in range(match.start(), match.end()):
@@ -730,7 +730,7 @@ def test_where_what_begins_like_a_call_is_one_the_text_before_it_alone_is_conten
 
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_of_an_answer_that_was_cut_off_no_head_of_a_call_is_content(format: str) -> None:
-    """The same at the end of an answer that the model ended is a text."""
+    """If the model ended the response, the same beginning of a call is a text."""
     one = CALL_FORMATS[format]
     begin = one.begin[0]
     call = one.write([("add", {"a": 1})]).removeprefix("" if one.bare else begin)
@@ -745,7 +745,7 @@ def test_of_an_answer_that_was_cut_off_no_head_of_a_call_is_content(format: str)
         assert cut.content == "So:" and cut.calls == ended.calls
         heads += ended.content == text[:size]
     assert heads > 3
-    if one.bare:  # without a mark JSON may be a text
+    if one.bare:  # without a mark, JSON may be a text
         parser = AnswerParser(one, names=NAMES)
         assert join([*parser.feed('{"name": "a'), *parser.finish(cut_off=True)]).content == '{"name": "a'
 
@@ -841,7 +841,7 @@ def test_special_tokens_are_markup_and_never_text() -> None:
     assert read([f"{mark} none {mark}"], "mistral", marks=marks) == Joined(" none ")
     # A text that spells the token is a text.
     assert read([f"[TOOL_CALLS]{call}"], "mistral", marks=marks).content == f"[TOOL_CALLS]{call}"
-    # No argument has one.
+    # Arguments contain no special token.
     broken = read([f'{mark}[{{"name": "add", "arguments": {{"a": "{mark} b'], "mistral", marks=marks)
     assert broken == Joined("b", calls=[("add", '{"a": "', False)])
 
@@ -897,7 +897,7 @@ TEMPLATES = {
     "<start_function_call>call:": ("functiongemma", None),
     "<|tool_call>call:<tool_call|><|channel>thought": ("gemma4", "gemma4"),
     "{% set content = content.split('</think>')[-1] %}": (None, "think"),
-    # No package that test_chat_templates.py fetches has the templates of these models.
+    # The packages that test_chat_templates.py downloads do not have the templates of these models.
     "<functions></functions> <function_calls>": ("olmo3", None),
     "<tools></tools> <tool_calls>For each: <tool_call>f\n```json\nargs\n```</tool_call></tool_calls><think><answer>": (
         "hunyuan",
@@ -951,12 +951,12 @@ PIECES = st.sampled_from(
 )
 def test_calls_survive_any_cut(data: st.DataObject, format: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     one = CALL_FORMATS[format]
-    if one.syntax == "gemma":  # whose keys and strings have no escapes
+    if one.syntax == "gemma":  # its keys and strings have no escapes
         calls = json.loads(json.dumps(calls, ensure_ascii=False).replace("<", "("))
         calls = [(name, _with_plain_keys(arguments)) for name, arguments in calls]
     if one.syntax == "pythonic":
         calls = [(name, {f"k{at}": entry for at, entry in enumerate(values.values())}) for name, values in calls]
-    if one.xml:  # whose texts have no quotes
+    if one.xml:  # its strings have no quotes
         calls = json.loads(json.dumps(calls, ensure_ascii=False).replace("<", "("))
         calls = [(name, _by_kind(arguments)) for name, arguments in calls]
     text = one.write(calls) if calls else ""
@@ -1012,7 +1012,7 @@ def test_the_scanner_takes_what_json_is_and_nothing_else(
     for candidate in (text + more, text[:at] + "".join(pieces) + text[at:]):
         scanner = JsonScanner()
         end, out = scanner.feed(candidate, 0)
-        begin = len(candidate) - len(candidate.lstrip(" \t\r\n"))  # which the decoder does not skip
+        begin = len(candidate) - len(candidate.lstrip(" \t\r\n"))  # the decoder does not skip white space
         try:
             expected, expected_end = json.JSONDecoder(strict=False).raw_decode(candidate, begin)
         except ValueError:
@@ -1123,7 +1123,7 @@ def test_the_beginning_of_a_word_of_json_is_a_text(word: str) -> None:
 
 
 def test_a_quote_behind_the_beginning_of_a_key_ends_a_call_at_once() -> None:
-    """The text after it does not wait for the end of the answer."""
+    """The parser returns the text after it without waiting for the end of the response."""
     scanner = GemmaScanner("<escape>")
     scanner.feed("{abc<escape>", 0)
     assert scanner.broken

@@ -1,5 +1,5 @@
-"""client/charonia_answers with chat templates of released models: which formats they have, and that calls as a template
-writes them are read."""
+"""client/charonia_answers with chat templates of released models: the formats of the templates, and the parsing of
+calls that a template writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from released_templates import released_templates
 
-# The templates of each format of calls. All others have none.
+# The templates of each format of calls. Other templates have no format of calls.
 CALLS = {
     "hermes": """
         axolotl/exaone4 axolotl/falcon_h1 axolotl/qwen3 axolotl/qwen3_5 axolotl/qwen_25
@@ -59,7 +59,7 @@ CALLS = {
         llama.cpp/google-gemma-4-31B-it-interleaved trl/diffusion_gemma trl/gemma4 trl/gemma4_v2 trl/gemma4_v3
         trl/gemma4_v4 trl/gemma4_v5""",
 }
-# The same of reasoning.
+# The templates of each format of reasoning.
 REASONING = {
     "think": """
         axolotl/deepseek_v3 axolotl/exaone4 axolotl/phi_4 axolotl/qwen3 axolotl/qwen3_5
@@ -83,7 +83,7 @@ REASONING = {
     "thinking": "llama.cpp/Apriel-1.6-15b-Thinker-fixed llama.cpp/unsloth-Apriel-1.5",
     "seed": "llama.cpp/ByteDance-Seed-OSS",
 }
-# These write no call of the messages' `tool_calls`.
+# These templates do not write the `tool_calls` of messages.
 WITHOUT_HISTORY = (
     "axolotl/falcon_h1",
     "llama.cpp/LFM2-8B-A1B",
@@ -93,7 +93,7 @@ WITHOUT_HISTORY = (
     "llama.cpp/llama-cpp-deepseek-r1",
     "trl/lfm2",
 )
-ONE_CALL = ("llama3_json",)  # templates of these formats refuse messages with more than one call
+ONE_CALL = ("llama3_json",)  # templates of these formats reject messages with more than one call
 
 
 def by_template(formats: dict[str, str]) -> dict[str, str]:
@@ -122,7 +122,7 @@ TOOLS = [
 
 
 def written(template: str, count: int) -> str:
-    """Render an answer with calls, and return the text after the prompt."""
+    """Render a response with calls, and return the text after the prompt."""
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]
     )
@@ -131,7 +131,7 @@ def written(template: str, count: int) -> str:
     made = environment.from_string(re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template))
     asked = [{"role": "user", "content": "hi"}]
     errors = []
-    for as_text, content in ((False, ""), (False, None), (True, None), (True, "")):  # templates take one or another
+    for as_text, content in ((False, ""), (False, None), (True, None), (True, "")):  # templates accept some of these
         arguments: Any = json.dumps(ARGUMENTS) if as_text else ARGUMENTS
         functions = [
             {"id": f"abcdef{number:03}", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -145,7 +145,7 @@ def written(template: str, count: int) -> str:
         except (TemplateError, TypeError) as error:
             errors.append(repr(error))
             continue
-        # The prompt for a new answer may have reasoning that the answer in a history has not.
+        # The prompt for a new response may begin reasoning that a response in the history does not have.
         text = whole.removeprefix(next((one for one in prompts if whole.startswith(one)), ""))
         if "Paris" in text:
             return text

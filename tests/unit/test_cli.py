@@ -54,14 +54,14 @@ def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> Non
 
 @pytest.mark.slow
 def test_convert_then_check(model: Path, tmp_path: Path) -> None:
-    # PyTorch, which transformers imports where it is installed, takes seconds that no tokenizer needs.
+    # If PyTorch is installed, transformers imports it. This takes seconds, and tokenizers do not need it.
     (tmp_path / "torch.py").write_text("raise RuntimeError('PyTorch is imported')")
     command = ("convert", model, "--dst-path", tmp_path / "w", "--session-len", "77", "--dtype", "fp32")
     code, out, err = charonia(*command, env={"PYTHONPATH": str(tmp_path)})
     assert code == 0 and "is ready" in out, err
     ini = _engine.read_config_ini(tmp_path / "w/triton_models/weights/config.ini")
     assert (ini["session_len"], ini["weight_type"], ini["model_name"]) == ("77", "fp32", "small")
-    # What the environment says holds for this machine's runs and is not written into a workspace.
+    # Settings from the environment apply to runs on this machine. They are not written into a workspace.
     assert ini["threads"] == "0"
     assert charonia("check", tmp_path / "w")[0] == 0
     (tmp_path / "w/triton_models/weights/rank-0.safetensors").write_bytes(b"x")
@@ -154,7 +154,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def wait_for(self, pattern: str) -> None:
-        """Reads until `pattern` matches what has come since the last match."""
+        """Read output until `pattern` matches the output since the last match."""
         while (found := re.search(pattern, self.seen)) is None:
             ready, _, _ = select.select([self._master], [], [], 300)
             assert ready, f"{pattern!r} did not come; seen: {self.seen[-2000:]}"
@@ -162,7 +162,7 @@ class Terminal:
         self.seen = self.seen[found.end() :]
 
     def close(self) -> int:
-        """The exit code; the rest of the output is read so that nothing blocks."""
+        """Return the exit code. Reads the rest of the output, so that the command does not block."""
         while True:
             try:
                 if not os.read(self._master, 65536):
@@ -187,7 +187,7 @@ def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(mode
         terminal.wait_for(">")
         terminal.send("hello\r")
         terminal.send("\r")
-        terminal.wait_for(r"w\d\d")  # an answer without end
+        terminal.wait_for(r"w\d\d")  # an endless response
         os.killpg(terminal.process.pid, signal.SIGINT)
         terminal.wait_for(r"\(interrupted\)")
         terminal.wait_for(r"\[\d+ tokens, .*first after \d+ ms\]")
@@ -235,7 +235,7 @@ def test_benchmark_serving_of_prompts_in_process(model: Path, tmp_path: Path, wh
 
 
 def counts(file: Path) -> dict[str, float]:
-    """Values by their names; of "requests" the count."""
+    """Return the values of records by name. The value of "requests" is their count."""
     return {record.name: record.value for record in records.read(file)[1]}
 
 
@@ -270,7 +270,7 @@ def test_benchmark_guides_measures_each_schema(model: Path, tmp_path: Path) -> N
     file = tmp_path / "guides.json"
     options = ("--batch-size", "3", "--output-tokens", "24", "--rounds", "2", "--json", file)
     code, _, err = charonia("benchmark", "guides", model, *options)
-    assert code in (0, 1), err  # by how busy the machine is
+    assert code in (0, 1), err  # depends on the load of the machine
     found = [record for record in records.read(file)[1] if record.name == "mask"]
     assert {record.case["schema"] for record in found} >= {"a string", "of at most 4000 characters"}
     assert all(record.value > 0 and record.asked == 1 for record in found)

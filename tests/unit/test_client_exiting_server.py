@@ -1,4 +1,4 @@
-"""A server that ends or hangs while answers run: those that get something go on, those that get nothing end."""
+"""A server that exits or hangs during responses: responses that receive parts continue, the others end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop's clock goes on by itself only a little. It is put forward by less than the server may be silent, and
-    only when the one answer has had something since the last time."""
+    """The test moves the clock of the event loop forward in steps. Each step is shorter than the time that the server
+    may be silent, and comes only after the response `flowing` has received a part."""
     loop, ahead = asyncio.get_running_loop(), 0.0
     clock = loop.time
     monkeypatch.setattr(loop, "time", lambda: clock() + ahead)
@@ -71,7 +71,7 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
 
 @pytest.mark.slow
 async def test_an_answer_ends_where_only_streams_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton has one thread for them, which can lock itself up. Everything else is answered then."""
+    """Triton has one thread for streams, which can deadlock. Then the server still responds to all other calls."""
     monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
     monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 0.5)
     monkeypatch.setattr("charonia_client.client._UNARY_TIMEOUT_S", float(HANG_S))
@@ -86,7 +86,7 @@ async def test_an_answer_ends_where_only_streams_hang(monkeypatch: pytest.Monkey
 
 
 class Proxy:
-    """A port in front of a server, whose connections a test cuts."""
+    """A port in front of a server. A test can break its connections."""
 
     def __init__(self, target: str) -> None:
         self._host, self._port = target.split(":")
@@ -106,7 +106,7 @@ class Proxy:
             writer.transport.abort()
             return
         far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
-        self._writers.append(writer)  # the server's own connection stays, as behind a network that fails
+        self._writers.append(writer)  # the connection to the server stays open, as if the network failed
         await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
 
     def cut(self, *, refuses: bool = False) -> None:

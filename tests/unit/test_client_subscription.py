@@ -40,7 +40,7 @@ Chunks = AsyncIterator[Any]
 
 
 async def letters(request: pb.ModelInferRequest) -> Chunks:
-    """The request's text, a letter at a time."""
+    """Yield the text of the request, one letter per part."""
     text = input_text(request, "text_input")
     for letter in text[:-1]:
         yield part(letter)
@@ -74,7 +74,7 @@ async def test_many_answers_come_by_one_stream() -> None:
 
 
 def logprobs_of(parts: list[GenerateResponse]) -> list[tuple[float, list[tuple[int, float, bytes | None]]]]:
-    """By token."""
+    """Return the log probabilities of each token."""
     rows = [row for one in parts for row in zip(one.logprobs, one.top_logprobs, strict=True)]
     return [(logprob, [(top.id, top.logprob, top.token) for top in tops]) for logprob, tops in rows]
 
@@ -124,7 +124,7 @@ def thinks(text: str, **fields: Any) -> GenerateRequest:
 
 
 async def in_thought(request: pb.ModelInferRequest) -> Chunks:
-    """They think, a letter at a time, with log probabilities as they were asked for. The prompt has begun it."""
+    """Yield a response that starts in the reasoning, one letter per part, with the requested log probabilities."""
     text = "They think.</think>Paris"
     for at, letter in enumerate(text):
         one = part(letter, "stop" if at == len(text) - 1 else "")
@@ -257,7 +257,7 @@ async def test_chunks_that_wait_for_a_slow_reader_are_joined(
         request = GenerateRequest(messages=messages, logprobs=tops, parsed=parsed)
         async with contextlib.aclosing(client.generate(request)) as parts:
             first = await anext(parts)
-            await read(client, "b", logprobs=tops)  # whose last chunk comes after all of the other response
+            await read(client, "b", logprobs=tops)  # its last chunk arrives after the whole other response
             rest = [one async for one in parts]
     everything = [first, *rest]
     assert len(rest) <= 65 + (0 if tops is None else 300 * (1 + tops) // most)
@@ -325,7 +325,7 @@ async def test_a_client_that_is_closed_ends_what_it_has() -> None:
         await client.close(timeout_s=0.2)
         with pytest.raises(Unavailable, match="the client was closed"):
             await anext(parts)
-        while double.subscriptions:  # the server hears of it after that
+        while double.subscriptions:  # the server receives the end later
             await asyncio.sleep(0.001)
 
 
@@ -355,7 +355,7 @@ async def test_a_subscription_that_the_server_does_not_know_takes_no_new_request
         parts = client.generate(GenerateRequest(text="a"))
         await anext(parts)
         ((name, chunks),) = double.subscriptions.items()
-        del double.subscriptions[name]  # as where the model was loaded anew
+        del double.subscriptions[name]  # as if the model was loaded again
         double.behaviour = letters
         assert joined(await read(client, "sent again")) == "sent again"
         assert joined(await read(client, "another")) == "another"
@@ -475,7 +475,7 @@ async def test_a_server_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     def patience(seconds: float) -> None:
         monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", seconds)
 
-    patience(HANG_S / 4)  # a server that is well is looked at, too
+    patience(HANG_S / 4)  # the client probes healthy servers too
     async with Double() as double, Client(double.target) as client:
         assert joined(await read(client, "a")) == double.target
         left = client._subscription

@@ -191,7 +191,7 @@ def test_stop_word_follows_the_text(ids: list[int], end: int, found: str | None)
 
 
 async def test_vocabulary_asks_for_each_token_once_until_it_forgets() -> None:
-    """Another request may find the server away while tokens are looked up."""
+    """Another request may find that the server does not respond during the lookup of tokens."""
 
     async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         if away:

@@ -1,4 +1,4 @@
-"""What the documentation says is what the code has."""
+"""The documentation agrees with the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing"])
 def test_inputs_and_batch_dimensions_of_the_contract_are_those_of_the_models(model: str) -> None:
-    """What is required is marked so, all else is optional, and a model that batches says so."""
+    """The page marks required inputs, and only these. It names the batch dimension of a model with batching, and only
+    there."""
     page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
     section = re.split(r"^##+ ", page.partition(f"### {model} ")[2], maxsplit=1, flags=re.MULTILINE)[0]
     config = (ROOT / "model_repository" / model / "config.pbtxt").read_text(encoding="utf-8")
@@ -26,7 +27,7 @@ def test_inputs_and_batch_dimensions_of_the_contract_are_those_of_the_models(mod
 
 
 def anchors(page: Path) -> set[str]:
-    """What links may name after `#`: the headings as GitHub spells them."""
+    """Return the valid anchors of links to a page, after `#`: the headings as GitHub spells them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -47,8 +48,8 @@ def test_links_of_the_documentation_lead_somewhere() -> None:
         assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
 
 
-# Words for which the field has others: most likely, KV, backend, SM, L2, ProcessGroup, captured step, abort, deadline,
-# suspect, child of, disconnected clients.
+# Words that must not be used. The field's words are: most likely, KV, backend, SM, L2, ProcessGroup, captured step,
+# abort, deadline, suspect, child of, disconnected clients.
 _NOT_OURS = re.compile(
     r"(?<![a-z])likeliest(?![a-z])|"
     r"\b(?:k/v|back[ -]end|multiprocessors?|second-level cache|LocalGroup|recorded step|give_up|begin_by|end_by|"
@@ -73,7 +74,7 @@ def test_the_words_are_the_fields() -> None:
 
 
 def test_no_model_uses_tritons_dynamic_batcher() -> None:
-    """It can destroy a mutex that it holds (docs/decisions.md)."""
+    """The dynamic batcher can destroy a mutex that it holds (docs/decisions.md)."""
     configs = sorted((ROOT / "model_repository").glob("*/config.pbtxt"))
     assert len(configs) == 4
     assert not [config for config in configs if "dynamic_batching" in config.read_text(encoding="utf-8")]

@@ -35,7 +35,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 async def test_unset_sampling_fields_are_the_models_to_choose() -> None:
-    """The gateway sends none of its own, and a response of /v1/responses shows the model's."""
+    """The gateway sends no values of its own. A response of /v1/responses shows the values of the model."""
     chosen = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
     routes = {
         "/v1/chat/completions": {"messages": "hi"},
@@ -154,7 +154,7 @@ async def test_reasoning_is_not_part_of_the_text() -> None:
 
     async with gateway() as (web, server):
         server.formats["reasoning"] = "think"
-        while not server.asked:  # until the gateway knows that the server is there
+        while not server.asked:  # until the gateway has found the server
             await web.post("/v1/messages", json=MESSAGES)
         server.behaviour = thinks
         message = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)

@@ -1,5 +1,5 @@
-"""Structured output under made-up guides: schemas that are right, that are damaged and that are hostile. Every one is
-taken or is an error of its request; what has ended is valid; nothing hangs, and memory stays."""
+"""Structured output under random guides: valid, damaged and hostile schemas. The engine accepts each guide or rejects
+its request. Responses that end are valid. Nothing hangs, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Fuzz:
     pool: ThreadPoolExecutor
 
     def one(self, guide: Guide) -> str:
-        """What became of it."""
+        """Generate with a guide and return the kind of result."""
         params = self.walks[len(guide.text) % len(self.walks)]
         try:
             answer = self.engine.generate("x", params, guide=guide, timeout=120)[0]
@@ -90,7 +90,7 @@ class Fuzz:
             assert len(str(error)) > 10
             return "refused"
         except OverloadedError as error:
-            assert "waited" in str(error)  # behind grammars that take long
+            assert "waited" in str(error)  # it waited for grammars that take long
             return "to be sent again"
         if answer.finish_reason != "stop" or guide.type != "json_schema":
             return "cut off" if answer.finish_reason != "stop" else "other"
@@ -131,6 +131,6 @@ def test_made_up_guides_are_kept_or_refused(fuzz: Fuzz) -> None:
     assert counts["valid"] >= CASES // 20 and counts["refused"] >= CASES // 20, counts
     assert growth < MAX_GROWTH_BYTES
     fuzz.engine.check_integrity()
-    # An answer comes before its request is no longer counted.
+    # A response arrives before the counts exclude its request.
     while fuzz.engine.stats().num_running + fuzz.engine.stats().num_waiting:
         time.sleep(0.01)

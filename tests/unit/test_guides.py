@@ -1,4 +1,4 @@
-"""Structured output in this process: texts that have ended are what was asked for, in the opinion of others too."""
+"""Structured output in this process: texts that end follow the guide. Other libraries check it too."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def hasty(engine: Engine) -> SamplingParams:
-    """Random tokens, of which those that end something are likelier."""
+    """Random tokens. Tokens that close or end something are more likely."""
     closing = [i for i in range(engine.info.vocab_size) if re.search(rb'["}\]-]', engine._open().token_bytes(i))]
     bias = dict.fromkeys(closing, 8.0) | dict.fromkeys(engine.info.end_ids, 10.0)
     return SamplingParams(max_tokens=300, temperature=2.0, logit_bias=bias)
@@ -75,7 +75,7 @@ def walks(engine: Engine) -> Walks:
 
 
 def schemas() -> list[Any]:
-    """Schemas of the real world: OpenAI's own objects, as pydantic describes them."""
+    """Return real schemas: pydantic's schemas of OpenAI's own objects."""
     classes = {
         one
         for module in (openai.types.chat, openai.types.responses, openai.types.beta)
@@ -153,7 +153,7 @@ def test_regular_expressions_are_matched_whole(engine: Engine, hasty: SamplingPa
 
 
 def is_pairs(text: str) -> bool:
-    """Whether a text is name=value pairs, whose values are numbers or pairs in brackets."""
+    """Whether a text consists of name=value pairs. A value is a number or pairs in brackets."""
     pair = re.match(r"[a-zé]+=", text)
     if not pair:
         return False
@@ -181,7 +181,7 @@ def test_texts_of_a_grammar_follow_it(engine: Engine, hasty: SamplingParams) -> 
 
 
 def write_metaspace(folder: Path) -> int:
-    """The vocabulary of byte fallback, without its normalizer. Returns the id that ends an answer."""
+    """Write a tokenizer with the byte-fallback vocabulary, but without its normalizer. Returns the end id."""
     made = tiny_models.build_tokenizer("byte_fallback", tiny_models.byte_fallback_vocabulary())
     made.normalizer = normalizers.NFC()
     made.pre_tokenizer = pre_tokenizers.Metaspace()

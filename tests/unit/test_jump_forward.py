@@ -1,4 +1,4 @@
-"""Jump-forward of structured output in this process: answers are those of the same grammar step by step."""
+"""Jump-forward of structured output in this process: responses are the same as step by step with the same grammar."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def params(**given: Any) -> SamplingParams:
 
 
 def step_by_step(sampling: SamplingParams) -> SamplingParams:
-    """Log probabilities are of steps."""
+    """Disable jump-forward: log probabilities need a step for each token."""
     return dataclasses.replace(sampling, logprobs=0)
 
 
@@ -116,7 +116,7 @@ def test_sessions_go_on_afterwards(engine: Engine, max_tokens: int) -> None:
 
 
 def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
-    """Bad words and logit_bias: the certain text may be spelt in other tokens, and each is sampled."""
+    """With bad words or logit_bias, other tokens may spell the certain text, so each token is sampled."""
     [answer] = engine.generate(PROMPT, params(), guide=GUIDES["choice"])
     banned = max(answer.token_ids[:-1], key=lambda token: len(engine.tokenizer.decode([token])))
     for sampling in (params(logit_bias={banned: -100.0}), params(bad_words=[engine.tokenizer.decode([banned])])):
@@ -126,9 +126,9 @@ def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
 
 
 def test_end_ids_of_the_request_end_it_where_the_text_may_end_alone(engine: Engine) -> None:
-    """Within certain text they are none: an answer with the finish reason stop is whole."""
+    """Within certain text, these tokens do not end the response: a response with the finish reason stop is complete."""
     [whole] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
-    # Without one of a single character there may be no way to spell the text.
+    # Short tokens are excluded: if a token of a single character is missing, no other tokens may spell the text.
     spelled = {token for token in whole.token_ids[:-1] if len(engine.tokenizer.decode([token])) > 2}
     assert len(spelled) > 3
     for token in spelled:

@@ -1,4 +1,4 @@
-"""Grammars in EBNF and structural tags, converted to the grammars that the engine takes."""
+"""Conversion of EBNF grammars and structural tags to the engine's grammars."""
 
 from __future__ import annotations
 

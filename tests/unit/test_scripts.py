@@ -1,5 +1,5 @@
-"""The scripts that look a machine over before anything is installed, run on machines that lack something; and how long
-functions are."""
+"""The scripts that check a machine before an installation, on machines that lack something; and the length of
+functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_python(folder: Path, name: str, version: str) -> Path:
-    """A python that is of another version."""
+    """Create a python that reports this version."""
     file = folder / name
     file.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo "Python {version}"; exit 0; fi\nexit 1\n')
     file.chmod(0o755)
@@ -30,8 +30,9 @@ def make_python(folder: Path, name: str, version: str) -> Path:
 
 
 def long_functions(lines: list[str], most: int) -> list[str]:
-    """The first lines of functions of C++ or CUDA that have more lines than that, as clang-format writes them: one of a
-    namespace ends with a brace in the first column, one of a class in the third, of a nested class in the fifth."""
+    """Return the first lines of C++ and CUDA functions that are longer than `most` lines. clang-format puts the closing
+    brace of a function in the first column in a namespace, in the third column in a class, and in the fifth column in a
+    nested class."""
     found = []
     begin = {"": 0, "  ": 0, "    ": 0}
     for at, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""A Triton that does not answer a request is found. Every answer counts, also an error."""
+"""Detection of a Triton that does not respond to a request. Every response counts, including an error."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_logs_have_a_bounded_size_and_a_start_begins_a_new_one(tmp_path: Path, m
     assert sorted(file.name for file in tmp_path.iterdir()) == names
     assert all(file.stat().st_size <= 10_000 for file in tmp_path.iterdir())
     assert log.read_text().endswith(f"line {LINES - 1}\n")
-    # A short run keeps what the one before has said.
+    # A short run keeps the log of the previous run.
     monkeypatch.setattr(process, "LOG_BYTES", 10 << 20)
     ended(child(log))
     assert log.read_text().startswith("line 0\n")

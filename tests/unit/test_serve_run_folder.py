@@ -27,7 +27,7 @@ with held(Path(sys.argv[1]), 33337) as folder:
 def test_the_second_launcher_on_a_port_says_who_runs_and_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the ports are looked at: while the first one starts they are still free."""
+    """Checked before the ports, because the ports are still free while the first launcher starts."""
     first = subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -38,7 +38,7 @@ def test_the_second_launcher_on_a_port_says_who_runs_and_deletes_nothing(
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(checks, "check_packages", lambda **_: None)
     monkeypatch.setattr(checks, "check_python", lambda: None)
-    # Without the lock it goes on to here.
+    # Without the lock, the process would reach this line.
     monkeypatch.setattr(checks, "check_ports", lambda *_: pytest.fail("it goes on"))
     with pytest.raises(ServeError) as caught:
         serve(read_settings(run_dir=tmp_path, grpc_port=33337))

@@ -61,7 +61,7 @@ class Web:
 
 def environment(**more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
-    # A service's time to end, which is none of this command's.
+    # CHARONIA_DRAIN_TIMEOUT_S is a setting of services. This command must ignore it.
     own = {"TERM": "dumb", "NO_COLOR": "1", "CHARONIA_THREADS": "1", "CHARONIA_DRAIN_TIMEOUT_S": "3600"}
     return {**inherited, **own, **more}
 

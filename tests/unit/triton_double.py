@@ -305,7 +305,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 await self._awake.wait()
                 waiting = [one, *(chunks.get_nowait() for _ in range(chunks.qsize()))]
                 if None in waiting:
-                    del self.subscriptions[name]  # before a client can hear of its end
+                    del self.subscriptions[name]  # before a client can receive its end
                     if self.end_of_subscriptions:
                         yield _call_error(self.end_of_subscriptions)
                     return
