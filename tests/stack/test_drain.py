@@ -180,7 +180,7 @@ async def test_shutdown_waits_for_streams_of_remote_gateways(slow: Stack, slow_m
             await engine_metrics.until(stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there")
 
             async def lost_turn() -> httpx.Response:
-                """The first turn after the gateway has noticed that the session's server drains. Until then it is 503."""
+                """The first turn after the gateway noticed that the session's server drains; until then it is 503."""
                 while (answer := await turn(kept)).status_code == 503:
                     await asyncio.sleep(0.02)
                 return answer
