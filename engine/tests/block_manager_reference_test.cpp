@@ -12,7 +12,7 @@ namespace charonia::cache {
 namespace {
 
 struct Shape {
-  // chunk 0: all blocks have memory. memory: the number of blocks for which memory is enough.
+  // chunk 0: all blocks have memory. memory: the number of blocks that fit into memory.
   int num_blocks, block_len, chunk, memory;
   bool bad_hash;
 };

@@ -1,5 +1,5 @@
-// Sessions, and attempts to break them. Sessions affect only speed, so the tokens of every turn equal those of the
-// whole conversation sent to an engine without sessions.
+// Sessions, and attempts to break them. Sessions affect only speed, so every turn has the same tokens as the
+// whole conversation in an engine without sessions.
 #include <fstream>
 #include <thread>
 

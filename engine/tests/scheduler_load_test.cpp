@@ -19,7 +19,7 @@ struct Load {
   int max_total;
   bool prefix_caching;
   bool preempts;          // whether preemptions are expected
-  int chunk = 0;          // blocks by which the pool grows; 0: it does not grow
+  int chunk = 0;          // the pool grows by this number of blocks; 0: it does not grow
   int memory_blocks = 0;  // number of blocks with memory, for a pool that grows
 };
 

@@ -235,7 +235,7 @@ class Check {
       pattern(value.get<std::string>(), here);
     }
     if (key == "type") check_types(value, here);
-    if (key == "const" || key == "enum" || key.ends_with("imum") || key.ends_with("imum") || key == "multipleOf") {
+    if (key == "const" || key == "enum" || key.ends_with("imum") || key == "multipleOf") {
       check_numbers(value, here);
     }
     const bool known = is_in(kEnforced, key) || is_in(kSchemas, key) || is_in(kSchemaLists, key) ||

@@ -31,7 +31,7 @@ class Manifest {
     std::string name;      // in that file
     DType dtype = DType::f32;
   };
-  // A tensor of a file, or a range of it. For a quantised tensor these are the codes; rows and cols are those of the
+  // A tensor of a file, or a range of it. For a quantised tensor these are the codes, with the rows and cols of the
   // weight.
   struct Part {
     std::size_t file = 0;  // index in files()

@@ -250,7 +250,7 @@ void QuantPart::find_groups() {
            ", expected a range that begins and ends at groups of ", size,
            " columns: choose fewer ranks (tensor_para_size)");
   }
-  // A device needs groups of equal size. If the last group is short, it gets smaller groups, several of which share a
+  // A device needs groups of equal size. If the last group is short, all groups become smaller, and some share a
   // scale.
   format_.group = std::gcd(size, cols_);
   first_group_ = first_col_ / size;

@@ -17,7 +17,7 @@ DeviceTraits traits(std::string_view device) {
   constexpr double kEffort = 1;
 #endif
   return {.bitwise = device == "cuda_reproducible",
-          // Of probabilities, which are rounded before the product with v, and of their rows' sums.
+          // Probabilities are rounded before the product with v, and so are the sums of their rows.
           .attention_roundings = 2,
           .effort = kEffort};
 }

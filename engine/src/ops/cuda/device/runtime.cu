@@ -182,7 +182,7 @@ namespace {
 
 __global__ void probe_kernel() {}
 
-// The compute capability, times ten, of the virtual architecture from which a device's code was compiled.
+// Ten times the compute capability of the virtual architecture of a device's code.
 int compiled_for(int index) {
   const OnDevice on(index);
   cudaFuncAttributes attributes{};

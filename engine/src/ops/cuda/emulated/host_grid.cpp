@@ -345,7 +345,7 @@ Fiber* Block::next() {
   return &fibers_[order_[turn]];
 }
 
-// Runs fibers, each of which switches to the next one, until none is ready or one has failed.
+// Runs fibers until none is ready or one has failed. Each fiber switches to the next one.
 void Block::run_fibers(Fiber& first) {
   running = this;
   if (__builtin_setjmp(scheduler_) == 0) {

@@ -122,7 +122,7 @@ CHARONIA_DEVICE void copy_tile(unsigned char* k, unsigned char* v, const Attenti
   }
 }
 
-// Row i of the products of an item: a query head of one of its rows. The heads of a group are consecutive rows. If a
+// Row i of the products of an item: one query head of one row. The heads of a group are consecutive rows. If a
 // group has more heads than a tile, the item has one row, and tile * (rows of a tile) heads come before.
 struct QueryRow {
   int row = 0;   // of the item
