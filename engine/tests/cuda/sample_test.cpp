@@ -369,7 +369,7 @@ TEST(CudaSampleTest, frequencies_follow_the_probabilities) {
   std::vector<Case> cases(3);
   cases[0].left = {0, 1, 2, 3, 4, 6, 7}, cases[0].most = 22.5;
   cases[1].row.top_k = 4, cases[1].left = {1, 2, 4, 6}, cases[1].most = 16.3;
-  // The weights are e^2, e^2, e, .. with the sum 20.6. top_p keeps the first three; min_p removes e^0.
+  // The weights are e^2, e^2, e, e^0.5, 1, ..; their sum is 20.6. top_p and min_p both keep the first four.
   cases[2].row.top_p = 0.85F, cases[2].row.min_p = 0.2F, cases[2].left = {1, 2, 4, 6}, cases[2].most = 16.3;
   Logits logits{static_cast<int>(row_logits.size()), {}};
   for (int r = 0; r < kRows; ++r) logits.values.insert(logits.values.end(), row_logits.begin(), row_logits.end());
