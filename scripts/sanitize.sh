@@ -17,10 +17,11 @@ export PATH=$PWD/.venv/bin:$PATH
 
 # With sanitizers, kernels take about 12 times as long. So tests with whole engines and the slowest tests are excluded. The
 # list keeps tests of attention and experts that take only seconds.
-grid_tests='^on_host\.(HostGrid|Mode/|Runtime|GrowingMemory|Gemm|Rotary|CudaRows|CudaExpertsTest\.logits_that'
-grid_tests+='|CudaAttentionTest\.(tiles_in|decodes_of_many|groups_that_no_tile|uncut_decodes|the_plain_kernel_does)'
-grid_tests+='|CudaAttentionQuantTest\.any_head_size|CudaQuantTest\.blocks_that|DequantisedTest\.)'
-grid_long='a_file_that_is_not_ours|what_was_measured|many_at_once|every_tactic_computes_the_gemm|is_read_as_its_values|order_|immediate'
+grid_tests=(HostGrid Mode/ Runtime GrowingMemory Gemm Rotary CudaRows 'CudaExpertsTest\.nan_logits' 'CudaAttentionTest\.tiles_in'
+  'CudaAttentionTest\.decodes_of_many' 'CudaAttentionTest\.groups_that_fit' 'CudaAttentionTest\.decodes_with_one_split'
+  'CudaAttentionTest\.the_plain_kernel_does' 'CudaAttentionQuantTest\.any_head_size' 'CudaQuantTest\.blocks_that' 'DequantisedTest\.')
+grid_long=(an_unknown_file measurements_are_stored concurrent_writers every_tactic_computes_the_gemm order_ immediate)
+thread_tests=(Device Ranks Isa Kinds ThreadPool ProcessGroup DecoderMemory MaskThreads)
 
 # Tests of other instruction sets than one that this machine supports.
 if grep -qw avx512dq /proc/cpuinfo; then
@@ -29,10 +30,13 @@ else
   other_isas='/(portable|avx512|avx512_bf16|amx)(_int[48])?$'
 fi
 
-# sanitize FOLDER SANITIZERS TARGET [CTEST_ARGUMENTS]. Kernels that cannot run here are not compiled. With `address`, each source
-# is compiled separately, which finds missing includes.
+joined() { local IFS='|'; echo "($*)"; }
+
+# sanitize FOLDER SANITIZERS TARGET [PATTERN...]: the tests whose names begin with a pattern and contain none of `left_out`; without
+# patterns all but those of the CUDA device. Fails if a pattern, or one of `left_out`, is no longer part of a name. Kernels that cannot
+# run here are not compiled. With `address`, each source is compiled separately, which finds missing includes.
 sanitize() {
-  local googletest unity=OFF folder=build/sanitize-$1
+  local googletest names one unity=OFF folder=build/sanitize-$1 selection=(-E '^(on_host|charonia_cuda)')
   if [ "$1" = thread ]; then unity=ON; fi
   echo "== sanitizers: $2" >&2
   googletest=$(scripts/get_googletest.sh) &&
@@ -40,23 +44,30 @@ sanitize() {
       -DCHARONIA_WERROR=OFF -DCHARONIA_KERNELS=here -DCHARONIA_UNITY=$unity -DCHARONIA_PYTHON=OFF -DCHARONIA_TRITON=OFF -DCHARONIA_CUDA=OFF "-DCHARONIA_SANITIZE=$2" \
       -DCHARONIA_CUDA_ON_HOST_TESTS=ON -DPython_EXECUTABLE="$PWD/.venv/bin/python" \
       -DCMAKE_PREFIX_PATH="$googletest" --log-level=WARNING &&
-    cmake --build "$folder" --parallel "$(nproc)" --target "$3" &&
-    mkdir -p "$folder/files" &&
-    TEST_TMPDIR=$PWD/$folder/files ctest --test-dir "$folder" --no-tests=error --output-on-failure --progress --parallel "$(nproc)" "${@:4}"
+    cmake --build "$folder" --parallel "$(nproc)" --target "$3" || return
+  if [ $# -gt 3 ]; then
+    names=$(ctest --test-dir "$folder" -N | sed -nE 's/^ *Test *#[0-9]+: (on_host\.)?//p')
+    for one in "${@:4}"; do grep -qE "^$one" <<<"$names" || { echo "sanitize.sh: no test begins with $one" >&2; return 1; }; done
+    for one in "${left_out[@]}"; do grep -qE "$one" <<<"$names" || { echo "sanitize.sh: no test contains $one" >&2; return 1; }; done
+    selection=(-R "^(on_host\.)?$(joined "${@:4}")" -E "$(joined "${left_out[@]}")")
+  fi
+  mkdir -p "$folder/files" &&
+    TEST_TMPDIR=$PWD/$folder/files ctest --test-dir "$folder" --no-tests=error --output-on-failure --progress --parallel "$(nproc)" "${selection[@]}"
 }
 
 [ $# -gt 0 ] || set -- address thread grid
 failed=()
 for one in "$@"; do
   case $one in
-    address) sanitize address address,undefined charonia_tests -E '^(on_host|charonia_cuda)' || failed+=("$one") ;;
+    address) sanitize address address,undefined charonia_tests || failed+=("$one") ;;
     grid)
       # It uses the engine that `address` builds.
-      sanitize address address,undefined charonia_cuda_tests_on_host -R "$grid_tests" -E "$grid_long" || failed+=("$one")
+      left_out=("${grid_long[@]}")
+      sanitize address address,undefined charonia_cuda_tests_on_host "${grid_tests[@]}" || failed+=("$one")
       ;;
     thread)
-      sanitize thread thread charonia_tests -R '^(Device|Ranks|Isa|Kinds|ThreadPool|ProcessGroup|EngineRanks|DecoderMemory|MaskThread)' \
-        -E "$other_isas" || failed+=("$one")
+      left_out=("$other_isas")
+      sanitize thread thread charonia_tests "${thread_tests[@]}" || failed+=("$one")
       ;;
     *)
       echo "sanitize.sh: unknown sanitizer $one; expected address, thread or grid" >&2

@@ -81,14 +81,7 @@ void put(std::string& out, int number, std::span<const float> values) {
 }
 
 void put(std::string& out, int ids, int logprobs, const std::vector<std::vector<TokenLogprob>>& rows) {
-  std::vector<std::int32_t> flat_ids;
-  std::vector<float> flat_logprobs;
-  for (const auto& row : rows) {
-    for (const auto& [id, logprob] : row) {
-      flat_ids.push_back(id);
-      flat_logprobs.push_back(logprob);
-    }
-  }
+  const auto [flat_ids, flat_logprobs] = flattened(rows);
   put(out, ids, flat_ids);
   put(out, logprobs, flat_logprobs);
 }
@@ -125,6 +118,17 @@ void append_repeated(std::string& out, const Result& result, const Extras& extra
 }
 
 }  // namespace
+
+std::pair<std::vector<TokenId>, std::vector<float>> flattened(const std::vector<std::vector<TokenLogprob>>& rows) {
+  std::pair<std::vector<TokenId>, std::vector<float>> flat;
+  for (const auto& row : rows) {
+    for (const auto& [id, logprob] : row) {
+      flat.first.push_back(id);
+      flat.second.push_back(logprob);
+    }
+  }
+  return flat;
+}
 
 void Outbox::add(std::uint64_t key, const Result& result, const Extras& extras) {
   const auto [place, is_new] = places_.try_emplace({key, result.index}, waiting_.size());

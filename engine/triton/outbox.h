@@ -26,6 +26,9 @@ struct Extras {
   bool in_reasoning = false;                    // the prompt ends within the reasoning; only for subscriptions
 };
 
+// Returns the ids and the log probabilities of the most likely tokens, row after row.
+std::pair<std::vector<TokenId>, std::vector<float>> flattened(const std::vector<std::vector<TokenLogprob>>& rows);
+
 // Limits for deliveries that the reader has not read. Unread deliveries wait in the server's memory. If there are too
 // many, new chunks wait in the outbox, where the chunks of one sequence are joined.
 struct OutboxLimits {

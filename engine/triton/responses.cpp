@@ -28,16 +28,8 @@ class Filler {
   }
   void add(Output output, std::int32_t value) { add(output, std::span<const std::int32_t>(&value, 1)); }
   void add(Output output, float value) { add(output, std::span<const float>(&value, 1)); }
-  // The ids and log probabilities of the most likely tokens, row after row.
   void add(Output ids, Output logprobs, const std::vector<std::vector<TokenLogprob>>& rows) {
-    std::vector<std::int32_t> flat_ids;
-    std::vector<float> flat_logprobs;
-    for (const auto& row : rows) {
-      for (const auto& [id, logprob] : row) {
-        flat_ids.push_back(id);
-        flat_logprobs.push_back(logprob);
-      }
-    }
+    const auto [flat_ids, flat_logprobs] = flattened(rows);
     add(ids, flat_ids);
     add(logprobs, flat_logprobs);
   }
