@@ -272,15 +272,6 @@ class Client:
         """Forgets a session, if it exists. Raises Unavailable, ServerError."""
         await self._act("end_session", "", session_id)
 
-    def abort(self, request_id: str, why: str) -> bool:
-        """Ends a running request that has no chunk yet: generate() raises Unavailable, and the request is cancelled on
-        the server. Returns False if the request does not exist."""
-        stream = self._active.get(request_id)
-        if stream is None or stream.begun:
-            return False
-        stream.fail(Unavailable(why))
-        return True
-
     async def _act(self, action: Action, request_id: str, session_id: str) -> None:
         message = encode_action(action, self.engine, request_id=request_id, session_id=session_id)
         failure = ""

@@ -105,6 +105,7 @@ def templates() -> dict[str, str]:
     return released_templates()
 
 
+@pytest.mark.slow  # downloads packages
 def test_formats_of_released_templates(templates: dict[str, str]) -> None:
     calls, reasoning = by_template(CALLS), by_template(REASONING)
     assert calls.keys() | reasoning.keys() <= templates.keys()
