@@ -57,7 +57,7 @@ struct Shape {
   std::size_t dynamic_shared_bytes = 0;
   // Programmatic dependent launch: every thread must call dependency_wait().
   bool overlap = false;
-  std::string what;         // for messages
+  std::string what;  // for messages
   // Position of the kernel in its stream. Grids at different positions run in different orders.
   std::uint64_t place = 0;
 };

@@ -145,7 +145,9 @@ CHARONIA_DEVICE f16 from_float<f16>(float x) {
 
 CHARONIA_DEVICE float fast_exp2(float x) { return std::exp2(x); }
 CHARONIA_DEVICE float fast_divide(float a, float b) { return a / b; }
-CHARONIA_DEVICE std::uint32_t mask_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) { return (x & mask) | bits; }
+CHARONIA_DEVICE std::uint32_t mask_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) {
+  return (x & mask) | bits;
+}
 CHARONIA_DEVICE std::uint32_t permute_bytes(std::uint32_t x, std::uint32_t selector) {
   std::uint32_t out = 0;
   for (int i = 0; i < 4; ++i) {

@@ -66,7 +66,8 @@ CHARONIA_DEVICE void numbers(std::uint32_t word, std::uint32_t zero, std::uint32
       if constexpr (kF16) {
         out[i] = exact_fma2<T>((bytes & 0x00ff00ffU) ^ 0x64806480U, kOne, zero);
       } else {
-        const std::uint32_t low = mask_or(bytes, 0x007f007fU, 0x43004300U), sign = mask_or(bytes, 0x00800080U, 0x43004300U);
+        const std::uint32_t low = mask_or(bytes, 0x007f007fU, 0x43004300U),
+                            sign = mask_or(bytes, 0x00800080U, 0x43004300U);
         out[i] = exact_fma2<T>(exact_fma2<T>(sign, kMinusOne, low), kOne, zero);
       }
     } else if constexpr (code == Code::f8_e4m3) {

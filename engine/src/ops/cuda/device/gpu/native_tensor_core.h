@@ -94,7 +94,9 @@ CHARONIA_DEVICE void copy_async_4(void* shared, const void* global, bool valid =
 }
 CHARONIA_DEVICE uint4 read_shared_16(SharedAddress at) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at)
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at)
                : "memory");
   return v;
 }
@@ -125,7 +127,8 @@ CHARONIA_DEVICE std::uint32_t pack_at_once<f16>(float low, float high) {
   return both;
 }
 
-// Byte i of a word, 0 to 255. Puts the byte at the end of the mantissa of 2^23: conversion instructions run at a quarter of the rate.
+// Byte i of a word, 0 to 255. Puts the byte at the end of the mantissa of 2^23: conversion instructions run at a
+// quarter of the rate.
 CHARONIA_DEVICE float byte_to_float(std::uint32_t word, int i) {
   return __uint_as_float(__byte_perm(word, 0x4b000000U, 0x7650U + static_cast<unsigned>(i))) - 0x1p23F;
 }
