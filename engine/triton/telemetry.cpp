@@ -1,9 +1,11 @@
-#include "request_log.h"
+#include "telemetry.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <string>
 
 #include "base/generated/log_settings.h"
@@ -14,6 +16,73 @@
 
 namespace charonia::triton {
 namespace {
+
+TRITONSERVER_MetricKind kind_of(MetricKind kind) {
+  switch (kind) {
+    case MetricKind::counter:
+      return TRITONSERVER_METRIC_KIND_COUNTER;
+    case MetricKind::gauge:
+      return TRITONSERVER_METRIC_KIND_GAUGE;
+    case MetricKind::histogram:
+      return TRITONSERVER_METRIC_KIND_HISTOGRAM;
+  }
+  throw Error(ErrorCode::internal, "a metric of no kind");
+}
+
+ParameterPtr make_label(const std::string& name, const std::string& value) {
+  ParameterPtr label(TRITONSERVER_ParameterNew(name.c_str(), TRITONSERVER_PARAMETER_STRING, value.c_str()));
+  if (!label) throw Error(ErrorCode::internal, "the server rejected the metric label " + name + "=" + value);
+  return label;
+}
+
+MetricArgsPtr histogram_args(std::span<const double> buckets) {
+  TRITONSERVER_MetricArgs* raw = nullptr;
+  check(TRITONSERVER_MetricArgsNew(&raw));
+  MetricArgsPtr args(raw);
+  check(TRITONSERVER_MetricArgsSetHistogram(args.get(), buckets.data(), buckets.size()));
+  return args;
+}
+
+MetricPtr make_metric(TRITONSERVER_MetricFamily* family, const MetricInfo& info, const std::string& model,
+                      std::string_view label_value) {
+  std::vector<ParameterPtr> labels;
+  labels.push_back(make_label("model", model));
+  if (!info.label.empty()) labels.push_back(make_label(std::string(info.label), std::string(label_value)));
+  std::vector<const TRITONSERVER_Parameter*> views;
+  for (const auto& label : labels) views.push_back(label.get());
+  const auto args = info.kind == MetricKind::histogram ? histogram_args(info.buckets) : MetricArgsPtr();
+  TRITONSERVER_Metric* metric = nullptr;
+  check(TRITONSERVER_MetricNewWithArgs(&metric, family, views.data(), views.size(), args.get()));
+  return MetricPtr(metric);
+}
+
+class TritonMetricsSink : public MetricsSink {
+ public:
+  TritonMetricsSink(const MetricFamilies& families, const std::string& model) {
+    constexpr std::array<std::string_view, 1> kNoLabel = {""};
+    for (const auto& info : metric_catalogue()) {
+      auto& row = series_.emplace_back();
+      const auto values = info.label.empty() ? std::span<const std::string_view>(kNoLabel) : info.label_values;
+      for (const auto value : values) row.push_back(make_metric(families.of(info.metric), info, model, value));
+    }
+  }
+
+  // A rejected sample is not logged, because there may be thousands.
+  void add(Metric metric, double value, int label_value) override {
+    detail::drop(TRITONSERVER_MetricIncrement(series(metric, label_value), value));
+  }
+  void set(Metric gauge, double value) override { detail::drop(TRITONSERVER_MetricSet(series(gauge, 0), value)); }
+  void observe(Metric histogram, double value) override {
+    detail::drop(TRITONSERVER_MetricObserve(series(histogram, 0), value));
+  }
+
+ private:
+  TRITONSERVER_Metric* series(Metric metric, int label_value) const {
+    return series_[static_cast<std::size_t>(metric)].at(static_cast<std::size_t>(label_value)).get();
+  }
+
+  std::vector<std::vector<MetricPtr>> series_;  // [metric, label value]
+};
 
 bool asked_for() {
   const char* value = std::getenv(log_settings::kAccessLog);
@@ -27,19 +96,6 @@ bool asked_for() {
 
 // Times are measured in microseconds.
 double rounded(double ms) { return std::round(ms * 1e3) / 1e3; }
-
-const char* kind_of(const std::exception& error) {
-  const auto* ours = dynamic_cast<const Error*>(&error);
-  switch (ours == nullptr ? ErrorCode::internal : ours->code()) {
-    case ErrorCode::invalid_argument: return "invalid_argument";
-    case ErrorCode::unsupported: return "unsupported";
-    case ErrorCode::resource_exhausted: return "resource_exhausted";
-    case ErrorCode::unavailable: return "unavailable";
-    case ErrorCode::deadline_exceeded: return "deadline_exceeded";
-    case ErrorCode::internal: break;
-  }
-  return "internal";
-}
 
 // Reports consecutive spans. Each begins when the previous one ends.
 class Reporter {
@@ -72,6 +128,25 @@ class Reporter {
 
 }  // namespace
 
+MetricFamilies::MetricFamilies() {
+  try {
+    for (const auto& info : metric_catalogue()) {
+      TRITONSERVER_MetricFamily* family = nullptr;
+      check(TRITONSERVER_MetricFamilyNew(&family, kind_of(info.kind), std::string(info.name).c_str(),
+                                         std::string(info.help).c_str()));
+      families_.emplace_back(family);
+    }
+  } catch (const Error& error) {
+    families_.clear();
+    log_warning(std::string("the server takes no metrics, so there are none of the engine: ") + error.what());
+  }
+}
+
+std::shared_ptr<MetricsSink> make_metrics_sink(const MetricFamilies& families, const std::string& model) {
+  if (!families.available()) return nullptr;
+  return std::make_shared<TritonMetricsSink>(families, model);
+}
+
 RequestLog::RequestLog() : on_(asked_for()) {}
 
 void RequestLog::ended(const std::string& request_id, const Totals& totals) const {
@@ -92,7 +167,7 @@ void RequestLog::ended(const std::string& request_id, const Totals& totals) cons
 
 void RequestLog::rejected(const std::string& request_id, const std::exception& error) const {
   if (!on_) return;
-  log({LogLevel::info, cat("rejected: ", kind_of(error)), request_id, {{"error", std::string(kind_of(error))}}});
+  log({LogLevel::info, cat("rejected: ", error_kind(error)), request_id, {{"error", std::string(error_kind(error))}}});
 }
 
 std::shared_ptr<TracedRequest> TracedRequest::of(TRITONBACKEND_Request* request) {
