@@ -84,35 +84,11 @@ T atomicAdd(T* at, T value) {
   *at = old + value;
   return old;
 }
-template <class T>
-T atomicMax(T* at, T value) {
-  host_grid::check_atomic(at, sizeof(T));
-  const T old = *at;
-  *at = std::max(old, value);
-  return old;
-}
-template <class T>
-T atomicMin(T* at, T value) {
-  host_grid::check_atomic(at, sizeof(T));
-  const T old = *at;
-  *at = std::min(old, value);
-  return old;
-}
-template <class T>
-T atomicOr(T* at, T value) {
-  host_grid::check_atomic(at, sizeof(T));
-  const T old = *at;
-  *at = old | value;
-  return old;
-}
 inline void __threadfence() {}
 
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline long long __double2ll_rn(double x) { return std::llrint(x); }
 using ::expf;
 using ::fabsf;
 using ::logf;
@@ -121,7 +97,6 @@ using std::exp2f;
 using std::fmaf;
 using std::fmaxf;
 using std::fminf;
-using std::log2f;
 using std::max;
 using std::min;
 

@@ -20,11 +20,6 @@ void require(bool holds, const std::string& what) {
 std::string shape_of(const ops::HostMatrix& m) { return cat("[", m.rows, ", ", m.cols, "]"); }
 std::string shape_of(const ops::Tensor& t) { return cat(to_string(t.dtype), " [", t.rows, ", ", t.cols, "]"); }
 
-bool aligned(const ops::Tensor& tensor) {
-  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
-         tensor.stride * static_cast<std::int64_t>(size_of(tensor.dtype)) % 16 == 0;
-}
-
 }  // namespace
 
 void CudaExperts::check_count(std::size_t count) {
@@ -165,15 +160,13 @@ CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weigh
 
 std::unique_ptr<ops::Experts> CudaOps::make_experts(std::span<const ops::ExpertSource> experts, DType weight) {
   const OnDevice on(device_.index);
-  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
-  return std::make_unique<CudaExperts>(experts, weight, *weights_upload_);
+  return std::make_unique<CudaExperts>(experts, weight, weights_upload());
 }
 
 std::unique_ptr<ops::Experts> CudaOps::make_quantised_experts(std::span<const ops::QuantExpertSource> experts,
                                                               DType data) {
   const OnDevice on(device_.index);
-  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
-  return std::make_unique<CudaExperts>(experts, data, *weights_upload_);
+  return std::make_unique<CudaExperts>(experts, data, weights_upload());
 }
 
 std::size_t CudaOps::experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const {
@@ -216,11 +209,10 @@ class ExpertsRun {
         gate_up_(weights.gate_up_quant()),
         down_(weights.down_quant()) {
     const auto type = weights.type();
-    const int tile_rows = gate_up_
-                              ? quant_expert_tile_rows(type, {gate_up_->format, space_.hidden},
-                                                       {down_->format, space_.inter}, space_.assignments,
-                                                       weights.count())
-                              : expert_tile_rows(type, space_.assignments, weights.count());
+    const int tile_rows =
+        gate_up_ ? quant_expert_tile_rows(type, {gate_up_->format, space_.hidden}, {down_->format, space_.inter},
+                                          space_.assignments, weights.count())
+                 : expert_tile_rows(type, space_.assignments, weights.count());
     route_ = {.rows = static_cast<int>(rows),
               .experts = weights.count(),
               .how = how,
@@ -245,7 +237,7 @@ class ExpertsRun {
   void gate_and_up(const ops::Tensor& in, ops::Activation activation) {
     const bool prepares = gate_up_ && (has_integer_inputs(gate_up_->format) || gate_up_->order != nullptr);
     const bool by_place = gate_up_ && gate_up_->order != nullptr;  // each expert has its own order
-    const bool readable = aligned(in) && in.cols == space_.hidden && !prepares;
+    const bool readable = aligned(in.data, in.stride, in.dtype) && in.cols == space_.hidden && !prepares;
     auto quant = gate_up_;
     // The outputs of down are not needed yet.
     auto* const padded_in = memory_ + (by_place ? space_.down : space_.in);

@@ -78,19 +78,17 @@ void CudaOps::download(void* host, const void* device, std::size_t bytes) {
 std::unique_ptr<ops::Linear> CudaOps::make_linear(std::span<const ops::HostMatrix> parts,
                                                   std::span<const ops::HostMatrix> bias, DType weight) {
   const OnDevice on(device_.index);
-  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
-  return std::make_unique<CudaLinear>(parts, bias, weight, gemms_.packs(weight), *weights_upload_);
+  return std::make_unique<CudaLinear>(parts, bias, weight, gemms_.packs(weight), weights_upload());
 }
 
 std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops::QuantSource* const> parts,
                                                             std::span<const ops::HostMatrix> bias, DType data) {
   const OnDevice on(device_.index);
-  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
   std::unique_ptr<CudaGemmWeight> linear;
   if (!parts.empty() && is_w8a8(parts[0]->format(), data, parts[0]->cols(), device_)) {
-    linear = std::make_unique<CudaW8a8Linear>(parts, bias, data, gemms_.packs(data), *weights_upload_);
+    linear = std::make_unique<CudaW8a8Linear>(parts, bias, data, gemms_.packs(data), weights_upload());
   } else {
-    linear = std::make_unique<CudaQuantLinear>(parts, bias, data, *weights_upload_);
+    linear = std::make_unique<CudaQuantLinear>(parts, bias, data, weights_upload());
   }
   gemms_.reserve(linear->gemm());
   return linear;
@@ -98,8 +96,7 @@ std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops:
 
 std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& table, DType weight) {
   const OnDevice on(device_.index);
-  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
-  return std::make_unique<CudaEmbedding>(table, weight, *weights_upload_);
+  return std::make_unique<CudaEmbedding>(table, weight, weights_upload());
 }
 
 std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed) {

@@ -189,6 +189,10 @@ class CudaOps final : public ops::Ops {
                        const Issue& issue);
 
   const DeviceMemory& collective_memory(std::size_t bytes);
+  MatrixUpload& weights_upload() {
+    if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
+    return *weights_upload_;
+  }
 
   ops::CudaOptions options_;
   DeviceInfo device_;

@@ -16,7 +16,7 @@
 namespace charonia::ops {
 namespace {
 
-constexpr const char* kInstall = "install it with: pip install nvidia-nccl-cu13";
+constexpr const char* kInstall = "install it with: pip install nvidia-nccl-cu13, or set CHARONIA_NCCL to its path";
 
 // NCCL's functions, from the loaded library.
 class Nccl {
@@ -44,7 +44,7 @@ class Nccl {
   }
 
  private:
-  Nccl() : library_("CHARONIA_NCCL", "libnccl.so.2", "nvidia/nccl/lib") {
+  Nccl() : library_("CHARONIA_NCCL", {"libnccl.so.2"}, {"nvidia/nccl/lib"}) {
     if (!library_) {
       missing_ = cat("NCCL, which ranks on several GPUs need, was not found: ", library_.why(), "; ", kInstall);
       return;

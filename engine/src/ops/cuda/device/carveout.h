@@ -3,6 +3,9 @@
 
 #include <string_view>
 
+#include "base/text.h"
+#include "charonia/error.h"
+
 namespace charonia::cuda {
 
 // All kernels use the same division. An SM must be empty before its division changes, so kernels with different
@@ -14,6 +17,15 @@ inline constexpr int kDriversCarveout = -1;  // the driver decides for each kern
 
 // The percentage of shared memory in a value of CHARONIA_CUDA_CARVEOUT; empty: kSharedCarveout. Throws
 // Error(invalid_argument) if it is not an integer from -1 to 100.
-int shared_carveout(std::string_view setting);
+inline int shared_carveout(std::string_view setting) {
+  if (setting.empty()) return kSharedCarveout;
+  const auto percent = parse_number<int>(setting);
+  if (!percent || *percent < kDriversCarveout || *percent > 100) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("CHARONIA_CUDA_CARVEOUT = ", setting,
+                    ": give the percentage of shared memory, 0 to 100, or -1 to leave it to the driver"));
+  }
+  return *percent;
+}
 
 }  // namespace charonia::cuda

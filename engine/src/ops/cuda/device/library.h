@@ -1,17 +1,18 @@
 // A shared library that is loaded at run time instead of linked, so that the engine starts without it.
 #pragma once
 
+#include <initializer_list>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace charonia::cuda {
 
 class Library {
  public:
-  // If the environment variable `variable` is set, loads the path in it. Otherwise tries the loader's search for
-  // `name`, then in_python_packages(package, name). If nothing was loaded, why() lists the attempts.
-  Library(const char* variable, const char* name, std::string_view package);
+  // If the environment variable `variable` is set, loads only that file, or the library in that folder. Otherwise tries
+  // the loader's search for each name, then the folders `packages` (such as "nvidia/nccl/lib") of the Python packages
+  // next to this module. If nothing was loaded, why() lists the attempts.
+  Library(const char* variable, std::initializer_list<const char*> names, std::initializer_list<const char*> packages);
 
   explicit operator bool() const { return handle_ != nullptr; }
   const std::string& why() const { return why_; }
@@ -19,8 +20,6 @@ class Library {
   void* symbol(const char* name) const;  // null if the library does not have it
 
  private:
-  bool load(const std::string& path);
-
   // Never closed, because CUDA libraries have threads and exit handlers.
   void* handle_ = nullptr;
   std::string path_, why_;

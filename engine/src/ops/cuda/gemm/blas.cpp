@@ -1,23 +1,18 @@
 #include "ops/cuda/gemm/blas.h"
 
 #include <cublasLt.h>
-#include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <optional>
 
 #include "base/text.h"
 #include "charonia/error.h"
-#include "ops/cuda/device/python_packages.h"
+#include "ops/cuda/device/library.h"
 
 namespace charonia::cuda {
 namespace {
 
 constexpr int kMaxWays = 8;
-constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 
 // The functions that are used. The library stays loaded.
 struct Functions {
@@ -38,10 +33,10 @@ struct Functions {
   decltype(&cublasLtMatmul) multiply;
 };
 
-bool load(void* library, Functions& f, std::string& why) {
+bool load(const Library& library, Functions& f, std::string& why) {
   const auto find = [&](auto& function, const char* name) {
-    void* const symbol = dlsym(library, name);
-    if (symbol == nullptr) why = cat("it has no function ", name);
+    void* const symbol = library.symbol(name);
+    if (symbol == nullptr) why = cat(library.path(), " has no function ", name);
     std::memcpy(&function, &symbol, sizeof symbol);
     return symbol != nullptr;
   };
@@ -58,54 +53,26 @@ bool load(void* library, Functions& f, std::string& why) {
 }
 
 // Loaded once per process, even if it fails.
-struct Library {
-  std::optional<Functions> functions;
-  std::string why;
+struct Loaded {
+  Library library{
+      "CHARONIA_CUBLASLT", {"libcublasLt.so.13", "libcublasLt.so.12"}, {"nvidia/cu13/lib", "nvidia/cublas/lib"}};
+  Functions functions{};
+  std::string why;  // empty if all functions were found
 
-  Library() {
-    std::vector<std::string> paths;
-    if (const char* const said = std::getenv("CHARONIA_CUBLASLT"); said != nullptr && *said != '\0') {
-      std::error_code ignored;
-      if (std::filesystem::is_directory(said, ignored)) {
-        for (const auto* name : kNames) paths.push_back((std::filesystem::path(said) / name).string());
-      } else {
-        paths.emplace_back(said);
-      }
-    } else {
-      paths.assign(std::begin(kNames), std::end(kNames));
-      for (const auto* package : {"nvidia/cu13/lib", "nvidia/cublas/lib"}) {
-        for (const auto* name : kNames) {
-          if (auto file = in_python_packages(package, name); !file.empty()) paths.push_back(std::move(file));
-        }
-      }
-    }
-    for (const auto& path : paths) {
-      void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-      if (library == nullptr) {
-        const char* const error = dlerror();
-        why += cat(why.empty() ? "" : "; ", error == nullptr ? path : std::string(error));
-        continue;
-      }
-      Functions found{};
-      std::string lacks;
-      if (load(library, found, lacks)) {
-        functions = found;
-        return;
-      }
-      why += cat(why.empty() ? "" : "; ", path, ": ", lacks);
-      dlclose(library);
-    }
+  Loaded() {
+    if (!library) why = library.why();
+    if (library && load(library, functions, why)) return;
     why = cat("cuBLASLt cannot be loaded (", why,
               "): pip install nvidia-cublas, or set CHARONIA_CUBLASLT to the file libcublasLt.so.13 or its folder");
   }
 };
 
-const Library& library() {
-  static const Library one;
+const Loaded& loaded() {
+  static const Loaded one;
   return one;
 }
 
-const Functions& cublas() { return *library().functions; }
+const Functions& cublas() { return loaded().functions; }
 
 void require(cublasStatus_t status, const char* operation) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -257,10 +224,6 @@ class CublasLt final : public Blas {
  private:
   // The alignment that the preference promises.
   static bool fits(const Gemm& gemm) {
-    const auto aligned = [](const void* pointer, std::int64_t stride, DType type) {
-      return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 &&
-             stride * static_cast<std::int64_t>(size_of(type)) % 16 == 0;
-    };
     const auto type = operand_type(gemm);
     return aligned(gemm.in, gemm.in_stride, type) && aligned(gemm.out, gemm.out_stride, gemm.out_type) &&
            aligned(gemm.weight, gemm.weight_stride, type);
@@ -278,9 +241,8 @@ class CublasLt final : public Blas {
 }  // namespace
 
 std::unique_ptr<Blas> load_cublas(std::string& why) {
-  why = library().why;
-  if (!library().functions) return nullptr;
-  why.clear();
+  why = loaded().why;
+  if (!why.empty()) return nullptr;
   try {
     return std::make_unique<CublasLt>();
   } catch (const Error& error) {

@@ -18,10 +18,6 @@ Gemm dequantised_part(const Gemm& gemm, std::int64_t first, std::int64_t rows, c
 
 bool run_dequantised(Stream& stream, Blas& blas, const Gemm& gemm, std::int64_t rows, const BlasTactic& tactic,
                      void* numbers, void* workspace, std::size_t workspace_bytes) {
-  const auto aligned = [](const void* pointer, std::int64_t stride, DType type) {
-    return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 &&
-           stride * static_cast<std::int64_t>(size_of(type)) % 16 == 0;
-  };
   // Operands that the library would reject; dequantising would be useless.
   if (!aligned(gemm.in, gemm.in_stride, gemm.type) || !aligned(gemm.out, gemm.out_stride, gemm.out_type)) return false;
   for (std::int64_t first = 0; first < gemm.n; first += rows) {

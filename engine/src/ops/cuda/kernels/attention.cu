@@ -3,6 +3,7 @@
 
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/attention_kernels.h"
+#include "ops/cuda/kernels/element_types.h"
 
 namespace charonia::cuda {
 namespace {
@@ -31,9 +32,7 @@ Workspace workspace_of(const AttentionShape& shape, std::int64_t partials) {
   return to;
 }
 
-bool aligned(const Tensor& tensor) {
-  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride % 8 == 0;
-}
+bool aligned(const Tensor& tensor) { return cuda::aligned(tensor.data, tensor.stride, tensor.dtype); }
 
 // Whether all rows can be read 16 bytes at a time, for the head sizes that have tiles.
 bool aligned(const CacheLayer& cache) {
@@ -106,10 +105,8 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
     if (!tiles) {
       const int rows = decode ? 1 : prefill_item_rows(shape.head_dim, shape.group());
       attention_plain(stream, device, qkv.dtype, out.dtype, params, max_items, rows);
-    } else if (cache.dtype == DType::bf16) {
-      start<bf16>(stream, device, params, max_items, decode);
     } else {
-      start<f16>(stream, device, params, max_items, decode);
+      with_half(cache.dtype, [&]<class T>(T) { start<T>(stream, device, params, max_items, decode); });
     }
   };
   run(work.decode, work.counts, work.max_decode, true);

@@ -22,8 +22,7 @@
 // warp of its positions, v by the warp of its columns. Also, as many warps run as registers allow: four per scheduler
 // at head_dim 128, which is possible because q is in shared memory. Predicted: 950 to 1050 cycles per tile for both,
 // where 16 bits take 1740: 1.6 to 1.8 times the rate of 16 bits. Measured on an H200 (as above): 1609 and 1665 us, 1.16
-// and 1.12 times. An earlier version, with a wide tile in shared memory, two warps per scheduler, and 1240 and 1160
-// instructions, took 2823 and 2508 us.
+// and 1.12 times.
 //
 // A thread block of four warps takes one kv head of one item at a time. The query heads of the group are the 16 rows of
 // the products' A operand (more than 16 heads: several units). Blocks are persistent: a pipeline of `stages` tiles
@@ -139,15 +138,15 @@ void decode_kernel(const AttentionParams p) {
   constexpr int kSteps = kPositions / kStep, kKBytes = kPositions * kDim * 2;
   constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // column tiles of out per warp
   constexpr bool quantised = kBits != 0;
-  constexpr int kCodes = quantised ? kDim * kBits / 8 : kUnitBytes;                 // bytes of a row's codes
+  constexpr int kCodes = quantised ? kDim * kBits / 8 : kUnitBytes;                  // bytes of a row's codes
   constexpr int kCodeUnits = kCodes / kUnitBytes, kCodeBytes = kPositions * kCodes;  // of k, or of v
   constexpr auto layout = decode_layout(kDim, kBits);
   using Row = typename CacheRow<quantised>::Shared;
   unsigned char* const stages = dynamic_shared();
   unsigned char* const p_tile = stages + p.stages * layout.stage_bytes();
-  float* const maxima = reinterpret_cast<float*>(p_tile + layout.p_bytes);  // [warp][row]
+  float* const maxima = reinterpret_cast<float*>(p_tile + layout.p_bytes);                         // [warp][row]
   unsigned char* const v_by = reinterpret_cast<unsigned char*>(maxima + kAttentionWarps * kRows);  // ScaleZero
-  Row* const k_rows = reinterpret_cast<Row*>(v_by + layout.by_bytes);  // [2][positions]
+  Row* const k_rows = reinterpret_cast<Row*>(v_by + layout.by_bytes);                              // [2][positions]
   // The flag of split_done(), then, for each step, whether the zeros of v are folded.
   int* const flag = reinterpret_cast<int*>(k_rows + 2 * kPositions);
   float* const sums = p.sums + blockIdx.x * p.sums_stride + threadIdx.x;
@@ -405,8 +404,8 @@ void decode_kernel(const AttentionParams p) {
             for (int first = 0; first < kColumnTiles; first += kTogether) {
               std::uint32_t codes[4];
               load_matrix_x4_transposed(
-                  codes, v + kStep * i * kCodes +
-                             unit_offset<kCodeUnits>(lane, Columns(warp * kColumnTiles + first).unit));
+                  codes,
+                  v + kStep * i * kCodes + unit_offset<kCodeUnits>(lane, Columns(warp * kColumnTiles + first).unit));
               CHARONIA_UNROLL
               for (int j = first; j < first + kTogether; ++j) {
                 // A compile-time constant, if that is enough for `byte` and `high`.
@@ -500,9 +499,9 @@ void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams para
   };
   int blocks = decode_blocks_per_sm(kDim, kBits, device.major);
   if constexpr (kBits != 0) {
-    static_assert(decode_blocks_per_sm(kDim, kBits, 9) * decode_sums_stride<kDim>() <=
-                      kBlocksPerSm * attention_sums_stride(kDim),
-                  "what there is room for");
+    static_assert(
+        decode_blocks_per_sm(kDim, kBits, 9) * decode_sums_stride<kDim>() <= kBlocksPerSm * attention_sums_stride(kDim),
+        "what there is room for");
     while (blocks > kBlocksPerSm && !fits(blocks, 2)) --blocks;
     params.sums_stride = decode_sums_stride<kDim>();
   }

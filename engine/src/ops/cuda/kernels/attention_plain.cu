@@ -17,6 +17,7 @@
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/attention_kernels.h"
+#include "ops/cuda/kernels/element_types.h"
 
 namespace charonia::cuda {
 namespace {
@@ -177,15 +178,8 @@ void start(Stream& stream, const DeviceInfo& device, const PlainParams& params, 
 void attention_plain(Stream& stream, const DeviceInfo& device, DType q_type, DType out_type,
                      const AttentionParams& params, std::int64_t items, int rows_per_item) {
   const PlainParams plain{params, q_type, out_type, rows_per_item};
-  if (params.cache.quant_bits != 0) {
-    start<Quantised>(stream, device, plain, items);
-  } else if (params.cache.dtype == DType::f32) {
-    start<float>(stream, device, plain, items);
-  } else if (params.cache.dtype == DType::bf16) {
-    start<bf16>(stream, device, plain, items);
-  } else {
-    start<f16>(stream, device, plain, items);
-  }
+  if (params.cache.quant_bits != 0) return start<Quantised>(stream, device, plain, items);
+  with_type(params.cache.dtype, [&]<class T>(T) { start<T>(stream, device, plain, items); });
 }
 
 }  // namespace charonia::cuda

@@ -3,6 +3,7 @@
 #include "ops/cuda/kernels/collective.h"
 
 #include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/element_types.h"
 
 namespace charonia::cuda {
 namespace {
@@ -65,14 +66,7 @@ void launch_sum(Stream& stream, const SumParams& params) {
 
 void sum_shards(Stream& stream, const ops::Tensor& out, const void* shards, int ranks) {
   const SumParams params{out.data, shards, out.rows * out.cols, ranks};
-  switch (out.dtype) {
-    case DType::bf16:
-      return launch_sum<bf16>(stream, params);
-    case DType::f16:
-      return launch_sum<f16>(stream, params);
-    default:
-      return launch_sum<float>(stream, params);
-  }
+  with_type(out.dtype, [&]<class T>(T) { launch_sum<T>(stream, params); });
 }
 
 }  // namespace charonia::cuda

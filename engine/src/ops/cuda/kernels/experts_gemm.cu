@@ -16,14 +16,10 @@
 //
 // Bound: memory for few rows. The kernels must read the weights of the selected experts: 3 * d * inter * hidden
 // elements for d experts. For hidden 2048, inter 768 and 8 of 128 experts in bf16 (Qwen3-30B-A3B) one row reads 75.5 MB
-// per layer; inputs and outputs are 60 KB. At the 4.2 TB/s that copies reach on an H200, this takes 18 us. Blocks: 96
-// for each gated tile, 64 of 6 warps for each other tile, and 8 rings of 4 steps of 1 KB in each of an SM's three
-// blocks: 96 KB in flight, where 29 KB are needed. The expert of a block is known only after the previous kernel has
-// ended, so nothing is read ahead: 1 to 1.5 us to fill and to drain, twice, and about 2 us each for route, group and
-// add. Predicted: 27 us per layer, 2.8 TB/s; for 16 rows, which select about 82 of the experts, 774 MB and 95 % of the
-// copy's bandwidth. An expert with more than 8 rows is read again for every 8 rows, mostly from the L2 cache. For many
-// rows the bound is arithmetic, as in gemm_tile_kernel.h. An expert's last tile is padded: at an average of 128 rows
-// per expert, tiles of 128 are three quarters full.
+// per layer; inputs and outputs are 60 KB. The expert of a block is known only after the previous kernel has ended, so
+// nothing is read ahead. An expert with more than 8 rows is read again for every 8 rows, mostly from the L2 cache. For
+// many rows the bound is arithmetic, as in gemm_tile_kernel.h. An expert's last tile is padded: at an average of 128
+// rows per expert, tiles of 128 are three quarters full.
 #include "ops/cuda/kernels/experts.h"
 
 #include "ops/cuda/kernels/activation.h"

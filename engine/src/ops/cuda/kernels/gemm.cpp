@@ -17,11 +17,6 @@ using Kernel = GemmTactic::Kernel;
 using Sums = GemmTactic::Sums;
 constexpr std::int64_t kMaxSharedTiles = kGemmCounterBytes / sizeof(int);
 
-bool aligned(const void* pointer, std::int64_t stride, DType type) {
-  const auto bytes = stride * static_cast<std::int64_t>(size_of(type));
-  return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 && bytes % 16 == 0;
-}
-
 std::int64_t tiles(const GemmTactic& tactic, const Gemm& gemm) {
   return divide_up(gemm.rows, tactic.tile_rows) * divide_up(gemm.n, tactic.tile_columns);
 }
@@ -66,7 +61,24 @@ void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const
   tactics.insert(tactics.end(), found.begin(), found.end());
 }
 
-void set_parts(GemmParams& p, const GemmTactic& tactic, const Gemm& gemm) {
+GemmParams gemm_params(const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
+  GemmParams p{};
+  p.out = gemm.out;
+  p.in = gemm.in;
+  p.weight = gemm.weight;
+  p.bias = gemm.bias;
+  p.counters = static_cast<int*>(workspace);
+  p.sums = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + kGemmCounterBytes);
+  p.out_stride = gemm.out_stride;
+  p.in_stride = static_cast<int>(gemm.in_stride);
+  p.weight_stride = static_cast<int>(gemm.weight_stride);
+  p.rows = static_cast<int>(gemm.rows);
+  p.n = static_cast<int>(gemm.n);
+  p.k = static_cast<int>(gemm.k);
+  p.packed = gemm.packed;
+  p.gate = gemm.gate;
+  p.out_f32 = gemm.out_type == DType::f32;
+  p.out_vectors = aligned(gemm.out, gemm.out_stride, gemm.out_type);
   const auto split = split_of(gemm);
   p.parts = split.parts;
   p.part_length = static_cast<int>(split.length);
@@ -80,11 +92,7 @@ void set_parts(GemmParams& p, const GemmTactic& tactic, const Gemm& gemm) {
   }
   p.row_tiles = static_cast<int>(divide_up(gemm.rows, tactic.tile_rows));
   p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
-}
-
-void set_workspace(GemmParams& p, void* workspace) {
-  p.counters = static_cast<int*>(workspace);
-  p.sums = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + kGemmCounterBytes);
+  return p;
 }
 
 bool vectors(const Gemm& gemm) { return aligned(gemm.in, gemm.in_stride, gemm.type) && gemm.k % 8 == 0; }
@@ -154,23 +162,7 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
                                          " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
                                          gemm.gate != Gate::none ? ", gated" : "", ") is not supported by any kernel"));
   }
-  GemmParams p{};
-  p.out = gemm.out;
-  p.in = gemm.in;
-  p.weight = gemm.weight;
-  p.bias = gemm.bias;
-  set_workspace(p, workspace);
-  p.out_stride = gemm.out_stride;
-  p.in_stride = static_cast<int>(gemm.in_stride);
-  p.weight_stride = static_cast<int>(gemm.weight_stride);
-  p.rows = static_cast<int>(gemm.rows);
-  p.n = static_cast<int>(gemm.n);
-  p.k = static_cast<int>(gemm.k);
-  set_parts(p, tactic, gemm);
-  p.packed = gemm.packed;
-  p.gate = gemm.gate;
-  p.out_f32 = gemm.out_type == DType::f32;
-  p.out_vectors = aligned(gemm.out, gemm.out_stride, gemm.out_type);
+  const auto p = gemm_params(gemm, tactic, workspace);
   bool known = false;
   switch (tactic.kernel) {
     case Kernel::stream:

@@ -1,6 +1,7 @@
 // out [rows, n] += bias [n]: the bias of GEMMs that a library computed. Reads and writes the outputs once more; they
 // are still in the L2 cache, unless there are many.
 #include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/gemm.h"
 
 namespace charonia::cuda {
@@ -41,16 +42,7 @@ void add_bias(Stream& stream, const Gemm& gemm) {
     const Launch shape{.grid_x = static_cast<unsigned>(divide_up(gemm.n, kThreads * kEach)),
                        .grid_y = static_cast<unsigned>(std::min(kMostRows, gemm.rows - row)),
                        .threads = kThreads};
-    switch (gemm.out_type) {
-      case DType::bf16:
-        launch(stream, "bias", shape, &bias_kernel<bf16>, params);
-        break;
-      case DType::f16:
-        launch(stream, "bias", shape, &bias_kernel<f16>, params);
-        break;
-      default:
-        launch(stream, "bias", shape, &bias_kernel<float>, params);
-    }
+    with_type(gemm.out_type, [&]<class T>(T) { launch(stream, "bias", shape, &bias_kernel<T>, params); });
   }
 }
 

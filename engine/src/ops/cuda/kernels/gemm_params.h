@@ -57,9 +57,8 @@ CHARONIA_HD TilePlace tile_place(int index, int row_tiles, int column_tiles) {
 // places to combine sums in that order: if a block has one part, its sum is the part's sum.
 void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
                       SumOrder order);
-// set_parts() sets the parts of K, the number of tiles, and where sums are combined.
-void set_parts(GemmParams& params, const GemmTactic& tactic, const Gemm& gemm);
-void set_workspace(GemmParams& params, void* workspace);
+// The parameters of a GEMM: its operands, the parts of K, the number of tiles, and where sums are combined.
+GemmParams gemm_params(const Gemm& gemm, const GemmTactic& tactic, void* workspace);
 
 // Each is defined in its own file. Returns false if the tactic does not exist.
 bool launch_stream(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type);

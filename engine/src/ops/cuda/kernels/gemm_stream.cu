@@ -1,4 +1,5 @@
 // GEMMs of few rows with 16-bit numbers: gemm_stream_kernel.h.
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/gemm_stream_kernel.h"
 
 namespace charonia::cuda {
@@ -31,7 +32,7 @@ bool launch_typed(Stream& stream, const GemmParams& p, const GemmTactic& tactic)
 }  // namespace
 
 bool launch_stream(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type) {
-  return type == DType::bf16 ? launch_typed<bf16>(stream, params, tactic) : launch_typed<f16>(stream, params, tactic);
+  return with_half(type, [&]<class T>(T) { return launch_typed<T>(stream, params, tactic); });
 }
 
 }  // namespace charonia::cuda

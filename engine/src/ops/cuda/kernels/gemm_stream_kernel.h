@@ -22,17 +22,14 @@
 // Whether the memory controller's queue compensates for this must be measured (the benchmark has both orders).
 //
 // Gated (Gate): a warp's groups of 8 outputs alternate between the first and the second half of the weight, for the
-// same outputs, so that both are in its sums. That saves the next kernel: for Llama-2-7B with one row 88 KB of 180 MB,
-// which is negligible, but also a launch of 2 us next to 43 us, partly hidden by the next GEMM's loads: 32 of them are
-// 64 us of about 3300 per token. Predicted: 0 to 2 % of a decode, to be measured.
+// same outputs, so that both are in its sums. That saves the next kernel.
 //
 // Bound: memory. A weight is read once, 2 n k bytes. Other traffic is the input, which every warp reads through the L1
 // cache (rows / (16 kM) of the weight's bytes), and the outputs. kRing steps are in flight, kRing * kM KB per warp.
 // With (kM, kRing) = (1, 4) and at most 80 registers, 24 warps fit an SM: 96 KB in flight; (1, 8) and (2, 4) have 16
 // warps and 128 KB. An H200 needs 4.8 TB/s * 0.8 us / 132 = 29 KB. Time is lost at the start and the end: about 1 us to
 // fill and to drain, compared with 7 us for 4096 x 4096 and 38 us for 22016 x 4096; less if the launch overlaps the
-// previous kernel, because the ring is filled before dependency_wait(). Predicted: 87 % of the bandwidth of a copy for
-// the former, 95 % for the latter.
+// previous kernel, because the ring is filled before dependency_wait().
 #pragma once
 
 #include "ops/cuda/device/tensor_core.h"

@@ -88,33 +88,14 @@ void dequantise_kernel(const QuantParams p) {
 template <class T, ops::Code code>
 void launch_kernel(Stream& stream, const QuantParams& p) {
   const auto warps = p.row_tiles * divide_up(p.weight_stride / kQuantK, kUnits<code>);
-  launch(stream, "dequantised weight",
-         {.grid_x = static_cast<unsigned>(divide_up(warps, kWarps)), .threads = kThreads}, &dequantise_kernel<T, code>,
-         p);
-}
-
-template <class T>
-void launch_typed(Stream& stream, const QuantParams& p, ops::Code code) {
-  switch (code) {
-    case ops::Code::u4:
-      return launch_kernel<T, ops::Code::u4>(stream, p);
-    case ops::Code::i8:
-      return launch_kernel<T, ops::Code::i8>(stream, p);
-    case ops::Code::f8_e4m3:
-      return launch_kernel<T, ops::Code::f8_e4m3>(stream, p);
-    case ops::Code::f4_e2m1:
-      return launch_kernel<T, ops::Code::f4_e2m1>(stream, p);
-  }
+  launch(stream, "dequantised weight", {.grid_x = static_cast<unsigned>(divide_up(warps, kWarps)), .threads = kThreads},
+         &dequantise_kernel<T, code>, p);
 }
 
 }  // namespace
 
 void launch_dequantise(Stream& stream, const QuantParams& params, DType type, ops::Code code) {
-  if (type == DType::bf16) {
-    launch_typed<bf16>(stream, params, code);
-  } else {
-    launch_typed<f16>(stream, params, code);
-  }
+  with_half(type, [&]<class T>(T) { with_code(code, [&](auto of) { launch_kernel<T, of()>(stream, params); }); });
 }
 
 }  // namespace charonia::cuda

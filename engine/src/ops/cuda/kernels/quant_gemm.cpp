@@ -36,9 +36,10 @@ GemmTactic stream_tactic(const ops::QuantFormat& format, int rows, int columns) 
 }
 
 // The common parameters of GEMMs and of experts' GEMMs.
-QuantParams quant_params(const QuantWeight& quant, std::int64_t k) {
+QuantParams quant_params(const QuantWeight& quant, std::int64_t k, const GemmParams& operands = {}) {
   const auto& format = quant.format;
   QuantParams p{};
+  static_cast<GemmParams&>(p) = operands;
   p.scales = quant.scales;
   p.zeros = quant.zeros;
   p.row_scales = quant.row_scales;
@@ -59,21 +60,10 @@ bool launch_quant(Stream& stream, const DeviceInfo& device, QuantParams& p, cons
   if (tactic.kernel == Kernel::plain) return launch_quant_plain(stream, p, tactic, type, format.code);
   if (!is_fast(format, type, p.k)) return false;
   const int closes = closing_columns(format);
-  switch (format.code) {
-    case Code::u4:
-      return tactic.kernel == Kernel::tile ? launch_quant_tile_u4(stream, p, tactic, type, closes)
-                                           : launch_quant_stream_u4(stream, p, tactic, type, closes);
-    case Code::i8:
-      return tactic.kernel == Kernel::tile ? launch_quant_tile_i8(stream, p, tactic, type, closes)
-                                           : launch_quant_stream_i8(stream, p, tactic, type, closes);
-    case Code::f8_e4m3:
-      return tactic.kernel == Kernel::tile ? launch_quant_tile_f8(stream, p, tactic, type, closes)
-                                           : launch_quant_stream_f8(stream, p, tactic, type, closes);
-    case Code::f4_e2m1:
-      return tactic.kernel == Kernel::tile ? launch_quant_tile_f4(stream, p, tactic, type, closes)
-                                           : launch_quant_stream_f4(stream, p, tactic, type, closes);
-  }
-  return false;
+  return with_code(format.code, [&](auto code) {
+    return tactic.kernel == Kernel::tile ? launch_quant_tile<code()>(stream, p, tactic, type, closes)
+                                         : launch_quant_stream<code()>(stream, p, tactic, type, closes);
+  });
 }
 
 [[noreturn]] void refuse(const ops::QuantFormat& format, const GemmTactic& tactic) {
@@ -166,18 +156,7 @@ void quant_gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, cons
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
                                          ops::to_string(quant.format), " is not supported by any kernel"));
   }
-  auto p = quant_params(quant, gemm.k);
-  set_parts(p, tactic, gemm);
-  set_workspace(p, workspace);
-  p.out = gemm.out;
-  p.in = gemm.in;
-  p.weight = gemm.weight;
-  p.bias = gemm.bias;
-  p.out_stride = gemm.out_stride;
-  p.in_stride = static_cast<int>(gemm.in_stride);
-  p.rows = static_cast<int>(gemm.rows);
-  p.n = static_cast<int>(gemm.n);
-  p.out_f32 = gemm.out_type == DType::f32;
+  auto p = quant_params(quant, gemm.k, gemm_params(gemm, tactic, workspace));
   if (!launch_quant(stream, device, p, tactic, gemm.type, quant.format)) refuse(quant.format, tactic);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 
 namespace charonia::cuda {
@@ -68,20 +69,9 @@ void input_kernel(const InputParams p) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 void launch_inputs(Stream& stream, DType type, const InputParams& p, Launch shape) {
   shape.threads = static_cast<unsigned>(std::min<std::int64_t>(kThreads, round_up(p.k, kWarp)));
-  const auto* const what = "inputs of a quantised GEMM";
-  if (type == DType::f32) {
-    launch(stream, what, shape, &input_kernel<float>, p);
-  } else if (type == DType::bf16) {
-    launch(stream, what, shape, &input_kernel<bf16>, p);
-  } else {
-    launch(stream, what, shape, &input_kernel<f16>, p);
-  }
+  with_type(type, [&]<class T>(T) { launch(stream, "inputs of a quantised GEMM", shape, &input_kernel<T>, p); });
 }
 
 float given_scale(const QuantWeight& quant) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/experts_workspace.h"
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/gemm_params.h"
 #include "ops/quant_weight.h"
 
@@ -35,19 +37,42 @@ constexpr int quant_stream_ring(int bits, int closes, int units) {
   return units == 1 ? 6 : closes == 32 ? 2 : 3;
 }
 
-// Each is defined in its own file. Returns false if the tactic does not exist.
-bool launch_quant_stream_u4(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
-                            int closes);
-bool launch_quant_stream_i8(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
-                            int closes);
-bool launch_quant_stream_f8(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
-                            int closes);
-bool launch_quant_stream_f4(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
-                            int closes);
-bool launch_quant_tile_u4(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
-bool launch_quant_tile_i8(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
-bool launch_quant_tile_f8(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
-bool launch_quant_tile_f4(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
+// Calls f with the code as a constant.
+template <class F>
+auto with_code(ops::Code code, F f) {
+  switch (code) {
+    case ops::Code::u4:
+      return f(std::integral_constant<ops::Code, ops::Code::u4>{});
+    case ops::Code::i8:
+      return f(std::integral_constant<ops::Code, ops::Code::i8>{});
+    case ops::Code::f8_e4m3:
+      return f(std::integral_constant<ops::Code, ops::Code::f8_e4m3>{});
+    case ops::Code::f4_e2m1:
+      break;
+  }
+  return f(std::integral_constant<ops::Code, ops::Code::f4_e2m1>{});
+}
+
+// Calls f with a value of the 16-bit type and the constant `closes`: the number of columns after which sums are
+// multiplied by the scale. Returns false if no kernel for this code has it.
+template <ops::Code code, class F>
+bool with_closes(DType type, int closes, F f) {
+  return with_half(type, [&]<class T>(T value) {
+    if constexpr (code != ops::Code::f8_e4m3) {
+      if (closes == 32) return f(value, std::integral_constant<int, 32>{});
+    }
+    if constexpr (code != ops::Code::f4_e2m1) {
+      if (closes == 64) return f(value, std::integral_constant<int, 64>{});
+    }
+    return false;
+  });
+}
+
+// Each code has its own file, so that they compile in parallel. All return false if the tactic does not exist.
+template <ops::Code code>
+bool launch_quant_stream(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
+template <ops::Code code>
+bool launch_quant_tile(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
 bool launch_quant_plain(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
                         ops::Code code);
 

@@ -110,37 +110,19 @@ void plain_kernel(const QuantParams p) {
                                    [&](int r, int c) { return sums[r * kSumPitch + c]; });
 }
 
-template <class T>
-bool launch_typed(Stream& stream, const QuantParams& p, ops::Code code) {
-  const Launch shape{.grid_x = static_cast<unsigned>(p.row_tiles),
-                     .grid_y = static_cast<unsigned>(divide_up(p.n, kColumns)),
-                     .threads = kThreads};
-  const auto* const what = p.tiles != nullptr ? "experts: quantised GEMM (plain)" : "quantised GEMM (plain)";
-  switch (code) {
-    case ops::Code::u4:
-      launch(stream, what, shape, &plain_kernel<T, ops::Code::u4>, p);
-      return true;
-    case ops::Code::i8:
-      launch(stream, what, shape, &plain_kernel<T, ops::Code::i8>, p);
-      return true;
-    case ops::Code::f8_e4m3:
-      launch(stream, what, shape, &plain_kernel<T, ops::Code::f8_e4m3>, p);
-      return true;
-    case ops::Code::f4_e2m1:
-      launch(stream, what, shape, &plain_kernel<T, ops::Code::f4_e2m1>, p);
-      return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 bool launch_quant_plain(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
                         ops::Code code) {
   if (tactic.tile_rows != kRows || tactic.tile_columns != kColumns) return false;
-  return type == DType::f32    ? launch_typed<float>(stream, params, code)
-         : type == DType::bf16 ? launch_typed<bf16>(stream, params, code)
-                               : launch_typed<f16>(stream, params, code);
+  const Launch shape{.grid_x = static_cast<unsigned>(params.row_tiles),
+                     .grid_y = static_cast<unsigned>(divide_up(params.n, kColumns)),
+                     .threads = kThreads};
+  const auto* const what = params.tiles != nullptr ? "experts: quantised GEMM (plain)" : "quantised GEMM (plain)";
+  with_type(type, [&]<class T>(T) {
+    with_code(code, [&](auto of) { launch(stream, what, shape, &plain_kernel<T, of()>, params); });
+  });
+  return true;
 }
 
 }  // namespace charonia::cuda

@@ -1,16 +1,5 @@
 #include "ops/cuda/kernels/quant_stream_kernel.h"
 
 namespace charonia::cuda {
-
-bool launch_quant_stream_u4(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
-                            int closes) {
-  constexpr auto kCode = ops::Code::u4;
-  if (type == DType::bf16) {
-    return closes == 32 ? quant_stream::launch_typed<bf16, kCode, 32>(stream, params, tactic)
-                        : quant_stream::launch_typed<bf16, kCode, 64>(stream, params, tactic);
-  }
-  return closes == 32 ? quant_stream::launch_typed<f16, kCode, 32>(stream, params, tactic)
-                      : quant_stream::launch_typed<f16, kCode, 64>(stream, params, tactic);
-}
-
+template bool launch_quant_stream<ops::Code::u4>(Stream&, const QuantParams&, const GemmTactic&, DType, int);
 }  // namespace charonia::cuda

@@ -1,12 +1,5 @@
 #include "ops/cuda/kernels/quant_tile_kernel.h"
 
 namespace charonia::cuda {
-
-bool launch_quant_tile_f4(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes) {
-  constexpr auto kCode = ops::Code::f4_e2m1;
-  if (closes != 32) return false;
-  return type == DType::bf16 ? quant_tile::launch_typed<bf16, kCode, 32>(stream, params, tactic)
-                             : quant_tile::launch_typed<f16, kCode, 32>(stream, params, tactic);
-}
-
+template bool launch_quant_tile<ops::Code::f4_e2m1>(Stream&, const QuantParams&, const GemmTactic&, DType, int);
 }  // namespace charonia::cuda

@@ -268,3 +268,14 @@ bool launch_typed(Stream& stream, const QuantParams& p, const GemmTactic& tactic
 }
 
 }  // namespace charonia::cuda::quant_tile
+
+namespace charonia::cuda {
+
+template <ops::Code code>
+bool launch_quant_tile(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes) {
+  return with_closes<code>(type, closes, [&]<class T>(T, auto close) {
+    return quant_tile::launch_typed<T, code, close()>(stream, params, tactic);
+  });
+}
+
+}  // namespace charonia::cuda

@@ -26,6 +26,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/rows.h"
 
 namespace charonia::cuda {
@@ -434,16 +435,7 @@ void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& ho
     throw Error(ErrorCode::internal, cat("rotary_store: qkv is ", to_string(qkv.dtype), " and its cache is of ",
                                          to_string(cache.dtype), "; both must be of one type"));
   }
-  switch (qkv.dtype) {
-    case DType::f32:
-      return start<float>(stream, qkv, params);
-    case DType::bf16:
-      return start<bf16>(stream, qkv, params);
-    case DType::f16:
-      return start<f16>(stream, qkv, params);
-    default:
-      throw Error(ErrorCode::internal, "rotary_store: qkv of this element type");
-  }
+  with_type(qkv.dtype, [&]<class T>(T) { start<T>(stream, qkv, params); });
 }
 
 }  // namespace charonia::cuda

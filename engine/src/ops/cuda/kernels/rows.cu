@@ -21,6 +21,7 @@
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/activation.h"
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/w8a8_rows.h"
 
 namespace charonia::cuda {
@@ -436,7 +437,7 @@ void gate_codes_kernel(const GateCodesParams p) {
   const int first = static_cast<int>(threadIdx.x) * kVector, step = static_cast<int>(blockDim.x) * kVector;
   using Raw = decltype(load_raw(in, 0, 0, true));
   float greatest = 0;
-  const auto compute = [&](const Raw& gates, const Raw& ups, float(&out)[kVector]) {
+  const auto compute = [&](const Raw& gates, const Raw& ups, float (&out)[kVector]) {
     float up[kVector];
     to_floats(gates, out);
     to_floats(ups, up);
@@ -521,32 +522,12 @@ void copy_kernel(const CopyParams p) {
       static_cast<const Unit*>(p.in)[from * p.in_stride + shard * p.in_shard + at];
 }
 
-// Calls f with an element of the type.
-template <class F>
-void with_type(DType type, F f) {
-  switch (type) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    default:
-      throw Error(ErrorCode::internal, cat("rows of ", to_string(type), " are not computed with"));
-  }
-}
-
 void require_type(const Tensor& tensor, DType type, std::string_view what) {
   if (tensor.dtype == type) return;
   throw Error(ErrorCode::internal, cat(what, " is ", to_string(tensor.dtype), " and must be ", to_string(type)));
 }
 
-// Whether rows that begin at `data`, `stride` elements apart, can be read as whole vectors.
-bool aligned(const void* data, std::int64_t stride, DType type) {
-  return reinterpret_cast<std::uintptr_t>(data) % sizeof(uint4) == 0 &&
-         static_cast<std::size_t>(stride) * size_of(type) % sizeof(uint4) == 0;
-}
-bool aligned(const Tensor& tensor) { return aligned(tensor.data, tensor.stride, tensor.dtype); }
+bool aligned(const Tensor& tensor) { return cuda::aligned(tensor.data, tensor.stride, tensor.dtype); }
 
 Launch over_vectors(std::int64_t rows, std::int64_t vectors) {
   return {.grid_x = static_cast<unsigned>(rows),
@@ -566,8 +547,8 @@ void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int
     shape.grid_z = static_cast<unsigned>(shards);
     launch(stream, what, shape, copy_kernel<Unit>, launched);
   };
-  bool wide = aligned(p.out, p.out_stride, type) && aligned(p.in, p.in_stride, type);
-  for (const auto n : {p.out_shard, p.in_shard, p.units}) wide = wide && aligned(nullptr, n, type);
+  bool wide = cuda::aligned(p.out, p.out_stride, type) && cuda::aligned(p.in, p.in_stride, type);
+  for (const auto n : {p.out_shard, p.in_shard, p.units}) wide = wide && cuda::aligned(nullptr, n, type);
   if (wide) {
     run(uint4{});
   } else if (size_of(type) == sizeof(std::uint32_t)) {
@@ -588,7 +569,7 @@ void embed(Stream& stream, const Tensor& out, const void* table, DType table_typ
                       .sampled = sampled,
                       .scale = scale,
                       .hidden = static_cast<int>(out.cols),
-                      .aligned = out.cols % kVector == 0 && aligned(out) && aligned(table, out.cols, table_type)};
+                      .aligned = out.cols % kVector == 0 && aligned(out) && cuda::aligned(table, out.cols, table_type)};
   require_type(out, DType::f32, "embed: out");
   with_type(table_type, [&]<class Table>(Table) {
     launch(stream, "embed", over_vectors(out.rows, divide_up(out.cols, kVector)), embed_kernel<Table>, p);
@@ -608,17 +589,8 @@ NormParams norm_params(const Tensor& out, const Tensor& residual, const Tensor& 
           .how = how,
           .hidden = static_cast<int>(residual.cols),
           .aligned = residual.cols % kVector == 0 && aligned(out) && aligned(residual) && (!adds || aligned(delta)) &&
-                     aligned(how.weight, 0, DType::f32) && (!normed || aligned(how.delta_weight, 0, DType::f32))};
-}
-
-// Calls f with an element of a 16-bit type.
-template <class F>
-void with_half(DType type, F f) {
-  if (type == DType::bf16) {
-    f(bf16{});
-  } else {
-    f(f16{});
-  }
+                     cuda::aligned(how.weight, 0, DType::f32) &&
+                     (!normed || cuda::aligned(how.delta_weight, 0, DType::f32))};
 }
 
 }  // namespace

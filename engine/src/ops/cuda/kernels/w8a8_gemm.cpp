@@ -58,33 +58,20 @@ std::vector<GemmTactic> w8a8_tactics(const DeviceInfo& device, const Gemm& gemm,
 void w8a8_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   const auto& quant = *gemm.quant;
-  const auto aligned = [](const void* pointer, std::int64_t bytes) {
-    return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 && bytes % 16 == 0;
-  };
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.k % kVector != 0 ||
       gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? 2 * kPackedK : kVector) != 0 ||
-      !quant.prepared || quant.row_scales == nullptr || gemm.in_stride > kMax || !aligned(gemm.in, gemm.in_stride) ||
-      gemm.gate != Gate::none || (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
+      !quant.prepared || quant.row_scales == nullptr || gemm.in_stride > kMax ||
+      !aligned(gemm.in, gemm.in_stride, DType::i8) || gemm.gate != Gate::none ||
+      (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
                                          ops::to_string(quant.format), ", in 8 bits, is not supported by any kernel"));
   }
   PairParams p{};
-  p.out = gemm.out;
-  p.in = gemm.in;
-  p.weight = gemm.weight;
-  p.bias = gemm.bias;
-  set_workspace(p, workspace);
-  set_parts(p, tactic, gemm);
-  p.out_stride = gemm.out_stride;
-  p.in_stride = static_cast<int>(gemm.in_stride / 2);
-  p.weight_stride = static_cast<int>(gemm.weight_stride / 2);
-  p.rows = static_cast<int>(gemm.rows);
-  p.n = static_cast<int>(gemm.n);
-  p.k = static_cast<int>(gemm.k / 2);
-  p.packed = gemm.packed;
-  p.out_f32 = gemm.out_type == DType::f32;
+  static_cast<GemmParams&>(p) = gemm_params(gemm, tactic, workspace);
+  p.in_stride /= 2;  // in pairs
+  p.weight_stride /= 2;
+  p.k /= 2;
   p.out_f16 = gemm.out_type == DType::f16;
-  p.out_vectors = aligned(gemm.out, gemm.out_stride * static_cast<std::int64_t>(size_of(gemm.out_type)));
   p.column_scales = quant.column_scales;
   p.row_scales = quant.row_scales;
   const auto code = quant.format.code;

@@ -4,6 +4,7 @@
 // rows: an element is read twice, the second time from the cache, and a byte is written.
 #include <algorithm>
 
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/kernels/w8a8_rows.h"
 
@@ -88,13 +89,7 @@ void quantise_inputs(Stream& stream, const Gemm& gemm, void* codes, float* scale
       .grid_x = static_cast<unsigned>(gemm.rows),
       .threads = static_cast<unsigned>(std::min<std::int64_t>(kThreads, round_up(divide_up(gemm.k, kVector), kWarp)))};
   const bool fp8 = quant.format.code == ops::Code::f8_e4m3;
-  if (gemm.type == DType::f32) {
-    launch_typed<float>(stream, p, shape, false);
-  } else if (gemm.type == DType::bf16) {
-    launch_typed<bf16>(stream, p, shape, fp8);
-  } else {
-    launch_typed<f16>(stream, p, shape, fp8);
-  }
+  with_type(gemm.type, [&]<class T>(T) { launch_typed<T>(stream, p, shape, fp8); });
 }
 
 }  // namespace charonia::cuda
