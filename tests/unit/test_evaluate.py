@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from charonia import Engine, EngineClosedError
+from charonia import Engine, EngineClosedError, SamplingParams
 from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import InvalidRequestError, ModelError
 from charonia.quality.evaluate import default_questions, default_text, evaluate
@@ -100,8 +100,6 @@ def test_prompt_logits_are_the_rows_whose_log_probabilities_are_reported(engine:
     ids = tokens(engine, 70)
     rows = all_rows(engine, ids)
     assert rows.shape == (69, engine.info.vocab_size) and rows.dtype == np.float32
-    from charonia import SamplingParams
-
     reported = engine.generate(ids, SamplingParams(max_tokens=1, prompt_logprobs=0))[0].prompt_logprobs
     assert log_softmax(rows)[np.arange(69), ids[1:]] == pytest.approx(reported, abs=1e-5)
 
@@ -126,18 +124,6 @@ def test_an_engine_that_closes_says_so_to_who_reads_rows(models: list[Path]) -> 
     with pytest.raises(EngineClosedError):
         for _ in rows:
             pass
-
-
-def test_perplexity_is_that_of_the_windows_means(engine: Engine) -> None:
-    ids = tokens(engine, 100)
-    total, weight = 0.0, 0
-    for window in windows(100, 40, 15):
-        part = ids[window.begin : window.end]
-        wide = log_softmax(all_rows(engine, part).astype(np.float64))
-        scored = wide[np.arange(len(part) - 1), part[1:]][-window.scored :]
-        total -= (window.scored - 1) * scored.mean()
-        weight += window.scored - 1
-    assert perplexity(engine, ids, 40, 15) == pytest.approx(math.exp(total / weight), rel=1e-5)
 
 
 def test_a_comparison_is_of_whole_distributions(engine: Engine, models: list[Path]) -> None:

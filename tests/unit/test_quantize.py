@@ -634,51 +634,54 @@ class _Full:
     free = 0
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_vl", "mistral3", "internvl_chat"])
-def test_models_with_images_are_refused_before_anything_is_installed(
-    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AutoModelForCausalLM has no class for them."""
-    seen = stand_in(tmp_path, monkeypatch)
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": {}}))
-    with pytest.raises(UnsupportedError, match=f"is of type {model_type}, a model with images.*only Gemma 3"):
-        quantize(tmp_path / "m", tmp_path / "q", scheme="w8a16")
-    assert not seen.exists()
-
-
-@pytest.mark.parametrize("family", ["baichuan", "internlm", "internlm2", "internlm3", "Yi"])
-def test_families_that_transformers_does_not_have_are_refused_before_anything_is_installed(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = stand_in(tmp_path, monkeypatch)
-    config = {**SHAPES["tiny"].config(), "model_type": family, "bias": False, "num_key_value_heads": 4, "head_dim": 16}
-    write_random_model(tmp_path / "m", config)
-    match = rf"is of family {family.lower()}\. transformers reads it only with code .*: use a copy"
-    with pytest.raises(UnsupportedError, match=match):
-        quantize(tmp_path / "m", tmp_path / "q", scheme="fp8")
-    with pytest.raises(UnsupportedError, match=match):
-        calibrate(tmp_path / "m")
-    assert not seen.exists()
+WITH_CODE = {**SHAPES["tiny"].config(), "bias": False, "num_key_value_heads": 4, "head_dim": 16}
+EXPERTS_OF_TWO = {"num_local_experts": 4, "num_experts_per_tok": 2}
+PLAIN = {key: value for key, value in WITH_CODE.items() if key not in ("attention_bias", "bias")}
 
 
 @pytest.mark.parametrize(
-    ("family", "scheme", "method", "named"),
+    ("config", "scheme", "said"),
     [
-        ("olmo2", "w8a8", None, r"smoothquant rescales .* family olmo2 has no such norms: use --method gptq or rtn"),
-        ("minimax_m2", "fp8", None, r"charonia quantize does not support models of family minimax_m2"),
+        # AutoModelForCausalLM has no class for models with images.
+        *(
+            ({"model_type": one, "text_config": {}}, "w8a16", f"is of type {one}, a model with images.*only Gemma 3")
+            for one in ("qwen3_vl", "mistral3", "internvl_chat")
+        ),
+        *(
+            (
+                {**WITH_CODE, "model_type": family},
+                "fp8",
+                rf"is of family {family.lower()}\. transformers reads it only with code .*: use a copy",
+            )
+            for family in ("baichuan", "internlm", "internlm2", "internlm3", "Yi")
+        ),
+        # A method would damage these.
+        (
+            {**PLAIN, "model_type": "olmo2"},
+            "w8a8",
+            r"smoothquant rescales .* family olmo2 has no such norms: use --method gptq or rtn",
+        ),
+        (
+            {**PLAIN, **EXPERTS_OF_TWO, "model_type": "minimax_m2"},
+            "fp8",
+            r"charonia quantize does not support models of family minimax_m2",
+        ),
     ],
 )
-def test_families_that_a_method_would_damage_are_rejected_with_the_remedy(
-    family: str, scheme: str, method: str | None, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_models_that_cannot_be_quantised_are_refused_before_anything_is_installed(
+    config: dict[str, Any], scheme: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = stand_in(tmp_path, monkeypatch)
-    shape = {key: value for key, value in SHAPES["tiny"].config().items() if key != "attention_bias"}
-    config = {**shape, "model_type": family, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": None}
-    config |= {"num_local_experts": 4, "num_experts_per_tok": 2} if family == "minimax_m2" else {}
-    write_random_model(tmp_path / "m", config)
-    with pytest.raises(UnsupportedError, match=named):
-        quantize(tmp_path / "m", tmp_path / "q", scheme=scheme, method=method)
+    if "hidden_size" in config:
+        write_random_model(tmp_path / "m", config)
+    else:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=said):
+        quantize(tmp_path / "m", tmp_path / "q", scheme=scheme)
+    if "transformers reads" in said:
+        with pytest.raises(UnsupportedError, match=said):
+            calibrate(tmp_path / "m")
     assert not seen.exists()
 
 
@@ -777,22 +780,9 @@ def test_what_reads_images_and_the_output_layer_stay_in_16_bits(driver: ModuleTy
     assert len(names) == 14 and all("language_model.layers." in name for name in names)
 
 
-SIZES: dict[str, Any] = {
-    **{
-        "vocab_size": 16,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "moe_intermediate_size": 24,
-        "num_hidden_layers": 3,
-    },
-    **{
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "num_experts_per_tok": 2,
-        "pad_token_id": None,
-    },
-}
+SIZES: dict[str, Any] = dict.fromkeys(("vocab_size", "hidden_size"), 16)
+SIZES |= {"intermediate_size": 32, "moe_intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_experts_per_tok": 2, "pad_token_id": None}
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 3},
     "qwen2_moe": {"num_experts": 3, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
