@@ -215,21 +215,8 @@ FUNCTIONS = [
 ]
 MARKUP = sorted({mark for one in (*CALL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in one.markup if mark})
 TEXTS = (
-    *(
-        '{"name": "add", ',
-        '"arguments": {"a": 1}}',
-        '{"city": "Par',
-        'is"}',
-        "add",
-        "weather",
-        "\n",
-        " ",
-        "{",
-        "}",
-        "[",
-        "]",
-    ),
-    *("Look", " here.", "<", "<tool", "_call>", "think>", "</", '"', "\\", "1", "a=1", "é", "色"),
+    *('{"name": "add", ', '"arguments": {"a": 1}}', '{"city": "Par', 'is"}', "add", "weather", "\n", " ", "{", "}"),
+    *("[", "]", "Look", " here.", "<", "<tool", "_call>", "think>", "</", '"', "\\", "1", "a=1", "é", "色"),
 )
 # Whole texts, single bytes, and bytes that are not UTF-8.
 PIECES = [*(text.encode() for text in (*MARKUP, *TEXTS)), *(bytes([one]) for one in "é色".encode()), b"\xff"]

@@ -445,72 +445,106 @@ def refusal(function: Any, *arguments: Any, **more: Any) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_forced_says_why(model: Model) -> None:
-    formats = model.formats("hermes")
-    required = ToolChoice("required")
-    cases: list[tuple[Any, ToolChoice, list[Any], dict[str, Any], str]] = [
-        (formats, required, [], {}, 'tool_choice: "required" without tools; send tools'),
-        (formats, ToolChoice("function", "other"), FUNCTIONS, {}, 'tool_choice: "other" is not among tools'),
-        (model.formats("none"), required, FUNCTIONS, {}, "CHARONIA_TOOL_CALL_PARSER"),
-        (model.formats("none"), required, FUNCTIONS, {}, "charonia serve --tool-call-parser"),
-        (model.formats("none"), ToolChoice("auto"), FUNCTIONS, {}, "no function can be strict"),
-        (formats, ToolChoice("auto"), [{"name": "f"}] * 2, {}, 'tools: two functions are called "f"; give each one a'),
-        (formats, required, [{"name": ""}], {}, 'function "" cannot be called'),
-        (formats, required, [{"name": 3}], {}, "a function's name is 3"),
-        (formats, required, [{"name": "\ud800"}], {}, "tools: text that is not valid Unicode"),
-        (formats, required, [{"name": "x" * 300}], {}, "1 to 256 characters"),
-        (model.formats("mistral_named"), required, [{"name": "a b"}], {}, "no white space, quotes or brackets"),
-        (formats, required, FUNCTIONS, {"given": ("structural_tag", "{}")}, "send one of them"),
-        (formats, required, [{"name": "f", "strict": True, "parameters": {"type": "string"}}], {}, "schema of objects"),
-        (
-            model.formats("gemma4"),
-            required,
-            [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"pattern": "x"}}}}],
-            {},
-            'the parameters of function "f": the JSON schema, at /properties/a/pattern: the keyword pattern is not',
-        ),
-    ]
-    for chosen, choice, functions, more, says in cases:
-        assert says in refusal(model.guide, chosen, choice, functions, **more)
-    for text in ("any", '"required"', '{"type": "function"}', '{"type": "allowed_tools"}', "{"):
-        assert "tool_choice" in refusal(answer_guide.read_tool_choice, text)
-    assert answer_guide.read_tool_choice('{"type": "function", "function": {"name": "f"}}') == ToolChoice(
-        "function", "f"
-    )
+def make(parser: str, functions: list[Any], choice: str = "required", given: tuple[str, ...] = (), **more: Any) -> Any:
+    """Return the guide of a model without special tokens. choice: a kind, or the name of a function."""
+    names = {"CHARONIA_TOOL_CALL_PARSER": parser, "CHARONIA_REASONING_PARSER": "none"}
+    guides = answer_guide.AnswerGuides(answer_formats.AnswerFormats("", names), {}, GUIDE_MAX_BYTES)
+    chosen = ToolChoice(choice) if choice in ("auto", "required") else ToolChoice("function", choice)  # type: ignore[arg-type]
+    return guides.make("x", functions, chosen, True, answer_guide.Guide(*given), **more)
 
 
-@TEXT
+NAMED = [{"name": "f"}]
+STRUCTURAL_TAG = ("structural_tag", "{}")
+
+
 @pytest.mark.parametrize(
-    ("parameters", "says"),
+    ("parser", "functions", "choice", "given", "says"),
     [
-        ({"properties": {"a": {"type": "string", "minLength": 1}}}, "/properties/a/minLength: the keyword minLength"),
-        ({"properties": {"a b": {"type": "string"}}}, "at /properties/a b: a name has no white space"),
-        ({"properties": {"a": {"enum": ["<b>"]}}}, "at /properties/a: texts of an enum are one line without <"),
-        ({"properties": {}, "anyOf": []}, "at /anyOf: the keyword anyOf"),
-        ({"properties": {}, "required": ["a"]}, 'at /required: "a" is not among properties'),
-        ({"properties": {"a": {"const": ["</parameter>"]}}}, "the JSON schema has </parameter>"),
-        ({"properties": [], "type": "object"}, "properties are an object of schemas"),
-        ({"properties": {"a": {}}, "required": [["a"]]}, 'at /required: ["a"] is not among properties'),
-        ({"properties": {"a": {}}, "required": [{}]}, "at /required: {} is not among properties"),
-        (
-            {"properties": {"a": {"anyOf": [{"type": "string"}], "maxLength": 3}}},
-            "at /properties/a/maxLength: the keyword maxLength beside $ref, anyOf or oneOf",
-        ),
-        (
-            {"properties": {"a": {"type": "null", "oneOf": [{"type": "string"}, {"type": "null"}]}}},
-            "at /properties/a/type: the keyword type beside",
-        ),
-        ({"properties": {"a": {"items": {"$ref": "#"}}}}, 'at /properties/a: the reference "#" leads to no definition'),
-        (
-            {"properties": {"a": {"items": {"$ref": "#/$defs/b"}}}, "$defs": {}},
-            'at /properties/a: there is nothing at "#/$defs/b"',
-        ),
+        ("hermes", [], "required", (), 'tool_choice: "required" without tools; send tools'),
+        ("hermes", NAMED, "other", (), 'tool_choice: "other" is not among tools'),
+        ("none", NAMED, "required", (), "CHARONIA_TOOL_CALL_PARSER"),
+        ("none", NAMED, "required", (), "charonia serve --tool-call-parser"),
+        ("none", [{"name": "f", "strict": True}], "auto", (), "no function can be strict"),
+        ("hermes", NAMED * 2, "auto", (), 'tools: two functions are called "f"; give each one a'),
+        ("hermes", [{"name": ""}], "required", (), 'function "" cannot be called'),
+        ("hermes", [{"name": 3}], "required", (), "a function's name is 3"),
+        ("hermes", [{"name": "\ud800"}], "required", (), "tools: text that is not valid Unicode"),
+        ("hermes", [{"name": "x" * 300}], "required", (), "1 to 256 characters"),
+        ("mistral_named", [{"name": "a b"}], "required", (), "no white space, quotes or brackets"),
+        ("hermes", NAMED, "required", STRUCTURAL_TAG, "send one of them"),
+        *(("lfm2", [{"name": name}], "required", (), "cannot be called") for name in ("a b", "f(", "a=b", "<f>")),
     ],
 )
-def test_what_a_schema_cannot_say_without_quotes_is_refused(model: Model, parameters: Any, says: str) -> None:
-    function = {"name": "f", "strict": True, "parameters": parameters}
-    text = refusal(model.guide, model.formats("qwen3_coder"), ToolChoice("required"), [function])
+def test_calls_that_cannot_be_forced_are_refused(
+    parser: str, functions: list[Any], choice: str, given: tuple[str, ...], says: str
+) -> None:
+    assert says in refusal(make, parser, functions, choice, given)
+
+
+def test_a_tool_choice_is_a_word_or_names_a_function() -> None:
+    for text in ("any", '"required"', '{"type": "function"}', '{"type": "allowed_tools"}', "{"):
+        assert "tool_choice" in refusal(answer_guide.read_tool_choice, text)
+    named = '{"type": "function", "function": {"name": "f"}}'
+    assert answer_guide.read_tool_choice(named) == ToolChoice("function", "f")
+
+
+REFUSED = json.loads(Path(__file__).with_name("refused_schemas.json").read_text("utf-8"))
+MANY = {f"p{number}": {"type": "integer"} for number in range(33)}
+CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1000)} | {"d1000": {"type": "string"}}
+REFUSED += [
+    ("lfm2", {"properties": MANY}, "more than 32 properties, none of which is required"),
+    ("gemma4", {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": CHAIN}, "at /$defs/d127: schemas are nested de"),
+]
+
+
+@pytest.mark.parametrize(("parser", "parameters", "says"), REFUSED)
+def test_a_schema_that_a_format_cannot_express_is_refused(parser: str, parameters: Any, says: str) -> None:
+    text = refusal(make, parser, [strict({"type": "object", **parameters})])
     assert text.startswith('tools: the parameters of function "f"') and says in text
+
+
+def test_parameters_that_are_not_an_object_are_refused_and_one_of_many_may_be_required() -> None:
+    assert "schema of objects" in refusal(make, "hermes", [strict({"type": "string"})])
+    function = strict({"properties": MANY, "required": ["p32"], "type": "object"})
+    assert make("lfm2", [function]).type == "structural_tag"
+
+
+OTHER = {"type": "object", "properties": {"names": {"type": "string"}}}
+CALL = {"type": "object", "properties": {"name": {"const": "f"}, "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("parser", "kind", "text", "says"),
+    [
+        ("llama3_json", "json", "", "JSON with a name"),
+        ("llama3_json", "json_schema", json.dumps(CALL), "JSON with a name"),
+        ("llama3_json", "json_schema", '{"type": ["object", "null"]}', "JSON with a name"),
+        ("llama3_json", "json_schema", json.dumps({"anyOf": [OTHER, CALL]}), "JSON with a name"),
+        ("llama3_json", "choice", json.dumps(["a", ' {"name": "f", "parameters": {}}']), "JSON with a name"),
+        ("llama3_json", "regex", r'\{"n[a-m]+e": 1\}', "JSON with a name"),
+        ("llama3_json", "ebnf_grammar", 'root ::= "{\\"name\\": 1}"', "JSON with a name"),
+        ("llama3_json", "json_schema", json.dumps(OTHER), ""),
+        ("llama3_json", "json_schema", '{"type": "array"}', ""),
+        ("llama3_json", "choice", '["a", "b{"]', ""),
+        ("llama3_json", "regex", "[a-z{}]+", ""),
+        ("pythonic", "choice", '["a", " [f(a=1)]"]', "calls in Python"),
+        ("pythonic", "regex", "[a-z(=)\\[]+", "calls in Python"),
+        ("pythonic", "ebnf_grammar", 'root ::= "[f(a=1)]"', "calls in Python"),
+        ("pythonic", "json", "", ""),
+        ("pythonic", "json_schema", '{"type": "array"}', ""),
+        ("pythonic", "choice", '["a", "b["]', ""),
+        ("pythonic", "regex", "[a-z]+", ""),
+    ],
+)
+def test_a_guide_that_makes_a_call_without_marks_is_refused_beside_a_strict_function(
+    parser: str, kind: str, text: str, says: str
+) -> None:
+    functions = [strict({"type": "object", "properties": {"a": {"type": "integer"}}})]
+    if says:
+        assert says in refusal(make, parser, functions, "auto", (kind, text))
+    else:
+        assert make(parser, functions, "auto", (kind, text)).text
+    assert make(parser, NAMED, "auto", (kind, text)).text
 
 
 @TEXT
@@ -531,12 +565,6 @@ def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
         assert call["complete"] and "<" not in json.loads(call["arguments"], strict=False)["a"][0]
         found += 1
     assert found
-    for keyword in ({"pattern": "^.*$"}, {"format": "uri"}):
-        wide = {"type": "array", "items": {"type": "string", **keyword}}
-        text = refusal(
-            model.guide, formats, ToolChoice("required"), [strict({"type": "object", "properties": {"a": wide}})]
-        )
-        assert "at /properties/a: the JSON schema: the keyword" in text and "which ends a value in this format" in text
 
 
 @pytest.mark.parametrize("model", [("byte_level", True)], indirect=True, ids=["special"])
@@ -603,61 +631,19 @@ def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None
     assert parts and all(not part.calls and json.loads(part.content)["name"] == "get" for part in parts)
 
 
-def test_a_guides_json_is_no_call_of_a_strict_function_where_calls_have_no_marks(model: Model) -> None:
-    guides = answer_guide.AnswerGuides(model.formats("llama3_json"), model.special, GUIDE_MAX_BYTES)
-    auto, functions = ToolChoice("auto"), [strict({"type": "object", "properties": {"a": {"type": "integer"}}})]
-    name = {"type": "object", "properties": {"name": {"const": "f"}, "parameters": {}}}
-    other = {"type": "object", "properties": {"names": {"type": "string"}}}
-    for kind, text in (
-        ("json", ""),
-        ("json_schema", json.dumps(name)),
-        ("json_schema", '{"type": ["object", "null"]}'),
-        ("json_schema", json.dumps({"anyOf": [other, name]})),
-        ("choice", json.dumps(["a", ' {"name": "f", "parameters": {}}'])),
-        ("regex", r'\{"n[a-m]+e": 1\}'),
-        ("ebnf_grammar", 'root ::= "{\\"name\\": 1}"'),
-    ):
-        given = answer_guide.Guide(kind, text)
-        assert "JSON with a name" in refusal(guides.make, "x", functions, auto, True, given)
-        assert guides.make("x", [{"name": "f"}], auto, True, given).text
-    for kind, text in (
-        ("json_schema", json.dumps(other)),
-        ("json_schema", '{"type": "array"}'),
-        ("choice", '["a", "b{"]'),
-        ("regex", "[a-z{}]+"),
-    ):
-        assert guides.make("x", functions, auto, True, answer_guide.Guide(kind, text)).text
-
-
-def test_a_schema_that_is_not_supported_names_the_parameter(model: Model) -> None:
-    bad = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
-    guide = model.guide(model.formats("glm45"), ToolChoice("auto"), [bad])
-    says = r'^tools: the parameters of function "f", at /properties/a: the JSON schema, at /not: '
-    with pytest.raises(InvalidRequestError, match=says):
-        model.engine.generate("x", guide=Guide(guide.type, guide.text))
-
-
 @TEXT
 @pytest.mark.parametrize(
-    ("parameters", "says"),
-    [
-        ({"required": ["b"]}, 'at /properties/a/required: "b" is not among properties'),
-        ({"properties": {"b": {}}, "required": [["b"]]}, 'at /properties/a/required: ["b"] is not among properties'),
-        ({"properties": {"b": {}}, "required": "b"}, "at /properties/a/required: a list of names"),
-        ({"additionalProperties": {"type": "integer"}}, "at /properties/a/additionalProperties: of an object without"),
-        ({"type": []}, "at /properties/a/type: type is one or more of"),
-        ({"enum": 5, "const": "x"}, "at /properties/a/enum: a list of values"),
-        ({"type": "integer", "enum": ["x"]}, "at /properties/a: no value is in enum"),
-        ({"$ref": "#/$defs/d0"}, "at /$defs/d127: schemas are nested deeper than 128, references included"),
-    ],
+    ("parser", "place"),
+    [("hermes", ": the JSON schema, at /prop"), ("glm45", ", at /properties/a: the JSON schema, at /not: ")],
 )
-def test_what_of_a_schema_gemma_cannot_keep_is_refused(model: Model, parameters: Any, says: str) -> None:
-    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1000)} | {"d1000": {"type": "string"}}
-    schema = {"type": "object", "properties": {"a": {"type": "object", **parameters}}, "$defs": chain}
-    if "$ref" in parameters or "enum" in parameters:
-        schema["properties"] = {"a": parameters}
-    text = refusal(model.guide, model.formats("gemma4"), ToolChoice("required"), [strict(schema)])
-    assert text.startswith('tools: the parameters of function "f": the JSON schema, at ') and says in text
+def test_the_engine_names_the_function_and_place_of_an_unsupported_schema(
+    model: Model, parser: str, place: str
+) -> None:
+    bad = strict({"type": "object", "properties": {"a": {"not": {}}}})
+    guide = model.guide(model.formats(parser), ToolChoice("auto"), [bad])
+    says = f'^tools: the parameters of function "f"{place}the JSON schema, at /(not|prop)'
+    with pytest.raises(InvalidRequestError, match=says):
+        model.engine.generate("x", guide=Guide(guide.type, guide.text))
 
 
 @TEXT
@@ -692,46 +678,6 @@ def test_arguments_in_python_have_commas_between_them(model: Model, format: str,
         jsonschema.Draft202012Validator(function["parameters"]).validate(arguments)
         found.add(tuple(arguments))
     assert len(found) > 2, found
-
-
-@TEXT
-def test_what_a_schema_cannot_say_in_python_is_refused(model: Model) -> None:
-    many = {f"p{number}": {"type": "integer"} for number in range(33)}
-    for parameters, says in (
-        ({"properties": {"a b": {"type": "string"}}}, "at /properties/a b: a name has no white space"),
-        ({"properties": {}, "anyOf": []}, "at /anyOf: the keyword anyOf"),
-        ({"properties": {"a": {}}, "required": ["b"]}, 'at /required: "b" is not among properties'),
-        ({"properties": many}, "more than 32 properties, none of which is required"),
-    ):
-        text = refusal(model.guide, model.formats("lfm2"), ToolChoice("required"), [strict(parameters)])
-        assert text.startswith('tools: the parameters of function "f"') and says in text
-    function = strict({"properties": many, "required": ["p32"], "type": "object"})
-    assert model.guide(model.formats("lfm2"), ToolChoice("required"), [function]).type == "structural_tag"
-    for name in ("a b", "f(", "a=b", "<f>"):
-        assert "cannot be called" in refusal(
-            model.guide, model.formats("lfm2"), ToolChoice("required"), [{"name": name}]
-        )
-
-
-@TEXT
-def test_a_guide_makes_no_call_in_python_of_a_strict_function(model: Model) -> None:
-    guides = answer_guide.AnswerGuides(model.formats("pythonic"), model.special, GUIDE_MAX_BYTES)
-    auto, functions = ToolChoice("auto"), [strict({"type": "object", "properties": {"a": {"type": "integer"}}})]
-    for kind, text in (
-        ("choice", '["a", " [f(a=1)]"]'),
-        ("regex", "[a-z(=)\\[]+"),
-        ("ebnf_grammar", 'root ::= "[f(a=1)]"'),
-    ):
-        given = answer_guide.Guide(kind, text)
-        assert "calls in Python" in refusal(guides.make, "x", functions, auto, True, given)
-        assert guides.make("x", [{"name": "f"}], auto, True, given).text
-    for kind, text in (
-        ("json", ""),
-        ("json_schema", '{"type": "array"}'),
-        ("choice", '["a", "b["]'),
-        ("regex", "[a-z]+"),
-    ):
-        assert guides.make("x", functions, auto, True, answer_guide.Guide(kind, text)).text
 
 
 def referring(count: int, definitions: int, padding: str) -> dict[str, Any]:
@@ -799,22 +745,7 @@ def test_arguments_follow_schemas_of_the_real_world(model: Model, format: str) -
     assert found >= 5  # the others were cut off by max_tokens
 
 
-KEYWORDS = st.sampled_from(
-    [
-        "type",
-        "properties",
-        "items",
-        "$ref",
-        "enum",
-        "const",
-        "anyOf",
-        "required",
-        "$defs",
-        "object",
-        "string",
-        "#/$defs/a",
-    ]
-)
+KEYWORDS = st.sampled_from("type properties items $ref enum const anyOf required $defs object string #/$defs/a".split())
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | KEYWORDS | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS | st.text(max_size=3), inner, max_size=4),
@@ -849,13 +780,6 @@ def test_which_parameters_are_texts() -> None:
     assert text_parameters({"properties": properties, "$defs": defs}) == texts
     for odd in (None, True, {}, {"properties": 3}, {"properties": {"a": 3}}):
         assert text_parameters(odd) == {}
-
-
-def test_what_of_a_strict_schema_is_not_supported_names_function_and_place(model: Model) -> None:
-    bad = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
-    guide = model.guide(model.formats("hermes"), ToolChoice("auto"), [bad])
-    with pytest.raises(InvalidRequestError, match=r'^tools: the parameters of function "f": the JSON schema, at /prop'):
-        model.engine.generate("x", guide=Guide(guide.type, guide.text))
 
 
 def test_without_a_need_the_guide_is_the_callers(model: Model) -> None:
