@@ -25,7 +25,7 @@ from charonia_client.terminal import messages_of, plain
 from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+from tritonclient.utils import serialize_byte_tensor
 
 
 def inputs(message: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], bytes]]:
@@ -49,46 +49,35 @@ def test_what_is_not_set_is_not_sent() -> None:
     assert sent["text_input"] == ("BYTES", [1], b"\x02\x00\x00\x00hi")
 
 
-def test_every_field_has_its_type_and_shape() -> None:
-    request = GenerateRequest(
-        messages=[{"role": "user", "content": "你好"}],
-        max_tokens=5,
-        temperature=0.5,
-        seed=2**64 - 1,
-        stop_words=["a", "bc"],
-        end_id=[1, 2, 3],
-        ignore_eos=True,
-        logit_bias={7: -1.5},
-        logprobs=2,
-        stream=False,
-        echo=True,
-        n=3,
-        best_of=4,
-        prompt_logprobs=0,
-        timeout_ms=1500,
-        session_id="é",
-        interactive=True,
-        end_session=True,
-    )
-    sent = inputs(encode(request, "id", "ensemble"))
+@pytest.mark.parametrize(
+    ("field", "value", "name", "tensor"),
+    [
+        ("max_tokens", 5, "max_tokens", ("INT32", [1], struct.pack("<i", 5))),
+        ("temperature", 0.5, "temperature", ("FP32", [1], struct.pack("<f", 0.5))),
+        ("seed", 2**64 - 1, "seed", ("UINT64", [1], b"\xff" * 8)),
+        ("end_id", [1, 2, 3], "end_id", ("INT32", [3], struct.pack("<3i", 1, 2, 3))),
+        ("stream", False, "stream", ("BOOL", [1], b"\x00")),
+        ("echo", True, "exclude_input_in_output", ("BOOL", [1], b"\x00")),
+        ("logprobs", 2, "top_logprobs", ("INT32", [1], struct.pack("<i", 2))),
+        ("logprobs", 2, "return_log_probs", ("BOOL", [1], b"\x01")),
+        ("n", 3, "num_return_sequences", ("INT32", [1], struct.pack("<i", 3))),
+        ("session_id", "é", "session_id", ("BYTES", [1], b"\x02\x00\x00\x00" + "é".encode())),
+        ("logit_bias", {7: -1.5}, "logit_bias", ("BYTES", [1], b'\x0b\x00\x00\x00{"7": -1.5}')),
+        ("stop_words", ["a", "bc"], "stop_words", ("BYTES", [2], b"\x01\x00\x00\x00a\x02\x00\x00\x00bc")),
+    ],
+)
+def test_a_field_is_sent_as_a_tensor(field: str, value: Any, name: str, tensor: tuple[str, list[int], bytes]) -> None:
+    messages = [{"role": "user", "content": "你好"}]
+    sent = inputs(encode(GenerateRequest(messages=messages, **{field: value}), "id", "ensemble"))
     assert sent["messages"][2][4:].decode() == '[{"role": "user", "content": "你好"}]'
-    assert sent["max_tokens"] == ("INT32", [1], struct.pack("<i", 5))
-    assert sent["temperature"] == ("FP32", [1], struct.pack("<f", 0.5))
-    assert sent["seed"] == ("UINT64", [1], b"\xff" * 8)
-    assert sent["end_id"] == ("INT32", [3], struct.pack("<3i", 1, 2, 3))
-    assert sent["ignore_eos"] == ("BOOL", [1], b"\x01")
-    assert sent["stream"] == ("BOOL", [1], b"\x00")
-    assert sent["exclude_input_in_output"] == ("BOOL", [1], b"\x00")
-    assert sent["top_logprobs"] == ("INT32", [1], struct.pack("<i", 2))
-    assert sent["num_return_sequences"] == ("INT32", [1], struct.pack("<i", 3))
-    assert sent["best_of"] == ("INT32", [1], struct.pack("<i", 4))
-    assert sent["prompt_logprobs"] == ("INT32", [1], struct.pack("<i", 0))
-    assert sent["timeout_ms"] == ("INT32", [1], struct.pack("<i", 1500))
-    assert sent["session_id"] == ("BYTES", [1], b"\x02\x00\x00\x00" + "é".encode())
+    assert sent[name] == tensor
+
+
+def test_flags_of_a_session_are_sent() -> None:
+    sent = inputs(
+        encode(GenerateRequest(text="x", session_id="s", interactive=True, end_session=True), "id", "ensemble")
+    )
     assert sent["interactive"] == sent["end_session"] == ("BOOL", [1], b"\x01")
-    assert sent["logit_bias"][2][4:] == b'{"7": -1.5}'
-    assert sent["stop_words"][:2] == ("BYTES", [2])
-    assert list(deserialize_bytes_tensor(sent["stop_words"][2])) == [b"a", b"bc"]
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,6 @@ def test_the_real_pips_settings_are_found(install: ModuleType, tools: Path, monk
     assert (env["UV_FIND_LINKS"], env["UV_DEFAULT_INDEX"]) == ("/opt/mine", "https://b.example/simple")
 
 
-def test_uvs_own_settings_hold(install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tools / "pip-config").write_text("global.extra-index-url='https://a.example/simple'\n")
-    monkeypatch.setenv("UV_INDEX", "https://mine.example/simple")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    assert install.main() == 0
-    env = told(tools, "uv")[1]
-    assert (env["UV_INDEX"], env["UV_COMPILE_BYTECODE"]) == ("https://mine.example/simple", "1")
-
-
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
@@ -135,15 +126,6 @@ def test_pip_installs_where_uv_cannot(
     python = str(tools / "venv/bin/python")
     assert told(tools, "pip")[0] == ["--quiet", "--python", python, "install", "--no-compile", *again, *WANTED]
     assert words in capfd.readouterr().err
-
-
-def test_pip_of_this_environment_needs_no_option_that_an_old_one_lacks(
-    install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(tools / "venv/bin/python"))
-    monkeypatch.setenv("CHARONIA_INSTALLER", "pip")
-    assert install.main() == 0
-    assert told(tools, "pip")[0] == ["--quiet", "install", "--no-compile", *WANTED]
 
 
 @pytest.mark.slow

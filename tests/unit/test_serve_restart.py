@@ -184,44 +184,6 @@ def test_the_death_of_the_gateway_is_said_before_triton_is_stopped(
     assert told[:2] == ["the gateway was killed by SIGKILL; stopping Triton", "drain"]
 
 
-@pytest.fixture
-def control() -> Iterator[drain.ModelControl]:
-    one = drain.ModelControl()
-    yield one
-    one.close()
-
-
-def test_drain_ensemble_stays_loaded_returns_when_the_engine_was_idle(
-    control: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drain, "_are_idle", lambda url, engines: engines == ["engine"])
-    monkeypatch.setattr(drain, "_IDLE_S", 0.1)
-    control.drain("", HANG_S, lambda: False)
-
-
-@pytest.mark.parametrize("unloaded", [("engine",), ("engine", "ensemble")])
-def test_drain_time_is_over_unloads_the_engine(
-    control: drain.ModelControl, unloaded: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drain, "_CUT_OFF_S", HANG_S)
-    monkeypatch.setattr(drain, "_LAST_TEXT_S", 0.1)
-    monkeypatch.setattr(drain, "_are_idle", lambda url, engines: False)
-    orders = b""
-
-    def look() -> bool:
-        nonlocal orders
-        os.set_blocking(control.descriptor, False)
-        with contextlib.suppress(BlockingIOError):
-            orders += os.read(control.descriptor, 100)
-        if orders == b"ensemble\nengine\n":
-            for name in unloaded:
-                control.see(UNLOADED.replace("ensemble", name))
-        return False
-
-    control.drain("", 0, look)
-    assert orders == b"ensemble\nengine\n"
-
-
 def test_a_model_that_is_being_loaded_is_not_waited_for_at_the_end(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
