@@ -384,30 +384,6 @@ def _with_plain_keys(value: Any) -> Any:
     return [_with_plain_keys(entry) for entry in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=4 * CASES // 10, deadline=None)
-@given(
-    st.data(),
-    st.sampled_from([None, *sorted(CALL_FORMATS)]),
-    st.sampled_from([None, *sorted(REASONING_FORMATS)]),
-    st.lists(PIECES, max_size=40),
-    st.booleans(),
-)
-def test_hostile_answers_end_alike_at_any_cut(
-    data: st.DataObject, format: str | None, reasoning: str | None, pieces: list[str], opened: bool
-) -> None:
-    text = "".join(pieces)
-    marks = {"<never>": "\ud800"}
-    whole = read([text], format, reasoning, in_reasoning=opened, marks=marks)
-    assert read(cut(data, text), format, reasoning, in_reasoning=opened, marks=marks) == whole
-    assert read(list(text), format, reasoning, in_reasoning=opened, marks=marks) == whole
-    shown = whole.content + whole.reasoning + "".join(name + arguments for name, arguments, _ in whole.calls)
-    assert "\ud800" not in shown
-    for _, arguments, complete in whole.calls:
-        assert not complete or isinstance(json.loads(arguments), dict)
-    if not whole.calls and reasoning is None:
-        assert whole.content == text.replace("\ud800", "")
-
-
 @settings(max_examples=3 * CASES // 10, deadline=None)
 @given(st.data(), OBJECT, st.text(max_size=3), st.lists(PIECES, max_size=6))
 def test_the_scanner_takes_what_json_is_and_nothing_else(
