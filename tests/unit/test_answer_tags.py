@@ -381,7 +381,7 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
     guides = answer_guide.AnswerGuides(formats, {}, 1000)
     schema = {"type": "object", "properties": {"a" * 1000: {}}}
     text = refusal(guides.make, "", [strict(schema)], auto, True, answer_guide.Guide())
-    assert re.match(r"tools: what is sent as schemas of strict functions has 10.. bytes, and guide_max_bytes", text)
+    assert re.match(r"tools: schemas of strict functions: 10.. bytes, but guide_max_bytes", text)
     schema["properties"] = {f"p{number}": {"type": "integer"} for number in range(40)}
     for parser in ("hermes", "mistral_named", "qwen3_coder", "gemma4"):
         formats = answer_formats.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": parser})
@@ -390,7 +390,7 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
         size = len(made.text.encode())
         assert answer_guide.AnswerGuides(formats, {}, size).make(*arguments) == made
         text = refusal(answer_guide.AnswerGuides(formats, {}, size - 1).make, *arguments)
-        assert f"tools: the grammar of functions that are strict has {size} bytes" in text
+        assert f"tools: the grammar of strict functions: {size} bytes" in text
 
 
 def test_a_large_schema_that_many_parameters_refer_to_is_looked_at_once() -> None:
@@ -465,12 +465,12 @@ STRUCTURAL_TAG = ("structural_tag", "{}")
         ("none", NAMED, "required", (), "CHARONIA_TOOL_CALL_PARSER"),
         ("none", NAMED, "required", (), "charonia serve --tool-call-parser"),
         ("none", [{"name": "f", "strict": True}], "auto", (), "no function can be strict"),
-        ("hermes", NAMED * 2, "auto", (), 'tools: two functions are called "f"; give each one a'),
+        ("hermes", NAMED * 2, "auto", (), 'tools: two functions have the name "f"; give each'),
         ("hermes", [{"name": ""}], "required", (), 'function "" cannot be called'),
         ("hermes", [{"name": 3}], "required", (), "a function's name is 3"),
         ("hermes", [{"name": "\ud800"}], "required", (), "tools: text that is not valid Unicode"),
         ("hermes", [{"name": "x" * 300}], "required", (), "1 to 256 characters"),
-        ("mistral_named", [{"name": "a b"}], "required", (), "no white space, quotes or brackets"),
+        ("mistral_named", [{"name": "a b"}], "required", (), "white space, quotes or brackets"),
         ("hermes", NAMED, "required", STRUCTURAL_TAG, "send one of them"),
         *(("lfm2", [{"name": name}], "required", (), "cannot be called") for name in ("a b", "f(", "a=b", "<f>")),
     ],
@@ -504,7 +504,7 @@ def test_a_schema_that_a_format_cannot_express_is_refused(parser: str, parameter
 
 
 def test_parameters_that_are_not_an_object_are_refused_and_one_of_many_may_be_required() -> None:
-    assert "schema of objects" in refusal(make, "hermes", [strict({"type": "string"})])
+    assert "not the schema of an object" in refusal(make, "hermes", [strict({"type": "string"})])
     function = strict({"properties": MANY, "required": ["p32"], "type": "object"})
     assert make("lfm2", [function]).type == "structural_tag"
 
@@ -590,13 +590,13 @@ def test_a_begun_answer_is_content(model: Model) -> None:
     assert "think" not in made and f"<[{model.special.get('<think>')}]>" not in made
     for prompt, choice, sent, says in (
         ("x\nSo ", ToolChoice("required"), none, "calls are forced"),
-        ("x\nSo ", auto, answer_guide.Guide("json"), "a guide says what the whole answer is"),
-        ("<think>\nSo ", auto, none, "begins an answer with reasoning"),
+        ("x\nSo ", auto, answer_guide.Guide("json"), "a guide describes the whole response"),
+        ("<think>\nSo ", auto, none, "begins a response with reasoning"),
     ):
         assert says in refusal(guides.make, prompt, strict_function, choice, True, sent, **begun)
     for text in ("<think>\nI", "<think></think><think>", 'So:\n<tool_call>\n{"name"'):
         said = refusal(guides.make, f"x\n{text}", strict_function, auto, True, none, num_begun=len(text))
-        assert "continue_final_message: the begun answer has <t" in said
+        assert "continue_final_message: the begun message contains <t" in said
     for text in ("<think>\nI\n</think>\nSo", "<tool_call>{}</tool_call> So"):
         assert guides.make(f"x\n{text}", strict_function, auto, True, none, num_begun=len(text)).text
     assert guides.make("x\n<tool_call>", [], auto, True, none, num_begun=11) == none
