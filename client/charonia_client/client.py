@@ -41,12 +41,11 @@ from charonia_client.subscription import Subscription
 from charonia_client.tensors import (
     Action,
     decode_described,
-    decode_lookup,
     decode_quality,
     decode_tokenize,
     encode,
     encode_action,
-    encode_lookup,
+    encode_quality,
     encode_question,
     encode_tokenize,
 )
@@ -59,7 +58,6 @@ from charonia_client.types import (
     Tokenized,
     TokenizeRequest,
 )
-from charonia_client.vocabulary import Lookup, Vocabulary
 from charonia_client.waiting import comes_within
 
 _CHANNEL_OPTIONS = [
@@ -98,12 +96,11 @@ def _sibling(ensemble: str, part: str) -> str:
 class Client:
     """A connection to Triton's gRPC port. Create it inside a running event loop; use it with `async with`, or close it.
 
-    `target` is HOST:PORT. `model` is the ensemble, `engine` the model for stop and cancel requests, `vocabulary` the
-    model that returns the bytes of tokens, and `tokenizer` the model that tokenizes. By default they belong to the
-    ensemble: for `ensemble.LABEL` they are `engine.LABEL` and so on. Any number of requests may run at the same time.
-    `metadata` returns the gRPC metadata of a request's call, such as a `traceparent`. `lookup_elsewhere` is look_up()
-    of another server with the same model; it is used when this server drains and has no vocabulary any more. `tls`:
-    None for a server without TLS.
+    `target` is HOST:PORT. `model` is the ensemble, `engine` the model for stop and cancel requests, and `tokenizer` the
+    model that tokenizes. By default they belong to the ensemble: for `ensemble.LABEL` they are `engine.LABEL` and so
+    on. Any number of requests may run at the same time.
+    `metadata` returns the gRPC metadata of a request's call, such as a `traceparent`. `tls`: None for a server without
+    TLS.
     """
 
     def __init__(
@@ -112,10 +109,8 @@ class Client:
         *,
         model: str = "ensemble",
         engine: str | None = None,
-        vocabulary: str | None = None,
         tokenizer: str | None = None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
-        lookup_elsewhere: Lookup | None = None,
         tls: Tls | None = None,
     ) -> None:
         self.target = target
@@ -123,7 +118,6 @@ class Client:
         self._left: list[Subscription] = []  # unknown to the server by now, but their responses may still arrive
         self.model = model
         self.engine = engine or _sibling(model, "engine")
-        self.vocabulary = vocabulary or _sibling(model, "postprocessing")
         self.tokenizer = tokenizer or _sibling(model, "preprocessing")
         self._metadata = metadata
         if tls:
@@ -144,7 +138,6 @@ class Client:
         self._stops: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._tokens = Vocabulary(self.look_up, lookup_elsewhere)
 
     async def __aenter__(self) -> Client:
         return self
@@ -196,16 +189,11 @@ class Client:
         try:
             while (response := await stream.next()) is not None:
                 running -= response.finish_reason is not None
-                if response.top_logprobs or response.prompt_ids:
-                    await self._tokens.name_tokens(response)
                 if request.name_stop_word and response.finish_reason == "stop":
                     response.stop_word = response.find_stop_word(request.stop_words)
                 yield response
             if running:
                 raise ServerError(f"Triton at {self.target} ended the response without a finish reason")
-        except Unavailable:
-            self._tokens.forget()
-            raise
         finally:
             if deadline:
                 deadline.cancel()
@@ -283,11 +271,6 @@ class Client:
         if failure:
             raise from_triton(failure)
 
-    async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        """Returns the bytes of each token, and whether it is special (not part of a text). Raises Unavailable,
-        ServerError."""
-        return decode_lookup(await self._infer(encode_lookup(ids, self.vocabulary)))
-
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """Returns the tokens of a text or of messages, or the text of ids. Raises BadRequest, Unavailable,
         ServerError."""
@@ -304,8 +287,7 @@ class Client:
     async def quality(self, timeout_s: float = _UNARY_TIMEOUT_S) -> list[dict[str, Any]]:
         """Returns the quality records of the model's manifest, which `charonia evaluate` writes. Raises Unavailable,
         ServerError."""
-        message = encode_lookup([0], self.vocabulary, ("model_quality",))
-        return decode_quality(await self._infer(message, timeout_s))
+        return decode_quality(await self._infer(encode_quality(_sibling(self.model, "postprocessing")), timeout_s))
 
     async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The model's context_length in tokens, weight_type, data_type, group_size and default_sampling_parameters.

@@ -22,8 +22,6 @@ from charonia_client import (
 from charonia_client.errors import from_triton
 from charonia_client.tensors import encode, encode_action, set_subscription
 from charonia_client.terminal import messages_of, plain
-from charonia_client.types import TopToken
-from charonia_client.vocabulary import Vocabulary
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import serialize_byte_tensor
 
@@ -177,36 +175,6 @@ def test_tokens_are_what_they_add_to_the_text(ids: list[int], span: tuple[int, i
 )
 def test_stop_word_follows_the_text(ids: list[int], end: int, found: str | None) -> None:
     assert response_of(ids, (0, end)).find_stop_word(["never", "orl", "é"]) == found
-
-
-async def test_vocabulary_asks_for_each_token_once_until_it_forgets() -> None:
-    """Another request may find that the server does not respond during the lookup of tokens."""
-
-    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        if away:
-            raise Unavailable("the server is shutting down")
-        if 1 in wanted:
-            vocabulary.forget()
-        asked.append(list(wanted))
-        return [f"<{token}>".encode() for token in wanted], [token == 5 for token in wanted]
-
-    async def named(*ids: int) -> list[bytes | None]:
-        response = GenerateResponse("", top_logprobs=[[TopToken(token, 0.0) for token in ids]])
-        await vocabulary.name_tokens(response)
-        return [top.token for top in response.top_logprobs[0]]
-
-    away = False
-    asked: list[list[int]] = []
-    vocabulary = Vocabulary(lookup)
-    assert [await named(0), await named(0, 1), await named(0)] == [[b"<0>"], [b"<0>", b"<1>"], [b"<0>"]]
-    assert asked == [[0], [1], [0]], "a forgotten token is asked for again"
-    away = True
-    vocabulary.forget()
-    assert await named(0, 2) == [b"<0>", None], "a token that was known before is still named"
-    away = False
-    prompt = GenerateResponse("", prompt_ids=(5, 6))
-    await vocabulary.name_tokens(prompt)
-    assert (prompt.prompt_tokens, prompt.prompt_special) == ([b"<5>", b"<6>"], [True, False])
 
 
 @pytest.mark.parametrize(
