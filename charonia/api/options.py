@@ -11,6 +11,13 @@ import typer
 
 from charonia import _engine
 
+ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Type of the weights, or of the unquantised part of a quantised model: auto (its own), bf16, fp16 or fp32."
+    ),
+]
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "string": str}
 _SHORT = {"tensor_para_size": "--tp"}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from charonia.api.options import with_engine_options
+from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
 from charonia.bench.records import check_writable
 from charonia.engine_settings import MEASURED
 from charonia.errors import InvalidRequestError, ModelError
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, pretty_exceptions_enable=False)
 
-DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]
-ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face model folder or a hub id.")]
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Also write the figures to this file.", callback=check_writable)
 ]

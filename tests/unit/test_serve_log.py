@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from charonia import cli
-from charonia.serve.errors import ServeError
+from charonia.errors import ServeError
 from charonia.serve.logs import REPEATED_S, Repeats, _with_year, parse, renderer, reported
 from charonia.serve.triton import device_of, explain_failure, has_gpu, on_cpu, worth_showing
 from charonia.text import prompt_ids

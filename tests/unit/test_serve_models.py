@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from charonia_gateway.settings import Settings
 
-from charonia.errors import InvalidRequestError
+from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve import control, drain, shares
-from charonia.serve.errors import ServeError
 from charonia.serve.models import Models, Served, asked_for, make_repository, option_values, with_labels
 from charonia.settings import ServeSettings
 from charonia.triton_models import source_dir

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from charonia.errors import ServeError
 from charonia.serve import drain, launcher
-from charonia.serve.errors import ServeError
 from charonia.serve.launcher import _Signals, _Stack
 from charonia.serve.models import Models, Served
 from charonia.serve.process import Child
