@@ -96,8 +96,9 @@ def test_reader_character_in_two_tokens_and_bytes_outside_the_span() -> None:
 def test_reader_mark_after_a_stop_word_is_not_read() -> None:
     special = {"[TOOL_CALLS]": 7}
     formats = formats_of("[TOOL_CALLS]", special_tokens=special)
-    tokens = tokens_of("a", "STOP", "[TOOL_CALLS]", "[]", special=special)
-    assert Reader(formats, ADD).read(tokens, (0, 1), last=True).content == "a"
+    tokens = tokens_of("a ", "STOP", "[TOOL_CALLS]", "[]", special=special)
+    strict = [{"name": "add", "strict": True}]  # the space before an unfinished call would be dropped
+    assert Reader(formats, strict).read(tokens, (0, 2), last=True).content == "a "
 
 
 def test_reader_mark_before_the_leading_space_that_is_not_text_counts() -> None:
