@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,11 +166,11 @@ def _open(
     from charonia.settings import read_settings
 
     if target is TargetKind.triton:
-        return targets.triton(url or grpc_target(read_settings())), None
+        return partial(targets.triton, url or grpc_target(read_settings())), None
     if target is TargetKind.gateway:
-        return targets.gateway(url or gateway_url(read_settings()), api_key, tls_ca), None
+        return partial(targets.gateway, url or gateway_url(read_settings()), api_key, tls_ca), None
     engine = stack.enter_context(Engine.from_pretrained(model, dtype=dtype, show_progress=True, **settings))
-    return targets.in_process(engine), engine
+    return partial(targets.in_process, engine), engine
 
 
 def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,11 @@ def run_compare(
     """jobs: the requests for each concurrency. Returns for each concurrency and target the figures of each round."""
     results: dict[int, dict[str, list[Figures]]] = {level: {name: [] for name in TARGETS} for level in jobs}
 
-    def measure(name: str, make_target: Callable[[], OpenTarget]) -> None:
+    def measure(name: str, target: OpenTarget) -> None:
         for level, requests in jobs.items():
             title = f"{name}, {level} at once"
             figures = run_serving(
-                make_target(), requests, concurrency=level, warmup=min(level, 4), console=console, title=title
+                target, requests, concurrency=level, warmup=min(level, 4), console=console, title=title
             )
             results[level][name].append(figures)
 
