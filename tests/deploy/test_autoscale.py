@@ -11,7 +11,7 @@ METRIC = "charonia_num_requests_waiting"
 AUTOSCALE = KUSTOMIZE / "components" / "autoscale"
 
 
-def test_a_scaled_workload_exists_and_loses_one_pod_at_a_time_after_its_responses() -> None:
+def test_scaled_workload_exists_and_loses_one_pod_at_a_time() -> None:
     rendered = render(KUSTOMIZE / "overlays" / "autoscale")
     (scaler,) = rendered.of("HorizontalPodAutoscaler")
     target = scaler["spec"]["scaleTargetRef"]

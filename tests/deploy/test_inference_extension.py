@@ -108,7 +108,7 @@ def test_the_gateway_beside_a_server_is_the_one_of_the_base(rendered: Manifests,
     assert len(ports) == len(set(ports))
 
 
-def test_the_gateway_beside_a_server_asks_for_keys_as_the_one_of_the_base_does(tmp_path: Path) -> None:
+def test_gateway_next_to_a_server_reads_the_keys_of_the_base(tmp_path: Path) -> None:
     own = render(write_overlay(tmp_path / "own", [FOLDER], [FOLDER / "api-keys"]))
     component = KUSTOMIZE / "components" / "api-keys"
     base = render(write_overlay(tmp_path / "base", [KUSTOMIZE / "overlays" / "cpu"], [component]))

@@ -101,7 +101,7 @@ def test_reader_mark_after_a_stop_word_is_not_read() -> None:
     assert Reader(formats, strict).read(tokens, (0, 2), last=True).content == "a "
 
 
-def test_reader_mark_before_the_leading_space_that_is_not_text_counts() -> None:
+def test_reader_mark_before_a_dropped_leading_space_counts() -> None:
     special = {"[TOOL_CALLS]": 7, "</s>": 2}
     formats = formats_of("[TOOL_CALLS]", special_tokens=special)
     call = ' [{"name": "add", "arguments": {}}]'

@@ -204,7 +204,7 @@ def calls_of(part: Any) -> list[tuple[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", CALL_FORMATS)
-def test_forced_calls_are_read_as_calls_and_nothing_else(model: Model, format: str) -> None:
+def test_forced_calls_are_parsed_as_calls_only(model: Model, format: str) -> None:
     formats, functions = model.formats(format), functions_of(format)
     reader = reader_of(formats, "", functions)
     several = model.guide(formats, ToolChoice("required"), functions)
@@ -244,7 +244,7 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # other formats differ only in their marks
 @pytest.mark.parametrize("prompt", ["", "open", "closed"])
-def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: str, prompt: str) -> None:
+def test_text_after_reasoning_follows_the_guide(model: Model, reasoning: str, prompt: str) -> None:
     formats = model.formats("hermes", reasoning)
     marks = REASONING_FORMATS[reasoning]
     text = {"": "", "open": marks.begin + "\n", "closed": f"{marks.begin}\n\n{marks.end}\n\n"}[prompt]
@@ -359,7 +359,7 @@ def test_brackets_and_quotes_without_an_end_cost_linear_time(kind: str) -> None:
         assert cost(piece, 1 << 13) < 30 * max(cost(piece, 1 << 10), 1e-4), piece
 
 
-def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
+def test_guides_beyond_the_engines_limits_are_not_parsed() -> None:
     names = {"CHARONIA_TOOL_CALL_PARSER": "qwen3_coder", "CHARONIA_REASONING_PARSER": "think"}
     formats = answer_formats.AnswerFormats("", names)
     auto = ToolChoice("auto")
@@ -393,7 +393,7 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
         assert f"tools: the grammar of strict functions: {size} bytes" in text
 
 
-def test_a_large_schema_that_many_parameters_refer_to_is_looked_at_once() -> None:
+def test_shared_schema_of_many_parameters_is_read_once() -> None:
     class Counted(dict[str, Any]):
         looks = 0
 
@@ -407,7 +407,7 @@ def test_a_large_schema_that_many_parameters_refer_to_is_looked_at_once() -> Non
     assert found == dict.fromkeys(properties, False) and Counted.looks == 1
 
 
-def test_special_tokens_are_in_a_text_only_where_its_tag_names_them(model: Model) -> None:
+def test_text_contains_only_special_tokens_that_its_tag_names(model: Model) -> None:
     other = {"type": "token", "token": model.tokenizer.convert_tokens_to_ids("[ARGS]")}
     for format in ({"type": "any_text"}, {"type": "any_text", "excludes": ["xyz"]}):
         for more in (format, {"type": "sequence", "elements": [format, other]}):
@@ -503,7 +503,7 @@ def test_a_schema_that_a_format_cannot_express_is_refused(parser: str, parameter
     assert text.startswith('tools: the parameters of function "f"') and says in text
 
 
-def test_parameters_that_are_not_an_object_are_refused_and_one_of_many_may_be_required() -> None:
+def test_parameters_must_be_an_object_and_may_be_many_if_one_is_required() -> None:
     assert "not the schema of an object" in refusal(make, "hermes", [strict({"type": "string"})])
     function = strict({"properties": MANY, "required": ["p32"], "type": "object"})
     assert make("lfm2", [function]).type == "structural_tag"
@@ -536,7 +536,7 @@ CALL = {"type": "object", "properties": {"name": {"const": "f"}, "parameters": {
         ("pythonic", "regex", "[a-z]+", ""),
     ],
 )
-def test_a_guide_that_makes_a_call_without_marks_is_refused_beside_a_strict_function(
+def test_guide_that_spells_a_call_is_refused_next_to_a_strict_function(
     parser: str, kind: str, text: str, says: str
 ) -> None:
     functions = [strict({"type": "object", "properties": {"a": {"type": "integer"}}})]
@@ -548,7 +548,7 @@ def test_a_guide_that_makes_a_call_without_marks_is_refused_beside_a_strict_func
 
 
 @TEXT
-def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
+def test_strings_in_parameters_exclude_the_end_mark_of_a_value(model: Model) -> None:
     """If marks are not tokens, strings exclude them, also strings with a bounded length."""
     formats = model.formats("qwen3_coder")
     texts = {
@@ -568,7 +568,7 @@ def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
 
 
 @pytest.mark.parametrize("model", [("byte_level", True)], indirect=True, ids=["special"])
-def test_a_guide_beside_strict_functions_is_blamed_for_what_is_wrong_with_it(model: Model) -> None:
+def test_error_of_a_guide_next_to_strict_functions_names_the_guide(model: Model) -> None:
     formats, functions = model.formats("hermes"), [{"name": "f", "strict": True}]
     for sent, says in (
         (("regex", "[a"), "guided_decoding_guide: at byte 0 of the regular expression: a class without an end"),
@@ -580,7 +580,7 @@ def test_a_guide_beside_strict_functions_is_blamed_for_what_is_wrong_with_it(mod
             model.engine.generate("x", guide=Guide(guide.type, guide.text))
 
 
-def test_a_begun_answer_is_content(model: Model) -> None:
+def test_begun_message_is_content(model: Model) -> None:
     formats = model.formats("hermes", "think")
     guides = answer_guide.AnswerGuides(formats, model.special, GUIDE_MAX_BYTES)
     auto, none = ToolChoice("auto"), answer_guide.Guide()
@@ -602,7 +602,7 @@ def test_a_begun_answer_is_content(model: Model) -> None:
     assert guides.make("x\n<tool_call>", [], auto, True, none, num_begun=11) == none
 
 
-def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model: Model) -> None:
+def test_begun_message_may_continue_with_a_bracket(model: Model) -> None:
     """If a function is strict, a response that begins with a bracket is a call. After a begun message it is text."""
     formats = model.formats("llama3_json")
     guides = answer_guide.AnswerGuides(formats, model.special, GUIDE_MAX_BYTES)
@@ -621,7 +621,7 @@ def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model:
         assert bool(part.calls) == (begun is None)
 
 
-def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None:
+def test_guided_json_is_not_a_call_without_tools(model: Model) -> None:
     """This holds even if the JSON looks like a call, in a format without marks."""
     formats = model.formats("llama3_json")
     schema = {"type": "object", "properties": {"name": {"const": "get"}, "parameters": {"const": {}}}}
@@ -753,7 +753,7 @@ ANYTHING = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(sorted(CALL_FORMATS)), ANYTHING, ANYTHING, st.dictionaries(KEYWORDS, ANYTHING, max_size=4))
-def test_whatever_a_function_is_it_is_taken_or_refused(format: str, name: Any, inner: Any, schema: Any) -> None:
+def test_any_function_is_accepted_or_refused(format: str, name: Any, inner: Any, schema: Any) -> None:
     formats = answer_formats.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": format})
     guides = answer_guide.AnswerGuides(formats, {}, GUIDE_MAX_BYTES)
     for parameters in (inner, schema, {"type": "object", "properties": {"a": inner}, **schema}):
@@ -779,7 +779,7 @@ def test_which_parameters_are_texts() -> None:
         assert text_parameters(odd) == {}
 
 
-def test_without_a_need_the_guide_is_the_callers(model: Model) -> None:
+def test_guide_is_unchanged_if_nothing_requires_a_tag(model: Model) -> None:
     formats = model.formats("hermes")
     plain: list[Mapping[str, Any]] = [{"name": "f"}, {"name": "g", "strict": False}]
     assert model.guide(formats, ToolChoice("auto"), plain) == answer_guide.Guide()
@@ -792,7 +792,7 @@ def test_without_a_need_the_guide_is_the_callers(model: Model) -> None:
             assert model.guide(formats, ToolChoice("auto"), functions, given=wrong) == answer_guide.Guide(*wrong)
 
 
-def test_annotations_of_strict_schemas_make_no_guide_larger(model: Model) -> None:
+def test_annotations_of_strict_schemas_are_dropped(model: Model) -> None:
     long = {"description": "x" * 10_000, "title": "y"}
     schema = {"type": "object", **long, "properties": {"title": {"type": "string", **long}, "description": {**long}}}
     guide = model.guide(

@@ -108,7 +108,7 @@ recorded = pytest.mark.parametrize(
 
 
 @recorded
-def test_a_recorded_answer_is_the_same_at_every_cut(case: Case) -> None:
+def test_recorded_response_is_parsed_equally_in_any_pieces(case: Case) -> None:
     whole = case.read([case.text])
     calls = [[name, json.loads(shown)] if complete else [name, shown, False] for name, shown, complete in whole.calls]
     assert (whole.content, whole.reasoning, calls) == (case.content, case.reasoning, case.calls)
@@ -118,7 +118,7 @@ def test_a_recorded_answer_is_the_same_at_every_cut(case: Case) -> None:
 
 
 @recorded
-def test_a_recorded_answer_that_ends_earlier_has_no_markup_after_its_calls(case: Case) -> None:
+def test_truncated_recorded_response_has_no_markup_after_its_calls(case: Case) -> None:
     format, answer = case.format, case.text
     end = (CALL_FORMATS[format].each[1] or CALL_FORMATS[format].end) if format else ""
     begins = CALL_FORMATS[format].begin if format else ()
@@ -138,7 +138,7 @@ def test_a_recorded_answer_that_ends_earlier_has_no_markup_after_its_calls(case:
 
 
 @pytest.mark.parametrize("format", CALL_FORMATS)
-def test_an_answer_that_ends_within_the_end_of_a_call_has_no_markup_in_its_content(format: str) -> None:
+def test_response_cut_in_an_end_mark_has_no_markup_in_its_content(format: str) -> None:
     text = CALL_FORMATS[format].write([("get_weather", {"city": "Paris", "days": 3})])
     begun = [found for at in range(len(text) + 1) if (found := read([text[:at]], format)).calls]
     assert len(begun) > 10
@@ -154,7 +154,7 @@ def test_every_format_reads_what_it_writes(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", CALL_FORMATS)
-def test_a_call_that_is_not_finished_is_content_only_if_the_model_ended_there(format: str) -> None:
+def test_unfinished_call_is_content_only_if_the_model_ended_there(format: str) -> None:
     """It is no content if the answer was cut off, if a grammar makes the calls, or if calls are forced."""
     one = CALL_FORMATS[format]
     begin = one.begin[0]
@@ -176,13 +176,13 @@ def test_a_call_that_is_not_finished_is_content_only_if_the_model_ended_there(fo
     assert heads > 3
 
 
-def test_after_a_call_without_marks_the_beginning_of_another_that_was_cut_off_is_no_content() -> None:
+def test_cut_off_second_call_without_marks_is_not_content() -> None:
     text = CALL_FORMATS["llama3_json"].write([("add", {"a": 1}), ("search", {"q": "x"})])
     for size in range(text.index("}}") + 2, text.index("search")):
         assert read([text[:size]], "llama3_json", cut_off=True) == Joined(calls=[("add", '{"a": 1}', True)])
 
 
-def test_no_mark_of_a_format_begins_another_one() -> None:
+def test_no_mark_of_a_format_is_a_prefix_of_another_mark() -> None:
     """Otherwise the result would depend on the length of the available text."""
     for one in CALL_FORMATS.values():
         ends = {mark for mark in (one.end, one.each[1]) if mark}
@@ -191,7 +191,7 @@ def test_no_mark_of_a_format_begins_another_one() -> None:
 
 
 @pytest.mark.parametrize("format", CALL_FORMATS)
-def test_arguments_come_as_they_are_read_and_the_name_before(format: str) -> None:
+def test_arguments_are_returned_as_they_arrive_after_the_name(format: str) -> None:
     text = CALL_FORMATS[format].write([("search", {"q": "x" * 1000})])
     parser = AnswerParser(CALL_FORMATS[format], names=NAMES, texts={"search": {"q": False}})
     events = [event for char in text for event in parser.feed(char)]
@@ -221,7 +221,7 @@ LISTS = {
         ', [{"name": "add"}',
     ],
 )
-def test_of_a_list_that_breaks_off_behind_a_call_nothing_is_content(format: str, parallel: bool, debris: str) -> None:
+def test_broken_list_after_a_call_is_not_content(format: str, parallel: bool, debris: str) -> None:
     begin, end = LISTS[format]
     for call in ('{"name": "add", "arguments": {"a": 1}}', '{"name": "add", "arguments": {"a": 1}, "x"}'):
         text = f"{begin}{call}{debris}{end}"
@@ -262,7 +262,7 @@ def test_special_tokens_within_longer_markup() -> None:
     assert calls_of(read([f"a{text}"], "internlm2", marks=marks)) == [("add", {"a": 1})]
 
 
-def test_the_ids_that_a_model_writes_are_those_of_its_calls() -> None:
+def test_calls_have_the_ids_that_the_model_writes() -> None:
     call = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     calls = "".join(call.format(id) for id in ("add:0", "search:1", "add:0", "a:b:2", "search"))
     parser = AnswerParser(CALL_FORMATS["kimi_k2"], new_id=lambda: "new")
@@ -273,7 +273,7 @@ def test_the_ids_that_a_model_writes_are_those_of_its_calls() -> None:
 
 
 @pytest.mark.parametrize("format", [one.name for one in CALL_FORMATS.values() if one.each[0]])
-def test_a_broken_call_takes_no_call_after_it_away(format: str) -> None:
+def test_call_after_a_broken_call_is_parsed(format: str) -> None:
     one = CALL_FORMATS[format]
     first, second = (one.write([("add", {"a": number})]) for number in (1, 2))
     frame = one.frame("add")
@@ -386,7 +386,7 @@ def _with_plain_keys(value: Any) -> Any:
 
 @settings(max_examples=3 * CASES // 10, deadline=None)
 @given(st.data(), OBJECT, st.text(max_size=3), st.lists(PIECES, max_size=6))
-def test_the_scanner_takes_what_json_is_and_nothing_else(
+def test_json_scanner_accepts_exactly_json(
     data: st.DataObject, value: dict[str, Any], more: str, pieces: list[str]
 ) -> None:
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from([None, 1])))
@@ -409,7 +409,7 @@ def test_the_scanner_takes_what_json_is_and_nothing_else(
 
 @settings(max_examples=3 * CASES // 10, deadline=None)
 @given(st.data(), JSON, st.lists(st.sampled_from(["'", '"', "\\", ",", "[", "(", "}", "x", "\ud800"]), max_size=4))
-def test_the_scanner_takes_what_python_is(data: st.DataObject, value: Any, pieces: list[str]) -> None:
+def test_python_scanner_accepts_python_literals(data: st.DataObject, value: Any, pieces: list[str]) -> None:
     text = repr(value)
     for shown in (text, text.replace("True", "true").replace("None", "null")):
         scanner = PythonScanner()
@@ -438,7 +438,7 @@ def feed_in_pieces(scanner: Any, pieces: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize("value", ["x", "1 + 2", "f(1)", "0x10", "1e", "nan", "{1, 2}", "[1", "{1: 2", "(1"])
-def test_what_is_no_literal_in_python_is_no_argument(value: str) -> None:
+def test_value_that_is_not_a_python_literal_ends_the_call(value: str) -> None:
     found = read([f"<|tool_call_start|>[add(a={value})]<|tool_call_end|> So."], "lfm2")
     assert [complete for _, _, complete in found.calls] == [False] and found.content == "So."
 
@@ -482,7 +482,7 @@ HOSTILE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("piece", [100, 1 << 20])
-def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: int) -> None:
+def test_hostile_responses_take_linear_time_and_bounded_memory(name: str, piece: int) -> None:
     """200,000 characters. Quadratic time takes minutes of CPU, linear time up to three seconds."""
     text = HOSTILE[name]
     format = next((CALL_FORMATS[one] for word, one in SYNTAXES.items() if word in name), CALL_FORMATS["hermes"])
@@ -498,7 +498,7 @@ def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: i
     assert time.process_time() - began < 120
 
 
-def test_a_quote_behind_the_beginning_of_a_key_ends_a_call_at_once() -> None:
+def test_quote_within_a_key_ends_the_call_immediately() -> None:
     """The parser returns the text after it without waiting for the end of the response."""
     scanner = GemmaScanner("<escape>")
     scanner.feed("{abc<escape>", 0)

@@ -33,7 +33,7 @@ def inputs(message: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], byt
     }
 
 
-def test_a_guide_that_is_none_names_what_makes_one() -> None:
+def test_wrong_guide_error_names_the_constructors() -> None:
     sent = inputs(encode(GenerateRequest(text="hi", guide=Guide.choice(["yes", "no"])), "id", "ensemble"))
     assert sent["guided_decoding_guide"][2] == serialize_byte_tensor(np.array([b'["yes", "no"]'], object)).item()
     request = GenerateRequest(text="hi", guide="[0-9]+")  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def test_a_guide_that_is_none_names_what_makes_one() -> None:
         encode(request, "id", "ensemble")
 
 
-def test_what_is_not_set_is_not_sent() -> None:
+def test_unset_fields_are_not_sent() -> None:
     sent = inputs(encode(GenerateRequest(text="hi"), "id", "ensemble"))
     assert set(sent) == {"text_input", "stream"}
     assert sent["text_input"] == ("BYTES", [1], b"\x02\x00\x00\x00hi")
@@ -101,7 +101,7 @@ def test_an_action_names_the_request_or_the_session(action: Any) -> None:
     assert inputs(message) == {action: ("BOOL", [1], b"\x01"), "session_id": ("BYTES", [1], b"\x01\x00\x00\x00s")}
 
 
-def test_request_names_its_subscription_instead_of_the_one_before() -> None:
+def test_subscription_of_a_request_is_replaced() -> None:
     message = encode(GenerateRequest(text="x"), "id", "ensemble")
     for name, key in (("first", 1), ("second", 7)):
         set_subscription(message, name, key)
@@ -112,7 +112,7 @@ def test_request_names_its_subscription_instead_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("flag", ["interactive", "end_session"])
-def test_what_is_about_a_session_needs_one(flag: str) -> None:
+def test_session_flags_require_a_session_id(flag: str) -> None:
     with pytest.raises(ValueError, match="session_id"):
         GenerateRequest(text="x", **{flag: True})
 
@@ -139,7 +139,7 @@ def test_kind_of_error_by_its_text(text: str, kind: type[CharoniaError], shown: 
     assert shown in str(error)
 
 
-def test_overload_says_when_to_come_again() -> None:
+def test_overload_error_has_the_time_to_retry() -> None:
     error = from_triton("[429] 512 requests wait; retry after 2.5 s")
     assert isinstance(error, Overloaded) and error.retry_after == 2.5
 
@@ -160,7 +160,9 @@ def response_of(ids: Sequence[int], span: tuple[int, int]) -> GenerateResponse:
         ([0, 5, 3, 4], (0, 8), [b" hello", b"", b"\xc3", b"\xa9"]),
     ],
 )
-def test_tokens_are_what_they_add_to_the_text(ids: list[int], span: tuple[int, int], tokens: list[bytes]) -> None:
+def test_tokens_are_the_bytes_that_they_add_to_the_text(
+    ids: list[int], span: tuple[int, int], tokens: list[bytes]
+) -> None:
     assert response_of(ids, span).tokens == tokens
 
 
@@ -193,5 +195,5 @@ def test_lines_become_messages(lines: str, enter_sends: bool, messages: list[str
     assert list(messages_of(lines.splitlines(keepends=True), enter_sends)) == messages
 
 
-def test_of_a_models_text_no_control_reaches_the_terminal() -> None:
+def test_control_characters_of_a_model_are_removed() -> None:
     assert plain("a\tb\n\x1b]52;c;eA==\x07\x9b2Jc\r\x7fé\u00a0") == "a\tb\n]52;c;eA==2Jcé\u00a0"

@@ -28,7 +28,7 @@ from definitions.tensors import STEPS, Tensor, inputs, tensors  # noqa: E402
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_what_is_generated_is_what_is_committed(path: str) -> None:
+def test_generated_files_are_committed(path: str) -> None:
     assert (ROOT / path).read_text(encoding="utf-8") == render()[path], f"{path} is out of date: make generate"
 
 
@@ -84,7 +84,7 @@ def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> Non
     assert {field.name for field in fields(api)} - {"stop"} == {one.name for one in parameters()} - {"stop_words"}
 
 
-def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
+def test_inputs_of_a_step_come_from_earlier_steps() -> None:
     echo = next(one for one in tensors() if one.name == "echo")
     assert [echo.source(step) for step in STEPS] == ["", "preprocessing_echo", "engine_echo"]
     direct = {"stop", "cancel", "subscription_read", "subscription_end"}  # only in direct calls of the engine

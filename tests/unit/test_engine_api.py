@@ -530,7 +530,7 @@ def test_the_environment_chooses_the_instruction_set(model: Path) -> None:
     assert "unknown instruction set 'sse9': CHARONIA_ISA takes one of portable" in unknown.stderr
 
 
-def test_models_of_transformers_are_read_once_and_are_those_that_it_finds() -> None:
+def test_models_of_transformers_are_found_once() -> None:
     script = """
         prompt_ids.import_models()
         from transformers import models
@@ -563,7 +563,7 @@ def run_script(script: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_callback_that_owns_its_engine_ends_it_from_the_engines_own_thread(model: Path) -> None:
+def test_callback_that_owns_its_engine_may_destroy_it(model: Path) -> None:
     script = f"""
         import functools, threading
         from charonia import Engine, _engine
@@ -587,7 +587,7 @@ def test_a_callback_that_owns_its_engine_ends_it_from_the_engines_own_thread(mod
 
 
 @pytest.mark.slow
-def test_a_forked_child_exits_and_is_told_that_the_engine_is_its_parents(model: Path) -> None:
+def test_forked_child_cannot_use_the_engine_and_exits(model: Path) -> None:
     script = f"""
         import os, signal, sys, time, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of a fork beside threads

@@ -54,7 +54,7 @@ def told(folder: Path, name: str) -> tuple[list[str], dict[str, str]]:
     return arguments, env
 
 
-def test_uv_is_told_what_pip_is(install: ModuleType, tools: Path) -> None:
+def test_uv_gets_the_settings_of_pip(install: ModuleType, tools: Path) -> None:
     (tools / "pip-config").write_text(
         "global.index-url='https://user:key@mirror.example/simple'\n"
         "global.find-links='/opt/wheels\\n/opt/more'\n"
@@ -129,7 +129,7 @@ def test_pip_installs_where_uv_cannot(
 
 
 @pytest.mark.slow
-def test_what_was_interrupted_is_not_taken_for_installed(
+def test_interrupted_installation_is_repeated(
     install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uv records a package before all of its files exist."""
@@ -151,7 +151,7 @@ def test_what_was_interrupted_is_not_taken_for_installed(
     assert "--reinstall" not in told(tools, "uv")[0]
 
 
-def test_what_neither_can_install_is_an_error(install: ModuleType, tools: Path) -> None:
+def test_failure_of_uv_and_pip_is_an_error(install: ModuleType, tools: Path) -> None:
     command(tools, "uv", status=1)
     command(tools, "pip", status=1)
     assert install.main() == 1

@@ -77,7 +77,7 @@ def test_responses_and_streams_are_those_of_step_by_step(engine: Engine, name: s
         assert chunks[-1].finish_reason == whole.finish_reason
 
 
-def test_they_take_fewer_steps_and_are_valid(engine: Engine) -> None:
+def test_responses_take_fewer_steps_and_are_valid(engine: Engine) -> None:
     before = engine.stats().num_steps
     [answer] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
     steps = engine.stats().num_steps - before
@@ -87,7 +87,7 @@ def test_they_take_fewer_steps_and_are_valid(engine: Engine) -> None:
     assert answer.token_ids[:-1] == engine.tokenizer.backend_tokenizer.encode(answer.text, add_special_tokens=False).ids
 
 
-def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
+def test_bad_words_and_biases_apply_to_forced_text(engine: Engine) -> None:
     """With bad words or logit_bias, other tokens may spell the certain text, so each token is sampled."""
     [answer] = engine.generate(PROMPT, params(), guide=GUIDES["choice"])
     banned = max(answer.token_ids[:-1], key=lambda token: len(engine.tokenizer.decode([token])))
@@ -97,7 +97,7 @@ def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
         assert other.finish_reason == "stop"
 
 
-def test_end_ids_of_the_request_end_it_where_the_text_may_end_alone(engine: Engine) -> None:
+def test_end_ids_end_a_response_only_where_its_text_may_end(engine: Engine) -> None:
     """Within certain text, these tokens do not end the response: a response with the finish reason stop is complete."""
     [whole] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
     # Short tokens are excluded: if a token of a single character is missing, no other tokens may spell the text.

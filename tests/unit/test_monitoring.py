@@ -61,7 +61,7 @@ def test_prometheus_takes_the_configuration_and_the_rules(promtool: Path) -> Non
 
 
 @pytest.mark.slow
-def test_rules_say_what_they_should_of_given_series(promtool: Path) -> None:
+def test_rules_pass_promtools_tests(promtool: Path) -> None:
     files = sorted((PROMETHEUS / "tests").glob("*.yml"))
     assert files
     run(promtool, "test", "rules", *files)
@@ -86,7 +86,7 @@ def test_a_recorded_figure_is_tested(rule: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=ALERT_NAMES)
-def test_an_alert_says_what_is_the_matter_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_alert_has_severity_summary_and_runbook(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
     annotations = rule["annotations"]
     assert set(annotations) == {"summary", "description", "runbook", "dashboard"}
@@ -97,7 +97,7 @@ def test_an_alert_says_what_is_the_matter_and_what_to_do(rule: dict[str, Any]) -
     assert set(ALERT_NAME.findall(annotations["runbook"])) <= set(ALERT_NAMES)
 
 
-def test_every_alert_has_its_heading_in_the_runbooks_and_no_heading_is_without_one() -> None:
+def test_headings_of_the_runbooks_are_the_alerts() -> None:
     text = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\S+)$", text, re.MULTILINE) == ALERT_NAMES
     assert set(ALERT_NAME.findall(text)) <= set(ALERT_NAMES)

@@ -39,7 +39,7 @@ def test_warnings_and_errors_are_shown(line: str, shown: tuple[str, str] | None)
     assert worth_showing(line) == shown
 
 
-def test_of_many_requests_that_fail_alike_one_is_shown_in_a_while() -> None:
+def test_similar_log_lines_are_shown_once_a_minute() -> None:
     now = 0.0
     repeats = Repeats(lambda: now)
     lines = [f"a request failed: 127.0.0.1:{port} went away [cmpl-{port:x}ab]" for port in range(33330, 33340)]
@@ -62,7 +62,7 @@ def test_of_many_requests_that_fail_alike_one_is_shown_in_a_while() -> None:
         'insufficient for CUDA runtime version"',
     ],
 )
-def test_what_a_machine_without_gpu_lacks_is_not_shown(line: str) -> None:
+def test_messages_about_a_missing_gpu_are_not_shown(line: str) -> None:
     assert worth_showing(line) is None
     assert explain_failure([line, "the end"]) == ["the end"]
 

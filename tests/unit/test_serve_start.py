@@ -1,4 +1,4 @@
-"""What `charonia serve` passes to its processes, its warnings about access, and its signals."""
+"""Options and variables that `charonia serve` passes to its processes, its warnings about access, and its signals."""
 
 from __future__ import annotations
 

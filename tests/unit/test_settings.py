@@ -19,7 +19,7 @@ def folder_with_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def test_what_is_given_wins_over_environment_over_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precedence_is_arguments_environment_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings().grpc_port == 4001
     monkeypatch.setenv("CHARONIA_GRPC_PORT", "4002")
     assert read_settings().grpc_port == 4002
@@ -37,13 +37,13 @@ def test_a_wrong_port_names_its_variable() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "5", "60"])
-def test_a_limit_that_is_long_enough_is_taken_and_0_turns_it_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hang_timeout_of_5_s_or_0_is_accepted(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHARONIA_HANG_TIMEOUT_S", value)
     assert read_settings().hang_timeout_s == float(value)
 
 
 @pytest.mark.parametrize("value", ["0.001", "4.9", "-1", "nan"])
-def test_a_limit_that_would_end_a_healthy_server_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_short_hang_timeout_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHARONIA_HANG_TIMEOUT_S", value)
     with pytest.raises(InvalidRequestError, match=rf"CHARONIA_HANG_TIMEOUT_S='{value}': it must be 0 \(off\) or at le"):
         read_settings()
