@@ -429,6 +429,7 @@ def test_a_wrong_prompt_is_refused(engine: Engine, prompt: object) -> None:
         ({"session_id": "\ud800"}, "session_id"),
         ({"session_id": 5}, "session_id = 5"),
         ({"request_id": "\ud800"}, "request_id"),
+        ({"cache_salt": 5}, "cache_salt = 5"),
     ],
 )
 def test_a_wrong_argument_is_named(engine: Engine, arguments: dict[str, object], named: str) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from charonia.api.options import with_engine_options
 from charonia.errors import InvalidRequestError
+from charonia.serve.command import with_setting_options
 from charonia.settings import inference_settings, misspelled, read_settings
 
 
@@ -65,3 +70,19 @@ def test_a_misspelled_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -
     for name in ("CHARONIA_GATEWAY_REQUEST_TIMEOUT_S", "CHARONIA_TRITON_ENDPOINTS", "CHARONIA_CACHE_DIR"):
         monkeypatch.setenv(name, "1")  # the gateway and the engine read these
     assert misspelled() == ["CHARONIA_SESION_LEN is unknown and ignored; did you mean CHARONIA_SESSION_LEN?"]
+
+
+def test_options_with_the_values_0_and_false_count_as_given() -> None:
+    found: list[Any] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_engine_options(environment=False)
+    @with_setting_options("gateway", "max_restarts", "run_dir", "model_name")
+    def command(given: Any = None, settings: Any = None) -> None:
+        found.extend((given, settings))
+
+    options = ["--no-gateway", "--max-restarts", "0", "--run-dir", "x", "--no-enable-prefix-caching", "--threads", "0"]
+    assert CliRunner().invoke(app, options).exit_code == 0
+    assert found[0] == {"gateway": False, "max_restarts": 0, "run_dir": Path("x")}
+    assert found[1] == {"enable_prefix_caching": False, "threads": 0}
