@@ -12,9 +12,9 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "emulator/emulated_device.h"
+#include "emulator/host_stream.h"
 #include "ops/cuda/device/runtime.h"
-#include "ops/cuda/emulated/host_fault.h"
-#include "ops/cuda/emulated/host_stream.h"
 
 namespace charonia::cuda {
 
@@ -33,6 +33,16 @@ namespace {
 constexpr std::size_t kDeviceBytes = std::size_t{2} << 30;
 std::atomic<std::size_t> allocated = 0;  // bytes of device memory
 std::atomic<std::uint64_t> allocation_count = 0;
+
+std::atomic<int> failing_step = 0;
+std::atomic<bool> failed = false;
+thread_local std::string step_text;  // of set_step()
+
+void check(std::string_view operation) {
+  if (!failed) return;
+  throw Error(ErrorCode::internal,
+              cat(operation, ": the emulated device has failed", step_text.empty() ? "" : ", in ", step_text));
+}
 
 }  // namespace
 
@@ -60,7 +70,12 @@ OnDevice::~OnDevice() = default;
 
 std::size_t free_device_bytes() { return kDeviceBytes > allocated ? kDeviceBytes - allocated : 0; }
 
-void set_step(std::string text) { host_fault::set_step(std::move(text)); }
+void fail_in_step(int step) {
+  failing_step = step;
+  failed = false;
+}
+
+void set_step(std::string text) { step_text = std::move(text); }
 bool waits_for_every_launch() { return false; }
 std::uint64_t allocations() { return allocation_count; }
 
@@ -131,14 +146,21 @@ PinnedMemory::~PinnedMemory() {
 }
 
 void enqueue(NativeStream stream, std::function<void()> work) {
-  host_fault::check("launch");
+  check("launch");
   stream->queue->add(host_stream::Task{std::move(work)});
 }
 
-void enqueue_kernel(NativeStream stream, host_grid::Shape shape, std::function<void()> body) {
-  host_fault::check(shape.what);
+// Immediately rejects a kernel whose shape the device would reject.
+void launch_kernel(NativeStream stream, std::string_view what, const Launch& launch, NativeKernel kernel) {
+  check(what);
+  host_grid::Shape shape{.grid = {launch.grid_x, launch.grid_y, launch.grid_z},
+                         .block = {launch.threads, 1, 1},
+                         .cluster_y = launch.cluster_y,
+                         .dynamic_shared_bytes = launch.dynamic_shared_bytes,
+                         .overlap = launch.overlap,
+                         .what = std::string(what)};
   host_grid::check(shape);
-  stream->queue->add(host_stream::Kernel{std::move(shape), std::move(body)});
+  stream->queue->add(host_stream::Kernel{std::move(shape), std::move(kernel)});
 }
 
 Stream::Stream() : stream_(new StreamImpl) {}
@@ -148,11 +170,11 @@ Stream::~Stream() {
 }
 
 void Stream::upload(void* device, const void* host, std::size_t bytes, std::string_view what) {
-  host_fault::check(what);
+  check(what);
   stream_->queue->upload(device, host, bytes);
 }
 void Stream::download(void* host, const void* device, std::size_t bytes, std::string_view what) {
-  host_fault::check(what);
+  check(what);
   stream_->queue->download(host, device, bytes);
 }
 void Stream::copy(void* to_device, const void* from_device, std::size_t bytes, std::string_view) {
@@ -162,7 +184,7 @@ void Stream::fill_zero(void* device, std::size_t bytes, std::string_view) {
   enqueue(stream_, [=] { std::memset(device, 0, bytes); });
 }
 void Stream::wait(std::string_view what) {
-  host_fault::check(what);
+  check(what);
   stream_->queue->wait(what);
 }
 void Stream::wait_for(const Event& event, std::string_view) { stream_->queue->add(event.native()->mark); }
@@ -172,7 +194,9 @@ Event::~Event() { delete event_; }
 void Event::record(Stream& stream) { event_->mark = stream.native()->queue->mark(); }
 void Event::wait(std::string_view what) const {
   event_->mark.wait();
-  host_fault::end_of_step(what);
+  // CudaOps::begin_step() makes the text.
+  if (failing_step > 0 && step_text.starts_with(cat("step ", failing_step.load(), " "))) failed = true;
+  check(what);
 }
 float Event::milliseconds(const Event& begin, const Event& end) {
   if (!begin.native()->mark.done() || !end.native()->mark.done()) {
@@ -196,7 +220,7 @@ Graph& Graph::operator=(Graph&& other) noexcept {
   return *this;
 }
 void Graph::launch(Stream& stream, std::string_view what) const {
-  host_fault::check(what);
+  check(what);
   stream.native()->queue->add(graph_->capture);
 }
 

@@ -20,7 +20,7 @@
 #include <variant>
 #include <vector>
 
-#include "ops/cuda/emulated/host_grid.h"
+#include "emulator/host_grid.h"
 
 namespace charonia::cuda::host_stream {
 

@@ -57,7 +57,7 @@ struct Shape {
   std::size_t dynamic_shared_bytes = 0;
   // Programmatic dependent launch: every thread must call dependency_wait().
   bool overlap = false;
-  std::string what;         // for messages
+  std::string what;  // for messages
   // Position of the kernel in its stream. Grids at different positions run in different orders.
   std::uint64_t place = 0;
 };
@@ -140,108 +140,5 @@ void commit_copies();
 void wait_copies(int all_but_last);
 
 }  // namespace host_grid
-
-// CUDA's names.
-
-struct alignas(8) uint2 {
-  unsigned x, y;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
-};
-struct alignas(16) int4 {
-  int x, y, z, w;
-};
-struct alignas(8) float2 {
-  float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-
-#define threadIdx (::charonia::cuda::host_grid::place().thread)
-#define blockIdx (::charonia::cuda::host_grid::place().block)
-#define blockDim (::charonia::cuda::host_grid::place().block_dim)
-#define gridDim (::charonia::cuda::host_grid::place().grid_dim)
-
-inline void __syncthreads() { host_grid::sync_block(); }
-inline void __syncwarp() { host_grid::sync_warp(); }
-inline void cluster_sync() { host_grid::sync_cluster(); }
-inline int cluster_rank() { return host_grid::rank_in_cluster(); }
-template <class T>
-const T* map_shared_rank(const T* own, int rank) {
-  return static_cast<const T*>(host_grid::at_rank(own, sizeof(T), rank));
-}
-inline unsigned char* dynamic_shared() { return host_grid::dynamic_shared_memory(); }
-
-template <class T>
-T shuffle_xor(T x, int mask) {
-  return host_grid::exchange(x)[(static_cast<int>(host_grid::place().thread.x) % 32) ^ mask];
-}
-template <class T>
-T shuffle_from(T x, int lane) {
-  return host_grid::exchange(x)[lane];
-}
-template <class T>
-T shuffle_up(T x, int delta) {
-  const int lane = static_cast<int>(host_grid::place().thread.x) % 32;
-  return host_grid::exchange(x)[lane >= delta ? lane - delta : lane];
-}
-inline unsigned ballot(bool x) {
-  const auto* lanes = host_grid::exchange(x);
-  unsigned out = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) out |= static_cast<unsigned>(lanes[lane]) << lane;
-  return out;
-}
-inline bool any_lane(bool x) { return ballot(x) != 0; }
-
-// Fibers are not interrupted, so plain arithmetic is atomic.
-template <class T>
-T atomicAdd(T* at, T value) {
-  host_grid::check_atomic(at, sizeof(T));
-  const T old = *at;
-  *at = old + value;
-  return old;
-}
-template <class T>
-T atomicMax(T* at, T value) {
-  host_grid::check_atomic(at, sizeof(T));
-  const T old = *at;
-  *at = std::max(old, value);
-  return old;
-}
-template <class T>
-T atomicMin(T* at, T value) {
-  host_grid::check_atomic(at, sizeof(T));
-  const T old = *at;
-  *at = std::min(old, value);
-  return old;
-}
-template <class T>
-T atomicOr(T* at, T value) {
-  host_grid::check_atomic(at, sizeof(T));
-  const T old = *at;
-  *at = old | value;
-  return old;
-}
-inline void __threadfence() {}
-
-inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline long long __double2ll_rn(double x) { return std::llrint(x); }
-using ::expf;
-using ::fabsf;
-using ::logf;
-using ::tanhf;
-using std::exp2f;
-using std::fmaf;
-using std::fmaxf;
-using std::fminf;
-using std::log2f;
-using std::max;
-using std::min;
 
 }  // namespace charonia::cuda

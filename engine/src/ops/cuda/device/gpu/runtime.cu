@@ -433,18 +433,19 @@ std::size_t allow_shared_bytes(const void* kernel, int device, std::size_t bytes
 
 }  // namespace
 
-void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params) {
+void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, NativeKernel kernel) {
+  const auto* const function = kernel.function;
   const int index = current_device();
   auto& device = known(index);
-  auto& of_kernel = device.kernels[kernel];
+  auto& of_kernel = device.kernels[function];
   if (!of_kernel.divided) {
     if (carveout() != kDriversCarveout) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout()), what);
+      check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, carveout()), what);
     }
     of_kernel.divided = true;
   }
   if (shape.dynamic_shared_bytes > of_kernel.shared_bytes) {
-    of_kernel.shared_bytes = allow_shared_bytes(kernel, index, shape.dynamic_shared_bytes, what);
+    of_kernel.shared_bytes = allow_shared_bytes(function, index, shape.dynamic_shared_bytes, what);
   }
   std::array<cudaLaunchAttribute, 2> attributes{};
   unsigned count = 0;
@@ -464,7 +465,7 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& sha
   config.stream = stream;
   config.attrs = attributes.data();
   config.numAttrs = count;
-  check(cudaLaunchKernelExC(&config, kernel, params), what);
+  check(cudaLaunchKernelExC(&config, function, &kernel.argument), what);
   if (waits_for_every_launch() && !capturing(stream)) check(cudaStreamSynchronize(stream), what);
 }
 

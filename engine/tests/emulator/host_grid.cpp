@@ -1,4 +1,4 @@
-#include "ops/cuda/emulated/host_grid.h"
+#include "emulator/host_grid.h"
 
 #include <atomic>
 #include <charconv>

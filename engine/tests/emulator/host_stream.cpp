@@ -1,4 +1,4 @@
-#include "ops/cuda/emulated/host_stream.h"
+#include "emulator/host_stream.h"
 
 #include <atomic>
 #include <cstdlib>
