@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .scanners import GEMMA_VALUE, GEMMA_WORD, MAX_WORD
+from .scanners import GEMMA_WORD, JSON_VALUE, MAX_WORD
 from .schemas import UnsupportedSchemaError, target_of, values_of
 
 _ANY = """\
@@ -140,7 +140,7 @@ class _Writer:
                 raise UnsupportedSchemaError(f"at {path}: strings must not contain {self._spelled}")
             return f"{self._quote} {literal(value)} {self._quote}" if value else f"{self._quote} {self._quote}"
         shown = json.dumps(value)
-        if not GEMMA_VALUE.fullmatch(shown):
+        if not JSON_VALUE.fullmatch(shown):
             raise UnsupportedSchemaError(f"at {path}: enum and const take strings, numbers, true, false and null")
         return literal(shown)
 

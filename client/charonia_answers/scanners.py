@@ -18,25 +18,15 @@ from typing import Protocol
 # nesting levels of JSON, because recursive functions need Python's stack for each level; the gateway has the same limit
 MAX_DEPTH = 200
 # end of generated: request limits
-MAX_WORD = 256  # characters of a key or a number that Gemma writes without quotes
+MAX_WORD = 256  # characters of a number, or of a key without quotes
 
 # Surrogates stand for special tokens, which no argument contains.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 _SPACE = re.compile(r"[ \t\r\n]+")
-_LITERALS = {"t": "true", "f": "false", "n": "null"}
-# States of a number: state -> (allowed next characters, next state). A number may end in the states of _NUMBER_ENDS.
-_DIGITS = "0123456789"
-_NUMBER: dict[str, tuple[tuple[str, str], ...]] = {
-    "-": (("0", "0"), ("123456789", "i")),
-    "0": ((".", "."), ("eE", "e")),
-    "i": ((_DIGITS, "i"), (".", "."), ("eE", "e")),
-    ".": ((_DIGITS, "f"),),
-    "f": ((_DIGITS, "f"), ("eE", "e")),
-    "e": (("+-", "s"), (_DIGITS, "x")),
-    "s": ((_DIGITS, "x"),),
-    "x": ((_DIGITS, "x"),),
-}
-_NUMBER_ENDS = "0ifx"
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+JSON_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
+_JSON_WORD = re.compile(r"[-+.0-9A-Za-z]+")
 
 
 class Scanner(Protocol):
@@ -46,145 +36,14 @@ class Scanner(Protocol):
     def feed(self, text: str, at: int) -> tuple[int, str]: ...
 
 
-class JsonScanner:
-    """Scans one JSON value. JSON allows control characters within strings only as escapes, but models write them
-    without. The scanner converts them to escapes."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self.broken = False
-        self._stack: list[str] = []  # expected "}" and "]"
-        self._expects = "value"
-        self._rest = ""  # rest of a literal, state of a number, or a zero for each missing digit of an escape
-        self._is_key = False
-
-    def feed(self, text: str, at: int) -> tuple[int, str]:
-        out: list[str] = []
-        begin = at
-        while at < len(text) and not self.done:
-            if self._expects == "string":
-                plain = _PLAIN.match(text, at)
-                if plain:
-                    at = plain.end()
-                    continue
-                if text[at] < " ":
-                    out += text[begin:at], json.dumps(text[at])[1:-1]
-                    at += 1
-                    begin = at
-                    continue
-            elif self._expects not in ("escape", "hex", "literal", "number"):
-                space = _SPACE.match(text, at)
-                if space:
-                    at = space.end()
-                    continue
-            read = self._read(text[at])
-            if self.broken:
-                break
-            at += read
-        out.append(text[begin:at])
-        return at, "".join(out)
-
-    def _read(self, char: str) -> bool:
-        """Scan a character. Returns False, without scanning it, if it comes after the end of a number."""
-        expects = self._expects
-        if expects == "string":
-            self._in_string(char)
-        elif expects == "escape":
-            self._expects = "hex" if char == "u" else "string"
-            self._rest = "0000" if char == "u" else ""
-            self.broken = char not in '"\\/bfnrtu'
-        elif expects == "hex":
-            self._rest = self._rest[1:]
-            self._expects = "hex" if self._rest else "string"
-            self.broken = char not in "0123456789abcdefABCDEF"
-        elif expects == "literal":
-            self.broken = char != self._rest[0]
-            self._rest = self._rest[1:]
-            if not self._rest and not self.broken:
-                self._ended()
-        elif expects == "number":
-            return self._in_number(char)
-        elif expects in ("value", "value or ]"):
-            self._begin_value(char)
-        elif expects in ("key", "key or }"):
-            self._begin_key(char)
-        elif expects == "colon":
-            self.broken = char != ":"
-            self._expects = "value"
-        else:
-            self._after_value(char)
-        return True
-
-    def _in_string(self, char: str) -> None:
-        if char == "\\":
-            self._expects = "escape"
-        elif char != '"':
-            self.broken = True
-        elif self._is_key:
-            self._is_key = False
-            self._expects = "colon"
-        else:
-            self._ended()
-
-    def _in_number(self, char: str) -> bool:
-        for chars, state in _NUMBER[self._rest]:
-            if char in chars:
-                self._rest = state
-                return True
-        if self._rest in _NUMBER_ENDS:
-            self._ended()
-            return False
-        self.broken = True
-        return False
-
-    def _begin_value(self, char: str) -> None:
-        if char == "]" and self._expects == "value or ]":
-            self._stack.pop()
-            self._ended()
-        elif char in "{[":
-            self._stack.append("}" if char == "{" else "]")
-            self._expects = "key or }" if char == "{" else "value or ]"
-            self.broken = len(self._stack) > MAX_DEPTH
-        elif char == '"':
-            self._expects = "string"
-        elif char in _LITERALS:
-            self._expects, self._rest = "literal", _LITERALS[char][1:]
-        elif char in "-0":
-            self._expects, self._rest = "number", char
-        elif char in "123456789":
-            self._expects, self._rest = "number", "i"
-        else:
-            self.broken = True
-
-    def _begin_key(self, char: str) -> None:
-        if char == "}" and self._expects == "key or }":
-            self._stack.pop()
-            self._ended()
-        else:
-            self.broken = char != '"'
-            self._is_key = True
-            self._expects = "string"
-
-    def _after_value(self, char: str) -> None:
-        if char == self._stack[-1]:
-            self._stack.pop()
-            self._ended()
-        else:
-            self.broken = char != ","
-            self._expects = "key" if self._stack[-1] == "}" else "value"
-
-    def _ended(self) -> None:
-        self.done = not self._stack
-        self._expects = "more"
-
-
-class _LooseScanner:
-    """The base of the scanners of Gemma and Python: the nesting, and words without quotes. Methods with `at` return the
-    index after the text that they scanned, or `at` if they need more text."""
+class _Scanner:
+    """The states of all scanners: the nesting, and words without quotes. Methods with `at` return the index after the
+    text that they scanned, or `at` if they need more text."""
 
     _words: re.Pattern[str]  # part of a word
-    _separators = (", ", ": ")
+    _separators = (",", ":")
     _trailing_comma = ""  # " or close" if a comma may precede a closing bracket
+    _keeps_space = False  # white space between values is part of the result
 
     def __init__(self) -> None:
         self.done = False
@@ -214,14 +73,15 @@ class _LooseScanner:
 
     def _spell(self, word: str) -> str:
         """Convert a word to JSON. Returns "" for a word that is not allowed."""
-        raise NotImplementedError
+        return ""
 
     def _between(self, text: str, at: int, out: list[str]) -> int:
         char, expects = text[at], self._expects
         if self._word:
             return self._in_word(text, at, out)
-        if char in " \t\r\n":
-            return at + 1
+        if space := _SPACE.match(text, at):
+            out.append(space.group() if self._keeps_space else "")
+            return space.end()
         if expects == "more" or (expects.endswith("or close") and char == self._stack[-1]):
             return self._after_value(char, at, out)
         if expects == "colon":
@@ -239,7 +99,10 @@ class _LooseScanner:
             self._ended()
         else:
             self.broken = char != ","
-            self._comma = self._separators[0]
+            if self._trailing_comma:
+                self._comma = self._separators[0]
+            else:
+                out.append("" if self.broken else self._separators[0])
             self._expects = ("key" if self._stack[-1] == "}" else "value") + self._trailing_comma
         return at + (not self.broken)
 
@@ -284,16 +147,54 @@ class _LooseScanner:
         self._is_key = False
 
 
+class JsonScanner(_Scanner):
+    """Scans one JSON value, and returns it as it was written. JSON allows control characters within strings only as
+    escapes, but models write them without. The scanner converts them to escapes."""
+
+    _keeps_space = True
+
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
+        if plain := _PLAIN.match(text, at):
+            out.append(plain.group())
+            return plain.end()
+        char = text[at]
+        if char == '"':
+            self._end_string(out)
+        elif char < " ":
+            out.append(json.dumps(char)[1:-1])
+        elif escape := _ESCAPE.match(text, at):
+            out.append(escape.group())
+            return escape.end()
+        else:
+            self.broken = not _ESCAPE_BEGUN.fullmatch(text, at)
+            return at
+        return at + 1
+
+    def _begin(self, text: str, at: int, out: list[str]) -> int:
+        if text[at] == '"':
+            return self._begin_string('"', at, out)
+        if text[at] in "{[" and not self._is_key:
+            return self._open(text[at], at, out)
+        word = _JSON_WORD.match(text, at)
+        if word and word.end() == len(text) and len(word.group()) <= MAX_WORD:
+            return at  # it may go on
+        value = None if self._is_key else JSON_VALUE.match(text, at)
+        self.broken = value is None or (word is not None and len(word.group()) > MAX_WORD)
+        if value is None or self.broken:
+            return at
+        out.append(value.group())
+        self._ended()
+        return value.end()
+
+
 GEMMA_WORD = re.compile(r"[^:,{}\[\]\s\"<\ud800-\udfff]+")
-GEMMA_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
 
 
-class GemmaScanner(_LooseScanner):
+class GemmaScanner(_Scanner):
     """Scans an object as Gemma writes it: keys with or without quotes, strings between two `quote` and without
     escapes."""
 
     _words = GEMMA_WORD
-    _separators = (",", ":")
 
     def __init__(self, quote: str) -> None:
         super().__init__()
@@ -331,7 +232,7 @@ class GemmaScanner(_LooseScanner):
     def _spell(self, word: str) -> str:
         if self._is_key:
             return json.dumps(word, ensure_ascii=False)
-        return word if GEMMA_VALUE.fullmatch(word) else ""
+        return word if JSON_VALUE.fullmatch(word) else ""
 
 
 PYTHON_WORD = re.compile(r"[0-9A-Za-z_+.\-]+")
@@ -344,12 +245,13 @@ _HEX = re.compile("[0-9a-fA-F]+")
 _MAX_PYTHON_SPACE = 64  # characters of white space after a quote that are examined
 
 
-class PythonScanner(_LooseScanner):
+class PythonScanner(_Scanner):
     """Scans one Python literal: string, number, True, False, None, list, tuple, or dictionary. true, false and null are
     also accepted. Models forget to escape quotes. So a quote ends a string only if a comma, a colon or a closing
     bracket comes next. Tuples become lists, and the keys of dictionaries become strings."""
 
     _words = PYTHON_WORD
+    _separators = (", ", ": ")
     _trailing_comma = " or close"
     _quote = ""  # quote of the current string
 
