@@ -288,6 +288,9 @@ void Model::send(Call& call, const Result& result, bool last) {
   if (call.failed) return;
   extras.in_reasoning = first && call.in_reasoning;
   for (const auto id : result.token_ids) extras.token_bytes.push_back(engine_.token_bytes(id));
+  extras.name_of = [this](TokenId id) {
+    return TokenName{.bytes = engine_.raw_token_bytes(id), .special = engine_.token_bytes(id).empty()};
+  };
   subscriptions_.add(call.subscription, call.key, result, extras);
 }
 
