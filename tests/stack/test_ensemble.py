@@ -39,16 +39,6 @@ async def test_stream_equals_text_in_every_script(parrot_client: triton.Inferenc
         assert responses[-1].tensors["num_output_tokens"] == [total]
 
 
-async def test_unstreamed_response_has_same_text(
-    parrot_client: triton.InferenceServerClient,
-) -> None:
-    prompts = list(islice(cycle(enumerate(TEXTS)), AT_ONCE))
-    requests = [{"messages": start_token(index), **GREEDY} for index, _ in prompts]
-    for (_, text), responses in zip(prompts, await all_at_once(parrot_client, requests), strict=True):
-        assert [response.text for response in responses] == [text.encode()]
-        assert responses[0].finish_reason == "stop"
-
-
 async def test_streams_of_random_tokens_equal_unstreamed_text(babbler_client: triton.InferenceServerClient) -> None:
     """Half of a babbler's tokens are bytes that are not valid characters. The text of a stream must not depend on its
     chunks."""
@@ -130,14 +120,6 @@ async def test_text_ends_before_stop_word(parrot_client: triton.InferenceServerC
     responses = await collect(parrot_client, fields)
     assert text_of(responses).decode() == TEXTS[0].partition(stop)[0]
     assert responses[-1].finish_reason == "stop"
-
-
-async def test_length_is_finish_reason_and_tokens_are_counted(parrot_client: triton.InferenceServerClient) -> None:
-    (answer,) = await collect(parrot_client, {"messages": start_token(0), "temperature": 0.0, "max_tokens": 5})
-    assert answer.finish_reason == "length"
-    assert len(answer.ids) == 5
-    assert answer.tensors["num_output_tokens"] == [5]
-    assert answer.tensors["num_input_tokens"] == [1]
 
 
 async def test_bad_words_and_logit_bias_reach_the_engine(parrot_client: triton.InferenceServerClient) -> None:
@@ -240,9 +222,3 @@ def test_generate_stream_with_curl(parrot: Stack) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
     assert "".join(event["text_output"] for event in events) == TEXTS[1]
     assert events[-1]["finish_reason"] == "stop"
-
-
-def test_generate_with_curl_names_wrong_field(parrot: Stack) -> None:
-    status, text = curl(f"{parrot.http}/v2/models/ensemble/generate", {"text_input": "a", "temperature": -1})
-    assert status == 400
-    assert "temperature" in json.loads(text)["error"]

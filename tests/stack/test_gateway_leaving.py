@@ -128,41 +128,6 @@ def test_ending_event_loop_stops_its_requests(slow: Stack) -> None:
     asyncio.run(stopped_early(slow, before, 1))
 
 
-async def test_engine_is_idle_after_200_clients_leave(slow: Stack, client: Client) -> None:
-    """They disconnect at any time: before the tokenizer, in the queue, during prefill, after some tokens."""
-    before = await engine_metrics.idle(slow.metrics)
-
-    async def leave_after(seconds: float) -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(client.complete(request(stream=False)), seconds)
-
-    async def leave_after_a_token() -> None:
-        async with aclosing(client.generate(request())) as parts:
-            assert (await anext(parts)).finish_reason is None
-
-    await asyncio.gather(
-        *(leave_after(0.005 * number) for number in range(200 - IN_ENGINE)),
-        *(leave_after_a_token() for _ in range(IN_ENGINE)),
-    )
-    # The number of other requests that reach the engine depends on the machine.
-    after = await cancelled(slow, before, IN_ENGINE)
-    assert after.cancelled - before.cancelled <= 200
-    # The engine still gives complete responses.
-    answer = await client.complete(request(stream=False, max_tokens=5))
-    assert (answer.finish_reason, answer.num_output_tokens) == ("length", 5)
-
-
-@pytest.mark.parametrize("n", [1, 3])
-async def test_http_client_that_leaves_stream_stops_request(slow: Stack, http: httpx.AsyncClient, n: int) -> None:
-    before = await engine_metrics.idle(slow.metrics)
-    async with http.stream("POST", "/v1/chat/completions", json=body(stream=True, n=n)) as answer:
-        assert answer.status_code == 200
-        async for _ in answer.aiter_bytes():
-            await running(slow, 1)
-            break
-    await stopped_early(slow, before, 1)
-
-
 async def test_http_client_that_leaves_unstreamed_request_stops_it(slow: Stack, http: httpx.AsyncClient) -> None:
     before = await engine_metrics.idle(slow.metrics)
     task = asyncio.create_task(http.post("/v1/chat/completions", json=body()))

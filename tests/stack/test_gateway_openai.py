@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from charonia_client import Client, GenerateRequest
 from gateway_process import gateway
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -47,23 +46,6 @@ async def test_responses_match_types_of_openai(stack: Stack, model: str) -> None
         assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
 
 
-async def test_stream_equals_complete_response(api: openai.AsyncOpenAI, model: str) -> None:
-    whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0)
-    stream = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, stream=True)
-    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-    assert "".join(pieces) == whole.choices[0].message.content
-    assert whole.choices[0].message.content
-    assert whole.choices[0].finish_reason == "stop"
-
-
-async def test_completion_stream_equals_complete_text(api: openai.AsyncOpenAI, model: str) -> None:
-    whole = await api.completions.create(model=model, prompt="The capital of", max_tokens=40, temperature=0)
-    stream = await api.completions.create(
-        model=model, prompt="The capital of", max_tokens=40, temperature=0, stream=True
-    )
-    assert "".join([chunk.choices[0].text async for chunk in stream]) == whole.choices[0].text
-
-
 async def test_usage_counts_tokens_and_is_in_last_chunk(api: openai.AsyncOpenAI, model: str) -> None:
     whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, logprobs=True)
     assert whole.usage is not None and whole.choices[0].logprobs is not None
@@ -79,25 +61,6 @@ async def test_usage_counts_tokens_and_is_in_last_chunk(api: openai.AsyncOpenAI,
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
     assert all(chunk.usage is None and chunk.choices for chunk in chunks[:-1])
-
-
-async def test_max_tokens_ends_with_length(api: openai.AsyncOpenAI, model: str) -> None:
-    answer = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=2)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None and answer.usage.completion_tokens == 2
-    newer = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_completion_tokens=2)
-    assert newer.choices[0].message.content == answer.choices[0].message.content
-
-
-async def test_stop_words_end_text_and_are_not_in_it(api: openai.AsyncOpenAI, model: str) -> None:
-    whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0)
-    text = whole.choices[0].message.content
-    assert text is not None
-    stop = text[len(text) // 2 : len(text) // 2 + 2]
-    for form in (stop, ["never said", stop]):
-        stopped = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, stop=form)
-        assert stopped.choices[0].message.content == text[: text.index(stop)]
-        assert stopped.choices[0].finish_reason == "stop"
 
 
 async def test_choices_of_stream_have_indices(api: openai.AsyncOpenAI, model: str) -> None:
@@ -155,15 +118,6 @@ async def test_completion_logprobs_have_text_offsets(api: openai.AsyncOpenAI, mo
         if not token.startswith("bytes:"):
             assert choice.text[offset:].startswith(token)
     assert all(len(tops) == 2 for tops in choice.logprobs.top_logprobs or [])
-
-
-async def test_logit_bias_forbids_token(stack: Stack, api: openai.AsyncOpenAI, model: str) -> None:
-    async with Client(stack.grpc) as client:
-        usual = await client.complete(GenerateRequest(messages=QUESTION, temperature=0, stream=False))
-    answer = await api.chat.completions.create(
-        model=model, messages=QUESTION, temperature=0, logit_bias={str(usual.token_ids[0]): -100}
-    )
-    assert answer.choices[0].message.content != usual.text
 
 
 async def test_fields_of_other_servers_work_and_unknown_ones_are_named(api: openai.AsyncOpenAI, model: str) -> None:

@@ -465,6 +465,9 @@ async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails
         ({"output_config": {"effort": "some"}}, "output_config: effort"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config: send"),
         ({"output_format": {"type": "json_schema"}}, "output_format: send"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"stop_sequences": ["a"] * 65}, "at most 64 strings"),
+        ({"mcp_servers": []}, "mcp_servers: this server calls no MCP servers"),
     ],
 )
 def test_what_is_wrong_with_anthropics_fields_is_said(fields: dict[str, Any], says: str) -> None:
