@@ -185,28 +185,6 @@ async def test_rejected_request_does_not_affect_others(parrot_client: triton.Inf
     assert all(isinstance(answer, Exception) for answer in answers[1::2])
 
 
-async def test_postprocessing_returns_token_bytes(parrot_client: triton.InferenceServerClient) -> None:
-    (answer,) = await collect(parrot_client, {"messages": start_token(3), **GREEDY})
-    tokens = triton.InferInput("text_tokens", [1, 2 + len(answer.ids)], "INT32")
-    tokens.set_data_from_numpy(np.array([[0, 0, *answer.ids]], np.int32))
-    echo = triton.InferInput("echo", [1, 1], "BYTES")
-    echo.set_data_from_numpy(np.array([[b""]], np.object_))
-    outputs = [triton.InferRequestedOutput(name) for name in ("token_bytes", "token_special")]
-    result = await parrot_client.infer("postprocessing", [tokens, echo], outputs=outputs)
-    special = result.as_numpy("token_special")[0]
-    pieces = result.as_numpy("token_bytes")[0]
-    assert special.tolist() == [False] * (len(answer.ids) - 1) + [True]
-    assert b"".join(pieces[:-1]).decode().removeprefix(" ") == TEXTS[3]
-    assert pieces[-1].decode() == EOS
-
-
-async def test_preprocessing_returns_tokens_of_chat(parrot_client: triton.InferenceServerClient) -> None:
-    result = await parrot_client.infer("preprocessing", make_inputs({"messages": start_token(4)}))
-    assert result.as_numpy("input_ids").shape == (1,)
-    assert result.as_numpy("bad_words_ids").shape == (2, 0)
-    assert result.as_numpy("strip_leading_space").tolist() == [True]
-
-
 def test_generate_with_curl(parrot: Stack) -> None:
     body = {"messages": start_token(1), "max_tokens": 500, "temperature": 0}
     status, text = curl(f"{parrot.http}/v2/models/ensemble/generate", body)

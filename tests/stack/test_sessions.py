@@ -47,21 +47,6 @@ def history_after(answer: GenerateResponse) -> int:
     return answer.num_input_tokens + answer.num_output_tokens
 
 
-async def test_turn_equals_whole_conversation(client: Client, session: str) -> None:
-    first = await client.complete(turn(FIRST, session))
-    second = await client.complete(turn(SECOND, session))
-    conversation = [
-        {"role": "user", "content": FIRST},
-        {"role": "assistant", "content": first.text},
-        {"role": "user", "content": SECOND},
-    ]
-    whole = await client.complete(GenerateRequest(messages=conversation, temperature=0, stream=False))
-    assert first.num_session_tokens == 0
-    assert second.num_session_tokens == history_after(first)
-    assert second.num_input_tokens == whole.num_input_tokens
-    assert second.text == whole.text and second.token_ids == whole.token_ids
-
-
 async def test_text_continues_session(client: Client, session: str) -> None:
     fields: dict[str, Any] = {"temperature": 0, "stream": False, "max_tokens": 5, "ignore_eos": True}
     first = await client.complete(GenerateRequest(text="The capital", session_id=session, interactive=True, **fields))
@@ -80,15 +65,6 @@ async def test_repeated_system_message_counts_once(client: Client, session: str)
     plain = await client.complete(turn(SECOND, f"{session} other"))
     assert second.num_input_tokens - second.num_session_tokens <= plain.num_input_tokens
     assert second.num_session_tokens == history_after(first)
-
-
-async def test_ended_session_begins_new_history(client: Client, session: str) -> None:
-    await client.end_session(session)  # an unknown session is not an error
-    first = await client.complete(turn(FIRST, session))
-    await client.end_session(session)
-    again = await client.complete(turn(FIRST, session))
-    assert again.num_session_tokens == 0
-    assert again.token_ids == first.token_ids
 
 
 async def test_interactive_without_session_is_rejected(stack: Stack) -> None:

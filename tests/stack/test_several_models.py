@@ -21,7 +21,7 @@ import openai
 import pytest
 from charonia_client import Client, GenerateRequest
 from prometheus_client.parser import text_string_to_metric_families
-from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, free_ports, running
+from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, running
 from tiny_models import write_model
 
 MODELS = ("demo", "slow/one")  # the name of the second model is not valid in Triton
@@ -154,29 +154,6 @@ async def test_triton_clients_select_ensemble(two: Two) -> None:
         await client.end_session("s")
         info = await client.model_info()
         assert info["context_length"] == 4096 and len(info["fingerprint"]) == 16
-
-
-def test_charonia_web_offers_both_models(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    names = ["--model-name", "demo", "--more-models", "slow/one=slow_one"]
-    command = [CHARONIA, "web", "--triton", two.stack.grpc, *names, "--gateway-port", str(port)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
-    log = tmp_path / "web.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, env=env, cwd=tmp_path, stderr=stream)
-    try:
-        deadline = time.monotonic() + HANG_S
-        while not all(f"{model} at {two.stack.grpc} is ready" in log.read_text() for model in MODELS):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S, trust_env=False) as web:
-            assert "Charonia" in web.get("/").text
-            assert [ask(web, model) for model in MODELS] == [ask(alice, model) for model in MODELS]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(HANG_S) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_metrics_have_model_names(two: Two) -> None:

@@ -1,5 +1,4 @@
-"""Tool calls and reasoning through the real stack. The model is a parrot of tiny_models.py, which responds to
-`<|text0|>` with TEXTS[0], and so on."""
+"""Tool calls and reasoning through the real stack. The model is that of caller.py."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal
@@ -17,37 +16,13 @@ import openai
 import pydantic
 import pytest
 import tritonclient.grpc.aio as triton
+from caller import CALLS, CONTENT, REASONING, TEXTS, TOOLS
 from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse
 from charonia_client.tools import ToolResult, Tools, converse
 from openai.types.chat import ChatCompletion
-from stack import HANG_S, Stack, running
-from tiny_models import write_model
+from stack import HANG_S, Stack
 from triton_stream import collect
 
-WEATHER = {"city": "Paris", "days": 3}
-TEXTS = [
-    "<think>\nThey want the weather of Paris.\n</think>\n\nI look.\n\n"
-    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
-    "It is sunny.",
-    '<tool_call>{"name": "add", "arguments": {"a": 1, oh',
-    "They have thought.</think>It is so.",
-]
-CONTENT, REASONING = "I look.", "They want the weather of Paris."
-CALLS = [("get_weather", WEATHER), ("add", {"a": 1})]
-# The marks of the formats, and all inputs of the model before the start token of the response.
-TEMPLATE = (
-    "{# <think> <tool_call> #}{% if tools %}tools:{{ tools | tojson }}{% endif %}"
-    "{% if reasoning_effort %}effort:{{ reasoning_effort }}{% endif %}"
-    "{% for message in messages %}{% for call in message.tool_calls or [] %}"
-    "call:{{ call.function.name }}={{ call.function.arguments.city }}{% endfor %}{{ message.content }}{% endfor %}"
-    "{% if enable_thinking %}<think>\n<|text3|>{% endif %}"
-    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-)
-TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
-    for name in ("get_weather", "add")
-]
 # Arguments have a limited length, so that every call ends.
 CONFIRM: dict[str, Any] = {
     "type": "function",
@@ -63,7 +38,7 @@ CONFIRM: dict[str, Any] = {
     },
 }
 PROGRAM = Path(sys.executable).parent / "triton_client"
-AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
+AT_ONCE = {"chat_template_kwargs": {"thinks": False}}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300}
 
 
@@ -77,14 +52,6 @@ def named(function: str) -> dict[str, Any]:
 
 def check_confirmed(arguments: dict[str, Any]) -> None:
     jsonschema.validate(arguments, CONFIRM["function"]["parameters"])
-
-
-@pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("caller")
-    write_model(folder / "caller", "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE)
-    with running(Stack(folder / "caller", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
-        yield served
 
 
 @pytest.fixture
@@ -125,7 +92,7 @@ async def test_response_is_parsed_only_if_requested(client: Client) -> None:
 
 
 async def test_truncated_call_is_incomplete_and_does_not_leak(client: Client) -> None:
-    request = GenerateRequest(messages=says(2), tools=TOOLS, parsed=True, stream=False, **GREEDY)
+    request = GenerateRequest(messages=says(4), tools=TOOLS, parsed=True, stream=False, **GREEDY)
     part = await client.complete(request)
     assert part.content == ""
     (call,) = part.tool_calls
@@ -135,7 +102,7 @@ async def test_truncated_call_is_incomplete_and_does_not_leak(client: Client) ->
 async def test_template_variables_may_begin_reasoning(client: Client, caller: Stack) -> None:
     request = GenerateRequest(
         messages=[{"role": "user", "content": "x"}],
-        chat_template_kwargs={"enable_thinking": True},
+        chat_template_kwargs={"thinks": True},
         parsed=True,
         stream=False,
         **GREEDY,
@@ -146,7 +113,7 @@ async def test_template_variables_may_begin_reasoning(client: Client, caller: St
         )
     part = await client.complete(request)
     # The prompt's last token is the start token of the response, not the beginning of reasoning.
-    assert (part.content, part.reasoning) == (TEXTS[3], "")
+    assert (part.content, part.reasoning) == (TEXTS[5], "")
     async with triton.InferenceServerClient(caller.grpc) as server:
         fields = {"messages": json.dumps(says(1)), "exclude_input_in_output": False, **GREEDY}
         fields |= {"chat_template_kwargs": '{"reasoning_effort": "low"}', "tools": json.dumps(TOOLS[:1])}
