@@ -296,7 +296,7 @@ async def test_coding_agent_runs_its_loop(anthropic_client: anthropic.AsyncAnthr
     assert [block.text for block in final.content] == [TEXTS[1]]
     cached = final.usage.cache_read_input_tokens or 0
     assert cached > final.usage.input_tokens, "the prompt begins as the one before"
-    count = {name: body[name] for name in ("model", "system", "tools", "thinking")}
+    count = {name: body[name] for name in ("model", "system", "tools", "thinking", "extra_body")}
     counted = await anthropic_client.beta.messages.count_tokens(**count, messages=turns[:-1], betas=betas)
     assert counted.input_tokens == final.usage.input_tokens + cached > 5000
 
