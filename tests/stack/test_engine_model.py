@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
 import subprocess
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import engine_metrics
 import httpx
-import numpy as np
-import numpy.typing as npt
 import pytest
+import triton_stream
 import tritonclient.grpc.aio as triton
 from stack import ENDLESS, HANG_S, START_LIMIT_S, answers, free_ports
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from charonia.serve import triton as serving
 from charonia.settings import ServeSettings, read_settings
@@ -142,89 +142,29 @@ async def client(server: Server) -> AsyncIterator[triton.InferenceServerClient]:
         yield made
 
 
-Tensors = dict[str, npt.NDArray[Any]]
+collect = functools.partial(triton_stream.collect, model=ENGINE)
 
 
-def request(**fields: Any) -> Tensors:
+def request(**fields: Any) -> dict[str, Any]:
     """A request's inputs. The engine generates exactly the requested number of tokens."""
-    types: dict[str, Any] = {"temperature": np.float32, "seed": np.uint64, "ignore_eos": np.bool_, "stream": np.bool_}
-    types |= {"return_log_probs": np.bool_, "logit_bias_values": np.float32}
-    types |= dict.fromkeys(("stop", "cancel", "end_session"), np.bool_)
-    types |= dict.fromkeys(("stop_words", "echo", "session_id", "subscription"), np.object_)
     defaults = {"input_ids": PROMPT, "seed": 1, "ignore_eos": True, "stream": True}
-    values = {name: value for name, value in (defaults | fields).items() if value is not None}
-    return {name: np.atleast_1d(np.array(value, types.get(name, np.int32))) for name, value in values.items()}
-
-
-async def stream(
-    client: triton.InferenceServerClient,
-    tensors: Tensors,
-    *,
-    model: str = ENGINE,
-    request_id: str = "",
-    outputs: list[str] | None = None,
-) -> AsyncGenerator[Tensors, None]:
-    """Yield the responses' tensors. Raises the server's error. Closing the generator cancels the call.
-
-    A call that is almost over is read to its end: if a call is cancelled during its final response, this version of
-    Triton keeps the request forever, and the model cannot be unloaded."""
-    inputs = []
-    for name, array in tensors.items():
-        inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        inputs[-1].set_data_from_numpy(array)
-    wanted = None if outputs is None else [triton.InferRequestedOutput(name) for name in outputs]
-
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": model, "inputs": inputs, "request_id": request_id, "outputs": wanted}
-
-    call = client.stream_infer(requests())
-    failure = None
-    over = False
-    try:
-        async for result, error in call:
-            if error is not None:
-                failure, over = error, True
-                continue
-            response = result.get_response()
-            over = response.parameters["triton_final_response"].bool_param
-            yield {output.name: result.as_numpy(output.name) for output in response.outputs}
-    finally:
-        if not over:
-            call.cancel()
-    if failure is not None:
-        raise failure
-
-
-async def collect(
-    client: triton.InferenceServerClient, tensors: Tensors, begun: asyncio.Event | None = None, **options: Any
-) -> list[Tensors]:
-    """All responses. Sets `begun` with the first response."""
-    responses = []
-    async for response in stream(client, tensors, **options):
-        responses.append(response)
-        if begun is not None:
-            begun.set()
-    return responses
+    return {name: value for name, value in (defaults | fields).items() if value is not None}
 
 
 async def outcome(
-    client: triton.InferenceServerClient, tensors: Tensors, begun: asyncio.Event | None = None, **options: Any
+    client: triton.InferenceServerClient, fields: dict[str, Any], begun: asyncio.Event | None = None, **options: Any
 ) -> str:
     """The finish reason, or the server's error."""
     try:
-        responses = await collect(client, tensors, begun, **options)
+        responses = await collect(client, fields, begun, **options)
     except InferenceServerException as error:
         return str(error.message())
-    return str(responses[-1]["finish_reason"][0].decode())
+    return str(responses[-1].finish_reason)
 
 
-def ids(responses: list[Tensors]) -> list[int]:
-    return [token for response in responses for token in response["output_ids"].tolist()]
-
-
-async def leave_after(client: triton.InferenceServerClient, tensors: Tensors, responses: int) -> None:
+async def leave_after(client: triton.InferenceServerClient, fields: dict[str, Any], responses: int) -> None:
     """Read this number of responses, then cancel the call."""
-    async with contextlib.aclosing(stream(client, tensors)) as answers:
+    async with contextlib.aclosing(triton_stream.stream(client, fields, model=ENGINE)) as answers:
         async for _ in answers:
             responses -= 1
             if responses == 0:
@@ -234,7 +174,7 @@ async def leave_after(client: triton.InferenceServerClient, tensors: Tensors, re
 async def test_response_has_documented_tensors(client: triton.InferenceServerClient) -> None:
     texts = {"echo": "é"}
     tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, prompt_logprobs=3, stream=False, **texts)
-    (response,) = await collect(client, tensors)
+    response = (await collect(client, tensors))[0].tensors
     shapes = {name: array.shape for name, array in response.items()}
     scalars = ("echo", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
     scalars += ("sequence_index", "cum_log_probs", "num_session_tokens")
@@ -260,7 +200,7 @@ async def test_response_has_documented_tensors(client: triton.InferenceServerCli
 
 async def test_only_requested_outputs_are_sent(client: triton.InferenceServerClient) -> None:
     (response,) = await collect(client, request(max_tokens=2, stream=False), outputs=["num_output_tokens"])
-    assert {name: array.tolist() for name, array in response.items()} == {"num_output_tokens": [2]}
+    assert {name: array.tolist() for name, array in response.tensors.items()} == {"num_output_tokens": [2]}
 
 
 async def test_parameter_counts_as_input_of_its_name(server: Server) -> None:
@@ -331,18 +271,18 @@ async def test_stop_request_ends_only_its_request(server: Server, client: triton
     kept = asyncio.create_task(outcome(client, request(max_tokens=60), begun[1], request_id=other))
     await asyncio.gather(*(event.wait() for event in begun))
     (answer,) = await collect(client, request(input_ids=None, stop=True), request_id=ours)
-    assert answer["output_ids"].shape == (0,)
-    assert (await stopped)[-1]["finish_reason"] == [b"cancelled"]
-    assert len(ids(await stopped)) < ENDLESS
+    assert answer.ids == []
+    assert (await stopped)[-1].finish_reason == "cancelled"
+    assert sum(len(one.ids) for one in await stopped) < ENDLESS
     assert await kept == "length"
 
 
 @pytest.mark.parametrize("action", ["stop", "cancel"])
 async def test_stop_request_for_unknown_id_is_ignored(client: triton.InferenceServerClient, action: str) -> None:
     (answer,) = await collect(client, request(input_ids=None, **{action: True}), request_id="nobody")
-    assert answer["output_ids"].shape == (0,)
+    assert answer.ids == []
     (answer,) = await collect(client, request(input_ids=None, **{action: True}, session_id="nobody's"))
-    assert answer["output_ids"].shape == (0,)
+    assert answer.ids == []
 
 
 async def test_session_with_folder_survives_unloading(
@@ -353,7 +293,7 @@ async def test_session_with_folder_survives_unloading(
     async def turn(session: str) -> int:
         fields: dict[str, Any] = {"session_id": session, "max_tokens": 4, "stream": False}
         (answer,) = await collect(client, request(**fields, continuation_ids=[8, 9]), model=SPARE)
-        return int(answer["num_session_tokens"][0])
+        return int(answer.tensors["num_session_tokens"][0])
 
     async def load_spare(**parameters: str) -> None:
         changed = {key: {"string_value": value} for key, value in parameters.items()}

@@ -30,6 +30,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "subscription.py"
 CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # the requested number
+LOG_PROBABILITIES = ("output_ids", "output_log_probs", "top_log_prob_ids", "top_log_probs", "prompt_ids")
+LOG_PROBABILITIES += ("prompt_log_probs", "prompt_top_log_prob_ids")
 REASONS = ("", "stop", "length", "cancelled", "error")
 
 
@@ -37,20 +39,23 @@ REASONS = ("", "stop", "length", "cancelled", "error")
 class Answer:
     """The received chunks of one sequence of one request."""
 
-    text: bytes = b""
-    ids: list[int] = field(default_factory=list)
-    token_bytes: list[bytes] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_ids: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)
-    prompt_ids: list[int] = field(default_factory=list)
-    prompt_logprobs: list[float] = field(default_factory=list)
-    prompt_top_ids: list[int] = field(default_factory=list)
-    reason: str = ""
-    chunks: int = 0
-    num_output_tokens: int = 0
-    num_session_tokens: int = 0
-    in_reasoning: bool = False
+    chunks: list[Any] = field(default_factory=list)
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a repeated field over all chunks."""
+        return [value for chunk in self.chunks for value in getattr(chunk, name)]
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.values("text_output"))
+
+    @property
+    def ids(self) -> list[int]:
+        return self.values("output_ids")
+
+    @property
+    def reason(self) -> str:
+        return REASONS[self.chunks[-1].finish_reason] if self.chunks else ""
 
 
 class Reader:
@@ -93,27 +98,15 @@ class Reader:
         assert delivery.number == self.number + 1
         self.number = delivery.number
         for chunk in delivery.chunks:
-            key, index, text = chunk.subscription_key, chunk.sequence_index, b"".join(chunk.text_output)
+            key, text = chunk.subscription_key, b"".join(chunk.text_output)
             if REASONS[chunk.finish_reason] == "error":
                 self.errors[key] = text.decode()
                 continue
-            answer = self.answers.setdefault((key, index), Answer())
+            answer = self.answers.setdefault((key, chunk.sequence_index), Answer())
             assert not answer.reason, "a chunk came after the last one"
             assert 0 <= chunk.text_begin <= chunk.text_end
             assert len(chunk.token_bytes) == len(chunk.output_ids)
-            answer.text += text
-            answer.ids += chunk.output_ids
-            answer.token_bytes += chunk.token_bytes
-            answer.logprobs += chunk.output_log_probs
-            answer.top_ids += chunk.top_log_prob_ids
-            answer.top_logprobs += chunk.top_log_probs
-            answer.prompt_ids += chunk.prompt_ids
-            answer.prompt_logprobs += chunk.prompt_log_probs
-            answer.prompt_top_ids += chunk.prompt_top_log_prob_ids
-            answer.reason = REASONS[chunk.finish_reason]
-            answer.chunks += 1
-            answer.in_reasoning |= chunk.in_reasoning
-            answer.num_output_tokens, answer.num_session_tokens = chunk.num_output_tokens, chunk.num_session_tokens
+            answer.chunks.append(chunk)
 
     def message(self, model: str, *, id: str = "", outputs: list[str] | None = None, **fields: Any) -> Any:
         message = pb.ModelInferRequest(model_name=model, id=id)
@@ -191,8 +184,8 @@ async def test_subscription_equals_calls(stack: Stack, reader: Reader) -> None:
             assert answer.text == b"".join(part.text for part in whole)
             assert answer.ids == [id for part in whole for id in part.ids]
             assert answer.reason == whole[-1].finish_reason
-            assert answer.num_output_tokens == whole[-1].tensors["num_output_tokens"][0]
-            assert one["stream"] or answer.chunks == 1
+            assert answer.chunks[-1].num_output_tokens == whole[-1].tensors["num_output_tokens"][0]
+            assert one["stream"] or len(answer.chunks) == 1
 
 
 @pytest.mark.parametrize("tops", [0, 1, 20])
@@ -213,18 +206,11 @@ async def test_subscription_log_probabilities_equal_calls(stack: Stack, reader: 
             for index, answer in enumerate(answers):
                 parts = [part.tensors for part in whole if part.tensors["sequence_index"][0] == index]
 
-                def values(name: str, parts: Any = parts) -> list[Any]:
-                    return [value for part in parts for value in part[name].tolist()]
-
-                assert answer.ids == values("output_ids") and len(answer.logprobs) == len(answer.ids)
-                assert answer.logprobs == values("output_log_probs")
-                assert answer.top_ids == values("top_log_prob_ids")
-                assert answer.top_logprobs == values("top_log_probs")
-                assert len(answer.top_ids) == tops * len(answer.ids)
-                assert answer.prompt_ids == values("prompt_ids")
-                assert answer.prompt_logprobs == values("prompt_log_probs")
-                assert answer.prompt_top_ids == values("prompt_top_log_prob_ids")
-    assert len(answer.prompt_ids) == len(answer.prompt_logprobs) + 1 > 1
+                for name in LOG_PROBABILITIES:
+                    assert answer.values(name) == [value for part in parts for value in part[name].tolist()], name
+                assert len(answer.values("output_log_probs")) == len(answer.ids)
+                assert len(answer.values("top_log_probs")) == tops * len(answer.ids)
+    assert len(answer.values("prompt_ids")) == len(answer.values("prompt_log_probs")) + 1 > 1
 
 
 def test_client_library_example_runs(stack: Stack) -> None:
@@ -241,8 +227,8 @@ async def test_chunks_have_token_bytes(stack: Stack, reader: Reader) -> None:
     for answer in await reader.until_ended(1, sequences=2):
         # The text of a chat has no leading space, and there is no stop word: only the last bytes may be outside of the
         # text.
-        spelled = b"".join(answer.token_bytes).decode(errors="replace").encode()
-        assert spelled.startswith(answer.text) and not answer.in_reasoning
+        spelled = b"".join(answer.values("token_bytes")).decode(errors="replace").encode()
+        assert spelled.startswith(answer.text) and not any(chunk.in_reasoning for chunk in answer.chunks)
 
 
 async def test_request_errors_are_in_call_or_subscription(reader: Reader) -> None:
