@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from stack import HANG_S, Stack
+from stack import HANG_S
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,3 @@ async def idle(url: str) -> EngineMetrics:
     # The engine counts a request's end before it becomes idle, but both may happen while the server collects the
     # metrics. Only a later collection certainly has the complete count.
     return await read(url)
-
-
-def executions(stack: Stack) -> dict[str, int]:
-    """The number of executions of each Triton model."""
-    text = httpx.get(stack.metrics, timeout=HANG_S, trust_env=False).raise_for_status().text
-    return {
-        sample.labels["model"]: int(sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith("nv_inference_exec_count")
-    }

@@ -17,6 +17,7 @@ from charonia_gateway.endpoints.choice import weight
 from gateway_process import gateway
 from stack import ENDLESS, HANG_S, SLOW, Stack, running
 from streams import Streamed, gateway_metric, read_stream
+from waiting import until
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 STREAMS = 4
@@ -49,11 +50,10 @@ async def held(http: httpx.AsyncClient, asked: dict[str, Any]) -> AsyncIterator[
 async def until_draining(http: httpx.AsyncClient) -> None:
     """Return when the readiness check reports the shutdown."""
 
-    async def ask() -> None:
-        while (await http.get("/health/ready")).status_code != 503:
-            await asyncio.sleep(0.01)
+    async def draining() -> bool:
+        return (await http.get("/health/ready")).status_code == 503
 
-    await asyncio.wait_for(ask(), HANG_S)
+    await until(draining)
 
 
 async def check_refused(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
@@ -116,13 +116,11 @@ async def test_shutdown_waits_for_streams_of_remote_gateways(slow: Stack, slow_m
                 cancelled = (await engine_metrics.read(stack.metrics)).cancelled
             await engine_metrics.until(stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there")
 
-            async def lost_turn() -> httpx.Response:
-                """The first turn after the gateway noticed that the session's server drains; until then it is 503."""
-                while (answer := await turn(kept)).status_code == 503:
-                    await asyncio.sleep(0.02)
-                return answer
+            async def lost_turn() -> httpx.Response | None:
+                """A turn after the gateway noticed that the session's server drains; until then it is 503."""
+                return None if (answer := await turn(kept)).status_code == 503 else answer
 
-            lost = await asyncio.wait_for(lost_turn(), HANG_S)
+            lost = await until(lost_turn)
             assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
             assert (await turn(kept)).json()["history_tokens"] == 0, "the next turn begins a new history"
             retried = await gateway_metric(of_two, "retries_total")

@@ -16,6 +16,7 @@ from charonia_gateway.endpoints.choice import weight
 from gateway_process import gateway
 from stack import HANG_S, SLOW, Stack, running
 from streams import gateway_metric, read_stream
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +25,10 @@ LONG = 1500
 
 
 async def until_up(http: httpx.AsyncClient, stack: Stack, up: bool) -> None:
-    async def wait() -> None:
-        while await gateway_metric(http, "endpoint_up", endpoint=stack.grpc) != up:
-            await asyncio.sleep(0.05)
+    async def is_so() -> bool:
+        return await gateway_metric(http, "endpoint_up", endpoint=stack.grpc) == up
 
-    await asyncio.wait_for(wait(), HANG_S)
+    await until(is_so)
 
 
 async def test_killed_server_ends_only_begun_streams(slow: Stack, slow_model: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import httpx
 import pytest
 import triton_stream
 import tritonclient.grpc.aio as triton
+import waiting
 from stack import ENDLESS, HANG_S, START_LIMIT_S, answers, free_ports
 from tritonclient.utils import InferenceServerException
 
@@ -66,10 +67,14 @@ class Server:
 
     async def until(self, holds: Callable[[dict[str, float]], bool], model: str = ENGINE) -> dict[str, float]:
         """Wait until `holds` accepts the metrics, and return them."""
-        deadline = time.monotonic() + HANG_S
-        while not holds(metrics := await self.metrics(model)):
-            assert time.monotonic() < deadline, f"not so after {HANG_S} s: {metrics}"
-            await asyncio.sleep(0.01)
+        metrics: dict[str, float] = {}
+
+        async def accepted() -> bool:
+            nonlocal metrics
+            metrics = await self.metrics(model)
+            return holds(metrics)
+
+        await waiting.until(accepted, lambda: metrics)
         return metrics
 
     async def until_idle(self, model: str = ENGINE) -> dict[str, float]:
@@ -384,16 +389,11 @@ async def unloaded(client: triton.InferenceServerClient, model: str) -> None:
 
 
 async def until_unloaded(client: triton.InferenceServerClient, model: str) -> None:
-    deadline = time.monotonic() + HANG_S
-    while (await state_of(client, model)) != ("UNAVAILABLE", "unloaded"):
-        assert time.monotonic() < deadline, await state_of(client, model)
-        await asyncio.sleep(0.02)
+    async def gone() -> bool:
+        (found,) = (one for one in (await client.get_model_repository_index()).models if one.name == model)
+        return (found.state, found.reason) == ("UNAVAILABLE", "unloaded")
 
-
-async def state_of(client: triton.InferenceServerClient, model: str) -> tuple[str, str]:
-    index = await client.get_model_repository_index()
-    (found,) = (one for one in index.models if one.name == model)
-    return found.state, found.reason
+    await waiting.until(gone)
 
 
 async def test_reloading_lets_running_requests_finish(server: Server, client: triton.InferenceServerClient) -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from charonia_client import Client, DeadlineExceeded, GenerateRequest
 from stack import HANG_S, Stack
+from waiting import until
 
 LONG = {"ignore_eos": True, "max_tokens": 3000}
 PROMPT = "Tell me everything"
@@ -142,10 +143,9 @@ async def test_engine_is_idle_after_200_http_clients_leave(slow: Stack, http: ht
     after = await cancelled(slow, before, IN_ENGINE)
     assert after.cancelled - before.cancelled <= 200
 
-    async def nothing_runs() -> None:
-        while "charonia_gateway_requests_running 0.0" not in (await http.get("/metrics")).text:
-            await asyncio.sleep(0.02)
+    async def nothing_runs() -> bool:
+        return "charonia_gateway_requests_running 0.0" in (await http.get("/metrics")).text
 
-    await asyncio.wait_for(nothing_runs(), HANG_S)
+    await until(nothing_runs)
     answer = await http.post("/v1/chat/completions", json=body(max_tokens=5))
     assert answer.json()["usage"]["completion_tokens"] == 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import openai
 import pytest
 from gateway_process import gateway
 from stack import HANG_S, Stack
+from waiting import wait_until
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -116,12 +116,8 @@ def test_gateway_finds_servers_by_dns_name(stack: Stack, tmp_path: Path) -> None
     port = stack.grpc.rpartition(":")[2]
     name = f"dns:///localhost:{port}"
     with gateway("127.0.0.1:1", tmp_path / "gateway.log", CHARONIA_TRITON_ENDPOINTS=name) as own:
-        deadline = time.monotonic() + HANG_S
-        while f'charonia_gateway_endpoint_up{{endpoint="127.0.0.1:{port}",model="model"}} 1.0' not in metrics_of(
-            own.url
-        ):
-            assert time.monotonic() < deadline, metrics_of(own.url)
-            time.sleep(0.05)
+        up = f'charonia_gateway_endpoint_up{{endpoint="127.0.0.1:{port}",model="model"}} 1.0'
+        wait_until(lambda: up in httpx.get(f"{own.url}/metrics", timeout=HANG_S).text)
         body = {"model": "model", "prompt": "One, two,", "max_tokens": 2}
         answer = httpx.post(f"{own.url}/v1/completions", json=body, timeout=HANG_S)
         assert answer.status_code == 200, answer.text
@@ -136,17 +132,10 @@ def check_quality(stack: Stack, url: str) -> None:
     record = {"text": {"perplexity": 5.5}, "quant_policy": 8}
     try:
         manifest.write_text(json.dumps({**json.loads(before), "quality": [record | {"command": "of its files"}]}))
-        deadline = time.monotonic() + HANG_S
         # If the server does not report the records in time, the entry shows none for ten seconds.
-        while (shown := httpx.get(f"{url}/v1/models", timeout=HANG_S).json()["data"][0]["quality"]) != [record]:
-            assert time.monotonic() < deadline, shown
-            time.sleep(0.5)
+        wait_until(lambda: httpx.get(f"{url}/v1/models", timeout=HANG_S).json()["data"][0]["quality"] == [record])
     finally:
         manifest.write_text(before)
-
-
-def metrics_of(url: str) -> str:
-    return httpx.get(f"{url}/metrics", timeout=HANG_S).raise_for_status().text
 
 
 def test_documentation_examples_work(stack: Stack) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from gateway_process import gateway
 from stack import ENDLESS, HANG_S, Stack, answers
 from streams import Streamed, read_stream
+from waiting import until
 from worker_client import client_of
 
 CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
@@ -27,14 +28,6 @@ def before_slow(slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The URL of a gateway for `slow`."""
     with gateway(slow.grpc, tmp_path_factory.mktemp("before_slow") / "gateway.log") as own:
         yield own.url
-
-
-async def until(holds: Callable[[], Awaitable[Any]]) -> None:
-    async def wait() -> None:
-        while not await holds():
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(wait(), HANG_S)
 
 
 LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": ENDLESS, "stream": True, "messages": CHAT}

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from stack import CHARONIA, ENDLESS, HANG_S, SLOW, Stack, answers, running
 from tiny_models import write_model
 from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
+from waiting import until, wait_until
 
 from charonia import Engine, Output, SamplingParams
 from charonia.bench.random_model import Shape, write_random_model
@@ -72,14 +72,7 @@ def shared_memory_of(stack: Stack) -> list[Path]:
 
 def nothing_is_left(stack: Stack) -> None:
     """Wait until all processes of the stack have ended: a killed process may take a moment."""
-    asyncio.run(wait_until(lambda: stack.processes() == [], "all processes are gone"))
-
-
-async def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"after {HANG_S} s still not: {what}"
-        await asyncio.sleep(0.02)
+    wait_until(lambda: stack.processes() == [])
 
 
 @pytest.mark.parametrize(("place", "name"), [(1, "CHARONIA_GRPC_PORT"), (3, "CHARONIA_GATEWAY_PORT")])
@@ -160,7 +153,7 @@ def test_env_file_sets_ports_and_environment_overrides(make_stack: Callable[...,
 def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     stack.start()
-    asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
+    wait_until(lambda: "Metrics " in stack.log_file.read_text())
     if not has_gpu():
         text = stack.log_file.read_text()
         assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
@@ -180,7 +173,7 @@ def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., S
 def test_signal_during_start_ends_stack(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     stack.launch()
-    asyncio.run(wait_until(lambda: len(stack.processes()) > 2, "Triton's processes are there"))
+    wait_until(lambda: len(stack.processes()) > 2)
     stack.signal(signal.SIGTERM)
     assert stack.wait() == 0
     nothing_is_left(stack)
@@ -196,7 +189,7 @@ def test_killed_launcher_leaves_no_process(make_stack: Callable[..., Stack]) -> 
     nothing_is_left(stack)
     shared_memory.remove_left()  # as the next start of any stack on this machine does
     # A stack that is starting may already remove it.
-    asyncio.run(wait_until(lambda: not list(shared_memory.FOLDER.glob(of_it)), "its shared memory is gone"))
+    wait_until(lambda: not list(shared_memory.FOLDER.glob(of_it)))
 
 
 def test_killed_gateway_ends_stack_with_message(make_stack: Callable[..., Stack]) -> None:
@@ -267,13 +260,13 @@ async def test_killed_or_hanging_triton_fails_requests_and_restarts(
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1, answer.text
         stack.signal(signal.SIGCONT)
-        await wait_until(lambda: answers(f"{stack.gateway}/health/ready"), "it is ready again")
+        await until(lambda: answers(f"{stack.gateway}/health/ready"))
         assert (await client.post("/v1/completions", json=body)).status_code == 200
     text = stack.log_file.read_text()
     assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in a row)" in text
-    await wait_until(lambda: "Triton is ready again" in stack.log_file.read_text(), "it says so")
+    await until(lambda: "Triton is ready again" in stack.log_file.read_text())
     assert not set(shared_memory_of(stack)) & set(of_the_first)
-    await wait_until(lambda: answers(stack.metrics), "the port that Triton opens last answers")
+    await until(lambda: answers(stack.metrics))
     running = asyncio.create_task(unstreamed(asyncio.Event()))
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 1, "it runs")
     os.kill(stack.pid_of("tritonserver"), signal.SIGSTOP)
@@ -283,7 +276,7 @@ async def test_killed_or_hanging_triton_fails_requests_and_restarts(
     text = stack.log_file.read_text()
     assert "Triton was started again 1 times in a row and has ended again" in text
     assert "Triton answered no request for 20 s and was killed" in text
-    await wait_until(lambda: stack.processes() == [], "all processes are gone")
+    await until(lambda: stack.processes() == [])
     assert shared_memory_of(stack) == []
 
 
@@ -300,7 +293,7 @@ async def test_cancelled_calls_and_hanging_triton_do_not_delay_end(
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 0, "it runs no more")
     stack.signal(signal.SIGTERM)
     assert stack.wait() == 0
-    await wait_until(lambda: stack.processes() == [], "all processes are gone")
+    await until(lambda: stack.processes() == [])
 
 
 def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[..., Stack]) -> None:
@@ -312,7 +305,7 @@ def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[...
     ):
         next(answer.iter_lines())
         stack.signal(signal.SIGINT)
-        asyncio.run(wait_until(lambda: "Stopping" in stack.log_file.read_text(), "it says that it stops"))
+        wait_until(lambda: "Stopping" in stack.log_file.read_text())
         assert "killed" not in stack.log_file.read_text()
 
         def press_again() -> bool:
@@ -321,7 +314,7 @@ def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[...
             assert stack.process is not None
             return stack.process.poll() is not None
 
-        asyncio.run(wait_until(press_again, "it does not wait any longer"))
+        wait_until(press_again)
         assert stack.wait() == 0
     assert "killed" in stack.log_file.read_text()
     nothing_is_left(stack)
@@ -345,7 +338,7 @@ def installed_triton(tmp_path: Path) -> Path:
 def test_installed_triton_logs_to_stderr(make_stack: Callable[..., Stack], installed_triton: Path) -> None:
     stack = make_stack(CHARONIA_TRITON_DIR=str(installed_triton), CHARONIA_GATEWAY="0", CHARONIA_LOGS="stderr")
     stack.launch()
-    asyncio.run(wait_until(lambda: "is ready after" in stack.log_file.read_text(), "it is ready"))
+    wait_until(lambda: "is ready after" in stack.log_file.read_text())
     assert answers(f"{stack.http}/v2/health/ready")
     assert not answers(f"{stack.gateway}/health/live")
     programs = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in stack.processes()}

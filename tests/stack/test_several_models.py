@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from charonia_client import Client, GenerateRequest
 from prometheus_client.parser import text_string_to_metric_families
 from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, running
 from tiny_models import write_model
+from waiting import wait_until
 
 MODELS = ("demo", "slow/one")  # the name of the second model is not valid in Triton
 LONG_TOKENS = 1000  # tokens of a response that is still running when its model is unloaded
@@ -195,10 +195,8 @@ def under_load(two: Two, model: str) -> Iterator[None]:
 
 def until_states(two: Two, expected: dict[str, str]) -> None:
     """Return when the gateway reports these states. It checks them every second."""
-    web, deadline = two.web("alice"), time.monotonic() + HANG_S
-    while (found := {one["id"]: one["status"] for one in web.get("/v1/models").json()["data"]}) != expected:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    web = two.web("alice")
+    wait_until(lambda: {one["id"]: one["status"] for one in web.get("/v1/models").json()["data"]} == expected)
 
 
 @pytest.mark.parametrize(("name", "other"), [MODELS[::-1], MODELS])
@@ -249,14 +247,10 @@ def test_restarted_triton_has_loaded_models(two: Two, alice: httpx.Client) -> No
     assert two.models("unload", "slow/one").returncode == 0
     assert "the only model that is loaded" in two.models("unload", "demo").stderr
     os.kill(two.stack.pid_of("tritonserver"), signal.SIGKILL)
-    deadline = time.monotonic() + HANG_S
     body: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 1}
-    while alice.post("/v1/completions", json=body).status_code != 200:
-        assert time.monotonic() < deadline, two.stack.log()
-        time.sleep(0.2)
+    wait_until(lambda: alice.post("/v1/completions", json=body).status_code == 200, two.stack.log)
     until_states(two, {"demo": "ready", "slow/one": "not ready"})
-    while "Triton is ready again" not in two.stack.log_file.read_text():  # then load orders are accepted
-        assert time.monotonic() < deadline, two.stack.log()
-        time.sleep(0.05)
+    # Load orders are accepted after this line.
+    wait_until(lambda: "Triton is ready again" in two.stack.log_file.read_text(), two.stack.log)
     assert two.models("load", "slow/one").returncode == 0, Path(two.stack.log_file).read_text()
     ask(alice, "slow/one")

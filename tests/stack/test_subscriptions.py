@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import pytest
 import tritonclient.grpc.aio as triton
+import waiting
 from charonia_client import Client, GenerateRequest
 from charonia_client.delivery import Delivery
 from engine_metrics import idle, until
@@ -357,10 +358,7 @@ class Orders:
         return self._log.read_text().count(f"successfully {what} '{model}'")
 
     async def until(self, what: str, count: int, model: str = "engine") -> None:
-        deadline = time.monotonic() + HANG_S
-        while (found := self.count(what, model)) < count:
-            assert time.monotonic() < deadline, f"{what} {found} times:\n{self._log.read_text()[-4000:]}"
-            await asyncio.sleep(0.02)
+        await waiting.until(lambda: self.count(what, model) >= count, lambda: self._log.read_text()[-4000:])
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from redis_server import redis_server
 from triton_double import Double, part
 from tritonclient.grpc import service_pb2 as pb
+from waiting import until
 from worker_client import client_of
 
 pytestmark = pytest.mark.slow
@@ -62,12 +63,11 @@ class Gateway:
         return [await opened.enter_async_context(client_of(self.url, pid)) for pid in self.pids()]
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        async def wait() -> None:
-            while not (found := holds()) or (asyncio.iscoroutine(found) and not await found):
-                assert self.process.poll() is None, self.log.read_text()
-                await asyncio.sleep(0.02)
+        def or_over() -> Any:
+            assert self.process.poll() is None, self.log.read_text()
+            return holds()
 
-        await asyncio.wait_for(wait(), HANG_S)
+        await until(or_over)
 
     async def ready(self) -> bool:
         async with httpx.AsyncClient(base_url=self.url, timeout=HANG_S) as web:
