@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from typing import Any
@@ -22,7 +21,7 @@ from charonia_client import (
 from charonia_client.types import TopToken
 from charonia_gateway import body
 from charonia_gateway.body import ignored_fields, parse
-from charonia_gateway.drain import Drain, DrainingServer, DrainMiddleware
+from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.errors import ApiError, from_engine
 from charonia_gateway.json_values import MAX_VALUES
 from charonia_gateway.logprobs import CompletionLogprobs, chat_logprobs
@@ -34,7 +33,6 @@ from charonia_gateway.schemas.responses import TokenizerInfo
 from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message, Receive, Scope, Send
 
 USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"type": "function", "function": {"name": "f"}}
@@ -622,23 +620,6 @@ def test_a_prompt_of_one_token_has_no_log_probability() -> None:
     assert shown == {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
 
 
-def test_a_drain_is_over_when_nothing_runs_or_time_is_up() -> None:
-    now = 100.0
-    drain = Drain(5, clock=lambda: now)
-    assert not drain.begun and not drain.is_over
-    drain.running = 1
-    drain.begin()
-    assert drain.begun and not drain.is_over and drain.left_s == 5
-    now = 103.5
-    drain.begin()  # a second call changes nothing
-    assert drain.left_s == 2
-    drain.running = 0
-    assert drain.is_over
-    drain.running = 1
-    now = 105.0
-    assert drain.is_over and drain.left_s == 1
-
-
 async def test_what_came_before_a_drain_is_answered_before_the_server_ends() -> None:
     """A loop that was busy when the drain began has not read or accepted the connection."""
     drain = Drain(5)
@@ -651,34 +632,6 @@ async def test_what_came_before_a_drain_is_answered_before_the_server_ends() -> 
     drain.running = 0
     ended += [await server.on_tick(1), await server.on_tick(1)]
     assert ended == [False, False, False, False, True]
-
-
-@pytest.mark.parametrize("begun, sent", [(False, [503]), (True, [200])])
-async def test_a_request_that_is_cut_off_is_no_error_of_the_application(begun: bool, sent: list[int]) -> None:
-    """A running request that ends in this way had a disconnected client. Other streams report errors themselves."""
-    found: list[int] = []
-    drain = Drain(5)
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            found.append(message["status"])
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def works(scope: Scope, receive: Receive, send: Send) -> None:
-        if begun:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-        await asyncio.Event().wait()
-
-    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "state": {}}
-    app = DrainMiddleware(works, drain)
-    running = asyncio.create_task(app(scope, receive, send))
-    await asyncio.sleep(0)
-    assert drain.cut() == 1 and await drain.have_ended(120)
-    await running
-    await app(scope, receive, send)
-    assert found == [*sent, 503], "no new request is taken"
 
 
 def test_a_tokenizer_may_have_several_chat_templates() -> None:
