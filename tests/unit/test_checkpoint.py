@@ -51,6 +51,7 @@ def entry(**changes: Any) -> dict[str, Any]:
                 entry(data_offsets=[64, 0]),
                 entry(data_offsets=[-64, 0]),
                 entry(data_offsets=[0, 65]),
+                entry(dtype="F4", data_offsets=[0, 65]),
             )
         ),
     ],

@@ -197,24 +197,27 @@ def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
     assert [question.prompt for question in read_questions(file)] == ["one\u2028two\x85"]
 
 
-def test_evaluate_ignores_the_sampling_defaults_of_a_model(
+def test_evaluate_ignores_sampling_defaults_and_the_kv_type_of_the_reference(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(models[0], tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"repetition_penalty": 2, "top_k": 1}')
     (tmp_path / "text.txt").write_text("One two three four. " * 20, encoding="utf-8")
-    defaults = []
+    defaults, policies = [], []
     load = Engine.from_pretrained
 
     def noted(*given: Any, **settings: Any) -> Engine:
         engine = load(*given, **settings)
         defaults.append(engine.info.default_sampling)
+        policies.append(engine.info.quant_policy)
         return engine
 
     monkeypatch.setattr(Engine, "from_pretrained", noted)
-    evaluate(tmp_path / "model", text=tmp_path / "text.txt", ask=False, window=64, stride=32, save=False)
+    given: dict[str, Any] = {"text": tmp_path / "text.txt", "ask": False, "window": 64, "stride": 32, "save": False}
+    evaluate(tmp_path / "model", tmp_path / "model", settings={"quant_policy": 8}, **given)
     noted(tmp_path / "model", **SETTINGS).close()
-    assert [(one.repetition_penalty, one.top_k) for one in defaults] == [(1, 0), (2, 1)]
+    assert [(one.repetition_penalty, one.top_k) for one in defaults] == [(1, 0), (1, 0), (2, 1)]
+    assert policies == [8, 0, 0], "the reference has a cache of 16 bits"
 
 
 def test_a_file_without_text_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ QWEN3_MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok":
 GLM4_MOE = {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}
 ERNIE = {"model_type": "ernie4_5_moe", "num_hidden_layers": 6, "moe_num_experts": 8, "moe_k": 3}
 LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+TIED = {**LLAMA, "model_type": "qwen3_vl_text", "tie_word_embeddings": True}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", **LONGROPE}}
 
 
@@ -151,6 +152,11 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
         (
             {"model_type": "gemma3", "text_config": TEXT, "eos_token_id": [1, 106]},
             {"head_num": 8, "kv_head_num": 4, "size_per_head": 256, "vocab_size": 262208, "end_id": (1, 106)},
+        ),
+        # Older files have this key in the text part only.
+        (
+            {"model_type": "qwen3_vl", "tie_word_embeddings": False, "text_config": TIED},
+            {"tie_word_embeddings": True},
         ),
         # Experts
         (

@@ -15,17 +15,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from load_file import load_file
 from missing_tools import needed_module
 from rich.console import Console
+from waiting import HANG_S, wait_until
 
 from charonia.bench.random_model import SHAPES, Shape, write_random_model
 from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
@@ -35,7 +36,6 @@ from charonia.quantize.calibrate import InputStats, KvStats, Ranges, calibrate, 
 from charonia.quantize.command import METHODS, RECORD_FILE, SCHEMES, quantize
 from charonia.weights.convert import convert, read_source
 
-HANG_S = 120
 DRIVER = Path(environment.__file__).with_name("driver.py")
 # Replaces the environment's Python: called as `python driver.py JOB`, it copies the model and records its arguments.
 STAND_IN = """#!{python}
@@ -99,6 +99,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "works
     (tmp_path / "temporary").mkdir(exist_ok=True)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     return seen
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that fails must not install llm-compressor."""
+    monkeypatch.setenv(environment.PYTHON_VARIABLE, os.devnull)
 
 
 @pytest.fixture(scope="module")
@@ -194,18 +200,15 @@ def command_of(model: Path, dst: Path | str) -> list[str]:
     return [sys.executable, "-m", "charonia", "quantize", str(model), "--scheme", "w8a8", "--dst", str(dst)]
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    end = time.monotonic() + HANG_S
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def state(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return "gone"
 
 
 def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+    return state(pid) in ("gone", psutil.STATUS_ZOMBIE)
 
 
 def kill(pid: int) -> None:
@@ -231,19 +234,19 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
                 )
             )
             runs.callback(run.kill)
-            wait_for(lambda: seen.exists() and seen.read_text())
+            wait_until(lambda: seen.exists() and seen.read_text())
             pid, started = json.loads(seen.read_text())
             pids.append(pid)
             runs.callback(kill, started)
             seen.unlink()
         os.kill(run.pid, number)
         run.wait(HANG_S)
-        wait_for(lambda: is_gone(pids[-1]))
+        wait_until(lambda: is_gone(pids[-1]))
         left = list(out.iterdir())
         if number != signal.SIGKILL:
             assert run.returncode == 130 and "interrupted: nothing was written" in run.communicate()[1]
             assert left == [] and list((tmp_path / "run").iterdir()) == []
-            wait_for(lambda: is_gone(started))
+            wait_until(lambda: is_gone(started))
             return
         temporary = list((tmp_path / "run").glob("quantize-tmp-*"))
         assert len(temporary) == 2
@@ -257,10 +260,6 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
         assert sum(folder.exists() for folder in left) == 1 and not is_gone(pids[0])
         assert sum(folder.exists() for folder in temporary) == 1
         assert len(list((tmp_path / "run").glob("quantize-tmp-*"))) == 1
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -279,16 +278,16 @@ def test_ctrl_z_stops_all_unless_nobody_could_continue_it(
             subprocess.Popen(command_of(model, tmp_path / "q"), stderr=subprocess.DEVNULL, preexec_fn=start)
         )
         end.callback(run.kill)
-        wait_for(lambda: seen.exists() and seen.read_text())
+        wait_until(lambda: seen.exists() and seen.read_text())
         driver, started = json.loads(seen.read_text())
         end.callback(kill, started)
-        wait_for(lambda: catches(run.pid, signal.SIGTSTP))
+        wait_until(lambda: catches(run.pid, signal.SIGTSTP))
         for _ in range(2):
             run.send_signal(signal.SIGTSTP)
             if start == os.setpgrp:
-                wait_for(lambda: all(is_stopped(pid) for pid in (run.pid, driver, started)))
+                wait_until(lambda: {state(pid) for pid in (run.pid, driver, started)} == {psutil.STATUS_STOPPED})
                 run.send_signal(signal.SIGCONT)
-            wait_for(Path(f"{seen}.continued").exists)
+            wait_until(Path(f"{seen}.continued").exists)
             Path(f"{seen}.continued").unlink()
         run.send_signal(signal.SIGTERM)
         assert run.wait(HANG_S) == 130
@@ -313,7 +312,7 @@ def test_what_installs_the_environment_is_ended_with_all_that_it_has_started(
             environment._run([sys.executable, "-c", installer], run / "environment")
         started = int(seen.read_text())
         end.callback(kill, started)
-        wait_for(lambda: is_gone(started))
+        wait_until(lambda: is_gone(started))
     assert list(run.iterdir()) == []
 
 
