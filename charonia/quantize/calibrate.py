@@ -145,7 +145,7 @@ def show(ranges: Ranges, console: Console) -> None:
     for number, pair in enumerate(zip(ranges.keys, ranges.values, strict=True)):
         cells = [(f"{x.min:.3g}", f"{x.max:.3g}", f"{x.error8:.2%}", f"{x.error4:.2%}") for x in pair]
         cache.add_row(str(number), *cells[0], *cells[1])
-    inputs = Table(title="InputStats of linear layers", title_justify="left")
+    inputs = Table(title="Inputs of linear layers", title_justify="left")
     inputs.add_column("module")
     for what in ("mean |x|", "max |x|", "outliers"):
         inputs.add_column(what, justify="right")

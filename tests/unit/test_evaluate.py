@@ -42,6 +42,8 @@ from charonia.weights.quality_record import (
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
+SHORT: dict[str, Any] = {"ask": False, "window": 64, "stride": 32}
+TINY: dict[str, Any] = {"ask": False, "window": 4, "stride": 2}
 SETTINGS: dict[str, Any] = {"threads": 1, "cache_max_entry_count": 40, "max_batch_size": 16}
 
 
@@ -213,7 +215,7 @@ def test_evaluate_ignores_sampling_defaults_and_the_kv_type_of_the_reference(
         return engine
 
     monkeypatch.setattr(Engine, "from_pretrained", noted)
-    given: dict[str, Any] = {"text": tmp_path / "text.txt", "ask": False, "window": 64, "stride": 32, "save": False}
+    given: dict[str, Any] = {"text": tmp_path / "text.txt", **SHORT, "save": False}
     evaluate(tmp_path / "model", tmp_path / "model", settings={"quant_policy": 8}, **given)
     noted(tmp_path / "model", **SETTINGS).close()
     assert [(one.repetition_penalty, one.top_k) for one in defaults] == [(1, 0), (1, 0), (2, 1)]
@@ -249,14 +251,10 @@ def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(models: lis
     model = tmp_path / "model"
     shutil.copytree(models[0], model)
     (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:2000], encoding="utf-8")
-    record = evaluate(
-        model, models[1], text=tmp_path / "text.txt", ask=False, window=64, stride=32, settings={"threads": 1}
-    )
+    record = evaluate(model, models[1], text=tmp_path / "text.txt", **SHORT, settings={"threads": 1})
     assert record.reference is not None and record.reference.kl_mean > 0 and record.questions is None
     assert records_of_folder(model) == [record]
-    again = evaluate(
-        model, text=tmp_path / "text.txt", ask=False, window=64, stride=32, settings={"threads": 1, "quant_policy": 8}
-    )
+    again = evaluate(model, text=tmp_path / "text.txt", **SHORT, settings={"threads": 1, "quant_policy": 8})
     assert (again.quant_policy, again.reference) == (8, None)
     assert records_of_folder(model) == [record, again]
     assert [one["quant_policy"] for one in make_plan(model, {"device": "cpu"}).quality] == [0, 8]
@@ -345,7 +343,7 @@ def test_a_result_that_cannot_be_saved_is_not_lost(
 ) -> None:
     """Known problems are errors before the measurement. A disk may still be full at the end."""
     (tmp_path / "text.txt").write_text("a b c d")
-    given: dict[str, Any] = {"text": tmp_path / "text.txt", "ask": False, "window": 4, "stride": 2}
+    given: dict[str, Any] = {"text": tmp_path / "text.txt", **TINY}
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -376,7 +374,7 @@ def test_a_folder_that_cannot_be_written_is_named(models: list[Path], tmp_path: 
     (tmp_path / "text.txt").write_text("a b c d")
     (tmp_path / "model").chmod(0o555)
     with pytest.raises(ModelError, match="--no-save"):
-        evaluate(tmp_path / "model", text=tmp_path / "text.txt", ask=False, window=64, stride=32)
+        evaluate(tmp_path / "model", text=tmp_path / "text.txt", **SHORT)
 
 
 def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_path: Path) -> None:
@@ -397,7 +395,7 @@ def test_texts_of_the_same_name_have_names_that_differ(models: list[Path], tmp_p
     names = []
     for content in ("a b c d", "d c b a"):
         (tmp_path / "text.txt").write_text(content)
-        record = evaluate(models[0], text=tmp_path / "text.txt", ask=False, window=4, stride=2, save=False)
+        record = evaluate(models[0], text=tmp_path / "text.txt", **TINY, save=False)
         names.append(record.text.name)
         assert record.text.name == f"text.txt ({record.text.sha256[:8]})"
     assert names[0] != names[1]
