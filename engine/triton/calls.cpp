@@ -156,7 +156,7 @@ void Watcher::watch_generation(Clock::time_point now) {
   if (replaced_at_) return;
   replaced_at_ = now;
   idle_until_ = now + kLinger;
-  why_ = cat("model '", standing_.name(), "' was loaded anew");
+  why_ = cat("model '", standing_.name(), "' was reloaded");
   log_info(why_ + ": each subscription of the earlier model ends when its last request has ended");
 }
 

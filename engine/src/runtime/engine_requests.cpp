@@ -67,7 +67,7 @@ void Engine::Impl::check_tokens(std::string_view field, const std::vector<TokenI
     if (id < 0 || id >= info.model.vocab_size) {
       throw Error(
           ErrorCode::invalid_argument,
-          cat(field, " holds ", id, ", which is no token id: the vocabulary is [0, ", info.model.vocab_size, ")"));
+          cat(field, " holds ", id, ", which is not a token id: the vocabulary is [0, ", info.model.vocab_size, ")"));
     }
   }
 }
