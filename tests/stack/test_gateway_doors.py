@@ -9,6 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -143,6 +144,36 @@ def test_foreign_page_is_rejected(own: GatewayProcess, headers: dict[str, str]) 
     assert answer.status_code == 403, answer.text
     assert answer.json()["error"]["code"] == "origin_not_allowed"
     assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["evil.example:23333", "evil.example", "127.0.0.1.evil.example", "[::1"])
+def test_read_under_foreign_name_is_rejected(own: GatewayProcess, host: str) -> None:
+    """A page of this name, which points at this machine, could read the response (DNS rebinding)."""
+    answer = httpx.get(f"{own.url}/v1/models", headers={"Host": host}, timeout=HANG_S)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "a.localhost", "127.0.0.1", "[::1]:80", "gateway", "chat.example.com"])
+def test_read_under_own_name_is_accepted(own: GatewayProcess, host: str) -> None:
+    assert httpx.get(f"{own.url}/health/live", headers={"Host": host}, timeout=HANG_S).status_code == 200
+
+
+@pytest.mark.parametrize(("trusted", "client"), [("", "127.0.0.1"), ("127.0.0.1", "203.0.113.7")])
+def test_forwarded_address_counts_only_from_trusted_proxies(tmp_path: Path, trusted: str, client: str) -> None:
+    env = {
+        "CHARONIA_GATEWAY_TRUSTED_PROXIES": trusted,
+        "CHARONIA_GATEWAY_ACCESS_LOG": "true",
+        "CHARONIA_LOG_FORMAT": "json",
+    }
+    log = tmp_path / "gateway.log"
+    with gateway(f"127.0.0.1:{free_ports(1)[0]}", log, **env) as started:
+        httpx.get(f"{started.url}/v1/models", headers={"X-Forwarded-For": "203.0.113.7"}, timeout=HANG_S)
+        deadline = time.monotonic() + HANG_S
+        while "/v1/models" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    line = next(line for line in log.read_text().splitlines() if "/v1/models" in line)
+    assert client in line, line
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
