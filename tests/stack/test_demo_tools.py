@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from charonia_client import Tools
 from load_file import load_file
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "tools.py"
-PROGRAM = Path(sys.executable).parent / "triton_client"
 
 
 @pytest.fixture(scope="module")
