@@ -398,7 +398,7 @@ async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
     assert joined(await read(client, "a")) == "a"
     old = client._subscription
     assert old
-    double.end_of_subscriptions = "[503] model 'engine' was reloaded"
+    double.end_of_subscriptions = "[503] model 'engine' was loaded again"
     held = double.tells if taken else double.takes
     held.clear()
     double.behaviour = silent if taken else letters
@@ -410,7 +410,7 @@ async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
         await asyncio.sleep(0.001)
     held.set()
     if taken:
-        with pytest.raises(Unavailable, match="was reloaded"):
+        with pytest.raises(Unavailable, match="was loaded again"):
             await asked
     else:
         assert joined(await asked) == "b"
