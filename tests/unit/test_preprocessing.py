@@ -356,9 +356,12 @@ def test_bad_words_are_packed_with_their_ends() -> None:
     assert prompt.pack_bad_words([]) == [[], []]
 
 
-def test_an_empty_bad_word_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(PromptError, match=r"^bad_words\[1\]: empty"):
-        encode_bad_words(tokenizer, ["a", ""])
+@pytest.mark.parametrize(
+    ("words", "says"), [(["a", ""], r"bad_words\[1\]: empty"), (["a" * 1000] * 66, "bad_words: 66000 bytes in all")]
+)
+def test_wrong_bad_words_are_rejected(tokenizer: Any, words: list[str], says: str) -> None:
+    with pytest.raises(PromptError, match=says):
+        encode_bad_words(tokenizer, words)
 
 
 def test_logit_bias_becomes_ids_and_values() -> None:
