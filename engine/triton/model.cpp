@@ -97,7 +97,7 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generat
     : generation_(generations, identity.name, identity.version),
       sink_(make_metrics_sink(families, identity.name)),
       engine_(identity.weights_dir(), gather_settings(identity, options), sink_),
-      watcher_(ModelStanding(server_of(model), identity.name, identity.version, options.warmup), generation_, engine_,
+      watcher_(WatchedModel(server_of(model), identity.name, identity.version, options.warmup), generation_, engine_,
                calls_, subscriptions_, [this](const std::string& why) { end_all(why); }) {
   // Exits without destructors, because they would use the device. The clients see that the connection closes.
   engine_.on_failure([] { std::_Exit(EXIT_FAILURE); });
@@ -288,6 +288,9 @@ void Model::send(Call& call, const Result& result, bool last) {
   if (call.failed) return;
   extras.in_reasoning = first && call.in_reasoning;
   for (const auto id : result.token_ids) extras.token_bytes.push_back(engine_.token_bytes(id));
+  extras.name_of = [this](TokenId id) {
+    return TokenName{.bytes = engine_.raw_token_bytes(id), .special = engine_.token_bytes(id).empty()};
+  };
   subscriptions_.add(call.subscription, call.key, result, extras);
 }
 

@@ -35,27 +35,6 @@ log = logging.getLogger("charonia_gateway.access")
 class Record:
     """`given`: the client's x-request-id, which is used if it is short and plain."""
 
-    __slots__ = (
-        "_began",
-        "_given",
-        "_name",
-        "answers",
-        "error",
-        "estimated_tokens",
-        "failed_status",
-        "first_byte_s",
-        "hold",
-        "key",
-        "model",
-        "names",
-        "operation",
-        "prompt",
-        "status",
-        "system_fingerprint",
-        "trace_id",
-        "usage",
-    )
-
     def __init__(self, given: bytes | None = None) -> None:
         self._began = time.perf_counter()
         self._given = given.decode() if given is not None and _SANE.fullmatch(given) else None
@@ -73,6 +52,7 @@ class Record:
         self.key: Key | None = None  # the key of the request; None: no key is needed
         # Counts the request's sequences as concurrent ones of its key; None: no key is needed.
         self.hold: Callable[[int], Awaitable[None]] | None = None
+        self.num_logprobs = 0  # log probabilities that the gateway has held for this response
         self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.system_fingerprint = ""  # set when the body is read
         self.trace_id: str | None = None  # 32 hexadecimal digits

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from charonia_gateway.pages import FOLDER
 from chat import answers, ask, button, expect, field, finished, kept, noticed, opened, say, until
 from free_ports import free_ports
 from scripted import Scripted
@@ -237,6 +238,20 @@ def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scrip
     expect(call.locator("code")).to_have_text("safeU+202Etxt")
     expect(call.locator("pre")).to_have_text('{\n  "path": "aU+200Bb",\n  "mode": "U+2066"\n}')
     assert call.locator(".hidden-character").count() == 3
+
+
+def test_the_users_texts_show_what_they_hide(page: Page, server: Scripted) -> None:
+    function = {"name": "get", "arguments": "{}"}
+    call = {"index": 0, "id": "c1", "type": "function", "function": function}
+    server.script([{"tool_calls": [call]}, {"finish": "tool_calls"}], "done")
+    say(page, "a\u00adb\u200e\u061c\U000e0101")
+    shown = "aU+00ADbU+200EU+061CU+E0101"
+    finished(page)
+    expect(page.locator(".message.user .bubble")).to_have_text(shown)
+    expect(page.locator("nav").get_by_text(shown)).to_have_count(1)
+    page.get_by_label("Result: get").fill("c\u200fd")
+    button(page, "Send results").click()
+    expect(page.locator(".message.tool pre")).to_have_text("cU+200Fd")
 
 
 @pytest.mark.parametrize("language", ["python", "unknown"])
@@ -594,18 +609,12 @@ def test_chinese(server: Scripted, new_context: Callable[..., BrowserContext]) -
     expect(page.get_by_role("heading", name="Settings")).to_be_visible()
 
 
-def test_both_languages_have_the_same_words(page: Page) -> None:
-    names = page.evaluate(
-        """async () => {
-          const source = await (await fetch("page/languages.js")).text();
-          const made = source.replace(/^import .*$/m, "const preferences = {};") + "\\nexport { ENGLISH, CHINESE };";
-          return made;
-        }"""
-    )
-    english, chinese = (re.search(rf"const {name} = {{(.*?)\n}};", names, re.DOTALL) for name in ("ENGLISH", "CHINESE"))
-    assert english and chinese
-    keys = [re.findall(r"^  (\w+):", found[1], re.MULTILINE) for found in (english, chinese)]
-    assert keys[0] == keys[1]
+def test_both_languages_have_the_same_texts_and_values() -> None:
+    english, chinese = json.loads((FOLDER / "languages.json").read_text(encoding="utf-8")).values()
+    assert english.keys() == chinese.keys()
+    for name in english.keys() - {"help"}:
+        places = [set(re.findall(r"{\d}", json.dumps(one[name]))) for one in (english, chinese)]
+        assert places[0] == places[1], name
 
 
 def test_phone(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:

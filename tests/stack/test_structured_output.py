@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from contextlib import aclosing
 from typing import Any
@@ -12,21 +11,9 @@ import httpx
 import openai
 import pytest
 from charonia_client import BadRequest, Client, GenerateRequest, Guide
-from pydantic import BaseModel
 from stack import HANG_S, Stack
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is seven plus five?"}]
-
-
-class Sum(BaseModel):
-    sum: int
-    certain: bool
-
-
-async def test_openai_parse_returns_object(api: openai.AsyncOpenAI, model: str) -> None:
-    answer = await api.chat.completions.parse(model=model, messages=QUESTION, response_format=Sum, max_tokens=60)
-    assert isinstance(answer.choices[0].message.parsed, Sum)
-    assert answer.choices[0].finish_reason == "stop"
 
 
 async def test_every_streamed_response_matches_grammar(api: openai.AsyncOpenAI, model: str) -> None:
@@ -46,21 +33,6 @@ async def test_every_streamed_response_matches_grammar(api: openai.AsyncOpenAI, 
             texts[choice.index] += choice.delta.content or ""
     for text in texts:
         assert re.fullmatch("(red|green)( and (red|green)){2}!", text), text
-
-
-async def test_completions_accept_both_fields(stack: Stack, model: str) -> None:
-    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
-
-        async def text(**fields: Any) -> str:
-            body = {"model": model, "prompt": "Answer: ", "max_tokens": 60, **fields}
-            answer = await http.post("/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            return str(answer.json()["choices"][0]["text"])
-
-        assert await text(structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
-        schema = {"type": "object", "properties": {"a": {"enum": [1, "é"]}}, "required": ["a"]}
-        found = await text(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
-        assert json.loads(found)["a"] in (1, "é")
 
 
 @pytest.mark.parametrize("stream", [False, True])

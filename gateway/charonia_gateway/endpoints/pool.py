@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from charonia_client import (
@@ -35,6 +34,7 @@ from charonia_gateway.endpoints.choice import choose
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.server import Server
 from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
+from charonia_gateway.record import Record, current_record
 from charonia_gateway.state import MemoryState, State
 
 log = logging.getLogger("charonia_gateway")
@@ -156,16 +156,8 @@ class Pool:
             target,
             model=self._ensemble,
             metadata=self._metadata,
-            lookup_elsewhere=partial(self._look_up_elsewhere, target),
             tls=self._tls,
         )
-
-    async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        """Names of tokens, for a response of a server that shuts down and no longer has them."""
-        for endpoint in [one for one in self.endpoints if one.usable and one.target != target]:
-            with contextlib.suppress(CharoniaError):
-                return await endpoint.client.look_up(ids)
-        raise Unavailable("no server knows the names of tokens")
 
     # --- requests
 
@@ -359,13 +351,14 @@ class Pool:
 
 
 async def _first_parts(parts: AsyncGenerator[GenerateResponse, None], *, whole: bool) -> list[GenerateResponse]:
-    """The first part, or all of them. Raises BadRequest for more log probabilities than one response may have."""
+    """The first part, or all of them. Raises BadRequest for more log probabilities than one HTTP response may have,
+    which may have the responses to several prompts."""
     found: list[GenerateResponse] = []
-    entries = 0
+    record = current_record.get() or Record()
     async for part in parts:
         found.append(part)
-        entries += count_entries(part)
-        if entries > MAX_ENTRIES:
+        record.num_logprobs += count_entries(part)
+        if record.num_logprobs > MAX_ENTRIES:
             raise BadRequest(
                 f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, of which top_logprobs has its "
                 "share; ask for fewer, send max_tokens, or send stream = true and no echo"

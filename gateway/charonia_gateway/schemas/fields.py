@@ -18,6 +18,8 @@ MAX_STOPS = 4
 MAX_DEPTH = 200
 # number of bad_words of a request, because the engine compares each with the end of every sequence at every step
 MAX_BAD_WORDS = 1000
+# bytes of all bad words of a request, because tokenizing them takes the time of a prompt that is six times as long
+MAX_BAD_WORDS_BYTES = 65536
 # bytes of a bad word in UTF-8, because each is tokenized three times; stop words have the same limit
 MAX_BAD_WORD_BYTES = 1024
 # maximum of each bias in logit_bias; the minimum is the negative value
@@ -73,20 +75,20 @@ def only(expected: bool, why: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _texts(value: Any, what: str) -> list[str] | None:
+def _texts(value: Any, what: str, limit: int) -> list[str] | None:
+    """Check a text or a list of at most `limit` texts."""
     if value is None:
         return None
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise wrong(f"send {what}")
+        raise wrong(f"send a string or a list of at most {limit} strings, none of them empty")
+    if len(texts) > limit:
+        raise wrong(f"{len(texts)} {what} are too many: send at most {limit}")
     return texts
 
 
 def _stop(value: Any) -> list[str] | None:
-    texts = _texts(value, f"a string or a list of at most {MAX_STOPS} strings, none of them empty")
-    if texts is not None and len(texts) > MAX_STOPS:
-        raise wrong(f"{len(texts)} stop words are too many: send at most {MAX_STOPS}")
-    return texts
+    return _texts(value, "stop words", MAX_STOPS)
 
 
 def _stop_or_end(value: Any) -> list[str] | bool | None:
@@ -94,11 +96,12 @@ def _stop_or_end(value: Any) -> list[str] | bool | None:
 
 
 def _bad_words(value: Any) -> list[str] | None:
-    texts = _texts(value, f"a string or a list of at most {MAX_BAD_WORDS} strings, none of them empty")
-    if texts is not None and len(texts) > MAX_BAD_WORDS:
-        raise wrong(f"{len(texts)} bad words are too many: send at most {MAX_BAD_WORDS}")
-    if any(len(text.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES for text in texts or ()):
+    texts = _texts(value, "bad words", MAX_BAD_WORDS)
+    sizes = [len(text.encode("utf-8", "surrogatepass")) for text in texts or ()]
+    if max(sizes, default=0) > MAX_BAD_WORD_BYTES:
         raise wrong(f"a bad word is too long: send at most {MAX_BAD_WORD_BYTES} bytes each")
+    if sum(sizes) > MAX_BAD_WORDS_BYTES:
+        raise wrong(f"the bad words have {sum(sizes)} bytes in all: send at most {MAX_BAD_WORDS_BYTES}")
     return texts
 
 
@@ -331,11 +334,9 @@ Content = Annotated[
     BeforeValidator(_content),
     _schema(_STRING, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}),
 ]
-Tools = Annotated[
-    list[dict[str, Any]] | None,
-    BeforeValidator(_tools),
-    _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}),
-]
+TOOL_LIST = _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS})
+OBJECT = _schema({"type": "object"})
+Tools = Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools), TOOL_LIST]
 ToolChoice = Annotated[
     str | dict[str, Any] | None,
     BeforeValidator(_tool_choice),
