@@ -95,6 +95,11 @@ struct Matrix {
   std::span<const float> floats(std::int64_t r) const {  // of an f32 matrix
     return {reinterpret_cast<const float*>(bytes.data()) + r * stride, static_cast<std::size_t>(cols)};
   }
+  void fill(float value) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) set(r, c, value);
+    }
+  }
   HostMatrix host() const { return {bytes.data(), dtype, rows, cols, stride}; }
   Tensor tensor() { return {bytes.data(), dtype, rows, cols, stride}; }  // if device memory is host memory
   bool same_bits(std::int64_t r, const Matrix& other, std::int64_t other_row) const {
