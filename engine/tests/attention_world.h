@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ops_support.h"
+#include "quantised_head.h"
 #include "rotary_reference.h"
 
 namespace charonia::ops {
@@ -41,23 +42,6 @@ struct Variant {
   float soft_cap = 0;
   bool alibi = false;
 };
-
-// One token's k or v of one head after quantisation, from an independent implementation of kv_quant.h: the values that
-// a cache with this number of bits returns for `row`.
-inline std::vector<double> through_integers(const std::vector<double>& row, int bits) {
-  const auto levels = static_cast<float>(bits == 8 ? 255 : 15);
-  const auto minimum = static_cast<float>(*std::min_element(row.begin(), row.end()));
-  const auto maximum = static_cast<float>(*std::max_element(row.begin(), row.end()));
-  const auto zero = static_cast<float>(rounded(DType::f16, static_cast<double>(minimum)));
-  const auto scale = static_cast<float>(rounded(DType::f16, static_cast<double>((maximum - minimum) / levels)));
-  std::vector<double> out;
-  for (const double x : row) {
-    float q = scale == 0 ? 0 : std::nearbyint((static_cast<float>(x) - zero) / scale);
-    q = std::clamp(q, 0.0F, levels);
-    out.push_back(static_cast<double>(q) * static_cast<double>(scale) + static_cast<double>(zero));
-  }
-  return out;
-}
 
 // A cache with several sequences in random blocks, and their qkv rows before rotation. If the cache holds integers,
 // rotations are quarter turns: then k is the same in any arithmetic, and no integer is rounded to the other side.

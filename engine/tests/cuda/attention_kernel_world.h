@@ -98,7 +98,7 @@ struct World {
       }
     }
   }
-  QuantisedHead stored(std::size_t sequence, int position, int kv_head) const {
+  ops::QuantisedHead stored(std::size_t sequence, int position, int kv_head) const {
     std::vector<float> x;
     for (int d = 0; d < shape.head_dim; ++d) {
       x.push_back(unquantised[sequence].at(position, (shape.heads + kv_head) * shape.head_dim + d));

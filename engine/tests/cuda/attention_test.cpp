@@ -229,16 +229,6 @@ TEST(CudaAttentionTest, decodes_with_one_split_have_the_bits_of_prefill_in_any_m
   }
 }
 
-TEST(CudaAttentionTest, the_plain_kernel_does_not_depend_on_chunks_batch_or_splits) {
-  Random random(7);
-  const World world(random, shape_of(1, 2, 40, 20), DType::f32, {1030, 20});
-  auto options = world.options();
-  const auto whole = world.run({{0, 1000, 1030}}, options);
-  options.sms = 132;
-  ASSERT_TRUE(whole.same_bits(29, world.run({{1, 3, 20}, {0, 1029, 1030}}, options), 17));
-  ASSERT_TRUE(whole.same_bits(12, world.run({{0, 1012, 1014}}, options), 0));
-}
-
 // A span ends within the row, and with a window the item begins in the middle of a span: computed by one block, by
 // many, as a decode, and as a row of a prompt.
 TEST(CudaAttentionTest, reproducible_rows_over_several_spans_do_not_depend_on_splits) {

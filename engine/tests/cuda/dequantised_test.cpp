@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "base/json.h"
+#include "cuda/fake_blas.h"
 #include "cuda/gemm_problem.h"
 #include "cuda/quant_formats.h"
 #include "device_arrays.h"
@@ -78,10 +79,9 @@ TEST(DequantisedTest, dequantised_numbers_are_the_double_product_rounded_once) {
         in_both_orders([&] {
           for (const std::int64_t first : {0, 32}) {
             const auto rows = kN - first, units = round_up(rows, 16);
-            GemmMatrix out(type, units + 1, gemm.weight_stride, gemm.weight_stride);
-            out.upload(stream);
-            dequantise(stream, gemm, first, rows, out.data());
-            out.download(stream);
+            const MatrixOnDevice on_device(stream, all_nan(type, units + 1, gemm.weight_stride));
+            dequantise(stream, gemm, first, rows, on_device.tensor().data);
+            const auto out = on_device.host();
             for (std::int64_t r = 0; r < rows; ++r) {
               for (std::int64_t c = 0; c < k; ++c) {
                 const auto feature = order.empty() ? c : order[static_cast<std::size_t>(c)];
@@ -101,58 +101,18 @@ TEST(DequantisedTest, dequantised_numbers_are_the_double_product_rounded_once) {
   EXPECT_GT(dequantised, 50);
 }
 
-// Computes with the built-in kernels for 16-bit weights, and records the number of rows of each weight.
-class OwnLibrary final : public Blas {
- public:
-  struct Log {
-    std::vector<std::int64_t> weights;
-    std::int64_t refused = 0;       // rejects weights with this number of rows
-    double microseconds_large = 1;  // time of a weight with more than 48 rows; 1 for others
-    double microseconds = 0;        // total
-  };
-  explicit OwnLibrary(Log& log) : log_(log) {}
-
-  std::string version() const override { return "our own"; }
-  std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t) override {
-    EXPECT_FALSE(gemm.quant);
-    return std::vector<BlasTactic>(8, kTactic);
-  }
-  bool serves(const Gemm& gemm, const BlasTactic& tactic, std::size_t) override {
-    EXPECT_FALSE(gemm.quant);
-    return tactic == kTactic;
-  }
-  bool run(Stream& stream, const Gemm& gemm, const BlasTactic&, void*, std::size_t) override {
-    EXPECT_FALSE(gemm.quant);
-    log_.weights.push_back(gemm.n);
-    if (gemm.n == log_.refused) return false;
-    log_.microseconds += gemm.n > 48 ? log_.microseconds_large : 1;
-    auto without_bias = gemm;
-    without_bias.bias = nullptr;
-    const auto info = device_info(0);
-    auto tactics = gemm_tactics(info, gemm);
-    std::erase_if(tactics, [](const GemmTactic& one) { return one.k_blocks > 1; });  // these need a workspace
-    cuda::gemm(stream, info, without_bias, tactics.at(0), workspace_.data());
-    return true;
-  }
-
- private:
-  static constexpr BlasTactic kTactic{{1, 2}, 3};
-  Log& log_;
-  DeviceMemory workspace_{kGemmCounterBytes};
-};
-
 // A GEMM with a quantised weight, with input and output on the device.
 struct QuantProblem {
   QuantProblem(Random& random, const Format& format, std::int64_t n, std::int64_t k, std::int64_t rows, DType type,
                DType out_type)
       : upload(stream),
         source(random_source(random, n, k, format)),
-        bias(HostMatrix::random(random, DType::f32, n, 1, 3)),
+        bias(HostMatrix::random(random, DType::f32, 1, n, 3)),
         in_host(HostMatrix::random(random, type, rows, k)),
         in(stream, in_host),
         out(stream, HostMatrix(out_type, rows, n)) {
     const ops::QuantSource* const part = &source;
-    const ops::HostMatrix bias_of_part = bias.host();
+    const ops::HostMatrix bias_of_part{bias.bytes.data(), DType::f32, n, 1, 1};
     linear.emplace(std::span(&part, 1), std::span(&bias_of_part, 1), type, upload);
   }
   Gemm gemm() const {
@@ -163,31 +123,9 @@ struct QuantProblem {
     return gemm;
   }
 
-  // Compares with double precision: every weight is rounded once, sums are in float, and an output is rounded again if
-  // a bias is added. numbers_rounded: false for the built-in kernels, which do not round weights.
-  void check(bool numbers_rounded) const {
-    const auto found = out.host();
-    const auto weight = values(source);
-    const auto k = in_host.cols;
-    for (std::int64_t r = 0; r < found.rows; ++r) {
-      for (std::int64_t o = 0; o < found.cols; ++o) {
-        double sum = 0, size = 0, inputs = 0;
-        for (std::int64_t c = 0; c < k; ++c) {
-          const double x = in_host.at(r, c), one = x * weight[static_cast<std::size_t>(o * k + c)];
-          sum += one, size += std::abs(one), inputs += std::abs(x);
-        }
-        const double added = bias.at(o, 0);
-        double error = (8 + std::sqrt(static_cast<double>(k))) * 0x1p-23 * (size + std::abs(added));
-        if (numbers_rounded) {
-          error += ops::rounding(in_host.dtype) * size;
-          if (in_host.dtype == DType::f16) error += 0x1p-25 * inputs;  // for subnormal f16 numbers
-        }
-        const double rounded = 2 * (std::abs(sum) + error) + std::abs(added);
-        ASSERT_NEAR(found.at(r, o), sum + added, error + ops::rounding(found.dtype) * rounded)
-            << to_string(source.format()) << ", " << charonia::to_string(in_host.dtype) << ", row " << r << ", output "
-            << o;
-      }
-    }
+  // dequantised: false for the built-in kernels, which do not round weights.
+  void check(bool dequantised) const {
+    check_product(out.host(), in_host, values(source), source.format(), 0, bias.floats(0), dequantised);
   }
 
   Stream stream;
@@ -197,6 +135,8 @@ struct QuantProblem {
   MatrixOnDevice in, out;
   std::optional<CudaQuantLinear> linear;
 };
+
+using Weights = std::vector<std::int64_t>;
 
 // A weight of 200 rows, with memory for 96 of them: parts of 80, 80 and 40 rows, or of 48 and a last part of 8.
 class DequantisedRunnerTest : public ::testing::Test {
@@ -208,16 +148,18 @@ class DequantisedRunnerTest : public ::testing::Test {
 
   GemmRunner::Options options(std::int64_t k = kK) {
     GemmRunner::Options options;
-    options.blas = std::make_unique<OwnLibrary>(log_);
+    options.blas = std::make_unique<FakeBlas>(log_);
     options.memory = folder_ / "gemms.json";
     options.seconds = 3600;  // enough for a slow machine or a sanitizer
     options.dequantised_bytes = dequantised_bytes(96, k);
     options.timer = [this](Stream& stream, double, const std::function<void(int)>& issue) {
-      log_.microseconds = 0;
+      log_.runs.clear();
       issue(0);
       stream.wait("test");
       ++measured_;
-      return log_.microseconds > 0 ? log_.microseconds : own_;
+      double microseconds = 0;
+      for (const auto& one : log_.runs) microseconds += one.n > 48 ? microseconds_large_ : 1;
+      return microseconds > 0 ? microseconds : own_;
     };
     return options;
   }
@@ -227,12 +169,17 @@ class DequantisedRunnerTest : public ::testing::Test {
     return info;
   }
 
-  // The weights that the library received.
-  std::vector<std::int64_t> run(GemmRunner& runner, QuantProblem& problem) {
-    log_.weights.clear();
+  // The rows of the weights that the library received.
+  Weights weights() const {
+    Weights out;
+    for (const auto& one : log_.runs) out.push_back(one.n);
+    return out;
+  }
+  Weights run(GemmRunner& runner, QuantProblem& problem) {
+    log_.runs.clear();
     runner.run(problem.stream, problem.gemm());
     problem.stream.wait("test");
-    return log_.weights;
+    return weights();
   }
 
   static void prepare(GemmRunner& runner, QuantProblem& problem) {
@@ -242,12 +189,15 @@ class DequantisedRunnerTest : public ::testing::Test {
   }
 
   const std::filesystem::path folder_ = charonia::testing::test_folder();
-  OwnLibrary::Log log_;
+  FakeBlas::Log log_{.runs = {}, .rejects = [](const Gemm& gemm) {
+                       EXPECT_FALSE(gemm.quant);
+                       return false;
+                     }};
+  double microseconds_large_ = 1;  // of a weight with more than 48 rows; 1 for others
   double own_ = 100;
   int measured_ = 0;
 };
 
-using Weights = std::vector<std::int64_t>;
 const Weights kLargeParts{80, 80, 40}, kSmallParts{48, 48, 48, 48, 8};
 
 TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) {
@@ -264,7 +214,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) 
   for (const auto& one : all) {
     for (const bool large : {true, false}) {
       std::filesystem::remove_all(folder_);
-      log_.microseconds_large = large ? 1 : 30;
+      microseconds_large_ = large ? 1 : 30;
       QuantProblem problem(random, one.format, kN, one.k, 40, one.type, one.out_type);
       GemmRunner runner(device(one.k), options(one.k));
       prepare(runner, problem);
@@ -326,13 +276,12 @@ TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_ker
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::f16, DType::f32);
   GemmRunner runner(device(), options());
   prepare(runner, problem);
-  log_.refused = 40;  // the last part
+  log_.rejects = [](const Gemm& gemm) { return gemm.n == 40; };  // the last part
   EXPECT_EQ(run(runner, problem), kLargeParts);
   EXPECT_EQ(runner.rejected(), 1);
   problem.check(false);
 
   // If the output is not aligned, nothing is dequantised.
-  log_.refused = 0;
   auto gemm = problem.gemm();
   gemm.n -= 1;
   const DeviceMemory out(static_cast<std::size_t>(gemm.rows * gemm.n) * sizeof(float));
@@ -392,21 +341,21 @@ TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
   QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
   GemmRunner runner(device(), options());
   prepare(runner, problem);
-  log_.weights.clear();
+  log_.runs.clear();
   Graph::begin(problem.stream);
   runner.run(problem.stream, problem.gemm());
   const auto graph = Graph::end(problem.stream);
-  EXPECT_EQ(log_.weights, kLargeParts);
+  EXPECT_EQ(weights(), kLargeParts);
   for (int i = 0; i < 2; ++i) graph.launch(problem.stream, "test");
   problem.stream.wait("test");
   problem.check(true);
-  EXPECT_EQ(log_.weights, kLargeParts) << "a replay does not call the library";
+  EXPECT_EQ(weights(), kLargeParts) << "a replay does not call the library";
 }
 #endif
 
 // If a library is available (on a machine with a GPU): parts of several sizes, partial units of columns, every
 // algorithm; then the runner's choice by measurement.
-TEST(DequantisedBlasTest, the_library_and_own_kernels_give_the_product) {
+TEST(DequantisedBlasTest, the_library_gives_the_product) {
   std::string why;
   const auto blas = load_cublas(why);
   if (!blas) GTEST_SKIP() << why;
@@ -447,12 +396,6 @@ TEST(DequantisedBlasTest, the_library_and_own_kernels_give_the_product) {
                                   kWorkspaceBytes));
       add_bias(problem.stream, gemm);
       problem.check(true);
-      if (HasFatalFailure()) return;
-    }
-    for (const auto& tactic : gemm_tactics(info, gemm, SumOrder::any)) {
-      const DeviceMemory own(gemm_workspace_bytes(tactic, gemm));
-      cuda::gemm(problem.stream, info, gemm, tactic, own.data());
-      problem.check(false);
       if (HasFatalFailure()) return;
     }
     GemmRunner::Options options;

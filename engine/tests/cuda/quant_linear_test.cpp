@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <set>
 
 #include "cuda/quant_formats.h"
 #include "device_arrays.h"
@@ -12,13 +10,8 @@
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/quant_gemm.h"
-#include "ops/cuda/kernels/quant_layout.h"
-#include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
-#if defined(CHARONIA_CUDA_ON_HOST)  // calls device functions
-#include "ops/cuda/kernels/quant_numbers.h"
-#endif
 
 namespace charonia::cuda {
 namespace {
@@ -30,93 +23,6 @@ using ops::MemoryQuantSource;
 using ops::QuantFormat;
 using ops::Random;
 using ops::uniform;
-
-// Products are exact in float, except with float inputs. k sums, and a product with a scale for each group, are
-// rounded. bias: [n] or empty.
-void check(const Matrix& out, const Matrix& in, std::span<const double> weight, const QuantFormat& format,
-           float input_scale, std::span<const float> bias, const std::string& what) {
-  const auto k = static_cast<std::size_t>(in.cols);
-  const bool fp8 = is_w8a8(format, in.dtype, in.cols, device_info(0));
-  std::vector<float> row(k);
-  for (std::int64_t r = 0; r < out.rows; ++r) {
-    for (std::size_t c = 0; c < k; ++c) row[c] = in.at(r, static_cast<std::int64_t>(c));
-    const auto x = ops::quantised_activations(row, format.activations, input_scale, fp8);
-    for (std::int64_t o = 0; o < out.cols; ++o) {
-      double sum = 0, size = 0;
-      for (std::size_t c = 0; c < k; ++c) {
-        const double one = x[c] * weight[static_cast<std::size_t>(o) * k + c];
-        sum += one, size += std::abs(one);
-      }
-      const double added = bias.empty() ? 0 : bias[static_cast<std::size_t>(o)];
-      const double bound = ops::rounding(out.dtype) * std::abs(sum + added) +
-                           (8 + std::sqrt(static_cast<double>(k))) * 0x1p-23 * (size + std::abs(added));
-      ASSERT_NEAR(out.at(r, o), sum + added, bound) << what << ", row " << r << ", output " << o;
-    }
-  }
-}
-
-#if defined(CHARONIA_CUDA_ON_HOST)
-// Every code, at every position of a word, with every zero.
-template <class T, Code code>
-void check_numbers() {
-  constexpr int kBits = kCodeBits<code>, kCodes = 32 / kBits;
-  const bool zeros = code == Code::u4 || code == Code::i8;
-  for (int zero = zeros ? (code == Code::u4 ? 0 : -128) : 0; zero <= (zeros ? (code == Code::u4 ? 16 : 127) : 0);
-       ++zero) {
-    const std::uint32_t term = zero_term<T, code>(static_cast<std::uint8_t>(zero));
-    for (int first = 0; first < 1 << kBits; ++first) {
-      std::uint32_t word = 0;
-      std::uint8_t codes[kCodes];
-      for (int i = 0; i < kCodes; ++i) {
-        codes[i] = static_cast<std::uint8_t>((first + 37 * i) % (1 << kBits));
-        const auto place = code_place(0, i, kBits, 1);
-        ASSERT_EQ(place.word, 0);
-        word |= static_cast<std::uint32_t>(codes[i]) << place.bit;
-      }
-      std::uint32_t pairs[kCodes / 2];
-      numbers<T, code>(word, term, pairs);
-      for (int i = 0; i < kCodes; ++i) {
-        const float expected = number_of(code, codes[i]) - static_cast<float>(zero);
-        if (std::isnan(expected)) continue;
-        ASSERT_EQ(to_float(T{static_cast<std::uint16_t>(pairs[i / 2] >> i % 2 * 16)}), expected)
-            << to_string(code) << " " << int{codes[i]} << " less " << zero << " at " << i;
-      }
-    }
-  }
-}
-
-TEST(CudaQuantTest, every_code_has_the_correct_value) {
-  check_numbers<bf16, Code::u4>();
-  check_numbers<f16, Code::u4>();
-  check_numbers<bf16, Code::i8>();
-  check_numbers<f16, Code::i8>();
-  check_numbers<bf16, Code::f8_e4m3>();
-  check_numbers<f16, Code::f8_e4m3>();
-  check_numbers<bf16, Code::f4_e2m1>();
-  check_numbers<f16, Code::f4_e2m1>();
-}
-#endif
-
-TEST(CudaQuantTest, every_code_and_scale_has_its_own_address) {
-  for (const int bits : {4, 8}) {
-    std::set<std::pair<std::int64_t, int>> seen;
-    for (std::int64_t row = 0; row < 32; ++row) {
-      for (std::int64_t column = 0; column < 128; ++column) {
-        const auto place = code_place(row, column, bits, 2);
-        EXPECT_LT(place.word, 32 * 128 * bits / 32);
-        EXPECT_EQ(place.bit % bits, 0);
-        seen.insert({place.word, place.bit});
-      }
-    }
-    EXPECT_EQ(seen.size(), 32U * 128U);
-  }
-  std::set<std::int64_t> seen;
-  for (std::int64_t row = 0; row < 48; ++row) {
-    for (std::int64_t group = 0; group < 5; ++group) seen.insert(scale_place(row, group, 5));
-  }
-  EXPECT_EQ(seen.size(), 48U * 5U);
-  EXPECT_EQ(*seen.rbegin(), 48 * 5 - 1);
-}
 
 // Through the device's operations: formats, types, numbers of rows and odd shapes, two parts with a bias, inputs and
 // outputs at any alignment.
@@ -151,9 +57,7 @@ TEST(CudaQuantTest, every_format_equals_its_product_in_double_precision) {
           const auto out_type = turn % 2 == 0 ? type : DType::f32;
           const ops::DeviceMatrix out(*device, out_type, rows, n + 3, gap);
           device->linear(out.tensor(), on_device.slice(0, rows), *linear);
-          check(out.host(), in, weight, format.format, second.input, added,
-                ops::to_string(format.format) + ", " + std::string(charonia::to_string(type)) + ", k " +
-                    std::to_string(k));
+          check_product(out.host(), in, weight, format.format, second.input, added);
           if (HasFatalFailure()) return;
         }
       }
@@ -200,7 +104,7 @@ TEST(CudaQuantTest, all_tactics_of_a_weight_give_a_row_the_same_bits) {
             cuda::gemm(stream, info, gemm, tactic, workspace.data());
             const auto found = out.host();
             if (!expected) {
-              check(found, in, weight, format.format, 0, {}, to_string(format.format));
+              check_product(found, in, weight, format.format, 0);
               if (HasFatalFailure()) return;
               expected = found;
             }
@@ -216,8 +120,6 @@ TEST(CudaQuantTest, all_tactics_of_a_weight_give_a_row_the_same_bits) {
   }
 }
 
-// If the prepared inputs exceed their memory, the GEMM runs in pieces.
-//
 // Few SMs: a block continues from one tile of outputs to the next, with copies in flight. Parts of K and their steps
 // have different lengths, and tiles and columns extend beyond the weight.
 TEST(CudaQuantTest, blocks_that_compute_several_tiles_give_the_same_bits) {
@@ -272,6 +174,7 @@ TEST(CudaQuantTest, blocks_that_compute_several_tiles_give_the_same_bits) {
   EXPECT_GE(compared, 3 * 6 * 3 * 3);
 }
 
+// If the prepared inputs exceed their memory, the GEMM runs in pieces.
 TEST(CudaQuantTest, weights_with_an_order_support_any_number_of_rows) {
   Random random(132);
   const auto device = ops::make_cuda_ops({.reproducible = true});
@@ -287,49 +190,19 @@ TEST(CudaQuantTest, weights_with_an_order_support_any_number_of_rows) {
   const ops::DeviceMatrix on_device(*device, in), out(*device, DType::bf16, kRows, kN);
   device->linear(out.tensor(), on_device.tensor(), *linear);
   const auto found = out.host();
-  auto first = found;
-  first.rows = 7;
-  check(first, few, values(source), source.format(), 0, {}, "rows");
+  check_product(found.slice(0, 7), few, values(source), source.format(), 0);
   for (std::int64_t r = 7; r < kRows; ++r) ASSERT_TRUE(found.same_bits(r, found, r % 7)) << r;
 }
 
-TEST(CudaQuantTest, a_row_that_is_not_finite_gives_nan) {
-  Random random(134);
-  const auto device = ops::make_cuda_ops({});
-  for (const auto how : {Activations::i8_token, Activations::i8_tensor}) {
-    const auto source = MemoryQuantSource::random(random, 40, 64, {Code::i8, 64, false, DType::f32, how});
-    const ops::QuantSource* const part = &source;
-    for (const auto type : {DType::bf16, DType::f32}) {
-      const auto linear = device->make_quantised_linear({&part, 1}, {}, type);
-      for (const float broken : {NAN, INFINITY, -INFINITY}) {
-        auto in = Matrix::random(random, type, 3, 64);
-        in.set(1, 11, broken);
-        const ops::DeviceMatrix on_device(*device, in), out(*device, DType::f32, 3, 40);
-        device->linear(out.tensor(), on_device.tensor(), *linear);
-        const auto found = out.host();
-        for (std::int64_t r = 0; r < 3; ++r) {
-          for (std::int64_t j = 0; j < 40; ++j) ASSERT_EQ(std::isnan(found.at(r, j)), r == 1) << broken;
-        }
-      }
-    }
-  }
-}
-
 TEST(CudaQuantTest, unsupported_formats_are_rejected_by_name) {
-  Random random(133);
   const auto device = ops::make_cuda_ops({});
-  const auto fails = [&](std::vector<const ops::QuantSource*> parts, ErrorCode code, const std::string& text) {
-    expect_error(code, {"test.weight", text}, [&] { device->make_quantised_linear(parts, {}, DType::bf16); });
+  const auto fails = [&](const QuantFormat& format, ErrorCode code, const std::string& text) {
+    const MemoryQuantSource source(8, 64, format);
+    const ops::QuantSource* const part = &source;
+    expect_error(code, {"test.weight", text}, [&] { device->make_quantised_linear({&part, 1}, {}, DType::bf16); });
   };
-  const MemoryQuantSource fp8(8, 64, {Code::f8_e4m3, 64, true}), one(8, 64, {Code::u4, 32}),
-      other(8, 64, {Code::u4, 64}), wide(8, 96, {Code::u4, 32}), uneven(8, 64, {Code::u4, 48});
-  MemoryQuantSource wrong_order(8, 64, {Code::u4, 32});
-  wrong_order.set_order(std::vector<std::int32_t>(64, 64));
-  fails({&fp8}, ErrorCode::unsupported, "zeros only with int4 and int8");
-  fails({&one, &other}, ErrorCode::invalid_argument, "its format");
-  fails({&one, &wide}, ErrorCode::invalid_argument, "[8, 96]");
-  fails({&uneven}, ErrorCode::invalid_argument, "groups of 48");
-  fails({&wrong_order}, ErrorCode::invalid_argument, "64 entries below 64");
+  fails({Code::f8_e4m3, 64, true}, ErrorCode::unsupported, "zeros only with int4 and int8");
+  fails({Code::u4, 48}, ErrorCode::invalid_argument, "groups of 48");
 }
 
 }  // namespace

@@ -1,0 +1,50 @@
+// A library in place of cuBLASLt, which computes with the built-in kernels or rejects GEMMs.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/cuda/gemm/blas.h"
+
+namespace charonia::cuda {
+
+class FakeBlas final : public Blas {
+ public:
+  struct Run {
+    std::int64_t rows, n;
+    std::uint64_t algorithm;
+  };
+  struct Log {
+    std::vector<Run> runs;
+    std::function<bool(const Gemm&)> rejects = [](const Gemm&) { return false; };
+  };
+
+  explicit FakeBlas(Log& log, std::string version = "library 1") : log_(log), version_(std::move(version)) {}
+
+  std::string version() const override { return version_; }
+  std::vector<BlasTactic> tactics(const Gemm&, std::size_t) override { return {tactic(3), tactic(1), tactic(2)}; }
+  bool serves(const Gemm&, const BlasTactic& tactic, std::size_t) override { return tactic.algorithm[0] <= 3; }
+  bool run(Stream& stream, const Gemm& gemm, const BlasTactic& tactic, void*, std::size_t) override {
+    log_.runs.push_back({gemm.rows, gemm.n, tactic.algorithm[0]});
+    if (log_.rejects(gemm)) return false;
+    auto without_bias = gemm;
+    without_bias.bias = nullptr;
+    const auto info = device_info(0);
+    auto own = gemm_tactics(info, gemm);
+    std::erase_if(own, [](const GemmTactic& one) { return one.k_blocks > 1; });  // these need a workspace
+    cuda::gemm(stream, info, without_bias, own.at(0), workspace_.data());
+    return true;
+  }
+
+ private:
+  static BlasTactic tactic(std::uint64_t algorithm) { return {{algorithm, 7}, 0}; }
+
+  Log& log_;
+  std::string version_;
+  DeviceMemory workspace_{kGemmCounterBytes};
+};
+
+}  // namespace charonia::cuda
