@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "attention_reference.h"
 #include "ops_support.h"
 #include "quantised_head.h"
 #include "rotary_reference.h"
@@ -187,43 +188,23 @@ struct World {
   }
 
   // Attention of one head of one row in double, with k and v as stored. The query is the device's own, from `row` of
-  // the rotated rows, because another rounding of it would change every score. spread[d]: the sum over positions of
-  // weight * |v[d] - out[d]|. If each weight has a relative error of at most e, and they are divided by their own sum,
-  // out has an error of at most e / (1 - e) * spread.
-  struct Expected {
-    std::vector<double> out, spread;
-  };
+  // the rotated rows, because another rounding of it would change every score.
+  using Expected = AttentionReference::Result;
   Expected reference(int sequence, int position, int head, const Matrix& rows, std::int64_t row,
                      bool rounded_query) const {
     const int kv_head = head / (shape.heads / shape.kv_heads), dim = shape.head_dim;
-    const int first = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1);
-    std::vector<double> scores, q, out(static_cast<std::size_t>(dim), 0.0), spread(out);
+    std::vector<double> q;
     for (int d = 0; d < dim; ++d) {
       const double x = rows.at(row, head * dim + d);
       q.push_back(rounded_query ? rounded(DType::bf16, x) : x);
     }
-    for (int p = first; p <= position; ++p) {
-      const auto k = stored(rotated(sequence, p, shape.heads + kv_head));
-      double x = std::inner_product(q.begin(), q.end(), k.begin(), 0.0) * static_cast<double>(scale());
-      const auto cap = static_cast<double>(variant.soft_cap);
-      if (cap != 0) x = cap * std::tanh(x / cap);
-      if (variant.alibi) x += static_cast<double>(slopes[static_cast<std::size_t>(head)]) * (p - position);
-      scores.push_back(x);
-    }
-    const double maximum = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    for (auto& s : scores) sum += s = std::exp(s - maximum);
-    std::vector<std::vector<double>> values;
-    for (int p = first; p <= position; ++p) {
+    std::vector<std::vector<double>> keys, values;
+    for (int p = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1); p <= position; ++p) {
+      keys.push_back(stored(rotated(sequence, p, shape.heads + kv_head)));
       values.push_back(stored(rotated(sequence, p, shape.heads + shape.kv_heads + kv_head)));
     }
-    for (std::size_t p = 0; p < values.size(); ++p) {
-      for (std::size_t d = 0; d < out.size(); ++d) out[d] += scores[p] / sum * values[p][d];
-    }
-    for (std::size_t p = 0; p < values.size(); ++p) {
-      for (std::size_t d = 0; d < out.size(); ++d) spread[d] += scores[p] / sum * std::abs(values[p][d] - out[d]);
-    }
-    return {out, spread};
+    const double slope = variant.alibi ? slopes[static_cast<std::size_t>(head)] : 0;
+    return AttentionReference{scale(), variant.soft_cap, slope}(q, keys, values);
   }
 };
 

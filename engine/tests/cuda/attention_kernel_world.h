@@ -13,6 +13,7 @@
 #include <numeric>
 #include <vector>
 
+#include "attention_reference.h"
 #include "device_arrays.h"
 #include "ops/cuda/kernels/attention.h"
 #include "ops_support.h"
@@ -221,36 +222,22 @@ struct World {
     return result;
   }
 
-  // One head of one row in double, and the sum of the absolute values of its terms.
-  struct Expected {
-    std::vector<double> value, magnitude;
-  };
-  Expected reference(int sequence, int position, int head) const {
+  // One head of one row in double.
+  ops::AttentionReference::Result reference(int sequence, int position, int head) const {
     const auto& rows = qkv[static_cast<std::size_t>(sequence)];
-    const int dim = shape.head_dim, k = (shape.heads + head / shape.group()) * dim, v = k + shape.kv_heads * dim;
-    std::vector<double> p;
-    const int first = window == 0 ? 0 : std::max(0, position - window + 1);
-    for (int i = first; i <= position; ++i) {
-      double score = 0;
-      for (int d = 0; d < dim; ++d) score += double{rows.at(position, head * dim + d)} * double{rows.at(i, k + d)};
-      score *= double{scale};
-      if (soft_cap != 0) score = double{soft_cap} * std::tanh(score / double{soft_cap});
-      if (!slopes.empty()) score += double{slopes[static_cast<std::size_t>(head)]} * (i - position);
-      p.push_back(score);
+    const auto vector = [&](int row, int of_head) {
+      std::vector<double> out;
+      for (int d = 0; d < shape.head_dim; ++d) out.push_back(rows.at(row, of_head * shape.head_dim + d));
+      return out;
+    };
+    const int k = shape.heads + head / shape.group();
+    std::vector<std::vector<double>> keys, values;
+    for (int p = window == 0 ? 0 : std::max(0, position - window + 1); p <= position; ++p) {
+      keys.push_back(vector(p, k));
+      values.push_back(vector(p, k + shape.kv_heads));
     }
-    const double maximum = *std::ranges::max_element(p);
-    double sum = 0;
-    for (auto& x : p) sum += x = std::exp(x - maximum);
-    Expected out{std::vector<double>(static_cast<std::size_t>(dim)), {}};
-    out.magnitude = out.value;
-    for (int i = first; i <= position; ++i) {
-      for (std::size_t d = 0; d < out.value.size(); ++d) {
-        const double x = p[static_cast<std::size_t>(i - first)] / sum * double{rows.at(i, v + static_cast<int>(d))};
-        out.value[d] += x;
-        out.magnitude[d] += std::abs(x);
-      }
-    }
-    return out;
+    const double slope = slopes.empty() ? 0 : slopes[static_cast<std::size_t>(head)];
+    return ops::AttentionReference{scale, soft_cap, slope}(vector(position, head), keys, values);
   }
 
   // Compares some heads of some rows with the reference, including the first and the last row of each chunk.
@@ -264,9 +251,10 @@ struct World {
         const auto expected = reference(chunk.sequence, chunk.begin + i, head);
         for (int d = 0; d < shape.head_dim; ++d) {
           const auto at = static_cast<std::size_t>(d);
-          const double bound = (4e-6 + (plain ? 0 : 2 * ops::rounding(type))) * expected.magnitude[at] +
-                               ops::rounding(out.dtype) * std::abs(expected.value[at]) + 1e-7;
-          ASSERT_NEAR(out.at(row + i, head * shape.head_dim + d), expected.value[at], bound)
+          const double value = expected.out[at], size = std::abs(value) + expected.spread[at];
+          const double bound = (4e-6 + (plain ? 0 : 2 * ops::rounding(type))) * size +
+                               ops::rounding(out.dtype) * std::abs(value) + 1e-7;
+          ASSERT_NEAR(out.at(row + i, head * shape.head_dim + d), value, bound)
               << "heads " << shape.heads << "/" << shape.kv_heads << " head size " << shape.head_dim << " block "
               << shape.block_len << ' ' << to_string(type) << " bits " << quant_bits << " window " << window << " cap "
               << soft_cap << " row " << i << " at " << chunk.begin + i << " head " << head;

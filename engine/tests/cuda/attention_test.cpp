@@ -59,8 +59,8 @@ TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
   }
 }
 
-// Head sizes and types without tiles, and blocks of a quantised cache that are not all aligned to 16 bytes. If q and out
-// are float, values are not rounded again.
+// Head sizes and types without tiles, and blocks of a quantised cache that are not all aligned to 16 bytes. If q and
+// out are float, values are not rounded again.
 TEST(CudaAttentionTest, any_head_size_and_element_type_is_correct_in_float) {
   Random random(6);
   constexpr std::array kDims = {2, 6, 16, 48, 80, 128};
@@ -119,8 +119,8 @@ TEST(CudaAttentionTest, unaligned_rows_are_correct) {
   world.expect_reference(random, {{0, 20, 40}}, options);
 }
 
-// Decodes and chunks whose positions are divided over thread blocks. With a window some splits lie before it, which must
-// keep copies and products synchronised. More splits than one block combines are combined in sets.
+// Decodes and chunks whose positions are divided over thread blocks. With a window some splits lie before it, which
+// must keep copies and products synchronised. More splits than one block combines are combined in sets.
 TEST(CudaAttentionTest, rows_with_several_splits_are_correct) {
   Random random(3);
   constexpr int kMany = (kCombinedSplits + 3) * 256;
@@ -162,19 +162,24 @@ TEST(CudaAttentionTest, rows_with_several_splits_are_correct) {
   }
 }
 
-// Divides the sequence into steps of any sizes, next to other sequences, on devices that split its positions or not, with
-// plans for other windows; then into decodes, alone and in a batch in which splits are not worthwhile.
+// Divides the sequence into steps of any sizes, next to other sequences, on devices that split its positions or not,
+// with plans for other windows; then into decodes, alone and in a batch in which splits are not worthwhile.
 TEST(CudaAttentionTest, reproducible_bits_do_not_depend_on_chunks_batch_or_splits) {
   Random random(4);
   struct Case {
     int dim, group, block_len, length, window = 0, quant_bits = 0;
     bool weighed = false;  // a cap and slopes
   };
-  const Case cases[] = {{64, 2, 21, 1150},           {32, 5, 64, 560},
-                        {256, 2, 21, 560},           {64, 2, 21, 1180, 600},
-                        {32, 5, 21, 1180, 530, 0, true}, {256, 2, 21, 1180, 77, 0, true},
-                        {64, 2, 21, 1180, 0, 0, true},   {64, 2, 24, 1150, 0, 8},
-                        {64, 2, 24, 1150, 500, 4, true}, {128, 2, 24, 560, 0, 8},
+  const Case cases[] = {{64, 2, 21, 1150},
+                        {32, 5, 64, 560},
+                        {256, 2, 21, 560},
+                        {64, 2, 21, 1180, 600},
+                        {32, 5, 21, 1180, 530, 0, true},
+                        {256, 2, 21, 1180, 77, 0, true},
+                        {64, 2, 21, 1180, 0, 0, true},
+                        {64, 2, 24, 1150, 0, 8},
+                        {64, 2, 24, 1150, 500, 4, true},
+                        {128, 2, 24, 560, 0, 8},
                         {128, 2, 24, 560, 300, 4, true}};
   for (const auto& c : cases) {
     const int n = c.length, begin = n - 60;

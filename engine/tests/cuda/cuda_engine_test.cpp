@@ -200,7 +200,8 @@ TEST_F(CudaEngineTest, jump_forward_tokens_equal_tokens_sampled_one_by_one) {
 
 // In 16 bits the device may choose another token if two have nearly equal probabilities. For common tokens, the
 // probabilities are close. An integer of a quantised cache that is a tie on one device may be the next integer on the
-// other. So the devices may differ by as much as without quantisation, plus the effect of quantisation on either device.
+// other. So the devices may differ by as much as without quantisation, plus the effect of quantisation on either
+// device.
 TEST_F(CudaEngineTest, probabilities_in_16_bits_or_with_a_quantised_cache_are_close_to_the_cpu) {
   TinyModel model;
   model.head_dim = 32;

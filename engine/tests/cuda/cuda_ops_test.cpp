@@ -1,5 +1,5 @@
-// Steps on the CUDA device: captured and issued steps, memory, and rejected arguments. ops_*_test.cpp, which all devices
-// share, test the results of each operation, and cuda_engine_test.cpp those of whole models.
+// Steps on the CUDA device: captured and issued steps, memory, and rejected arguments. ops_*_test.cpp, which all
+// devices share, test the results of each operation, and cuda_engine_test.cpp those of whole models.
 #include "ops/cuda/cuda_ops.h"
 
 #include <gtest/gtest.h>
@@ -27,8 +27,8 @@ SampleRow greedy() {
   return row;
 }
 
-// A model of an embedding, an attention whose result is not used, and a matrix. Its steps have one row for each sequence,
-// which is a decode.
+// A model of an embedding, an attention whose result is not used, and a matrix. Its steps have one row for each
+// sequence, which is a decode.
 class Model {
  public:
   explicit Model(const ops::CudaOptions& options = {}) : ops_(ops::make_cuda_ops(options)) {

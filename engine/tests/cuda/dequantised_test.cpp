@@ -233,27 +233,25 @@ TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_n
   Random random(162);
   QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
   QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
-  const auto goes_to_library = [&](GemmRunner& runner, QuantProblem& problem) {
+  // Whether the library computes the problem.
+  const auto dequantised = [&](GemmRunner::Options with, QuantProblem& problem) {
+    GemmRunner runner(device(), std::move(with));
+    prepare(runner, problem);
     const bool asked = !run(runner, problem).empty();
     problem.check(asked);
     return asked;
   };
-  const auto prepared = [&](GemmRunner::Options with, QuantProblem& problem) {
-    GemmRunner runner(device(), std::move(with));
-    prepare(runner, problem);
-    return goes_to_library(runner, problem);
-  };
-  EXPECT_TRUE(prepared(options(), many));
-  EXPECT_FALSE(prepared(options(), few));
+  EXPECT_TRUE(dequantised(options(), many));
+  EXPECT_FALSE(dequantised(options(), few));
   auto with = options();
   with.reproducible = true;
-  EXPECT_FALSE(prepared(std::move(with), many));
+  EXPECT_FALSE(dequantised(std::move(with), many));
   with = options();
   with.blas = nullptr;
-  EXPECT_FALSE(prepared(std::move(with), many));
+  EXPECT_FALSE(dequantised(std::move(with), many));
   std::filesystem::remove_all(folder_);
   own_ = 2.5;
-  EXPECT_FALSE(prepared(options(), many)) << "built-in kernels were faster";
+  EXPECT_FALSE(dequantised(options(), many)) << "built-in kernels were faster";
 
   // Without measurements, by rule.
   QuantProblem more(random, kFormat, kN, kK, 129, DType::bf16, DType::bf16);
@@ -261,7 +259,7 @@ TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_n
     with = options();
     with.timer = nullptr;
     with.memory.clear();
-    EXPECT_EQ(prepared(std::move(with), *problem), problem == &more);
+    EXPECT_EQ(dequantised(std::move(with), *problem), problem == &more);
   }
   // Inputs that become int8 codes use the kernels that give the same sums.
   QuantProblem integers(random, {{Code::u4, 32, false, DType::f32, Activations::i8_token}}, kN, kK, 129, DType::bf16,
@@ -353,13 +351,12 @@ TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
 }
 #endif
 
-// If a library is available (on a machine with a GPU): parts of several sizes, partial units of columns, every
-// algorithm; then the runner's choice by measurement.
+// If a library is available (on a machine with a GPU): parts of several sizes, partial units of columns, and
+// every algorithm.
 TEST(DequantisedBlasTest, the_library_gives_the_product) {
   std::string why;
   const auto blas = load_cublas(why);
   if (!blas) GTEST_SKIP() << why;
-  const auto info = device_info(0);
   struct One {
     Format format;
     std::int64_t n, k, rows, at_a_time;
@@ -398,18 +395,6 @@ TEST(DequantisedBlasTest, the_library_gives_the_product) {
       problem.check(true);
       if (HasFatalFailure()) return;
     }
-    GemmRunner::Options options;
-    options.blas = load_cublas(why);
-    options.timer = make_gemm_timer();
-    options.seconds = 1;
-    GemmRunner runner(info, std::move(options));
-    const auto whole = problem.gemm();
-    runner.reserve(whole);
-    runner.prepare(problem.stream, {&whole, 1}, static_cast<int>(whole.rows));
-    runner.run(problem.stream, whole);
-    problem.check(true);
-    if (HasFatalFailure()) return;
-    EXPECT_EQ(runner.rejected(), 0);
   }
 }
 

@@ -46,7 +46,8 @@ struct Layer {
     const auto source = [&](std::int64_t n, std::int64_t k, const QuantFormat& format) {
       const auto code = format.code;
       const float size = code == Code::u4 ? 5.0F : code == Code::i8 ? 74.0F : code == Code::f4_e2m1 ? 2.6F : 120.0F;
-      return CountingSource(MemoryQuantSource::random(random, n, k, format, 1 / (size * std::sqrt(static_cast<float>(k)))));
+      const float scale = 1 / (size * std::sqrt(static_cast<float>(k)));
+      return CountingSource(MemoryQuantSource::random(random, n, k, format, scale));
     };
     for (int e = 0; e < count; ++e) {
       gate.push_back(source(inter, hidden, gates));

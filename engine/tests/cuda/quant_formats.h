@@ -77,9 +77,9 @@ inline std::vector<double> values(const ops::MemoryQuantSource& source) {
   return out;
 }
 
-// Compares a product with double precision. weight: values(). Products are exact in float, except with float inputs; sums,
-// and products with the scales of groups, are rounded. dequantised: every weight is rounded to the type of the inputs,
-// and an output is rounded again if a bias is added.
+// Compares a product with double precision. weight: values(). Products are exact in float, except with float inputs;
+// sums, and products with the scales of groups, are rounded. dequantised: every weight is rounded to the type of the
+// inputs, and an output is rounded again if a bias is added.
 inline void check_product(const ops::Matrix& out, const ops::Matrix& in, std::span<const double> weight,
                           const ops::QuantFormat& format, float input_scale, std::span<const float> bias = {},
                           bool dequantised = false) {

@@ -156,8 +156,8 @@ class Check {
     }
   }
 
-  // The integers are nearest to the values before rounding to c.type. The zero is the least value, and the scale divides
-  // the range.
+  // The integers are nearest to the values before rounding to c.type. The zero is the least value, and the scale
+  // divides the range.
   void expect_integers(int row, int head, std::int64_t integers, std::int64_t scale_zero) const {
     const auto [value, magnitude] = head_of(row, head);
     std::uint16_t halves[2];

@@ -62,14 +62,18 @@ class W8a8Test : public ::testing::Test {
   // A GEMM whose inputs are codes. `in` and the codes must outlive it.
   struct Prepared {
     Prepared(Stream& stream, const CudaW8a8Linear& linear, const ops::Tensor& in)
-        : gemm(linear.gemm()), codes(static_cast<std::size_t>(in.rows * gemm.k)), scales(static_cast<std::size_t>(in.rows) * 4) {
+        : gemm(linear.gemm()),
+          codes(static_cast<std::size_t>(in.rows * gemm.k)),
+          scales(static_cast<std::size_t>(in.rows) * 4) {
       gemm.rows = in.rows, gemm.in = in.data, gemm.in_stride = in.stride;
       quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
       gemm.in = codes.data(), gemm.in_stride = gemm.k;
       gemm.quant->prepared = true;
       gemm.quant->row_scales = scales.as<float>();
     }
-    void set_out(const ops::Tensor& out) { gemm.out = out.data, gemm.out_type = out.dtype, gemm.out_stride = out.stride; }
+    void set_out(const ops::Tensor& out) {
+      gemm.out = out.data, gemm.out_type = out.dtype, gemm.out_stride = out.stride;
+    }
     Gemm gemm;
     DeviceMemory codes, scales;
   };
@@ -186,7 +190,8 @@ TEST_F(W8a8Test, fp8_equals_its_product_in_double_precision_with_all_tactics) {
       check_product(out, in, values(source), source.format(), source.input);
     });
     if (HasFatalFailure()) return;
-    for_all_tactics(weight, in.slice(0, 40), DType::f32, SumOrder::any, [&](const Matrix& out, const std::string& what) {
+    const auto few = in.slice(0, 40);
+    for_all_tactics(weight, few, DType::f32, SumOrder::any, [&](const Matrix& out, const std::string& what) {
       for (std::int64_t r = 0; r < out.rows; ++r) {
         for (std::int64_t o = 0; o < kN; ++o) ASSERT_NEAR(out.at(r, o), first->at(r, o), 1e-2) << what;
       }
@@ -225,7 +230,7 @@ TEST_F(W8a8Test, rows_of_zeros_or_nan_do_not_affect_others) {
         }
         for (std::int64_t o = 0; o < kN; ++o) {
           const float found = out.at(r, o);
-          ASSERT_TRUE(kind <= negative_zeros ? found == 0 : std::isnan(found)) << what << ", row " << r << ": " << found;
+          ASSERT_TRUE(kind <= negative_zeros ? found == 0 : std::isnan(found)) << what << ", row " << r;
         }
       }
     });
@@ -309,8 +314,8 @@ TEST_F(W8a8Test, norms_and_gates_write_codes_with_the_bits_of_their_outputs) {
   };
   const Case cases[] = {{64, DType::bf16, i8_token, false},
                         {272, DType::f16, i8_tensor, true},
-                        {8208, DType::bf16, i8_token, true},     // two vectors per thread
-                        {16400, DType::bf16, i8_token, false},  // more than a gate keeps, and than a norm can write codes for
+                        {8208, DType::bf16, i8_token, true},    // two vectors per thread
+                        {16400, DType::bf16, i8_token, false},  // more than a gate keeps; a norm writes no codes
                         {528, DType::bf16, f8_token, true},
                         {64, DType::f16, f8_tensor, false},
                         {272, DType::bf16, i8_token, true, 0.22F},
