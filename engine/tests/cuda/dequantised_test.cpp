@@ -18,7 +18,6 @@
 #include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/quant_gemm.h"
-#include "test_folder.h"
 
 namespace charonia::cuda {
 namespace {
@@ -139,28 +138,29 @@ struct QuantProblem {
 using Weights = std::vector<std::int64_t>;
 
 // A weight of 200 rows, with memory for 96 of them: parts of 80, 80 and 40 rows, or of 48 and a last part of 8.
-class DequantisedRunnerTest : public ::testing::Test {
+class DequantisedRunnerTest : public RunnerTest {
  protected:
   static constexpr std::int64_t kN = 200, kK = 128;
   static constexpr Format kFormat{{Code::u4, 32, true, DType::f16}};
 
-  ~DequantisedRunnerTest() override { std::filesystem::remove_all(folder_); }
+  DequantisedRunnerTest() {
+    log_.rejects = [](const Gemm& gemm) {
+      EXPECT_FALSE(gemm.quant);
+      return false;
+    };
+  }
+  QuantProblem problem(std::int64_t rows, DType type = DType::bf16, DType out_type = DType::bf16,
+                       const Format& format = kFormat) {
+    return QuantProblem(random_, format, kN, kK, rows, type, out_type);
+  }
 
   GemmRunner::Options options(std::int64_t k = kK) {
-    GemmRunner::Options options;
-    options.blas = std::make_unique<FakeBlas>(log_);
-    options.memory = folder_ / "gemms.json";
-    options.seconds = 3600;  // enough for a slow machine or a sanitizer
-    options.dequantised_bytes = dequantised_bytes(96, k);
-    options.timer = [this](Stream& stream, double, const std::function<void(int)>& issue) {
-      log_.runs.clear();
-      issue(0);
-      stream.wait("test");
-      ++measured_;
+    auto options = runner_options([this] {
       double microseconds = 0;
       for (const auto& one : log_.runs) microseconds += one.n > 48 ? microseconds_large_ : 1;
       return microseconds > 0 ? microseconds : own_;
-    };
+    });
+    options.dequantised_bytes = dequantised_bytes(96, k);
     return options;
   }
   static DeviceInfo device(std::int64_t k = kK) {
@@ -188,20 +188,14 @@ class DequantisedRunnerTest : public ::testing::Test {
     runner.prepare(problem.stream, {&gemm, 1}, static_cast<int>(gemm.rows));
   }
 
-  const std::filesystem::path folder_ = charonia::testing::test_folder();
-  FakeBlas::Log log_{.runs = {}, .rejects = [](const Gemm& gemm) {
-                       EXPECT_FALSE(gemm.quant);
-                       return false;
-                     }};
+  Random random_{161};
   double microseconds_large_ = 1;  // of a weight with more than 48 rows; 1 for others
   double own_ = 100;
-  int measured_ = 0;
 };
 
 const Weights kLargeParts{80, 80, 40}, kSmallParts{48, 48, 48, 48, 8};
 
 TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) {
-  Random random(161);
   struct One {
     std::int64_t k;
     Format format;
@@ -215,7 +209,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) 
     for (const bool large : {true, false}) {
       std::filesystem::remove_all(folder_);
       microseconds_large_ = large ? 1 : 30;
-      QuantProblem problem(random, one.format, kN, one.k, 40, one.type, one.out_type);
+      QuantProblem problem(random_, one.format, kN, one.k, 40, one.type, one.out_type);
       GemmRunner runner(device(one.k), options(one.k));
       prepare(runner, problem);
       const auto* const said = large ? ": dequantised 80 rows at a time, cuBLASLt, 3.0 us"
@@ -230,9 +224,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) 
 }
 
 TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_not_reproducible) {
-  Random random(162);
-  QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
-  QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
+  auto many = problem(48), few = problem(32), more = problem(129);
   // Whether the library computes the problem.
   const auto dequantised = [&](GemmRunner::Options with, QuantProblem& problem) {
     GemmRunner runner(device(), std::move(with));
@@ -254,24 +246,22 @@ TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_n
   EXPECT_FALSE(dequantised(options(), many)) << "built-in kernels were faster";
 
   // Without measurements, by rule.
-  QuantProblem more(random, kFormat, kN, kK, 129, DType::bf16, DType::bf16);
-  for (auto* const problem : {&many, &more}) {
+  for (auto* const one : {&many, &more}) {
     with = options();
     with.timer = nullptr;
     with.memory.clear();
-    EXPECT_EQ(dequantised(std::move(with), *problem), problem == &more);
+    EXPECT_EQ(dequantised(std::move(with), *one), one == &more);
   }
   // Inputs that become int8 codes use the kernels that give the same sums.
-  QuantProblem integers(random, {{Code::u4, 32, false, DType::f32, Activations::i8_token}}, kN, kK, 129, DType::bf16,
-                        DType::bf16);
+  auto integers =
+      problem(129, DType::bf16, DType::bf16, {{Code::u4, 32, false, DType::f32, Activations::i8_token}});
   GemmRunner runner(device(), options());
   prepare(runner, integers);
   EXPECT_TRUE(run(runner, integers).empty());
 }
 
 TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_kernels) {
-  Random random(163);
-  QuantProblem problem(random, kFormat, kN, kK, 40, DType::f16, DType::f32);
+  auto problem = this->problem(40, DType::f16, DType::f32);
   GemmRunner runner(device(), options());
   prepare(runner, problem);
   log_.rejects = [](const Gemm& gemm) { return gemm.n == 40; };  // the last part
@@ -288,19 +278,17 @@ TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_ker
 }
 
 TEST_F(DequantisedRunnerTest, measurements_are_stored) {
-  Random random(164);
-  QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
-  const auto file = folder_ / "gemms.json";
+  auto problem = this->problem(40);
   std::vector<std::string> report;
   nlohmann::json good;
   {
     GemmRunner runner(device(), options());
     prepare(runner, problem);
     report = runner.report();
-    std::ifstream(file) >> good;
+    std::ifstream(file()) >> good;
   }
   const auto measured_with = [&](const nlohmann::json& text, GemmRunner::Options with) {
-    std::ofstream(file) << text.dump();
+    std::ofstream(file()) << text.dump();
     measured_ = 0;
     GemmRunner runner(device(), std::move(with));
     prepare(runner, problem);
@@ -315,28 +303,19 @@ TEST_F(DequantisedRunnerTest, measurements_are_stored) {
   auto no_room = options();
   no_room.dequantised_bytes = dequantised_bytes(64, kK);
   EXPECT_TRUE(measured_with(good, std::move(no_room))) << "with room for fewer than the 80 rows";
-  for (const nlohmann::json& rows : {nlohmann::json(81), nlohmann::json(-16), nlohmann::json(std::int64_t{1} << 62),
-                                     nlohmann::json("x")}) {
-    auto altered = good;
-    int changed = 0;
-    for (auto& shapes : altered["measured"]) {
-      for (auto& by_rows : shapes) {
-        for (auto& tactic : by_rows) {
-          if (!tactic.contains("dequantised_rows")) continue;
-          tactic["dequantised_rows"] = rows;
-          ++changed;
-        }
-      }
-    }
-    EXPECT_EQ(changed, 1);
-    EXPECT_TRUE(measured_with(altered, options())) << rows;
+  const auto text = good.dump(), chosen = std::string(R"("dequantised_rows":80)");
+  const auto at = text.find(chosen);
+  ASSERT_NE(at, std::string::npos);
+  for (const auto* rows : {"81", "-16", "4611686018427387904", R"("x")"}) {
+    auto altered = text;
+    altered.replace(at + chosen.size() - 2, 2, rows);
+    EXPECT_TRUE(measured_with(nlohmann::json::parse(altered), options())) << rows;
   }
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
 TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
-  Random random(165);
-  QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
+  auto problem = this->problem(40);
   GemmRunner runner(device(), options());
   prepare(runner, problem);
   log_.runs.clear();

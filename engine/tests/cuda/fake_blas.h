@@ -1,13 +1,18 @@
-// A library in place of cuBLASLt, which computes with the built-in kernels or rejects GEMMs.
+// A library in place of cuBLASLt, which computes with the built-in kernels or rejects GEMMs; and runners with it.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "ops/cuda/gemm/blas.h"
+#include "ops/cuda/gemm/gemm_runner.h"
+#include "test_folder.h"
 
 namespace charonia::cuda {
 
@@ -45,6 +50,34 @@ class FakeBlas final : public Blas {
   Log& log_;
   std::string version_;
   DeviceMemory workspace_{kGemmCounterBytes};
+};
+
+class RunnerTest : public ::testing::Test {
+ protected:
+  ~RunnerTest() override { std::filesystem::remove_all(folder_); }
+
+  // time(): of the measured GEMM, in microseconds; log_ has its runs.
+  GemmRunner::Options runner_options(std::function<double()> time, const std::string& version = "library 1") {
+    GemmRunner::Options options;
+    options.blas = std::make_unique<FakeBlas>(log_, version);
+    options.memory = file();
+    options.seconds = 3600;  // enough for a slow machine or a sanitizer: the measured times do not depend on it
+    options.timer = [this, time](Stream& stream, double expected, const std::function<void(int)>& issue) {
+      EXPECT_GT(expected, 0);
+      issue(kMaxTimedGemms - 1);
+      log_.runs.clear();
+      issue(0);
+      stream.wait("test");
+      ++measured_;
+      return time();
+    };
+    return options;
+  }
+  std::filesystem::path file() const { return folder_ / "cache" / "gemms.json"; }
+
+  const std::filesystem::path folder_ = charonia::testing::test_folder();
+  FakeBlas::Log log_;
+  int measured_ = 0;
 };
 
 }  // namespace charonia::cuda

@@ -16,7 +16,6 @@
 #include "cuda/gemm_problem.h"
 #include "errors.h"
 #include "ops/cuda/gemm/autotune_cache.h"
-#include "test_folder.h"
 
 namespace charonia::cuda {
 namespace {
@@ -28,27 +27,15 @@ namespace fs = std::filesystem;
   return ::testing::AssertionFailure() << '"' << part << "\" is not in: " << text;
 }
 
-class GemmRunnerTest : public ::testing::Test {
+class GemmRunnerTest : public RunnerTest {
  protected:
-  ~GemmRunnerTest() override { fs::remove_all(folder_); }
-
   GemmRunner::Options options(bool library = true, const std::string& version = "library 1") {
-    GemmRunner::Options options;
-    if (library) options.blas = std::make_unique<FakeBlas>(log_, version);
-    options.memory = file();
-    options.seconds = 3600;  // enough for a slow machine or a sanitizer: the measured times do not depend on it
-    options.timer = [this](Stream& stream, double expected, const std::function<void(int)>& issue) {
-      EXPECT_GT(expected, 0);
-      log_.runs.clear();
-      issue(0);
-      issue(kMaxTimedGemms - 1);
-      stream.wait("test");
-      ++measured_;
-      return log_.runs.empty() ? 10 : library_time_ * static_cast<double>(log_.runs.back().algorithm);
-    };
+    auto options = runner_options(
+        [this] { return log_.runs.empty() ? 10 : library_time_ * static_cast<double>(log_.runs.back().algorithm); },
+        version);
+    if (!library) options.blas = nullptr;
     return options;
   }
-  fs::path file() const { return folder_ / "cache" / "gemms.json"; }
 
   static void prepare(GemmRunner& runner, GemmProblem& problem, int max_rows, std::int64_t rows = 0) {
     auto gemm = problem.gemm();
@@ -65,10 +52,7 @@ class GemmRunnerTest : public ::testing::Test {
     return log_.runs.size();
   }
 
-  const fs::path folder_ = charonia::testing::test_folder();
-  FakeBlas::Log log_;
   double library_time_ = 1;  // of algorithm 1; algorithm i takes i times as long. A built-in kernel takes 10
-  int measured_ = 0;
 };
 
 constexpr Case kCase{.rows = 3, .n = 24, .k = 72, .bias = true};

@@ -107,39 +107,36 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
                               at.prefill, at.sampling, at.tables, out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
-    EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
-    EXPECT_EQ(out.i32(at.counts, 1), static_cast<std::int32_t>(plan.prefill.size()));
-    EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(step.input().ids.size()));
-    std::int64_t row = 0;
-    for (int s = 0; s < sequences; ++s) {
-      for (; row < step.query_start[static_cast<std::size_t>(s + 1)]; ++row) {
-        const auto i = static_cast<std::size_t>(row);
-        EXPECT_EQ(out.i32(at.ids, row), step.ids[i]);
-        EXPECT_EQ(out.i32(at.positions, row), step.positions[i]);
-        EXPECT_EQ(out.i32(at.rotary_rows, row), step.rotary_rows.empty() ? step.positions[i] : step.rotary_rows[i]);
-        const auto block = step.tables[static_cast<std::size_t>(s * step.stride + step.positions[i] / kBlockLen)];
-        EXPECT_EQ(out.i32(at.kv_slots, row), block * kBlockLen + step.positions[i] % kBlockLen);
-        // The flat table of the sequence has the same block.
-        EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + step.positions[i] / kBlockLen), block);
-      }
-    }
-    for (; row < capacity.rows; ++row) {
-      EXPECT_EQ(out.i32(at.ids, row), 0);
-      EXPECT_EQ(out.i32(at.positions, row), 0);
-      EXPECT_EQ(out.i32(at.rotary_rows, row), 0);
-      EXPECT_EQ(out.i32(at.kv_slots, row), -1);
-    }
-    for (std::int64_t i = 0; i < capacity.logits_rows; ++i) {
-      const auto wanted = out.i32(at.logits_rows, i);
-      if (i < logits) {
-        EXPECT_EQ(wanted, step.logits_rows[static_cast<std::size_t>(i)]);
-      }
-      EXPECT_GE(wanted, 0);
-      EXPECT_LT(wanted, capacity.rows);
-    }
     const auto same = [&](std::size_t offset, const auto& values) {
       return values.empty() || std::memcmp(out.at(offset), values.data(), values.size() * sizeof values[0]) == 0;
     };
+    EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
+    EXPECT_EQ(out.i32(at.counts, 1), static_cast<std::int32_t>(plan.prefill.size()));
+    EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(rows));
+    std::vector<std::int32_t> slots;
+    for (int s = 0; s < sequences; ++s) {
+      for (auto row = slots.size(); row < static_cast<std::size_t>(step.query_start[static_cast<std::size_t>(s + 1)]);
+           ++row) {
+        const auto in_table = step.positions[row] / kBlockLen;
+        const auto block = step.tables[static_cast<std::size_t>(s * step.stride + in_table)];
+        slots.push_back(block * kBlockLen + step.positions[row] % kBlockLen);
+        // The flat table of the sequence has the same block.
+        EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + in_table), block);
+      }
+    }
+    const auto padded = [&](std::vector<std::int32_t> values, std::int32_t padding) {
+      values.resize(static_cast<std::size_t>(capacity.rows), padding);
+      return values;
+    };
+    EXPECT_TRUE(same(at.ids, padded(step.ids, 0)));
+    EXPECT_TRUE(same(at.positions, padded(step.positions, 0)));
+    EXPECT_TRUE(same(at.rotary_rows, padded(step.rotary_rows.empty() ? step.positions : step.rotary_rows, 0)));
+    EXPECT_TRUE(same(at.kv_slots, padded(slots, -1)));
+    EXPECT_TRUE(same(at.logits_rows, step.logits_rows));
+    for (std::int64_t i = 0; i < capacity.logits_rows; ++i) {
+      EXPECT_GE(out.i32(at.logits_rows, i), 0);
+      EXPECT_LT(out.i32(at.logits_rows, i), capacity.rows);
+    }
     EXPECT_TRUE(same(at.decode, plan.decode));
     EXPECT_TRUE(same(at.prefill, plan.prefill));
     EXPECT_TRUE(same(at.sampling, sampling));
