@@ -8,7 +8,6 @@
 #include <set>
 
 #include "base/text.h"
-#include "charonia/error.h"
 #include "cuda/gemm_problem.h"
 #include "ops/cuda/kernels/gemm_params.h"
 #include "ops/cuda/kernels/rows.h"
@@ -74,18 +73,14 @@ TEST(GemmPlanTest, tactics_are_distinct_and_fill_the_device_if_possible) {
   h200.sms = 132;
   h200.shared_bytes = std::size_t{227} << 10;
   for (const std::int64_t rows : {1, 4, 8, 16, 17, 32, 64, 65, 256, 257, 8192}) {
-    for (const auto& [n, k] :
-         {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {12288, 4096}, {4096, 11008}, {32000, 4096}}) {
-      for (const auto order : {SumOrder::any, SumOrder::fixed}) {
-        const auto tactics = gemm_tactics(h200, {.type = DType::bf16, .rows = rows, .n = n, .k = k}, order);
-        ASSERT_FALSE(tactics.empty());
-        for (const auto& tactic : tactics) EXPECT_EQ(std::ranges::count(tactics, tactic), 1);
-        const auto& best = tactics[0];
-        if (order == SumOrder::fixed && best.kernel == Kernel::tile) {
-          EXPECT_GE(divide_up(rows, best.tile_rows) * divide_up(n, best.tile_columns) * best.k_blocks, 128)
-              << "rows " << rows << " n " << n << " k " << k;
-        }
-      }
+    for (const std::int64_t n : {4096, 12288, 32000}) {
+      const auto tactics = gemm_tactics(h200, {.type = DType::bf16, .rows = rows, .n = n, .k = 4096});
+      ASSERT_FALSE(tactics.empty());
+      for (const auto& tactic : tactics) EXPECT_EQ(std::ranges::count(tactics, tactic), 1);
+      const auto& best = tactics[0];
+      if (best.kernel != Kernel::tile) continue;
+      EXPECT_GE(divide_up(rows, best.tile_rows) * divide_up(n, best.tile_columns) * best.k_blocks, 128)
+          << "rows " << rows << " n " << n;
     }
   }
 }
@@ -200,26 +195,6 @@ TEST(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
       }
     }
   }
-}
-
-TEST(GemmTest, gates_and_packed_weights_that_no_kernel_supports_are_rejected) {
-  GemmProblem problem({.rows = 2, .n = 24, .k = 72});
-  const auto good = problem.gemm();
-  const auto stream = gemm_tactics(device_info(0), good).front();
-  ASSERT_EQ(stream.kernel, Kernel::stream);
-  ASSERT_NE(good.weight_stride % kPackedK, 0);
-  const auto rejected = [&](const auto& change, const std::optional<GemmTactic>& tactic = std::nullopt) {
-    auto gemm = good;
-    change(gemm);
-    const auto used = tactic ? *tactic : gemm_tactics(device_info(0), gemm).front();
-    const DeviceMemory workspace(kGemmCounterBytes);
-    EXPECT_THROW(cuda::gemm(problem.stream, device_info(0), gemm, used, workspace.data()), Error);
-  };
-  rejected([](Gemm& gemm) { gemm.gate = Gate::silu; }, GemmTactic{Kernel::tile, 32, 64, 6});
-  rejected([](Gemm& gemm) { gemm.gate = Gate::silu, gemm.out_type = DType::f32; }, stream);
-  rejected([](Gemm& gemm) { gemm.gate = Gate::silu, gemm.n = 23; }, stream);
-  rejected([](Gemm& gemm) { gemm.packed = true; });
-  rejected([](Gemm& gemm) { gemm.packed = true, gemm.weight_stride = 96, gemm.type = gemm.out_type = DType::f32; });
 }
 
 // The sums of blocks are added in block order, wherever they are combined and in whatever order the blocks finish.

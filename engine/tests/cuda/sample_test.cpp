@@ -56,12 +56,6 @@ class Device {
     return sample(one, std::span(&row, 1))[0].token;
   }
 
-  // Expects that a step is rejected.
-  void refuse(std::span<const SampleRow> rows, std::int64_t padded, std::string_view why) {
-    std::vector<std::byte> bytes;
-    expect_error(ErrorCode::internal, {why}, [&] { sampler_.pack(rows, padded, bytes, notes_); });
-  }
-
   SamplePacked packed;  // of the last step
 
  private:
@@ -229,21 +223,20 @@ TEST(CudaSampleTest, rows_of_one_request_share_their_list) {
   });
 }
 
-TEST(CudaSampleTest, invalid_rows_are_rejected) {
-  Device device(10, 2);
+TEST(CudaSampleTest, rows_outside_the_vocabulary_or_of_one_sequence_are_rejected) {
+  Sampler sampler(10, 2);
+  SampleNotes notes;
+  std::vector<std::byte> bytes;
   Rows rows(2);
-  device.refuse(rows, 1, "padded to 1");
-  device.refuse(rows, 3, "room for 2");
+  const auto refused = [&](std::string_view why) {
+    expect_error(ErrorCode::internal, {why}, [&] { sampler.pack(rows, 2, bytes, notes); });
+  };
   const Ids outside = {3, 10};
   rows[1].banned = outside;
-  device.refuse(rows, 2, "token id 10");
+  refused("token id 10");
   rows[1] = {};
-  rows[0].repetition_penalty = 2;
-  rows[0].prompt = outside;
-  device.refuse(rows, 2, "token id 10");
-  rows[0].prompt = {};
-  rows[1].repetition_penalty = 2;
-  device.refuse(rows, 2, "two rows of sequence 0");
+  rows[0].repetition_penalty = rows[1].repetition_penalty = 2;
+  refused("two rows of sequence 0");
   EXPECT_THROW(Sampler(300000, 1), Error);
 }
 
