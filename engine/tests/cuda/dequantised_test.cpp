@@ -28,8 +28,6 @@ using ops::MemoryQuantSource;
 using ops::Random;
 using HostMatrix = ops::Matrix;
 
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
-
 TEST(DequantisedTest, parts_have_equal_sizes_and_fit) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
   EXPECT_EQ(dequantised_parts(28672, 4096, 64 * kMiB, 60 * kMiB), (std::vector<std::int64_t>{7168, 3584}));
@@ -329,53 +327,6 @@ TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
   EXPECT_EQ(weights(), kLargeParts) << "a replay does not call the library";
 }
 #endif
-
-// If a library is available (on a machine with a GPU): parts of several sizes, partial units of columns, and
-// every algorithm.
-TEST(DequantisedBlasTest, the_library_gives_the_product) {
-  std::string why;
-  const auto blas = load_cublas(why);
-  if (!blas) GTEST_SKIP() << why;
-  struct One {
-    Format format;
-    std::int64_t n, k, rows, at_a_time;
-    DType type, out_type;
-  };
-  const One all[] = {
-      {{{Code::u4, 128, true, DType::f16}}, 1000, 1024, 200, 1008, DType::f16, DType::f16},
-      {{{Code::u4, 32, false, DType::bf16}, true}, 1000, 1024, 129, 384, DType::bf16, DType::f32},
-      {{{Code::i8, 200, false, DType::bf16}}, 264, 200, 65, 128, DType::bf16, DType::bf16},
-      {{{Code::f8_e4m3, 128, false, DType::f32}}, 776, 640, 300, 256, DType::bf16, DType::bf16},
-      {{{Code::f8_e4m3, 8, false, DType::f32}}, 264, 200, 65, 272, DType::f16, DType::f32},
-      {{{Code::f4_e2m1, 32, false, DType::f8_e8m0}}, 776, 640, 300, 512, DType::f16, DType::f16},
-  };
-  Random random(166);
-  const DeviceMemory workspace(kWorkspaceBytes);
-  for (const auto& one : all) {
-    QuantProblem problem(random, one.format, one.n, one.k, one.rows, one.type, one.out_type);
-    auto gemm = problem.gemm();
-    const auto& quant = *gemm.quant;
-    const auto stride = round_up(one.k, 64);
-    const DeviceMemory prepared(static_cast<std::size_t>(one.rows * stride) * 2);
-    if (quant.order != nullptr) {
-      prepare_quant_inputs(problem.stream, gemm, prepared.data(), stride, nullptr);
-      gemm.in = prepared.data(), gemm.in_stride = stride;
-      gemm.quant->prepared = true;
-    }
-    const DeviceMemory numbers(dequantised_bytes(one.at_a_time, one.k));
-    const auto part = dequantised_part(gemm, 0, std::min(one.at_a_time, one.n), numbers.data());
-    const auto tactics = blas->tactics(part, kWorkspaceBytes);
-    EXPECT_FALSE(tactics.empty());
-    for (const auto& tactic : tactics) {
-      EXPECT_TRUE(blas->serves(part, tactic, kWorkspaceBytes));
-      ASSERT_TRUE(run_dequantised(problem.stream, *blas, gemm, one.at_a_time, tactic, numbers.data(), workspace.data(),
-                                  kWorkspaceBytes));
-      add_bias(problem.stream, gemm);
-      problem.check(true);
-      if (HasFatalFailure()) return;
-    }
-  }
-}
 
 }  // namespace
 }  // namespace charonia::cuda

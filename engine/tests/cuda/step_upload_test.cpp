@@ -164,17 +164,6 @@ TEST(StepUploadTest, only_the_size_of_the_tables_depends_on_the_step) {
   EXPECT_GT(second.bytes, first.bytes);
 }
 
-TEST(StepUploadTest, a_step_beyond_its_capacity_is_rejected) {
-  Step step;
-  step.add(0, 3, true);
-  FlatTables tables;
-  flatten_tables(step.input().attention, kBlockLen, tables);
-  EXPECT_THROW(write(step, {.rows = 2, .logits_rows = 1}, tables, {}, {}), Error);
-  EXPECT_THROW(write(step, {.rows = 3, .logits_rows = 0}, tables, {}, {}), Error);
-  const std::vector<std::byte> sampling(8);
-  EXPECT_THROW(write(step, {.rows = 3, .logits_rows = 1, .sampling_bytes = 7}, tables, {}, sampling), Error);
-}
-
 TEST(StepUploadTest, a_decode_step_has_one_sampled_row_for_each_sequence) {
   Step decode;
   for (int s = 0; s < 3; ++s) decode.add(5 * s, 1, true);
