@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -35,26 +35,6 @@ log = logging.getLogger("charonia_gateway.access")
 class Record:
     """`given`: the client's x-request-id, which is used if it is short and plain."""
 
-    __slots__ = (
-        "_began",
-        "_given",
-        "_name",
-        "answers",
-        "error",
-        "estimated_tokens",
-        "failed_status",
-        "first_byte_s",
-        "key",
-        "model",
-        "names",
-        "operation",
-        "prompt",
-        "status",
-        "system_fingerprint",
-        "trace_id",
-        "usage",
-    )
-
     def __init__(self, given: bytes | None = None) -> None:
         self._began = time.perf_counter()
         self._given = given.decode() if given is not None and _SANE.fullmatch(given) else None
@@ -70,6 +50,8 @@ class Record:
         self.names: Mapping[str, str] = {}  # the body's names for fields of the engine
         self.failed_status = 0  # status of an error after the response began; 0: no such error
         self.key: Key | None = None  # the key of the request; None: no key is needed
+        # Counts the request's sequences as concurrent ones of its key; None: no key is needed.
+        self.hold: Callable[[int], Awaitable[None]] | None = None
         self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.system_fingerprint = ""  # set when the body is read
         self.trace_id: str | None = None  # 32 hexadecimal digits

@@ -11,7 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,11 +53,12 @@ class State(ABC):
         still lasts."""
 
     @abstractmethod
-    async def acquire(self, name: str, holder: str, limit: int) -> bool:
-        """Add a holder, a request for example, if `name` has fewer than `limit` holders. release() must follow True."""
+    async def acquire(self, name: str, holders: Sequence[str], limit: int) -> bool:
+        """Add holders, sequences for example, if `name` then has at most `limit` holders. release() must follow
+        True."""
 
     @abstractmethod
-    async def release(self, name: str, holder: str) -> None: ...
+    async def release(self, name: str, holders: Sequence[str]) -> None: ...
 
     # --- sessions
 
@@ -120,14 +121,14 @@ class MemoryState(State):
         self._windows[name] = (total + amount, end)
         return total + amount, end - now
 
-    async def acquire(self, name: str, holder: str, limit: int) -> bool:
-        if len(self._holders[name]) >= limit:
+    async def acquire(self, name: str, holders: Sequence[str], limit: int) -> bool:
+        if len(self._holders[name]) + len(holders) > limit:
             return False
-        self._holders[name].add(holder)
+        self._holders[name].update(holders)
         return True
 
-    async def release(self, name: str, holder: str) -> None:
-        self._holders[name].discard(holder)
+    async def release(self, name: str, holders: Sequence[str]) -> None:
+        self._holders[name].difference_update(holders)
         if not self._holders[name]:
             del self._holders[name]
 
@@ -196,13 +197,13 @@ return {total, left}
 _ACQUIRE = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
-redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[3])
+if redis.call('ZCARD', KEYS[1]) + #ARGV - 2 > tonumber(ARGV[1]) then return 0 end
+for at = 3, #ARGV do redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[at]) end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
 return 1
 """
 _RENEW = """
-redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1] + ARGV[1], ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 """
 # KEYS: the response, the index by age, the bytes of all. A member of the index is "SIZE SESSION ID".
@@ -261,6 +262,7 @@ class RedisState(State):
         self._alone = MemoryState(bounds)  # while Redis is away
         self._away_until = 0.0
         self._held: set[tuple[str, str]] = set()  # name and holder
+        self._new_owners: dict[str, str | None] = {}  # not yet written to Redis, oldest first
         script = self._redis.register_script
         self._count, self._acquire, self._renew = script(_COUNT), script(_ACQUIRE), script(_RENEW)
         self._add, self._remove = script(_ADD), script(_REMOVE)
@@ -290,40 +292,54 @@ class RedisState(State):
             return await self._alone.count(name, amount)
         return int(total), left_ms / 1000
 
-    async def acquire(self, name: str, holder: str, limit: int) -> bool:
+    async def acquire(self, name: str, holders: Sequence[str], limit: int) -> bool:
         key = f"{self._prefix}holders:{name}"
         try:
-            taken = await self._run(lambda: self._acquire([key], [holder, limit, _LEASE_S]))
+            taken = await self._run(lambda: self._acquire([key], [limit, _LEASE_S, *holders]))
         except StateUnavailable:
-            return await self._alone.acquire(name, holder, limit)
+            return await self._alone.acquire(name, holders, limit)
         if taken:
-            self._held.add((name, holder))
+            self._held.update((name, holder) for holder in holders)
         return bool(taken)
 
-    async def release(self, name: str, holder: str) -> None:
-        if (name, holder) not in self._held:
-            await self._alone.release(name, holder)
-            return
-        self._held.discard((name, holder))
-        with contextlib.suppress(StateUnavailable):  # the lease ends by itself
-            await self._run(lambda: self._redis.zrem(f"{self._prefix}holders:{name}", holder))
+    async def release(self, name: str, holders: Sequence[str]) -> None:
+        held = [holder for holder in holders if (name, holder) in self._held]
+        await self._alone.release(name, [holder for holder in holders if holder not in held])
+        if held:
+            self._held.difference_update((name, holder) for holder in held)
+            with contextlib.suppress(StateUnavailable):  # the lease ends by itself
+                await self._run(lambda: self._redis.zrem(f"{self._prefix}holders:{name}", *held))
 
     async def owner(self, session: str) -> str | None:
         try:
+            await self._write_owners()
             found: Any = await self._run(lambda: self._redis.get(f"{self._prefix}owner:{session}"))
         except StateUnavailable:
-            return await self._alone.owner(session)
+            return self._new_owners.get(session)
         return None if found is None else str(found, "utf-8")
 
     async def set_owner(self, session: str, target: str | None) -> None:
-        key = f"{self._prefix}owner:{session}"
+        self._new_owners.pop(session, None)
+        self._new_owners[session] = target
+        if len(self._new_owners) > _MAX_SESSIONS:
+            del self._new_owners[next(iter(self._new_owners))]
         with contextlib.suppress(StateUnavailable):
-            if target is None:
-                await self._run(lambda: self._redis.delete(key))
-            else:
-                await self._run(lambda: self._redis.set(key, target, ex=_OWNER_S))
+            await self._write_owners()
+
+    async def _write_owners(self) -> None:
+        """Write the owners that were set, also those from the time when Redis was away. Raises StateUnavailable."""
+        if not self._new_owners:
             return
-        await self._alone.set_owner(session, target)
+        writing, self._new_owners = self._new_owners, {}
+        pipeline = self._redis.pipeline(transaction=False)
+        for session, target in writing.items():
+            key = f"{self._prefix}owner:{session}"
+            pipeline.delete(key) if target is None else pipeline.set(key, target, ex=_OWNER_S)
+        try:
+            await self._run(pipeline.execute)
+        except BaseException:
+            self._new_owners = writing | self._new_owners
+            raise
 
     @property
     def _response_keys(self) -> list[str]:
@@ -360,9 +376,11 @@ class RedisState(State):
         await self._run(lambda: self._redis.delete(f"{self._prefix}claim:{id}"))
 
     async def follow(self) -> None:
-        """Renew the leases of running requests."""
+        """Renew the leases of running requests, and write owners from the time when Redis was away."""
         while True:
             await asyncio.sleep(_RENEW_S)
+            with contextlib.suppress(StateUnavailable):
+                await self._write_owners()
             for name, holder in list(self._held):
                 if (name, holder) in self._held:
                     with contextlib.suppress(StateUnavailable):

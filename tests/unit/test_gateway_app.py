@@ -32,6 +32,12 @@ async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None
     assert answer.status_code == 404 and "location" not in answer.headers
 
 
+async def test_embeddings_are_rejected_with_a_code_of_their_own() -> None:
+    async with gateway() as (web, _):
+        answer = await web.post("/v1/embeddings", json={"model": MODEL, "input": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "embeddings_not_supported")
+
+
 @pytest.mark.parametrize("tokens", [3, 1500])  # the longer ones are tokenized in a thread, and in pieces
 async def test_answers_with_log_probabilities_are_whole_however_many_they_are(tokens: int) -> None:
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
@@ -59,30 +65,6 @@ async def test_answers_with_log_probabilities_are_whole_however_many_they_are(to
     assert choice["logprobs"]["token_logprobs"] == [-0.5] * tokens
     assert choice["logprobs"]["top_logprobs"][1] == {"2": -0.5, "3": -0.5}
     assert len(choice["logprobs"]["text_offset"]) == tokens
-
-
-async def test_an_answer_whose_server_has_no_vocabulary_any_more_is_not_lost() -> None:
-    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
-        yield with_logprobs(part("xy", "stop"), 2, 1)
-
-    async with gateway() as (web, server):
-        server.behaviour = answer
-        server.vocabulary_gone = True
-        chat = await web.post("/v1/chat/completions", json={**CHAT, "logprobs": True, "top_logprobs": 1})
-        text = await web.post("/v1/completions", json={"model": MODEL, "prompt": "hi", "logprobs": 1})
-    assert chat.status_code == text.status_code == 200
-    (choice,) = chat.json()["choices"]
-    unknown = {"token": "\ufffd", "logprob": -0.5, "bytes": None}
-    assert choice["message"]["content"] == "xy"
-    assert choice["logprobs"]["content"] == [
-        {"token": token, "logprob": -0.5, "bytes": [ord(token)], "top_logprobs": [unknown]} for token in "xy"
-    ]
-    assert text.json()["choices"][0]["logprobs"] == {
-        "tokens": ["x", "y"],
-        "token_logprobs": [-0.5] * 2,
-        "top_logprobs": [{"\ufffd": -0.5}] * 2,
-        "text_offset": [0, 1],
-    }
 
 
 async def test_a_request_to_a_server_that_drains_hears_so_in_no_words_of_tritons() -> None:

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "charonia/engine.h"
 #include "cuda/fake_blas.h"
+#include "emulator/emulated_device.h"
 #include "engine_support.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"

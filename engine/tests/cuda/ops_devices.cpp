@@ -1,7 +1,9 @@
 // The devices for the tests of the operations: a CUDA device in normal mode and in reproducible mode.
-#include "ops/cuda/device/portable.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops_support.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/host_grid.h"
+#endif
 
 namespace charonia::ops {
 

@@ -15,7 +15,7 @@
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #if defined(CHARONIA_CUDA_ON_HOST)  // calls device functions
-#include "ops/cuda/device/fp8.h"
+#include "ops/cuda/device/portable.h"
 #endif
 
 namespace charonia::cuda {

@@ -14,14 +14,17 @@ from charonia_gateway.schemas.fields import (
     CACHE_SALT,
     MAX_MESSAGES,
     MAX_PARTS,
-    MAX_TOOLS,
+    OBJECT,
+    TOOL_LIST,
     CacheSalt,
     check_function,
     check_names,
+    function_list,
     function_name,
     join_parts,
     refused,
     text_of_parts,
+    unsupported,
     wrong,
     wrong_value,
 )
@@ -110,21 +113,16 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     """Return the tools as functions in OpenAI's form, which chat templates expect."""
     if value is None:
         return None
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise wrong(f"send a list of at most {MAX_TOOLS} tools")
-    functions = [_function(number, tool) for number, tool in enumerate(value)]
-    check_names(one["function"]["name"] for one in functions)
-    return functions
+    tools = [_function(number, tool) for number, tool in enumerate(function_list(value))]
+    check_names(one["function"]["name"] for one in tools if one["type"] == "function")
+    return tools
 
 
 def _function(number: int, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise wrong(f'tool {number} is not an object: send {{"name": ..., "input_schema": ...}}')
     if tool.get("type") not in (None, "custom"):
-        raise wrong(
-            f"tool {number} is of type {str(tool['type'])[:40]!r}: this server has no tools of its own; describe yours "
-            "with name and input_schema"
-        )
+        return {"type": str(tool["type"]) if tool["type"] != "function" else "?"}  # Anthropic's servers run these tools
     name = function_name(f"tool {number}", tool.get("name"), _MAX_NAME)
     schema, description = tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):
@@ -173,7 +171,6 @@ def _output_config(value: Any) -> Any:
     return value
 
 
-_OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
 _TEXT_OR_OBJECTS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}]
 
 
@@ -228,23 +225,19 @@ class CountTokensRequest(BaseModel):
     system: Annotated[
         str | None, BeforeValidator(_system), WithJsonSchema({"anyOf": [*_TEXT_OR_OBJECTS, {"type": "null"}]})
     ] = Field(None, description="a text, or text blocks, which are joined")
-    tools: Annotated[
-        list[dict[str, Any]] | None,
-        BeforeValidator(_tools),
-        WithJsonSchema(
-            {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
-        ),
-    ] = Field(None, description="name, description, input_schema, strict; tools of Anthropic's own are rejected")
-    tool_choice: Annotated[Any, BeforeValidator(_tool_choice), _OBJECT] = Field(
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools), TOOL_LIST] = Field(
+        None, description="name, description, input_schema, strict; tools that Anthropic's servers run are ignored"
+    )
+    tool_choice: Annotated[Any, BeforeValidator(_tool_choice), OBJECT] = Field(
         None, description="auto, any, none, or tool with its name; disable_parallel_tool_use"
     )
-    thinking: Annotated[Any, BeforeValidator(_thinking), _OBJECT] = Field(
+    thinking: Annotated[Any, BeforeValidator(_thinking), OBJECT] = Field(
         None, description="enabled, adaptive or disabled; budget_tokens is a variable of the chat template"
     )
-    output_config: Annotated[Any, BeforeValidator(_output_config), _OBJECT] = Field(
+    output_config: Annotated[Any, BeforeValidator(_output_config), OBJECT] = Field(
         None, description="`format` of type json_schema; `effort`, a variable of the chat template"
     )
-    output_format: Annotated[Any, BeforeValidator(_format), _OBJECT] = Field(
+    output_format: Annotated[Any, BeforeValidator(_format), OBJECT] = Field(
         None, description="older form of output_config.format"
     )
 
@@ -256,9 +249,9 @@ class CountTokensRequest(BaseModel):
         choice = (self.tool_choice or {}).get("type")
         if self.continues:
             self._check_begun(choice)
-        if choice in ("any", "tool") and not self.tools:
+        if choice in ("any", "tool") and not self.functions:
             raise wrong("tool_choice needs tools")
-        if choice == "tool" and self.tool_choice["name"] not in (tool["function"]["name"] for tool in self.tools or ()):
+        if choice == "tool" and self.tool_choice["name"] not in (one["function"]["name"] for one in self.functions):
             raise wrong(f"tool_choice: there is no tool {self.tool_choice['name'][:128]!r} in tools")
         if self.output_format and (self.output_config or {}).get("format"):
             raise wrong("output_format: output_config.format has the same meaning; send one of them")
@@ -312,9 +305,17 @@ class CountTokensRequest(BaseModel):
         return self.thinking is not None and self.thinking.get("display") == "omitted"
 
     @property
+    def functions(self) -> list[dict[str, Any]]:
+        return [tool for tool in self.tools or () if tool["type"] == "function"]
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        return unsupported("tools", (tool["type"] for tool in self.tools or ()))
+
+    @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         none = self.tool_choice is not None and self.tool_choice["type"] == "none"
-        return None if none else self.tools or None
+        return None if none else self.functions or None
 
     @property
     def engine_tool_choice(self) -> Any:

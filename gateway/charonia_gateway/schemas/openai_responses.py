@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from charonia_gateway.schemas.fields import (
     CACHE_SALT,
-    MAX_TOOLS,
+    OBJECT,
+    TOOL_LIST,
     CacheSalt,
     Effort,
     check_function,
@@ -18,6 +19,7 @@ from charonia_gateway.schemas.fields import (
     function_list,
     function_name,
     refused,
+    unsupported,
     wrong,
     wrong_value,
 )
@@ -76,10 +78,10 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     names = []
     for number, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str):
+            raise wrong(f'tool {number} has no type: send {{"type": "function", "name": ..., "parameters": ...}}')
         if kind != "function":
-            raise wrong(
-                f"tool {number} is of type {str(kind)[:40]!r}: this server supports functions only, no built-in tools"
-            )
+            continue  # OpenAI's own tools
         if "name" not in tool and isinstance(tool.get("function"), dict):
             raise wrong(
                 f"tool {number} is in the form of /v1/chat/completions: here a function's name and parameters are not "
@@ -140,9 +142,6 @@ def _metadata(value: dict[str, str] | None) -> dict[str, str] | None:
     return value
 
 
-_OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
-
-
 class ResponsesRequest(BaseModel):
     """POST /v1/responses"""
 
@@ -170,24 +169,20 @@ class ResponsesRequest(BaseModel):
     metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = Field(
         None, description="returned with the response"
     )
-    text: Annotated[Any, BeforeValidator(_text), _OBJECT] = Field(
+    text: Annotated[Any, BeforeValidator(_text), OBJECT] = Field(
         None, description="`format` of type text, json_object or json_schema"
     )
     truncation: Annotated[Any, BeforeValidator(_truncation), WithJsonSchema({"enum": ["disabled", None]})] = None
-    tools: Annotated[
-        list[dict[str, Any]] | None,
-        BeforeValidator(_tools),
-        WithJsonSchema(
-            {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
-        ),
-    ] = Field(None, description="functions that the model may call, in the format of its chat template")
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools), TOOL_LIST] = Field(
+        None, description="functions that the model may call, in the format of its chat template"
+    )
     tool_choice: Annotated[
         Any,
         BeforeValidator(_tool_choice),
         WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type": "object"}]}),
     ] = None
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
-    reasoning: Annotated[Any, BeforeValidator(_reasoning), _OBJECT] = Field(
+    reasoning: Annotated[Any, BeforeValidator(_reasoning), OBJECT] = Field(
         None, description="`effort` is a variable of the chat template; none also sets enable_thinking = false"
     )
     max_tool_calls: Annotated[Any, refused("this server calls no tools: leave max_tool_calls out")] = None
@@ -214,16 +209,16 @@ class ResponsesRequest(BaseModel):
         for name, remedy in _REPLACED.items():
             if (self.model_extra or {}).get(name) not in (None, []):
                 raise wrong(f"{name} is not a field of this route: send {remedy}")
-        last = self.input[-1]
+        last = [item for item in self.input if item["type"] != "ignored"][-1]
         if last["type"] == "function_call":
             raise wrong("input: the last item is a call: also send its function_call_output")
         if last["type"] == "reasoning" or last.get("role") == "assistant":
             raise wrong("input: the last message is the assistant's; this route does not continue it")
         forced = self.tool_choice not in (None, "auto", "none")
-        if forced and not self.tools:
+        if forced and not self.functions():
             raise wrong("tool_choice needs tools")
         if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in (
-            tool["name"] for tool in self.tools or ()
+            one["function"]["name"] for one in self.functions() or ()
         ):
             raise wrong(f"tool_choice: there is no function {self.tool_choice['name'][:64]!r} in tools")
         return self
@@ -248,7 +243,14 @@ class ResponsesRequest(BaseModel):
         return [
             {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
             for tool in self.tools
-        ]
+            if tool["type"] == "function"
+        ] or None
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        """The tools and input items that this server does not support."""
+        tools = unsupported("tools", (tool["type"] for tool in self.tools or ()))
+        return tools + unsupported("input", (item.get("ignored") for item in self.input), None)
 
     def template_variables(self) -> dict[str, Any] | None:
         effort = (self.reasoning or {}).get("effort")
