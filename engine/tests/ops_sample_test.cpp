@@ -194,7 +194,7 @@ TEST_P(SampleTest, rows_that_cannot_be_sampled_name_the_reason_and_do_not_affect
   constexpr int kVocab = 5000;
   Random random(26);
   auto logits = Matrix::random(random, DType::f32, 8, kVocab, 2);
-  logits.set(1, 4321, kInfinity), logits.set(1, 4999, kNaN);
+  logits.set(1, 4321, kInfinity), logits.set(1, 4322, kNaN), logits.set(1, 4999, kNaN);
   logits.set(2, 77, kNaN);
   logits.set(3, 3, 1e30F), logits.set(3, 4100, -kNaN);
   for (int id = 0; id < kVocab; ++id) logits.set(5, id, -kInfinity);

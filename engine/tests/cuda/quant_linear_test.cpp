@@ -12,6 +12,10 @@
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
+#if defined(CHARONIA_CUDA_ON_HOST)  // calls device functions
+#include "ops/cuda/kernels/quant_layout.h"
+#include "ops/cuda/kernels/quant_numbers.h"
+#endif
 
 namespace charonia::cuda {
 namespace {
@@ -23,6 +27,48 @@ using ops::MemoryQuantSource;
 using ops::QuantFormat;
 using ops::Random;
 using ops::uniform;
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// Every code, at every position of a word, with every zero.
+template <class T, Code code>
+void check_numbers() {
+  constexpr int kBits = kCodeBits<code>, kCodes = 32 / kBits;
+  const bool zeros = code == Code::u4 || code == Code::i8;
+  for (int zero = zeros ? (code == Code::u4 ? 0 : -128) : 0; zero <= (zeros ? (code == Code::u4 ? 16 : 127) : 0);
+       ++zero) {
+    const std::uint32_t term = zero_term<T, code>(static_cast<std::uint8_t>(zero));
+    for (int first = 0; first < 1 << kBits; ++first) {
+      std::uint32_t word = 0;
+      std::uint8_t codes[kCodes];
+      for (int i = 0; i < kCodes; ++i) {
+        codes[i] = static_cast<std::uint8_t>((first + 37 * i) % (1 << kBits));
+        const auto place = code_place(0, i, kBits, 1);
+        ASSERT_EQ(place.word, 0);
+        word |= static_cast<std::uint32_t>(codes[i]) << place.bit;
+      }
+      std::uint32_t pairs[kCodes / 2];
+      numbers<T, code>(word, term, pairs);
+      for (int i = 0; i < kCodes; ++i) {
+        const float expected = number_of(code, codes[i]) - static_cast<float>(zero);
+        if (std::isnan(expected)) continue;
+        ASSERT_EQ(to_float(T{static_cast<std::uint16_t>(pairs[i / 2] >> i % 2 * 16)}), expected)
+            << to_string(code) << " " << int{codes[i]} << " less " << zero << " at " << i;
+      }
+    }
+  }
+}
+
+TEST(CudaQuantTest, every_code_has_the_correct_value) {
+  check_numbers<bf16, Code::u4>();
+  check_numbers<f16, Code::u4>();
+  check_numbers<bf16, Code::i8>();
+  check_numbers<f16, Code::i8>();
+  check_numbers<bf16, Code::f8_e4m3>();
+  check_numbers<f16, Code::f8_e4m3>();
+  check_numbers<bf16, Code::f4_e2m1>();
+  check_numbers<f16, Code::f4_e2m1>();
+}
+#endif
 
 // Through the device's operations: formats, types, numbers of rows and odd shapes, two parts with a bias, inputs and
 // outputs at any alignment.
@@ -144,6 +190,28 @@ TEST(CudaQuantTest, weights_with_an_order_support_any_number_of_rows) {
   const auto found = out.host();
   check_product(found.slice(0, 7), few, values(source), source.format(), 0);
   for (std::int64_t r = 7; r < kRows; ++r) ASSERT_TRUE(found.same_bits(r, found, r % 7)) << r;
+}
+
+TEST(CudaQuantTest, a_row_that_is_not_finite_gives_nan) {
+  Random random(134);
+  const auto device = ops::make_cuda_ops({});
+  for (const auto how : {Activations::i8_token, Activations::i8_tensor}) {
+    const auto source = MemoryQuantSource::random(random, 40, 64, {Code::i8, 64, false, DType::f32, how});
+    const ops::QuantSource* const part = &source;
+    for (const auto type : {DType::bf16, DType::f32}) {
+      const auto linear = device->make_quantised_linear({&part, 1}, {}, type);
+      for (const float broken : {NAN, INFINITY, -INFINITY}) {
+        auto in = Matrix::random(random, type, 3, 64);
+        in.set(1, 11, broken);
+        const ops::DeviceMatrix on_device(*device, in), out(*device, DType::f32, 3, 40);
+        device->linear(out.tensor(), on_device.tensor(), *linear);
+        const auto found = out.host();
+        for (std::int64_t r = 0; r < 3; ++r) {
+          for (std::int64_t j = 0; j < 40; ++j) ASSERT_EQ(std::isnan(found.at(r, j)), r == 1) << broken;
+        }
+      }
+    }
+  }
 }
 
 TEST(CudaQuantTest, unsupported_formats_are_rejected_by_name) {
