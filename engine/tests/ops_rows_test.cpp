@@ -11,7 +11,7 @@ namespace {
 class RowsTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Device, RowsTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
-// Every second trial has a width and gaps with which a device may read whole vectors.
+// In every second trial, the width and the gaps let a device read whole vectors.
 struct Columns {
   bool wide;
   int count;

@@ -77,7 +77,7 @@ struct World {
     }
   }
 
-  // Sets a window, a soft cap, slopes: those of the bits of `kinds`.
+  // Bit 0 of `kinds` sets a window, bit 1 a soft cap, bit 2 slopes.
   void weigh(Random& random, int kinds, int max_window) {
     if ((kinds & 1) != 0) window = uniform(random, 1, max_window);
     if ((kinds & 2) != 0) soft_cap = 0.5F + static_cast<float>(uniform(random, 0, 100)) / 25;

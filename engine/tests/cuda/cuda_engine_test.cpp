@@ -123,7 +123,7 @@ TinyModel scored_mixture() {
   return model;
 }
 
-// Heads for which the kernels in 16 bits use tensor cores, and layers with different windows.
+// Tensor cores compute heads of 32 in 16 bits. The layers have different windows.
 TinyModel tiled() {
   TinyModel model;
   model.head_dim = 32, model.layers = 3;

@@ -1,4 +1,4 @@
-// A library in place of cuBLASLt, which computes with the built-in kernels or rejects GEMMs; and runners with it.
+// A library instead of cuBLASLt: it computes with the built-in kernels, or rejects GEMMs. And a fixture of runners.
 #pragma once
 
 #include <gtest/gtest.h>
