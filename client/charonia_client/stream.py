@@ -32,7 +32,7 @@ _MAX_JOINED_LOGPROBS = 4096
 _PARSE_ITEMS = 16  # offload() counts microseconds; the parser takes 6 to 27 for a token
 
 _NO_SUBSCRIPTION = "there is no subscription"  # the engine's error for an unknown name begins with this
-_RELOADED = "was loaded anew"  # the error of a subscription whose model was reloaded ends with this
+_RELOADED = "was loaded again"  # the error of a subscription whose model was reloaded ends with this
 
 
 class Stream:

@@ -395,7 +395,7 @@ async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
     assert joined(await read(client, "a")) == "a"
     old = client._subscription
     assert old
-    double.end_of_subscriptions = "[503] model 'engine' was loaded anew"
+    double.end_of_subscriptions = "[503] model 'engine' was loaded again"
     held = double.tells if taken else double.takes
     held.clear()
     double.behaviour = silent if taken else letters
@@ -405,7 +405,7 @@ async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
     await until(lambda: old.over)
     held.set()
     if taken:
-        with pytest.raises(Unavailable, match="was loaded anew"):
+        with pytest.raises(Unavailable, match="was loaded again"):
             await asked
     else:
         assert joined(await asked) == "b"

@@ -161,6 +161,20 @@ async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
 
 
+async def test_the_bound_of_log_probabilities_counts_all_prompts_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        yield with_logprobs(part("x", "stop"), 12, 4)
+
+    async with gateway() as (web, server):
+        server.behaviour = answer
+        body = {"model": MODEL, "prompt": ["a", "b"], "logprobs": 4}
+        statuses = []
+        for limit in (120, 119):
+            monkeypatch.setattr(pool, "MAX_ENTRIES", limit)
+            statuses.append((await web.post("/v1/completions", json=body)).status_code)
+    assert statuses == [200, 400]
+
+
 async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:
     settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
     async with gateway(**settings) as (web, server):
