@@ -178,7 +178,8 @@ async def test_openais_and_anthropics_clients_know_the_errors(file: KeyFile) -> 
     file.add("once", requests_per_minute=1)
     file.add("elsewhere", models=("another-model",))
 
-    async with gateway(keys_file=file.path) as (web, _), listening(web._transport.app) as url:  # type: ignore[attr-defined]
+    async with gateway(keys_file=file.path) as (web, _), listening(web._transport.app) as address:  # type: ignore[attr-defined]
+        url = "http://{}:{}".format(*address)
 
         async def ask_openai(key: str) -> Any:
             async with openai.AsyncOpenAI(api_key=key, base_url=f"{url}/v1", max_retries=0) as client:
