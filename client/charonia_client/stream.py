@@ -92,6 +92,11 @@ class Stream:
             await offload(num_items, self._parser.parse, part, in_reasoning=chunk.in_reasoning)
         return part
 
+    @property
+    def submitting(self) -> bool:
+        """Whether the engine may not have the request yet."""
+        return not self._sender.done()
+
     def abandon(self) -> None:
         """The reader has left: later chunks are dropped."""
         self._abandoned = True

@@ -21,6 +21,7 @@ from charonia_client import (
     Unresponsive,
     stream,
 )
+from charonia_client import client as client_module
 from charonia_client.stream import Stream
 from charonia_client.tensors import encode
 from free_ports import free_ports
@@ -325,6 +326,32 @@ async def test_leaving_cancels_only_this_request(double: Double, client: Client)
         await asyncio.sleep(0.001)
     assert set(double.actions) == {("cancel", "left")}
     assert double.opened == 1
+
+
+async def test_a_request_that_reaches_the_engine_late_is_still_cancelled(
+    double: Double, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_CANCEL_RETRY_S", (0.001,))
+    monkeypatch.setattr(client_module, "_CANCEL_AGAIN_S", 0.001)
+    cancelled = asyncio.Event()
+
+    async def endless(request: pb.ModelInferRequest) -> Chunks:
+        before = len(double.actions)
+        while len(double.actions) == before:
+            await asyncio.sleep(0.001)
+        cancelled.set()
+        yield part("", "cancelled")
+
+    double.behaviour = endless
+    double.takes.clear()  # preprocessing is busy
+    asked = asyncio.create_task(read(client, "late"))
+    while not double.requests:
+        await asyncio.sleep(0.001)
+    asked.cancel()
+    while len(double.actions) < 5:
+        await asyncio.sleep(0.001)
+    double.takes.set()
+    await asyncio.wait_for(cancelled.wait(), HANG_S)
 
 
 async def test_closing_the_client_ends_its_requests() -> None:
