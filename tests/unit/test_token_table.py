@@ -31,7 +31,7 @@ BYTE_LEVEL, SENTENCEPIECE, METASPACE = (
     PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), eos_token="</s>", unk_token="<unk>")
     for kind in ("gpt2", "llama 2", "metaspace")
 )
-BYTE_LEVEL.add_tokens([AddedToken("<think>", special=False), AddedToken("société", special=False)])
+BYTE_LEVEL.add_tokens([AddedToken("<think>", special=False), AddedToken("café société", special=False)])
 BYTE_LEVEL_TABLE = build_token_table(BYTE_LEVEL, len(BYTE_LEVEL))
 SENTENCEPIECE_TABLE = build_token_table(SENTENCEPIECE, len(SENTENCEPIECE))
 METASPACE_TABLE = build_token_table(METASPACE, len(METASPACE))
@@ -95,11 +95,18 @@ def test_any_tokens_that_make_valid_text_decode_equally(tokenizer: PreTrainedTok
 
 
 def test_added_tokens_stand_for_themselves_and_special_ones_are_no_text() -> None:
-    ids = encode(BYTE_LEVEL, "a<think>société</s>")
-    assert BYTE_LEVEL_TABLE.text(ids).decode() == "a<think>société"
+    ids = encode(BYTE_LEVEL, "a<think>café société</s>")
+    assert BYTE_LEVEL_TABLE.text(ids).decode() == "a<think>café société"
     end = BYTE_LEVEL.convert_tokens_to_ids("</s>")
     assert BYTE_LEVEL_TABLE.special[end] and BYTE_LEVEL_TABLE.tokens[end] == b"</s>"
     assert not BYTE_LEVEL_TABLE.special[BYTE_LEVEL.convert_tokens_to_ids("<think>")]
+
+
+def test_an_added_token_of_the_byte_alphabet_means_its_own_text() -> None:
+    """The decoder maps its letters to bytes, which are no text."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS["gpt2"]())
+    tokenizer.add_tokens(["société"])
+    assert build_token_table(tokenizer, len(tokenizer)).tokens[-1].decode() == "société"
 
 
 def test_byte_tokens_are_one_byte() -> None:
