@@ -19,7 +19,7 @@ export PATH=$PWD/.venv/bin:$PATH
 # list keeps tests of attention and experts that take only seconds.
 grid_tests=(HostGrid Mode/ Runtime Collective GrowingMemory Gemm QuantBits/Rotary 'Device/RowsTest\..*/cuda'
   'CudaExpertsTest\.nan_logits' 'CudaAttentionTest\.tiles_in' 'CudaAttentionTest\.decodes_of_many' 'CudaAttentionTest\.groups_that_fit'
-  'CudaAttentionTest\.decodes_with_one_split' 'CudaAttentionTest\.any_head_size' 'CudaQuantTest\.blocks_that' 'DequantisedTest\.')
+  'CudaAttentionTest\.decodes_with_one_split' 'CudaAttentionTest\.any_head_size' 'CudaQuantTest\.all_tactics' 'DequantisedTest\.')
 grid_long=(an_unknown_file measurements_are_stored concurrent_writers every_tactic_computes_the_gemm order_ immediate)
 thread_tests=(Device Ranks Isa Kinds ThreadPool ProcessGroup EngineRanks DecoderMemory MaskThreads)
 
