@@ -1,7 +1,6 @@
 // Loads a decoder's weights from the files onto the device.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <optional>
 
 #include "base/text.h"
@@ -58,31 +57,9 @@ void check_one_order(const QuantPart& a, const QuantPart& b) {
                   " is not, and they are computed together. Use a checkpoint that quantises both or neither"));
 }
 
-std::uint16_t half_at(const std::byte* data, std::size_t index) {
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, data + index * sizeof bits, sizeof bits);
-  return bits;
-}
-
-// Data in files may be unaligned.
 void read_row(const ops::HostMatrix& matrix, std::int64_t row, std::vector<float>& out) {
-  const auto* const data = matrix.row(row);
   out.resize(static_cast<std::size_t>(matrix.cols));
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    switch (matrix.dtype) {
-      case DType::bf16:
-        out[i] = bf16_to_float(half_at(data, i));
-        break;
-      case DType::f16:
-        out[i] = f16_to_float(half_at(data, i));
-        break;
-      case DType::f32:
-        std::memcpy(&out[i], data + i * sizeof(float), sizeof(float));
-        break;
-      default:
-        throw Error(ErrorCode::unsupported, cat("a weight of type ", to_string(matrix.dtype)));
-    }
-  }
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = float_at(matrix.row(row), i, matrix.dtype);
 }
 
 float rounded(float value, DType type) {
@@ -93,13 +70,9 @@ float rounded(float value, DType type) {
 
 void append(std::vector<std::byte>& to, float value, DType type) {
   const std::uint16_t half = type == DType::bf16 ? float_to_bf16(value) : float_to_f16(value);
-  const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
-  const auto* const half_bytes = reinterpret_cast<const std::byte*>(&half);
-  if (type == DType::f32) {
-    to.insert(to.end(), bytes, bytes + sizeof value);
-  } else {
-    to.insert(to.end(), half_bytes, half_bytes + sizeof half);
-  }
+  const void* const from = type == DType::f32 ? static_cast<const void*>(&value) : &half;
+  const auto* const bytes = static_cast<const std::byte*>(from);
+  to.insert(to.end(), bytes, bytes + size_of(type));
 }
 
 // Splits a matrix into the sum of two matrices of a 16-bit type: the rounded values, and the rounded rounding errors.
@@ -289,8 +262,8 @@ void Decoder::load_mlp(const WeightFiles& files, const std::string& at, std::int
   };
   std::vector<ops::HostMatrix> gate_up_bias, down_bias;
   if (config_.mlp_bias) {
-    gate_up_bias = stacked(files.get(at + "w1" + number + ".bias", inter, 1),
-                           files.get(at + "w3" + number + ".bias", inter, 1));
+    gate_up_bias =
+        stacked(files.get(at + "w1" + number + ".bias", inter, 1), files.get(at + "w3" + number + ".bias", inter, 1));
     if (shard_.rank == 0) down_bias = files.get(at + "w2.0.bias", hidden, 1);
   }
   layer.gate_up = linear(files, {{weight("w1", inter, hidden), weight("w3", inter, hidden)}}, gate_up_bias);
