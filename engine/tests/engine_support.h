@@ -110,6 +110,11 @@ class Collector {
   std::vector<bool> done_;  // by sequence
 };
 
+// The tokens of a response.
+inline std::vector<TokenId> tokens_of(Engine& engine, const Request& request) {
+  return Collector(engine, request).tokens();
+}
+
 // Allows a token if `allowed` returns true.
 class MaskOf : public TokenMaskProvider {
  public:
