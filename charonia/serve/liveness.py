@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -42,18 +44,28 @@ class Liveness:
         while misses < _MISSES:
             if self._stopped.wait(0 if misses else min(_PAUSE_S, self._timeout_s / 2)):
                 return
-            misses = 0 if all(self._answers(name) for name in self._ensembles()) else misses + 1
+            began = time.monotonic()
+            if all(self._answers(name) for name in self._ensembles()):
+                misses = 0
+                continue
+            misses += 1
+            # An error may come immediately. It is no reason to end a server that can answer within the time.
+            if self._stopped.wait(max(0.0, began + self._timeout_s - time.monotonic())):
+                return
         self.hung = True
 
     def _answers(self, ensemble: str) -> bool:
-        # Each probe has its own channel: a channel that has seen a failure waits before it connects again.
-        with _channel(self._settings) as channel:
-            message = probe_request(ensemble, int(self._timeout_s * 500))
-            try:
+        message = probe_request(ensemble, int(self._timeout_s * 500))
+        try:
+            # Each probe has its own channel: a channel that has seen a failure waits before it connects again.
+            with _channel(self._settings) as channel:
                 # A call of an ensemble must be read to its end (docs/contracts.md).
                 return bool(list(channel.stream_stream(_METHOD)(iter([message]), timeout=self._timeout_s)))
-            except grpc.RpcError:
-                return False
+        except grpc.RpcError:
+            return False
+        except Exception as error:  # such as a certificate that cannot be read: the thread must go on
+            print(f"charonia serve: the liveness probe of {ensemble} failed: {error}", file=sys.stderr, flush=True)
+            return False
 
 
 def _channel(settings: ServeSettings) -> Any:

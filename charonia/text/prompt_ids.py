@@ -46,6 +46,8 @@ _TEST_DEFINITION = {
     "type": "function",
     "function": {"name": _TEST_TOOL, "description": "", "parameters": {"type": "object"}},
 }
+# The name of the argument that holds arguments that are not a JSON object. The name is Anthropic's.
+INVALID = "INVALID_JSON"
 # Where a chat template expects tools: in its variable, or as a text in the system message; "": it ignores tools.
 _ToolPlace = Literal["variable", "system message", ""]
 
@@ -135,6 +137,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             _set_beginning(tokenizer, settings)
         else:
             tokenizer = load_by_class(folder)
+    except TokenizerError:
+        raise
     except Exception as error:  # transformers may raise any error
         raise TokenizerError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -387,6 +391,8 @@ def encode_chat(
         begun = _begun_answer(checked, interactive=interactive)
         checked = checked[:-1]
     variables = check_variables(variables or {})
+    new = list(itertools.dropwhile(lambda message: message["role"] == "system", checked))
+    checked = _with_accepted_systems(tokenizer, checked, variables)
     shown = None if tools is None else check_tools(tools)
     if shown:
         place = _tool_place(tokenizer, checked, variables)
@@ -403,7 +409,11 @@ def encode_chat(
         checked, shown = _with_tools(checked, shown, place)
     text = render_chat(tokenizer, checked, shown, variables) + begun
     check_length(tokenizer, "messages", text, limit)
-    added = encode_continuation(tokenizer, checked, variables) if interactive else []
+    added: list[int] = []
+    if interactive:
+        if not new:
+            raise PromptError("messages", "all of them are system messages", "send a user message")
+        added = encode_continuation(tokenizer, _with_accepted_systems(tokenizer, new, variables), variables)
     ids = encode(tokenizer, "messages", text, special=special)
     return Encoded(ids, not continues, added, text, len(begun))
 
@@ -427,8 +437,9 @@ def check_messages(messages: Sequence[Any]) -> list[Message]:
     """Return the messages in the form that chat templates expect.
 
     Content may be a string, null or a list of OpenAI's text parts. The parts of a response are joined directly, other
-    parts with newlines. The arguments of a tool call, a JSON string in OpenAI's format, become an object, because
-    templates print objects. Arguments that are not valid JSON, as in a truncated response, stay a string.
+    parts with newlines. Empty lists and null count as absent. The arguments of a tool call, a JSON string in OpenAI's
+    format, become an object, because templates iterate over their items. Other arguments, as in a truncated response,
+    become the value of INVALID_JSON.
     """
     if not messages:
         raise PromptError("messages", "the list is empty", "send at least one message")
@@ -440,11 +451,12 @@ def _check_message(field: str, message: Any) -> Message:
         raise PromptError(field, f"{show(message)} is not an object", 'send {"role": ..., "content": ...}')
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise PromptError(f"{field}.role", "missing or not a string", 'send "system", "user", "assistant" or "tool"')
-    checked = {**message, "content": _joined(f"{field}.content", message.get("content"), message["role"])}
-    if message.get("content") is None and not message.get("tool_calls"):
+    if message.get("content") is None and message["role"] in ("system", "user"):
         raise PromptError(f"{field}.content", "missing", "send the message's text as a string")
-    if message.get("tool_calls") is not None:
-        checked["tool_calls"] = _check_calls(f"{field}.tool_calls", message["tool_calls"])
+    checked = {name: value for name, value in message.items() if value is not None and value != []}
+    checked["content"] = _joined(f"{field}.content", message.get("content"), message["role"])
+    if "tool_calls" in checked:
+        checked["tool_calls"] = _check_calls(f"{field}.tool_calls", checked["tool_calls"])
     return checked
 
 
@@ -475,26 +487,76 @@ def _check_calls(field: str, calls: Any) -> list[Any]:
         if not isinstance(name, str) or not name:
             remedy = 'send {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
             raise PromptError(f"{field}[{number}]", f"{show(call)} names no function", remedy)
-        if "function" in call and isinstance(function.get("arguments"), str):
-            # Some models and servers write empty arguments as an empty string.
-            text = function["arguments"].strip() or "{}"
-            if not _is_json(text):
-                checked.append(call)
-                continue
-            arguments = parse_json(f"{field}.function.arguments", text, "send a JSON object")
-            call = {**call, "function": {**function, "arguments": arguments}}
-        checked.append(call)
+        function = {**function, "arguments": _arguments(function.get("arguments"))}
+        checked.append({**call, "function": function} if "function" in call else function)
     return checked
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    except RecursionError:  # parse_json reports this error
-        return True
-    return True
+def _arguments(value: Any) -> dict[str, Any]:
+    """Return a call's arguments as an object."""
+    found = value
+    if isinstance(value, str):
+        try:
+            # Some models and servers write empty arguments as an empty string, and some encode JSON twice.
+            found = json.loads(value.strip() or "{}")
+            found = json.loads(found) if isinstance(found, str) else found
+        except (ValueError, RecursionError):
+            pass
+    if found is None:
+        return {}
+    if isinstance(found, Mapping) and not is_too_deep(found):
+        return dict(found)
+    return {INVALID: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
+
+
+def _with_accepted_systems(tokenizer: Any, messages: list[Message], variables: Mapping[str, Any]) -> list[Message]:
+    """Return the messages with their system messages in a form that the chat template shows. Many templates reject or
+    drop a system message after the first message, and some reject all. Such a message becomes a text of the user at
+    the same place, or a part of the first system message."""
+    late = [message for message in messages[1:] if message["role"] == "system"]
+    if not late and (messages[0]["role"] != "system" or _shows_system(tokenizer, variables)):
+        return messages
+    first = messages[:1] if messages[0]["role"] == "system" else []
+    texts = [message["content"].strip() for message in [*first, *late]]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    others = [message for message in messages if message["role"] != "system"]
+    later = _as_user(messages[len(first) :])
+    accepted = []
+    for candidate in (messages, [*first, *later], [merged, *others], _as_user(messages)):
+        with contextlib.suppress(PromptError):
+            shown = render_chat(tokenizer, candidate, variables=variables)
+            if all(text in shown for text in texts):
+                return candidate
+            accepted.append(candidate)
+    return [*accepted, messages][0]
+
+
+def _as_user(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages as if the user had sent those of the system. Neighbouring messages of the user become one."""
+    made: list[Message] = []
+    for message in messages:
+        message = {**message, "role": "user"} if message["role"] == "system" else message
+        if made and made[-1]["role"] == message["role"] == "user":
+            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n\n{message['content']}"}
+        else:
+            made.append(message)
+    return made
+
+
+_shown_systems: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+
+
+def _shows_system(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
+    """Whether the template shows a first system message. Cached per template."""
+    known = _shown_systems.setdefault(tokenizer, {})
+    key = str(tokenizer.chat_template)
+    if key not in known:
+        messages = [{"role": "system", "content": _ANSWER}, {"role": "user", "content": "x"}]
+        try:
+            known[key] = _ANSWER in render_chat(tokenizer, messages, variables=variables)
+        except PromptError:
+            known[key] = False
+    return known[key]
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
@@ -585,12 +647,39 @@ def render_chat(
     variables: Mapping[str, Any] | None = None,
 ) -> str:
     """Render checked messages with the chat template. The text ends where the response begins."""
-    import jinja2
-
     if tokenizer.chat_template is None:
         raise PromptError(
             "messages", "this model's tokenizer has no chat template", "send a text (text_input), or use a chat model"
         )
+    try:
+        return _render(tokenizer, messages, tools, variables)
+    except PromptError:
+        if not any("tool_calls" in message for message in messages):
+            raise
+        with contextlib.suppress(PromptError):  # DeepSeek's templates expect arguments as JSON text
+            return _render(tokenizer, [_with_json_arguments(message) for message in messages], tools, variables)
+        raise
+
+
+def _with_json_arguments(message: Message) -> Message:
+    def as_text(call: dict[str, Any]) -> dict[str, Any]:
+        function = call.get("function", call)
+        function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        return {**call, "function": function} if "function" in call else function
+
+    if "tool_calls" not in message:
+        return message
+    return {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]}
+
+
+def _render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    variables: Mapping[str, Any] | None,
+) -> str:
+    import jinja2
+
     try:
         return str(
             tokenizer.apply_chat_template(
@@ -617,17 +706,14 @@ def render_chat(
 
 
 def encode_continuation(
-    tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    tokenizer: Any, new: Sequence[Message], variables: Mapping[str, Any] | None = None
 ) -> list[int]:
     """Return the ids that new messages add to a conversation that ends with a response.
 
     These are the tokens of the text that the chat template writes after a response: the end of its turn, the messages,
-    and the beginning of the next response. Leading system messages are ignored, because the conversation has already
-    begun. Raises PromptError if this text depends on the earlier messages.
+    and the beginning of the next response. Raises PromptError if this text depends on the earlier messages. new: does
+    not begin with a system message, because the conversation has already begun.
     """
-    new = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
-    if not new:
-        raise PromptError("messages", "all of them are system messages", "send a user message")
 
     def after_answer(turns: int) -> str:
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * (turns - 1)
@@ -688,6 +774,8 @@ def _token_ids(tokenizer: Any, field: str, text: str, *, special: bool) -> list[
         raise PromptError(
             field, "text that is not valid Unicode", "send whole characters, no lone surrogates"
         ) from None
+    except Exception as error:  # the Rust tokenizer's errors have no type of their own
+        raise PromptError(field, f"the tokenizer cannot encode it ({error})", "remove unusual characters") from error
     return [int(token) for token in ids]
 
 

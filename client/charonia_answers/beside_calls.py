@@ -19,7 +19,8 @@ _TEXT = r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|(?P<open_text>\\?\Z))'
 _CHARS = re.compile(r"\\.|.", re.DOTALL)
 _IN_REGEX = re.compile(rf"{_CLASS}|{_CHARS.pattern}", re.DOTALL)
 _IN_EBNF = re.compile(rf"{_TEXT}|{_CLASS}|#[^\n]*", re.DOTALL)
-_LARK_REGEX = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+_IN_LARK = re.compile(rf"{_TEXT}|//[^\n]*|/(?P<regex>[^/\\]*(?:\\.[^/\\]*)*)/?", re.DOTALL)
+_ANY_CASE = re.compile(r'\(\?[a-zA-Z]*i|["/][a-zA-Z]*i')  # the flag i of a regular expression or of a text in Lark
 _CODES = tuple("\\" + letter for letter in "xuUpPcNk0123456789")  # escapes of more than one character
 _WIDE_FORMATS = ("email", "uri", "uri-reference", "uri-template")
 
@@ -113,10 +114,10 @@ def _grammar_can_make(grammar: str, mark: str) -> bool:
     """Whether a grammar in EBNF or Lark can make all characters of a mark."""
     parts = _ebnf_parts(grammar)
     if is_lark(grammar):
-        if re.search(r"%(json|regex|import|override|extend)|[~&]|\.\.|<\[", grammar):
+        if re.search(r"%(json|regex|import|override|extend)|[~&]|\.\.|<\[", grammar) or _ANY_CASE.search(grammar):
             return True
-        for expression in _LARK_REGEX.findall(grammar):
-            parts |= _regex_parts(expression)
+        for found in _IN_LARK.finditer(grammar):
+            parts |= _regex_parts(found["regex"] or "")
     return "Token(" in grammar or _can_make(parts, mark)
 
 
@@ -137,7 +138,7 @@ def _can_make(parts: Collection[str], mark: str) -> bool:
 
 
 def _regex_parts(pattern: str) -> set[str]:
-    parts: set[str] = set()
+    parts = {"\\p"} if _ANY_CASE.search(pattern) else set()  # with this flag, any character counts as possible
     for found in _IN_REGEX.finditer(pattern):
         parts |= {*_CHARS.findall(found.group())} if found.lastgroup else {found.group()}
     return parts

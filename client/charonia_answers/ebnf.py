@@ -29,7 +29,7 @@ class EbnfError(ValueError):
 
 def is_lark(text: str) -> bool:
     """Whether a grammar is in Lark: such a grammar has no ::= outside of strings and comments."""
-    return not re.search(r'(?m)^[^"#/]*::=', text)
+    return not re.search(r'(?m)^[^"#/\n]*::=', text)
 
 
 def to_lark(text: str) -> str:

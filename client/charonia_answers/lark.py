@@ -14,12 +14,16 @@ from .ebnf import EbnfError, is_lark, to_lark
 from .tag_parts import Format, NoTagError, const, either, sequence
 
 _ANY = "/(?s:.*)/"
+# A format that may follow a text in several ways is written once for each, so nested formats can grow exponentially.
+# The grammar may have this many characters for each character of the format, and in addition:
+_REPEATS = 20
+_REPEATED = 100_000
 
 
 def grammars_of(format: Format, called: str, tokens: Mapping[str, int]) -> str:
     """Return the text of a guide of type structural_tag. called: the name of the guide in errors. tokens: ids of
     special tokens, by name. Raises NoTagError."""
-    writer = _Writer(called, tokens)
+    writer = _Writer(called, tokens, _REPEATS * len(json.dumps(format)) + _REPEATED)
     try:
         start = writer.write(format)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -31,15 +35,25 @@ def grammars_of(format: Format, called: str, tokens: Mapping[str, int]) -> str:
 
 
 class _Writer:
-    def __init__(self, called: str, tokens: Mapping[str, int]) -> None:
+    def __init__(self, called: str, tokens: Mapping[str, int], limit: int) -> None:
         self._called = called
         self._tokens = tokens
+        self._left = limit  # characters that may still be written
         self._names: dict[str, str] = {}  # names of rules and grammars, by their contents
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
 
+    def _count(self, written: str) -> str:
+        self._left -= len(written) + 20
+        if self._left < 0:
+            raise NoTagError("the structural tag is too large: nested formats repeat what follows them too often")
+        return written
+
     def write(self, format: Format) -> str:
         """Return the expression of a format: one atom, or a sequence of atoms."""
+        return self._count(self._write(format))
+
+    def _write(self, format: Format) -> str:
         kind = format["type"]
         if kind == "sequence":
             return self._sequence(list(format["elements"]))
@@ -86,7 +100,7 @@ class _Writer:
                 out.append(self._text_before(first, parts))
                 break
             out.append(self.write(first))
-        return " ".join(one for one in out if one) or '""'
+        return self._count(" ".join(one for one in out if one) or '""')
 
     def _text_before(self, text: Format, parts: list[Format]) -> str:
         """Return the expression of a text and the formats after it."""
@@ -133,7 +147,7 @@ class _Writer:
 
     def _rule(self, kind: str, body: str, *, lazy: bool = False) -> str:
         """Return the name of a rule, which is added if needed. If `kind` is an upper-case letter, it is a terminal."""
-        key = f"{kind}:{body}"
+        key = self._count(f"{kind}:{body}")
         if key not in self._names:
             self._names[key] = f"{kind}{len(self._names)}"
             self.rules.append(f"{self._names[key]}{'[lazy]' if lazy else ''}: {body}")
@@ -143,7 +157,7 @@ class _Writer:
         entry: dict[str, Any] = {kind: value}
         if isinstance(format.get("name"), str):
             entry["called"] = format["name"]
-        key = json.dumps(entry)
+        key = self._count(json.dumps(entry))
         if key not in self._names:
             self._names[key] = f"g{len(self.grammars)}"
             self.grammars.append({"name": self._names[key], **entry})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import re
@@ -58,6 +59,13 @@ async def read_body(request: Request, limit: int) -> bytes:
             f"the content type is {kind[:100]!r}: send JSON with Content-Type: application/json",
             code="content_type",
         )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(
+            415,
+            f"the body is compressed ({encoding[:100]!r}), which is not supported: send it uncompressed",
+            code="content_encoding",
+        )
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -71,6 +79,10 @@ def parse(model: type[Body], body: bytes) -> Body:
     """Return the checked body. Raises ApiError 400 if it is not valid."""
     if has_too_many_values([body]):
         raise ApiError(400, f"the body has {TOO_MANY}", code="invalid_value")
+    if body.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ApiError(
+            400, "the body begins with a byte order mark: send UTF-8 without a byte order mark", code="invalid_json"
+        )
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -78,8 +90,8 @@ def parse(model: type[Body], body: bytes) -> Body:
 
 
 def ignored_fields(body: BaseModel) -> list[str]:
-    """Remove the fields that the gateway does not know, and return their names, escaped for a header. Each is logged
-    once. Their values would otherwise stay in memory until the response ends."""
+    """Remove the fields that the gateway does not know, and return their names, which are valid in a header. Each is
+    logged once. Their values would otherwise stay in memory until the response ends."""
     names = []
     extra = body.model_extra or {}
     for name in islice(extra, _MAX_REMEMBERED):
@@ -91,6 +103,9 @@ def ignored_fields(body: BaseModel) -> list[str]:
             _warned.add(name)
             log.warning("ignoring the unknown field %r of requests", name)
     extra.clear()
+    for name in getattr(body, "ignored_parts", ()):
+        names.append(name)
+        log.warning("ignoring %s of a request: this server does not support it", name)
     return names[:20]
 
 

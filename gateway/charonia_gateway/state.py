@@ -202,7 +202,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
 """
 _RENEW = """
-redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1] + ARGV[1], ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 """
 # KEYS: the response, the index by age, the bytes of all. A member of the index is "SIZE SESSION ID".
@@ -261,6 +261,7 @@ class RedisState(State):
         self._alone = MemoryState(bounds)  # while Redis is away
         self._away_until = 0.0
         self._held: set[tuple[str, str]] = set()  # name and holder
+        self._new_owners: dict[str, str | None] = {}  # not yet written to Redis, oldest first
         script = self._redis.register_script
         self._count, self._acquire, self._renew = script(_COUNT), script(_ACQUIRE), script(_RENEW)
         self._add, self._remove = script(_ADD), script(_REMOVE)
@@ -310,20 +311,34 @@ class RedisState(State):
 
     async def owner(self, session: str) -> str | None:
         try:
+            await self._write_owners()
             found: Any = await self._run(lambda: self._redis.get(f"{self._prefix}owner:{session}"))
         except StateUnavailable:
-            return await self._alone.owner(session)
+            return self._new_owners.get(session)
         return None if found is None else str(found, "utf-8")
 
     async def set_owner(self, session: str, target: str | None) -> None:
-        key = f"{self._prefix}owner:{session}"
+        self._new_owners.pop(session, None)
+        self._new_owners[session] = target
+        if len(self._new_owners) > _MAX_SESSIONS:
+            del self._new_owners[next(iter(self._new_owners))]
         with contextlib.suppress(StateUnavailable):
-            if target is None:
-                await self._run(lambda: self._redis.delete(key))
-            else:
-                await self._run(lambda: self._redis.set(key, target, ex=_OWNER_S))
+            await self._write_owners()
+
+    async def _write_owners(self) -> None:
+        """Write the owners that were set, also those from the time when Redis was away. Raises StateUnavailable."""
+        if not self._new_owners:
             return
-        await self._alone.set_owner(session, target)
+        writing, self._new_owners = self._new_owners, {}
+        pipeline = self._redis.pipeline(transaction=False)
+        for session, target in writing.items():
+            key = f"{self._prefix}owner:{session}"
+            pipeline.delete(key) if target is None else pipeline.set(key, target, ex=_OWNER_S)
+        try:
+            await self._run(pipeline.execute)
+        except BaseException:
+            self._new_owners = writing | self._new_owners
+            raise
 
     @property
     def _response_keys(self) -> list[str]:
@@ -360,9 +375,11 @@ class RedisState(State):
         await self._run(lambda: self._redis.delete(f"{self._prefix}claim:{id}"))
 
     async def follow(self) -> None:
-        """Renew the leases of running requests."""
+        """Renew the leases of running requests, and write owners from the time when Redis was away."""
         while True:
             await asyncio.sleep(_RENEW_S)
+            with contextlib.suppress(StateUnavailable):
+                await self._write_owners()
             for name, holder in list(self._held):
                 if (name, holder) in self._held:
                     with contextlib.suppress(StateUnavailable):

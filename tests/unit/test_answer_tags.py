@@ -309,6 +309,12 @@ def test_json_beside_tools_has_no_calls_in_it(model: Model, format: str) -> None
         (("regex", "<tool_call>"), False),
         (("regex", "\\x3ctool_call>"), False),
         (("regex", "[!-~]*"), False),
+        (("regex", "(?i)<TOOL_CALL>"), False),
+        (("regex", "a(?s-i:<TOOL_CALL>)"), True),
+        (("ebnf_grammar", "start: /<TOOL_CALL>/i"), False),
+        (("ebnf_grammar", 'start: "<TOOL_CALL>"i'), False),
+        (("ebnf_grammar", 'start: "/" /<tool_call>/'), False),
+        (("ebnf_grammar", 'start: "/" /[a-z]+/ // <tool_call>'), True),
         (("choice", '["yes", "<tool_cal"]'), True),
         (("choice", '["yes", "a <tool_call>"]'), False),
         (("ebnf_grammar", 'root ::= "tool" | [a-z_]+ root | "0" # <>'), True),
@@ -349,7 +355,7 @@ def test_brackets_and_quotes_without_an_end_cost_linear_time(kind: str) -> None:
             costs.append(time.process_time() - began)
         return min(costs)
 
-    for piece in ("[", '"\\', "[a", "\\[", '["'):
+    for piece in ("[", '"\\', "[a", "\\[", '["', "/", "\\/", "a\n"):
         assert cost(piece, 1 << 13) < 30 * max(cost(piece, 1 << 10), 1e-4), piece
 
 

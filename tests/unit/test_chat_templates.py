@@ -14,6 +14,10 @@ from charonia_answers.parser import AnswerParser
 from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from released_templates import released_templates
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from charonia.text.prompt_ids import PromptError, encode_chat
 
 # The templates of each format of calls. Other templates have no format of calls.
 CALLS = {
@@ -182,3 +186,81 @@ def test_calls_as_a_released_template_writes_them_are_read(templates: dict[str, 
         for number in range(count):
             shown = (event.text for event in events if isinstance(event, CallArguments) and event.index == number)
             assert json.loads("".join(shown)) == ARGUMENTS, text
+
+
+# --- conversations that agents send
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def with_call(arguments: Any) -> list[dict[str, Any]]:
+    """A conversation with one call in its history."""
+    call = {"id": "call12345", "type": "function", "function": {"name": "get", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "call12345", "name": "get", "content": "5"}
+    history = [message("user", "a"), {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    return [*history, message("assistant", "b"), message("user", "c")]
+
+
+GET_FUNCTION = {
+    "name": "get",
+    "description": "d",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+}
+GET_TOOLS = [{"type": "function", "function": GET_FUNCTION}]
+PLAIN = [message("user", "a"), message("assistant", "b"), message("user", "c")]
+ODD_ARGUMENTS = ['{"a": ', "", "null", "[1]", '"x"', "5", None, [1], 5, {"a": "x"}, json.dumps('{"a": "x"}')]
+EMPTY = {"tool_calls": [], "refusal": None, "annotations": [], "audio": None, "function_call": None}
+SYSTEMS = [
+    [message("system", "FIRST"), *PLAIN],
+    [message("system", "FIRST"), message("system", "SECOND"), message("user", "a")],
+    [message("system", "FIRST"), *PLAIN[:2], message("system", "SECOND"), PLAIN[2]],
+    [*PLAIN, message("system", "SECOND")],
+]
+
+
+# These expect the parts of a message, and show no text.
+NO_TEXTS = ("trl/idefics3", "trl/smolvlm")
+
+
+def odd_messages_that_fail(tokenizer: Any) -> list[str]:
+    """Return what fails of the conversations that become odd by one message. A template may reject all calls."""
+
+    def prompt(messages: list[dict[str, Any]], tools: Any = None) -> str:
+        try:
+            return encode_chat(tokenizer, messages, tools, unseen_tools=True).text
+        except PromptError:
+            return ""
+
+    failed = []
+    if plain := prompt(PLAIN):
+        if prompt([PLAIN[0], {**PLAIN[1], **EMPTY}, PLAIN[2]]) != plain:
+            failed.append("empty lists and nulls")
+        for messages in SYSTEMS:
+            text = prompt(messages)
+            if not all(one["content"] in text for one in messages):
+                failed.append(f"system messages of {messages}")
+    if usual := prompt(with_call({"a": "x"}), GET_TOOLS):
+        failed += [f"arguments {one!r}" for one in ODD_ARGUMENTS if not prompt(with_call(one), GET_TOOLS)]
+        if prompt(with_call(json.dumps('{"a": "x"}')), GET_TOOLS) != usual:
+            failed.append("arguments that are encoded twice")
+        if usual != prompt(with_call({"a": "y"}), GET_TOOLS) and "INVALID_JSON" not in prompt(
+            with_call('{"a": '), GET_TOOLS
+        ):
+            failed.append("arguments that are cut off are not shown")
+    return failed
+
+
+@pytest.mark.slow
+def test_an_odd_message_in_the_history_does_not_end_the_conversation(templates: dict[str, str]) -> None:
+    model = Tokenizer(models.WordLevel({chr(code): code for code in range(128)}, unk_token=" "))
+    model.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # every character is a token
+    failed = {}
+    for name in sorted({*templates} - {*NO_TEXTS}):
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=model, chat_template=templates[name], bos_token="<s>", eos_token="</s>"
+        )
+        if found := odd_messages_that_fail(tokenizer):
+            failed[name] = found
+    assert not failed

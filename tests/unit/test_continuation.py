@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from charonia.api.prompts import encode
-from charonia.text.prompt_ids import PromptError, encode_continuation
+from charonia.text.prompt_ids import PromptError, encode_chat, encode_continuation
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"
@@ -39,7 +39,7 @@ def tokenizer(template: str) -> Any:
 
 def text(template: str, messages: list[dict[str, str]]) -> str:
     one = tokenizer(template)
-    return "".join(one.convert_ids_to_tokens(encode_continuation(one, messages)))
+    return "".join(one.convert_ids_to_tokens(encode_chat(one, messages, interactive=True).continuation_ids))
 
 
 def test_it_begins_where_the_answer_ended() -> None:

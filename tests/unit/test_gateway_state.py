@@ -114,18 +114,18 @@ async def test_a_window_ends_after_a_minute() -> None:
 async def test_concurrent_requests_of_a_process_that_died_end_with_their_lease(
     redis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_LEASE_S", 0)  # leases end immediately
     one, two = (RedisState(redis, prefix="lease") for _ in range(2))
-    assert await one.acquire("k", "dead", 1) and await two.acquire("k", "alive", 1)
-    monkeypatch.setattr(state, "_LEASE_S", 60)
+    assert await one.acquire("k", "dead", 2) and await two.acquire("k", "alive", 2)
+    await one._redis.zadd("leaseholders:k", {"dead": 1, "alive": 1})  # the leases have ended
     monkeypatch.setattr(state, "_RENEW_S", 0)
     renewing = asyncio.create_task(two.follow())
-    while await two._redis.zscore("leaseholders:k", "alive") is None:
+    while await two._redis.zscore("leaseholders:k", "alive") == 1:
         await asyncio.sleep(0.01)
-    assert not await one.acquire("k", "more", 1)
     renewing.cancel()
+    assert await one.acquire("k", "more", 2) and not await one.acquire("k", "too many", 2)
     await two.release("k", "alive")
-    assert await one.acquire("k", "more", 1)
+    await two._renew(["leaseholders:k"], [60, "alive"])  # it was about to be renewed when it was released
+    assert await one.acquire("k", "another", 2)
     await one.close()
     await two.close()
 
@@ -150,6 +150,7 @@ async def test_without_redis_a_process_applies_limits_alone_and_logs_it_once(
         assert refused.value.status == 503
     with redis_server(tmp_path, port):
         monkeypatch.setattr(one, "_away_until", 0.0)
+        assert await one.owner("s") == "a:1" and await one._redis.get("charonia:owner:s") == b"a:1"
         assert await store.add(entry("a")) and await store.get("a")
         for at in range(3):
             await limiter.end(asked, str(at), 0)

@@ -455,7 +455,6 @@ async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails
         ({"tools": [{"name": "a" * 129, "input_schema": {}}]}, "(129 characters), is not valid"),
         ({"tools": [{"input_schema": {}}]}, "the name of tool 0 is missing"),
         ({"tools": [{"name": "f"}]}, "tool f: input_schema is missing"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "there is no tool 'other'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "some"}}, 'tool_choice = {"type": "some"}: send'),

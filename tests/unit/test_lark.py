@@ -134,3 +134,23 @@ def test_structural_tags_accept_their_texts(format: dict[str, Any], right: list[
 def test_structural_tags_that_are_not_supported_are_rejected(format: dict[str, Any]) -> None:
     with pytest.raises(NoTagError):
         grammars_of(format, "tag", {})
+
+
+def nested(inner: dict[str, Any], depth: int) -> dict[str, Any]:
+    for _ in range(depth):
+        tag = {"begin": "<f>", "content": inner, "end": ""}
+        inner = {"type": "tags_with_separator", "tags": [tag], "separator": ",", "at_least_one": True}
+    return inner
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        nested(INTEGER, 40),
+        {"type": "sequence", "elements": [
+            part for name in range(40) for part in (TEXT, {"type": "optional", "content": mark(f"<{name}>")})]},
+    ],
+)  # fmt: skip
+def test_structural_tags_that_grow_exponentially_are_rejected(format: dict[str, Any]) -> None:
+    with pytest.raises(NoTagError, match="too large"):
+        grammars_of(format, "tag", {})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
 # A workspace has both in one folder.
@@ -19,7 +20,7 @@ import prompt  # noqa: E402
 from context_length import DEFAULT_SAMPLING, GUIDE_MAX_BYTES, context_length, guide_max_bytes, model_info  # noqa: E402
 from model_fingerprint import SETTINGS, fingerprint  # noqa: E402
 from prepare import Fields, Preparation  # noqa: E402
-from prompt_ids import PromptError, check_messages, encode_bad_words, load_tokenizer  # noqa: E402
+from prompt_ids import PromptError, TokenizerError, check_messages, encode, encode_bad_words, load_tokenizer  # noqa: E402
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
@@ -126,10 +127,53 @@ def test_the_tokenizer_is_described(tokenizer: Any, base_tokenizer: Any) -> None
     assert prompt.token_strings(tokenizer, [-1, *tokenizer("he")["input_ids"], 10**9]) == ["", "<s>", "he", ""]
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Ky', "Kyiv", '{"city": NaN, x}'])
-def test_a_call_in_the_history_that_was_cut_off_is_the_text_that_it_is(arguments: str) -> None:
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Ky', "Kyiv", '{"city": NaN, x}', "[1]", "5", "[" * 300 + "]" * 300, "[" * 100_000]
+)
+def test_arguments_in_the_history_that_are_no_object_become_one(arguments: str) -> None:
     (message,) = check_messages(json.loads(with_arguments(arguments))[1:2])
-    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+    assert message["tool_calls"][0]["function"]["arguments"] == {"INVALID_JSON": arguments}
+
+
+SYSTEM_FIRST = TEMPLATE
+ALTERNATES = (
+    "{% set system = messages[0].role == 'system' %}{% for m in messages[system | int :] %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<{{ m.role }}>{{ messages[0].content if system and loop.first }}{{ m.content }}{% endfor %}"
+)
+USERS = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "shown"),
+    [
+        (SYSTEM_FIRST, "susa", "<|system|>0<|user|>1\n\n2<|assistant|>3<|assistant|>"),
+        (SYSTEM_FIRST, "ssu", "<|system|>0<|user|>1\n\n2<|assistant|>"),
+        (ALTERNATES, "suasu", "<user>01<assistant>2<user>3\n\n4"),
+        (ALTERNATES, "suas", "<user>01<assistant>2<user>3"),
+        (USERS, "suasu", "<user>0\n\n1<assistant>2<user>3\n\n4"),
+        (USERS, "su", "<user>0\n\n1"),
+    ],
+)
+def test_a_system_message_that_a_template_rejects_becomes_the_users(
+    tmp_path: Path, template: str, roles: str, shown: str
+) -> None:
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    messages = [{"role": names[role], "content": str(at)} for at, role in enumerate(roles)]
+    assert build(load_tokenizer(write_tokenizer(tmp_path, template)), messages=json.dumps(messages)).text == shown
+
+
+def test_an_error_in_config_json_names_this_file(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, None)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(TokenizerError, match=r"^\S+config\.json is not valid JSON"):
+        load_tokenizer(folder)
+
+
+def test_a_text_that_a_tokenizer_without_an_unknown_token_cannot_encode_is_rejected() -> None:
+    model = Tokenizer(models.WordLevel({"a": 0}, unk_token="?"))
+    with pytest.raises(PromptError, match="text_input: the tokenizer cannot encode it"):
+        encode(PreTrainedTokenizerFast(tokenizer_object=model), "text_input", "b", special=False)
 
 
 @pytest.mark.parametrize("arguments", ["", " ", "{}"])
@@ -263,7 +307,6 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
         ({"messages": nested("7", 100)}, "messages[0].content[0]: parts of type 'list'"),
         ({"messages": "hi", "tools": "[" * 100_000}, "tools: nested deeper than 200 levels"),
         ({"messages": "hi", "tools": '[{"a": ' + "[" * 500 + "]" * 500 + "}]"}, "tools: nested deeper than 200"),
-        ({"messages": with_arguments("[" * 100_000)}, "messages[1].tool_calls.function.arguments: nested deeper"),
         *(
             (
                 {"messages": json.dumps([{"role": "assistant", "tool_calls": [{"name": "flat"}, call]}])},
@@ -281,10 +324,6 @@ def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None
             "messages[0].content[0]: parts of type 'image_url'",
         ),
         ({"messages": '[{"role": "user", "content": "\\ud83d"}]'}, "messages: "),
-        (
-            {"messages": '[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]'},
-            "messages: the model's chat template rejects them (system comes first)",
-        ),
         ({"messages": "hi", "tools": "{}"}, "tools: not a list"),
         ({"messages": "hi", "tools": "["}, "tools: not valid JSON"),
     ],

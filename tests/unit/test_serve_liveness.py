@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -87,7 +88,27 @@ async def test_liveness_server_is_silent_is_hung() -> None:
         await until(lambda: probe.hung)
 
 
-async def test_liveness_server_is_gone_is_hung() -> None:
+async def test_liveness_server_is_gone_is_hung_after_the_timeout() -> None:
     async with Double() as double:
-        probe = probing(double, 5, "ensemble")
+        pass
+    began = time.monotonic()
+    probe = probing(double, 5, "ensemble")
     await until(lambda: probe.hung)
+    assert time.monotonic() - began >= 5
+
+
+async def test_liveness_goes_on_after_a_certificate_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_MISSES", 1000)
+    missing, errors = tmp_path / "missing.pem", ""
+
+    def are_two() -> bool:
+        nonlocal errors
+        errors += capsys.readouterr().err
+        return errors.count("the liveness probe of ensemble failed") >= 2
+
+    async with Double() as double:
+        probe = probing(double, 5, "ensemble", grpc_tls_cert=missing, triton_tls_ca=missing)
+        await until(are_two)
+        probe.stop()

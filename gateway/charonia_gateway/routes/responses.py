@@ -137,6 +137,7 @@ class _Answer:
         self._defaults = defaults
         self._number = 0  # number of the next event
         self._stored = False
+        self._ignored = ", ".join(body.ignored_parts)[:512]  # OpenAI's limit of a value
         self._usage = head.usage(1, 1)
         if body.store and not gateway.responses.limit:
             raise ApiError(
@@ -259,7 +260,7 @@ class _Answer:
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
+            "metadata": {**(body.metadata or {}), **({"ignored": self._ignored} if self._ignored else {})},
             "model": body.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -269,7 +270,7 @@ class _Answer:
             "temperature": self._defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
             "text": {"format": _shown_format(body)},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [_shown_tool(tool) for tool in body.tools or ()],
+            "tools": [_shown_tool(tool) for tool in body.tools or () if tool["type"] == "function"],
             "top_p": self._defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,

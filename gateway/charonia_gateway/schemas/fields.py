@@ -189,6 +189,15 @@ def check_names(names: Iterable[str]) -> None:
         raise wrong(f"two functions are called {twice!r}: give each function its own name")
 
 
+def unsupported(field: str, kinds: Iterable[Any], supported: str | None = "function") -> list[str]:
+    """Name the entries of other kinds, for a header and the log."""
+    return [
+        f"{field}[{at}] ({re.sub(r'[^A-Za-z0-9_.-]', '?', str(kind))[:64]})"
+        for at, kind in enumerate(kinds)
+        if kind != supported
+    ]
+
+
 def _tools(value: Any) -> Any:
     if value is None:
         return None
@@ -196,6 +205,8 @@ def _tools(value: Any) -> Any:
     for number, tool in enumerate(function_list(value)):
         kind = tool.get("type") if isinstance(tool, dict) else None
         function = tool.get("function") if isinstance(tool, dict) else None
+        if kind == "custom":
+            continue
         if kind != "function" or not isinstance(function, dict):
             raise wrong(f'tool {number} is not a function: send {{"type": "function", "function": {{"name": ...}}}}')
         name = function_name(f"function {number}", function.get("name"))

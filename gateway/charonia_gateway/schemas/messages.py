@@ -22,6 +22,7 @@ from charonia_gateway.schemas.fields import (
     join_parts,
     refused,
     text_of_parts,
+    unsupported,
     wrong,
     wrong_value,
 )
@@ -112,19 +113,16 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise wrong(f"send a list of at most {MAX_TOOLS} tools")
-    functions = [_function(number, tool) for number, tool in enumerate(value)]
-    check_names(one["function"]["name"] for one in functions)
-    return functions
+    tools = [_function(number, tool) for number, tool in enumerate(value)]
+    check_names(one["function"]["name"] for one in tools if one["type"] == "function")
+    return tools
 
 
 def _function(number: int, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise wrong(f'tool {number} is not an object: send {{"name": ..., "input_schema": ...}}')
     if tool.get("type") not in (None, "custom"):
-        raise wrong(
-            f"tool {number} is of type {str(tool['type'])[:40]!r}: this server has no tools of its own; describe yours "
-            "with name and input_schema"
-        )
+        return {"type": str(tool["type"]) if tool["type"] != "function" else "?"}  # Anthropic's servers run these tools
     name = function_name(f"tool {number}", tool.get("name"), _MAX_NAME)
     schema, description = tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):
@@ -234,7 +232,9 @@ class CountTokensRequest(BaseModel):
         WithJsonSchema(
             {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
         ),
-    ] = Field(None, description="name, description, input_schema, strict; tools of Anthropic's own are rejected")
+    ] = Field(
+        None, description="name, description, input_schema, strict; tools that Anthropic's servers run are ignored"
+    )
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice), _OBJECT] = Field(
         None, description="auto, any, none, or tool with its name; disable_parallel_tool_use"
     )
@@ -256,9 +256,9 @@ class CountTokensRequest(BaseModel):
         choice = (self.tool_choice or {}).get("type")
         if self.continues:
             self._check_begun(choice)
-        if choice in ("any", "tool") and not self.tools:
+        if choice in ("any", "tool") and not self.functions:
             raise wrong("tool_choice needs tools")
-        if choice == "tool" and self.tool_choice["name"] not in (tool["function"]["name"] for tool in self.tools or ()):
+        if choice == "tool" and self.tool_choice["name"] not in (one["function"]["name"] for one in self.functions):
             raise wrong(f"tool_choice: there is no tool {self.tool_choice['name'][:128]!r} in tools")
         if self.output_format and (self.output_config or {}).get("format"):
             raise wrong("output_format: output_config.format has the same meaning; send one of them")
@@ -312,9 +312,17 @@ class CountTokensRequest(BaseModel):
         return self.thinking is not None and self.thinking.get("display") == "omitted"
 
     @property
+    def functions(self) -> list[dict[str, Any]]:
+        return [tool for tool in self.tools or () if tool["type"] == "function"]
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        return unsupported("tools", (tool["type"] for tool in self.tools or ()))
+
+    @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         none = self.tool_choice is not None and self.tool_choice["type"] == "none"
-        return None if none else self.tools or None
+        return None if none else self.functions or None
 
     @property
     def engine_tool_choice(self) -> Any:

@@ -18,6 +18,7 @@ from charonia_gateway.schemas.fields import (
     function_list,
     function_name,
     refused,
+    unsupported,
     wrong,
     wrong_value,
 )
@@ -76,10 +77,10 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     names = []
     for number, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str):
+            raise wrong(f'tool {number} has no type: send {{"type": "function", "name": ..., "parameters": ...}}')
         if kind != "function":
-            raise wrong(
-                f"tool {number} is of type {str(kind)[:40]!r}: this server supports functions only, no built-in tools"
-            )
+            continue  # OpenAI's own tools
         if "name" not in tool and isinstance(tool.get("function"), dict):
             raise wrong(
                 f"tool {number} is in the form of /v1/chat/completions: here a function's name and parameters are not "
@@ -214,16 +215,16 @@ class ResponsesRequest(BaseModel):
         for name, remedy in _REPLACED.items():
             if (self.model_extra or {}).get(name) not in (None, []):
                 raise wrong(f"{name} is not a field of this route: send {remedy}")
-        last = self.input[-1]
+        last = [item for item in self.input if item["type"] != "ignored"][-1]
         if last["type"] == "function_call":
             raise wrong("input: the last item is a call: also send its function_call_output")
         if last["type"] == "reasoning" or last.get("role") == "assistant":
             raise wrong("input: the last message is the assistant's; this route does not continue it")
         forced = self.tool_choice not in (None, "auto", "none")
-        if forced and not self.tools:
+        if forced and not self.functions():
             raise wrong("tool_choice needs tools")
         if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in (
-            tool["name"] for tool in self.tools or ()
+            one["function"]["name"] for one in self.functions() or ()
         ):
             raise wrong(f"tool_choice: there is no function {self.tool_choice['name'][:64]!r} in tools")
         return self
@@ -248,7 +249,14 @@ class ResponsesRequest(BaseModel):
         return [
             {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
             for tool in self.tools
-        ]
+            if tool["type"] == "function"
+        ] or None
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        """The tools and input items that this server does not support."""
+        tools = unsupported("tools", (tool["type"] for tool in self.tools or ()))
+        return tools + unsupported("input", (item.get("ignored") for item in self.input), None)
 
     def template_variables(self) -> dict[str, Any] | None:
         effort = (self.reasoning or {}).get("effort")

@@ -34,6 +34,7 @@ from charonia_gateway.schemas.fields import (
     ToolChoice,
     Tools,
     check_arguments,
+    unsupported,
     wrong,
 )
 from charonia_gateway.schemas.structured import (
@@ -79,7 +80,10 @@ class Sampling(BaseModel):
     )
     stop: Stop = Field(None, description="texts that end the response; they are not part of it")
     seed: int | None = Field(
-        None, ge=-(2**63), le=_UINT64, description="the same request with the same seed returns the same response"
+        None,
+        ge=-(2**63),
+        le=_UINT64,
+        description="the same request with the same seed returns the same response; -1: random",
     )
     presence_penalty: float | None = Field(
         None, ge=-2, le=2, description="makes tokens that were generated less likely; 0 has no effect"
@@ -172,7 +176,7 @@ class Sampling(BaseModel):
         same: dict[str, Any] = {name: getattr(self, name) for name in SCALARS if name in Sampling.model_fields}
         same["top_p"] = engine_top_p(self.top_p)
         same["top_k"] = max(self.top_k, 0) if self.top_k is not None else None
-        same["seed"] = None if self.seed is None else self.seed & _UINT64
+        same["seed"] = None if self.seed in (None, -1) else self.seed & _UINT64
         return GenerateRequest(
             **same,
             stop_words=self.stop or (),
@@ -205,8 +209,7 @@ class Message(BaseModel):
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        called = self.tool_calls or (self.model_extra or {}).get("function_call")
-        if self.content is None and not (self.role == "assistant" and called):
+        if self.content is None and self.role in ("system", "developer", "user"):
             raise wrong("content is missing: send the message's text")
         return self
 
@@ -272,9 +275,9 @@ class ChatRequest(Sampling):
 
     @model_validator(mode="after")
     def _consistent_chat(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise wrong("top_logprobs needs logprobs = true")
-        if self.tool_choice not in (None, "none") and not self.tools:
+        if self.tool_choice not in (None, "none", "auto") and not self.functions_offered:
             raise wrong("tool_choice needs tools")
         if self.renew_session and self.session_id is None:
             raise wrong("renew_session needs a session_id")
@@ -284,6 +287,14 @@ class ChatRequest(Sampling):
     def engine_names(self) -> dict[str, str]:
         longest = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
         return super().engine_names | longest
+
+    @property
+    def functions_offered(self) -> list[dict[str, Any]]:
+        return [tool for tool in self.tools or () if tool["type"] == "function"]
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        return unsupported("tools", (tool["type"] for tool in self.tools or ()))
 
     @property
     def names_function(self) -> bool:
@@ -301,7 +312,7 @@ class ChatRequest(Sampling):
 
     def engine_request(self, *, reasons: bool = False) -> GenerateRequest:
         """Build the engine's request. reasons: the model's responses may contain reasoning."""
-        tools = None if self.tool_choice == "none" else self.tools
+        tools = None if self.tool_choice == "none" else self.functions_offered or None
         return self.to_engine(
             messages=[message.to_template() for message in self.messages],
             tools=tools,

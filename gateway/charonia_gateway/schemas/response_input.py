@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,10 @@ def input_items(value: Any) -> list[dict[str, Any]]:
         raise wrong(f"{len(value)} items are too many: send at most {MAX_MESSAGES}")
     arguments = [item.get("arguments") for item in value if isinstance(item, dict)]
     check_arguments(text for text in arguments if isinstance(text, str))
-    return [_item(number, item) for number, item in enumerate(value)]
+    items = [_item(number, item) for number, item in enumerate(value)]
+    if all(item["type"] == "ignored" for item in items):
+        raise wrong(f"this server supports none of the items, such as {items[0]['ignored'][:40]!r}")
+    return items
 
 
 def _item(number: int, item: Any) -> dict[str, Any]:
@@ -38,9 +42,21 @@ def _item(number: int, item: Any) -> dict[str, Any]:
             return {"type": kind, "id": _required(number, item, "call_id"), "text": text}
         case "reasoning":
             return _reasoning(number, item)
-    raise wrong(
-        f"item {number} is {str(kind)[:40]!r}: only messages, function calls with their outputs and reasoning are taken"
-    )
+    if not isinstance(kind, str):
+        raise wrong(f"item {number} is not an object with a type")
+    if isinstance(id := item.get("call_id"), str) and id:
+        # A call of another kind of tool, from another model: the text tells this model what happened.
+        if kind.endswith("_call_output"):
+            output = item.get("output")
+            text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+            return {"type": "function_call_output", "id": id, "text": text}
+        if kind.endswith("_call"):
+            rest = {
+                name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status", "name")
+            }
+            name = item.get("name") if isinstance(item.get("name"), str) else kind.removesuffix("_call")
+            return {"type": "function_call", "id": id, "name": name, "arguments": arguments_object(json.dumps(rest))}
+    return {"type": "ignored", "ignored": kind}
 
 
 def _message_item(number: int, item: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""Requests as agents send them: what has no meaning here is ignored, and the conversation goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from charonia_gateway.body import ignored_fields, parse, read_body
+from charonia_gateway.errors import ApiError
+from charonia_gateway.schemas.messages import MessagesRequest
+from charonia_gateway.schemas.openai_responses import ResponsesRequest
+from charonia_gateway.schemas.requests import ChatRequest
+from charonia_gateway.schemas.response_input import conversation
+from fastapi import Request
+
+USER = {"role": "user", "content": "a"}
+PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+FUNCTION = {"type": "function", "name": "get", "parameters": PARAMETERS}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse(ChatRequest, json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+
+
+def responses(**fields: Any) -> ResponsesRequest:
+    return parse(ResponsesRequest, json.dumps({"model": "m", "input": "a", **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [], "tool_choice": "auto"},
+        {"tools": None, "tool_choice": "auto"},
+        {"logprobs": False, "top_logprobs": 0},
+        {"top_logprobs": 0},
+        {"seed": -1},
+    ],
+)
+def test_fields_that_mean_nothing_are_accepted(fields: dict[str, Any]) -> None:
+    request = chat(**fields).engine_request()
+    assert (request.tools, request.tool_choice, request.logprobs, request.seed) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("message", [{"tool_calls": []}, {"content": None}, {"content": []}, {"tool_calls": None}])
+def test_an_assistant_may_have_said_nothing(message: dict[str, Any]) -> None:
+    assert chat(messages=[USER, {"role": "assistant", **message}, USER]).engine_request().messages
+
+
+def test_tools_that_are_not_functions_are_ignored_and_named() -> None:
+    others = [{"type": "custom", "name": "c"}, {"type": "web_search"}, {"type": "bad\r\ntype"}]
+    request = responses(tools=[others[0], FUNCTION, *others[1:]], tool_choice="auto")
+    assert [tool["function"]["name"] for tool in request.functions() or ()] == ["get"]
+    assert ignored_fields(request) == ["tools[0] (custom)", "tools[2] (web_search)", "tools[3] (bad??type)"]
+    assert responses(tools=others).functions() is None
+    function = {"type": "function", "function": {"name": "get"}}
+    completion = chat(tools=[others[0], function])
+    assert completion.engine_request().tools == [function] and ignored_fields(completion) == ["tools[0] (custom)"]
+    claude = {"model": "m", "max_tokens": 1, "messages": [USER]}
+    tools = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "get", "input_schema": PARAMETERS}]
+    message = parse(MessagesRequest, json.dumps({**claude, "tools": tools}).encode())
+    assert [tool["function"]["name"] for tool in message.offered_tools or ()] == ["get"]
+    assert ignored_fields(message) == ["tools[0] (web_search_20250305)"]
+    with pytest.raises(ApiError, match="tool_choice needs tools"):
+        responses(tools=others, tool_choice="required")
+
+
+def test_calls_of_other_tools_in_the_history_are_shown_as_calls() -> None:
+    items = [
+        {"type": "item_reference", "id": "msg_1"},
+        {"type": "message", "role": "user", "content": "a"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
+        {"type": "local_shell_call", "call_id": "2", "status": "completed", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "call_id": "2", "output": {"stdout": "x"}},
+    ]
+    request = responses(input=items)
+    assert ignored_fields(request) == ["input[0] (item_reference)", "input[2] (web_search_call)"]
+    assert [
+        (one["role"], one["content"], [call["function"] for call in one.get("tool_calls", ())])
+        for one in conversation((), request.input)
+    ] == [
+        ("user", "a", []),
+        ("assistant", "", [{"name": "apply_patch", "arguments": {"input": "*** Begin"}}]),
+        ("tool", "done", []),
+        ("assistant", "", [{"name": "local_shell", "arguments": {"action": {"command": ["ls"]}}}]),
+        ("tool", '{"stdout": "x"}', []),
+    ]
+    with pytest.raises(ApiError, match="supports none of the items, such as 'item_reference'"):
+        responses(input=items[:1])
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"])
+def test_a_byte_order_mark_is_named(mark: bytes) -> None:
+    with pytest.raises(ApiError, match="byte order mark"):
+        parse(ChatRequest, mark + b"{}")
+
+
+async def test_a_compressed_body_is_rejected() -> None:
+    scope = {"type": "http", "headers": [(b"content-encoding", b"gzip")]}
+    with pytest.raises(ApiError, match="compressed") as refused:
+        await read_body(Request(scope), 100)
+    assert refused.value.status == 415
