@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from charonia import __version__
-from charonia.api.options import with_engine_options
+from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
@@ -36,14 +36,6 @@ app.add_typer(models_app, name="models")
 app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)
 app.command("web")(web_command)
-
-ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        help="Type of the weights, or of the unquantised part of a quantised model: auto (its own), bf16, fp16 or fp32."
-    ),
-]
 
 
 @app.command()

@@ -35,3 +35,7 @@ class InternalError(CharoniaError):
 
 class ModelError(CharoniaError):
     """A model folder or a workspace is missing, incomplete or inconsistent."""
+
+
+class ServeError(CharoniaError):
+    """`charonia serve` cannot go on. The text names the fault and the remedy. It may have the last lines of a log."""

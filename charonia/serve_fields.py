@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from charonia.setting_types import off_or_at_least
 
 
 class ServeFields(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="CHARONIA_")
+
     model: str | None = Field(
         None,
         validation_alias="MODEL",
@@ -20,107 +22,90 @@ class ServeFields(BaseSettings):
     )
     more_models: str = Field(
         "",
-        validation_alias="CHARONIA_MORE_MODELS",
         description="models that are served in addition to MODEL, separated by commas, each in the form of MODEL or "
         "as NAME=MODEL, where NAME is the name for clients; same as further arguments of `charonia "
         "serve`; default: none",
     )
     model_shares: str = Field(
         "",
-        validation_alias="CHARONIA_MODEL_SHARES",
         description="with several models, the share of each in the memory for keys and values, in their order: 3,1 "
         "gives the first model three quarters; default: equal shares",
     )
     model_name: str | None = Field(
         None,
-        validation_alias="CHARONIA_MODEL_NAME",
         description="name of the model for clients; default: the name of its folder",
     )
     host: str = Field(
         "127.0.0.1",
-        validation_alias="CHARONIA_HOST",
         description="address that the gateway listens on; 0.0.0.0: all addresses, so that other machines can use the "
         "gateway",
     )
     triton_address: str = Field(
         "127.0.0.1",
         min_length=1,
-        validation_alias="CHARONIA_TRITON_ADDRESS",
         description="address that Triton's ports listen on; they need no keys, so only trusted clients may reach it "
         "(docs/security.md)",
     )
     http_inference: bool = Field(
         False,
-        validation_alias="CHARONIA_HTTP_INFERENCE",
         description="enables inference (`generate`, `generate_stream`, `infer`) on Triton's HTTP port; then one "
         "deeply nested body can crash Triton",
     )
     max_restarts: int = Field(
         5,
         ge=0,
-        validation_alias="CHARONIA_MAX_RESTARTS",
         description="how often in a row a Triton that ended is started again, until one has been ready for ten "
         "minutes; one more ends the service. 0: the service ends when Triton does, and a supervisor "
         "starts it again",
     )
     hang_timeout_s: Annotated[float, off_or_at_least(5)] = Field(
         60,
-        validation_alias="CHARONIA_HANG_TIMEOUT_S",
         description="seconds after which a Triton that does not respond is killed and restarted; 0: never",
     )
     http_port: int = Field(
         33336,
         ge=1,
         le=65535,
-        validation_alias="CHARONIA_HTTP_PORT",
         description="Triton HTTP",
     )
     grpc_port: int = Field(
         33337,
         ge=1,
         le=65535,
-        validation_alias="CHARONIA_GRPC_PORT",
         description="Triton gRPC",
     )
     metrics_port: int = Field(
         33338,
         ge=1,
         le=65535,
-        validation_alias="CHARONIA_METRICS_PORT",
         description="Triton metrics",
     )
     gateway_port: int = Field(
         23333,
         ge=1,
         le=65535,
-        validation_alias="CHARONIA_GATEWAY_PORT",
         description="gateway: REST, documentation, metrics",
     )
     run_dir: Path = Field(
         Path("~/.cache/charonia"),
-        validation_alias="CHARONIA_RUN_DIR",
         description="folder for logs and linked workspaces",
     )
     gateway: bool = Field(
         True,
-        validation_alias="CHARONIA_GATEWAY",
         description="start the gateway too; false: only Triton, for a gateway that runs elsewhere",
     )
     logs: Literal["files", "stderr"] = Field(
         "files",
-        validation_alias="CHARONIA_LOGS",
         description="destination of Triton's and the gateway's logs: files in the run folder, or stderr, as in "
         "containers",
     )
     triton_dir: Path | None = Field(
         None,
-        validation_alias="CHARONIA_TRITON_DIR",
         description="folder of an installed Triton server, /opt/tritonserver in NVIDIA's images; default: the folder "
         "of the package nvidia-pytriton",
     )
     jemalloc: bool = Field(
         True,
-        validation_alias="CHARONIA_JEMALLOC",
         description="Triton uses jemalloc if it is installed (Debian's package libjemalloc2) and LD_PRELOAD names no "
         "other allocator: streamed responses need less CPU time (docs/scaling.md)",
     )
@@ -128,91 +113,76 @@ class ServeFields(BaseSettings):
         None,
         ge=1,
         le=64,
-        validation_alias="CHARONIA_TEXT_INSTANCES",
         description="processes of preprocessing; default: the value in the workspace, 2",
     )
     start_timeout_s: float = Field(
         600,
         gt=0,
-        validation_alias="CHARONIA_START_TIMEOUT_S",
         description="seconds until all models must be ready",
     )
     gateway_workers: int = Field(
         0,
         ge=0,
         le=64,
-        validation_alias="CHARONIA_GATEWAY_WORKERS",
         description="number of processes of the gateway; 0: one, or with CHARONIA_GATEWAY_REDIS_URL one for every "
         "four cores of the machine or of the container's quota, at most 8 (one if `charonia serve` "
         "computes on the CPU)",
     )
     gateway_keys_file: Path | None = Field(
         None,
-        validation_alias="CHARONIA_GATEWAY_KEYS_FILE",
         description="file of API keys, written by `charonia keys`; it is read again when it changes; default: no key "
         "is required",
     )
     gateway_tls_cert: Path | None = Field(
         None,
-        validation_alias="CHARONIA_GATEWAY_TLS_CERT",
         description="TLS of REST: the certificate with its chain, a PEM file; this and the next two files are read "
         "again when they change; default: REST without TLS",
     )
     gateway_tls_client_ca: Path | None = Field(
         None,
-        validation_alias="CHARONIA_GATEWAY_TLS_CLIENT_CA",
         description="TLS of REST: clients need a certificate of one of these authorities, a PEM file; default: no "
         "client certificate is required",
     )
     grpc_tls_cert: Path | None = Field(
         None,
-        validation_alias="CHARONIA_GRPC_TLS_CERT",
         description="TLS of Triton's gRPC: the certificate with its chain, a PEM file; Triton reads it and the next "
         "two when it starts; default: gRPC without TLS",
     )
     grpc_tls_key: Path | None = Field(
         None,
-        validation_alias="CHARONIA_GRPC_TLS_KEY",
         description="TLS of Triton's gRPC: the certificate's private key, a PEM file; default: none",
     )
     grpc_tls_client_ca: Path | None = Field(
         None,
-        validation_alias="CHARONIA_GRPC_TLS_CLIENT_CA",
         description="TLS of Triton's gRPC: clients (gateways) need a certificate of one of these authorities, a PEM "
         "file; default: no client certificate is required",
     )
     triton_tls: bool = Field(
         False,
-        validation_alias="CHARONIA_TRITON_TLS",
         description="TLS to Triton's gRPC; each of the next four settings implies it",
     )
     triton_tls_ca: Path | None = Field(
         None,
-        validation_alias="CHARONIA_TRITON_TLS_CA",
         description="TLS to Triton's gRPC: authorities of the server's certificate, a PEM file, read at the start; "
         "default: public ones",
     )
     triton_tls_cert: Path | None = Field(
         None,
-        validation_alias="CHARONIA_TRITON_TLS_CERT",
         description="TLS to Triton's gRPC: the gateway's own certificate, for a server that requires one; default: "
         "none",
     )
     triton_tls_key: Path | None = Field(
         None,
-        validation_alias="CHARONIA_TRITON_TLS_KEY",
         description="TLS to Triton's gRPC: the private key of the gateway's certificate; default: none",
     )
     triton_tls_name: str = Field(
         "",
-        validation_alias="CHARONIA_TRITON_TLS_NAME",
         description="TLS to Triton's gRPC: expected host name in the server's certificate; default: the host of its "
         "address",
     )
     tracing_endpoint: str | None = Field(
         None,
         pattern="^https?://",
-        validation_alias="CHARONIA_TRACING_ENDPOINT",
         description="collector that receives traces by OTLP over HTTP, such as http://collector:4318; default: none",
     )
     tool_call_parser: Literal[
@@ -244,7 +214,6 @@ class ServeFields(BaseSettings):
         "gemma4",
     ] = Field(
         "auto",
-        validation_alias="CHARONIA_TOOL_CALL_PARSER",
         description="the model's format of tool calls; auto: derived from its chat template (docs/tools.md)",
     )
     reasoning_parser: Literal[
@@ -263,22 +232,18 @@ class ServeFields(BaseSettings):
         "seed",
     ] = Field(
         "auto",
-        validation_alias="CHARONIA_REASONING_PARSER",
         description="the model's format of reasoning; auto: derived from its chat template (docs/tools.md)",
     )
     access_log: bool = Field(
         False,
-        validation_alias="CHARONIA_ACCESS_LOG",
         description="log every request: one line each in gateway, preprocessing and engine",
     )
     log_format: Literal["text", "json"] = Field(
         "text",
-        validation_alias="CHARONIA_LOG_FORMAT",
         description="log format of all processes: lines for people (text), or one JSON object per line (json)",
     )
     log_prompts: bool = Field(
         False,
-        validation_alias="CHARONIA_LOG_PROMPTS",
         description="with access_log, log the text of prompts and responses; otherwise no log contains it",
     )
 
@@ -293,70 +258,13 @@ SHARED = (
     "log_prompts",
 )
 
-# Variables that the gateway, the engine and scripts read themselves.
-OTHERS = (
-    "CHARONIA_API_KEY",
+# Variables of other processes and scripts with similar names.
+SIMILAR = (
     "CHARONIA_CACHE_DIR",
-    "CHARONIA_CCACHE",
-    "CHARONIA_CERTIFICATES",
-    "CHARONIA_CONTAINER",
-    "CHARONIA_CONTROL_FD",
-    "CHARONIA_CUBLASLT",
-    "CHARONIA_CUDA",
-    "CHARONIA_CUDA_ARCHITECTURES",
-    "CHARONIA_CUDA_CARVEOUT",
-    "CHARONIA_CUDA_MEASURE_S",
-    "CHARONIA_CUDA_PDL",
-    "CHARONIA_CUDA_SYNC",
-    "CHARONIA_DRAIN_TIMEOUT_S",
-    "CHARONIA_EMULATED_ORDER",
-    "CHARONIA_EMULATED_STREAMS",
-    "CHARONIA_ENDPOINT_CHECK_INTERVAL_S",
-    "CHARONIA_ENDPOINT_CHECK_TIMEOUT_S",
-    "CHARONIA_ENGINE_BUILD",
-    "CHARONIA_FAILURES",
-    "CHARONIA_GATEWAY_ACCESS_LOG",
-    "CHARONIA_GATEWAY_ADDRESS",
-    "CHARONIA_GATEWAY_ALLOWED_ORIGINS",
-    "CHARONIA_GATEWAY_CACHE_BY_KEY",
-    "CHARONIA_GATEWAY_HEARTBEAT_S",
-    "CHARONIA_GATEWAY_LOG_LEVEL",
-    "CHARONIA_GATEWAY_MAX_BODY_BYTES",
-    "CHARONIA_GATEWAY_MAX_CHOICES",
-    "CHARONIA_GATEWAY_MAX_RESPONSES",
-    "CHARONIA_GATEWAY_MAX_RESPONSE_BYTES",
-    "CHARONIA_GATEWAY_MORE_MODELS",
     "CHARONIA_GATEWAY_PAGE",
-    "CHARONIA_GATEWAY_READ_TIMEOUT_S",
-    "CHARONIA_GATEWAY_REDIS_URL",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
-    "CHARONIA_GATEWAY_RESPONSE_TTL_S",
-    "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
     "CHARONIA_GATEWAY_TLS_KEY",
-    "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",
-    "CHARONIA_IMAGE",
-    "CHARONIA_INSTALLER",
-    "CHARONIA_ISA",
-    "CHARONIA_KEYS",
-    "CHARONIA_LEAVE_OUT",
-    "CHARONIA_LLGUIDANCE_LIBRARY",
-    "CHARONIA_METRICS_KEY",
     "CHARONIA_MODELS",
-    "CHARONIA_NCCL",
-    "CHARONIA_PYTHON_LIBRARY",
-    "CHARONIA_QUANTIZE_PYTHON",
-    "CHARONIA_SERVER_CPUS",
-    "CHARONIA_SERVER_MEMORY",
-    "CHARONIA_SHM_SIZE",
-    "CHARONIA_STOP_GRACE_PERIOD",
-    "CHARONIA_TAG",
-    "CHARONIA_TEST_ANSWERS",
-    "CHARONIA_TEST_CUDA_ARCHITECTURES",
-    "CHARONIA_TEST_DOCKER_UP",
-    "CHARONIA_TEST_MALFORMED",
-    "CHARONIA_TEST_SCHEMAS",
-    "CHARONIA_TEST_SPLITS",
-    "CHARONIA_TEST_TRITON_HEADERS",
     "CHARONIA_TRITON_ENDPOINTS",
     "CHARONIA_TRITON_HOST",
 )

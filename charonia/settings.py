@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from charonia.errors import InvalidRequestError
-from charonia.serve_fields import OTHERS, SHARED, ServeFields
+from charonia.serve_fields import SHARED, SIMILAR, ServeFields
 
 ENV_FILE = Path(".env")
 PREFIX = "CHARONIA_"
@@ -43,7 +43,7 @@ def shared_environment(settings: ServeSettings) -> dict[str, str]:
 
 def env_name(field: str) -> str:
     """Return the environment variable of a field."""
-    return str(ServeSettings.model_fields[field].validation_alias)
+    return str(ServeSettings.model_fields[field].validation_alias or PREFIX + field.upper())
 
 
 def read_settings(**given: Any) -> ServeSettings:
@@ -96,7 +96,7 @@ def misspelled() -> list[str]:
     known |= {env_name(field) for field in ServeSettings.model_fields}
     warnings = []
     for name in sorted(environment()):
-        if name.startswith(PREFIX) and name not in known and name not in OTHERS:
+        if name.startswith(PREFIX) and name not in known and name not in SIMILAR:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if near:
                 warnings.append(f"{name} is unknown and ignored; did you mean {near[0]}?")

@@ -140,7 +140,7 @@ def _field(setting: Setting) -> str:
     if setting.type in ("ints", "floats"):
         default = ()
     value = "" if setting.required else f" = {literal(default) if isinstance(default, str) else repr(default)}"
-    return comment("#", _described(setting), 4) + f"    {setting.name}: {_PYTHON_TYPES[setting.type]}{value}\n"
+    return f"    {setting.name}: {_PYTHON_TYPES[setting.type]}{value}\n"
 
 
 def python_attributes() -> str:
@@ -149,7 +149,7 @@ def python_attributes() -> str:
         + '"""The properties of a model: the read-only keys of config.ini, in its order."""\n\n'
         + "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\n\n"
         + "@dataclass(frozen=True)\nclass ModelAttributes:\n"
-        + '    """Names and meanings are the same as in config.ini."""\n\n'
+        + '    """Names are those of config.ini. definitions/model_attributes.toml describes them."""\n\n'
         + "".join(_field(setting) for setting in model_attributes())
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from definitions.settings import engine_settings
+from definitions.settings import engine_settings, model_attributes
 from definitions.text import comment, head, literal, with_region
 from definitions.toml_files import entries
 
@@ -111,7 +112,7 @@ def _field(one: ServiceSetting, reader: str) -> str:
         kind = f"Annotated[{kind}, off_or_at_least({one.off_below})]"
     if one.type == "path" and default is not None:
         shown = f"Path({shown})"
-    names = literal(one.name)
+    names = "" if one.name == f"{PREFIX}{one.field(reader).upper()}" else literal(one.name)  # env_prefix
     if reader == "gateway":
         choices = [name.lower() for name in one.gateway_names or (one.name,)] + [one.field(reader)]
         listed = ", ".join(literal(name) for name in choices)
@@ -124,7 +125,7 @@ def _field(one: ServiceSetting, reader: str) -> str:
         rows.append(f"pattern={literal('^https?://' if default is None else '^(https?://.+)?$')}")
     elif one.nonempty and default is not None:
         rows.append("min_length=1")
-    rows.append(f"validation_alias={names}")
+    rows += [f"validation_alias={names}"] * bool(names)
     # One word per line, so that no line is too long.
     words = one.help + (f"; default: {one.unset}" if one.unset and not default else "")
     rows.append("description=" + _wrapped(words))
@@ -149,6 +150,15 @@ def _wrapped(text: str) -> str:
     return literal(rows[0]) + "".join(f"\n        {literal(row)}" for row in rows[1:])
 
 
+def _similar(own: set[str]) -> list[str]:
+    """Return the variables that charonia.settings.misspelled() could take for a misspelled one of these."""
+    known = own | {f"{PREFIX}{one.name.upper()}" for one in (*engine_settings(), *model_attributes())}
+    others = {one.name for one in variables()}
+    for one in service_settings():
+        others |= {one.name, *one.gateway_names}
+    return [name for name in sorted(others - known) if difflib.get_close_matches(name, known, n=1, cutoff=0.85)]
+
+
 def fields(reader: str) -> str:
     own = [one for one in service_settings() if reader in one.of]
     text = "".join(_field(one, reader) for one in own)
@@ -158,25 +168,22 @@ def fields(reader: str) -> str:
     imports += [f"from typing import {annotated}Literal\n"]
     alias = "AliasChoices, " if reader == "gateway" else ""
     end = "\n\n\n" if not annotated else "\n\nfrom charonia.setting_types import off_or_at_least\n\n\n"
-    imports += [f"from pydantic import {alias}Field", f"from pydantic_settings import BaseSettings{end}"]
+    base = "BaseSettings" if reader == "gateway" else "BaseSettings, SettingsConfigDict"
+    imports += [f"from pydantic import {alias}Field", f"from pydantic_settings import {base}{end}"]
     name = {"serve": "ServeFields", "gateway": "GatewayFields"}[reader]
     shared = [one.field(reader) for one in own if "processes" in one.of]
     tail = ""
     if reader == "serve":
         rows = "".join(f"    {literal(field)},\n" for field in shared)
         tail = f"\n\n# Settings that every process of the stack reads.\nSHARED = (\n{rows})\n"
-        names = {one.name for one in variables()}
-        for one in service_settings():
-            names |= {one.name, *one.gateway_names}
-        rows = "".join(
-            f"    {literal(name)},\n" for name in sorted(names - {one.name for one in own}) if name.startswith(PREFIX)
-        )
-        tail += f"\n# Variables that the gateway, the engine and scripts read themselves.\nOTHERS = (\n{rows})\n"
+        names = "".join(f"    {literal(name)},\n" for name in _similar({one.name for one in own}))
+        tail += f"\n# Variables of other processes and scripts with similar names.\nSIMILAR = (\n{names})\n"
     return (
         head("#", _SOURCE, *(["environment.toml"] if reader == "serve" else []))
         + f'"""The fields of {"the launcher" if reader == "serve" else "the gateway"}\'s settings."""\n\n'
         + "\n".join(line for line in imports if line)
         + f"class {name}(BaseSettings):\n"
+        + ('    model_config = SettingsConfigDict(env_prefix="CHARONIA_")\n\n' if reader == "serve" else "")
         + text
         + tail
     )

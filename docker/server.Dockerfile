@@ -31,6 +31,7 @@ ARG CHARONIA_CUDA=OFF
 ARG CHARONIA_CUDA_ARCHITECTURES=
 COPY CMakeLists.txt pyproject.toml ./
 COPY scripts/keep_ptxas_output.sh scripts/
+COPY cmake cmake
 COPY engine engine
 # Only the engine; the rest of the package is added later to the same build folder.
 RUN --mount=type=cache,target=/root/.cache/ccache \

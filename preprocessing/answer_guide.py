@@ -92,7 +92,7 @@ class AnswerGuides:
         names = [one["name"] for one in functions if isinstance(one.get("name"), str)]
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
-            raise PromptError("tools", f"two functions are called {show(twice)}", "give each one a name of its own")
+            raise PromptError("tools", f"two functions have the name {show(twice)}", "give each function its own name")
         if choice.forced and not functions:
             raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
         if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
@@ -107,7 +107,7 @@ class AnswerGuides:
             else:
                 format = self._of_given(functions, parallel, given, state)
         except NoTagError as error:
-            raise PromptError("tools", str(error), "leave it out, or strict") from None
+            raise PromptError("tools", str(error), "leave it or strict out") from None
         if format is None:
             return self._for_engine(given)
         field = "tools" if choice.forced or strict else _GUIDE
@@ -115,7 +115,7 @@ class AnswerGuides:
         if re.search("[\ud800-\udfff]", made):
             raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
         if strict:
-            self._check_size("the grammar of functions that are strict", len(made.encode()))
+            self._check_size("the grammar of strict functions", len(made.encode()))
         return Guide("structural_tag", made)
 
     def _for_engine(self, given: Guide) -> Guide:
@@ -139,12 +139,12 @@ class AnswerGuides:
         try:
             return self._tags.guide(format, field)
         except NoTagError as error:
-            raise PromptError(field, str(error), "send a tag that is supported") from None
+            raise PromptError(field, str(error), "send a supported tag") from None
 
     def _check_size(self, what: str, size: int) -> None:
         if size > self._max_bytes:
-            problem = f"{what} has {size} bytes, and guide_max_bytes is {self._max_bytes}"
-            raise PromptError("tools", problem, "send fewer or smaller ones")
+            problem = f"{what}: {size} bytes, but guide_max_bytes is {self._max_bytes}"
+            raise PromptError("tools", problem, "send fewer or smaller functions")
 
     def _is_beyond(self, given: Guide) -> bool:
         """Whether the engine rejects a guide because of its size or depth."""
@@ -167,9 +167,9 @@ class AnswerGuides:
         the whole response."""
         field, remedy = "continue_final_message", "leave one of them out"
         if choice.forced:
-            raise PromptError(field, "calls are forced, and a begun answer is a text before them", remedy)
+            raise PromptError(field, "calls are forced, but a begun message is text before calls", remedy)
         if given.type:
-            raise PromptError(field, "a guide says what the whole answer is, and it has begun", remedy)
+            raise PromptError(field, "a guide describes the whole response, but the response has begun", remedy)
         before, begun = prompt[: len(prompt) - num_begun], prompt[len(prompt) - num_begun :]
         reasoning, calls = self._formats.reasoning, self._formats.calls
         marks = [(reasoning.begin, reasoning.end)] if reasoning else []
@@ -177,11 +177,11 @@ class AnswerGuides:
         for begin, end in marks:
             if begin in begun and not (end and begun.rfind(end) > begun.rfind(begin)):
                 raise PromptError(
-                    field, f"the begun answer has {begin}, and what follows that is no text", "end before it"
+                    field, f"the begun message contains {begin}, so a text cannot follow", "end the message before it"
                 )
         if reasoning is not None and is_open(before, reasoning):
-            problem = "the chat template begins an answer with reasoning, and a begun answer is a text after it"
-            remedy = 'send chat_template_kwargs = {"enable_thinking": false} where it has that, or leave it out'
+            problem = "the chat template begins a response with reasoning, but a begun message is text after it"
+            remedy = 'send chat_template_kwargs = {"enable_thinking": false} if the template has it, or omit the field'
             raise PromptError(field, problem, remedy)
 
     def _with_calls(
@@ -203,7 +203,7 @@ class AnswerGuides:
             raise PromptError("tool_choice" if choice.forced else "tools", problem, remedy)
         if given.type == "structural_tag":
             what = "calls are forced" if choice.forced else "a function is strict"
-            raise PromptError(_GUIDE, f"a structural tag, and {what}, which takes one as well", "send one of them")
+            raise PromptError(_GUIDE, f"a structural tag, but {what}, which needs its own tag", "send one of them")
         if choice.kind == "function":
             functions = [function for function in functions if function.get("name") == choice.name]
             if not functions:
@@ -242,7 +242,7 @@ class AnswerGuides:
         for function in functions:
             name = function.get("name")
             if not isinstance(name, str):
-                raise PromptError("tools", f"a function's name is {show(name)}", "send a text")
+                raise PromptError("tools", f"a function's name is {show(name)}", "send a string")
             try:
                 check_name(self._formats.calls, name)
             except NoTagError as error:
@@ -252,7 +252,7 @@ class AnswerGuides:
                 text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
                 size += len(text.encode(errors="surrogatepass"))
             made.append(Function(name, schema))
-        self._check_size("what is sent as schemas of strict functions", size)
+        self._check_size("schemas of strict functions", size)
         return made
 
     def _reasoning_state(self, prompt: str) -> ReasoningState:
@@ -267,7 +267,7 @@ def _strict_parameters(name: str, function: Mapping[str, Any]) -> Mapping[str, A
     if parameters is None:
         return {"type": "object", "properties": {}}
     if not isinstance(parameters, dict) or not _is_of_objects(parameters):
-        problem = f"function {show(name)} is strict, and its parameters are no schema of objects"
+        problem = f"function {show(name)} is strict, but its parameters are not the schema of an object"
         raise PromptError("tools", problem, 'send {"type": "object", "properties": {...}}')
     made: Mapping[str, Any] = _without_annotations(parameters)
     return made

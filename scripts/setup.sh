@@ -167,7 +167,7 @@ fi
 # Libraries that only the tests of the page need.
 if [ "$purpose" = test-all ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
 
-if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
+if outdated engine engine cmake CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
   [ "$(cat "$stamps/kernels" 2>/dev/null || echo all)" != "$kernels" ]; then
   begin
   say "building what has changed in the engine"

@@ -8,7 +8,7 @@ import queue
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from charonia import _engine, guide_library
 from charonia.api.guides import Guide
 from charonia.api.prompts import Prompt, encode, native_sampling, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
-from charonia.api.streams import AsyncStream, Gathering, Stream, chunk_of
+from charonia.api.streams import AsyncStream, Gathering, Stream, Submit, chunk_of
 from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
 from charonia.progress import Progress
@@ -143,8 +143,8 @@ class Engine:
             raise InvalidRequestError(
                 f"{len(given_prompts)} prompts for one session_id; a session takes one prompt at a time"
             )
-        session = Session(session_id, new_session, end_session)
-        encoded = [self._encode(prompt, session) for prompt in given_prompts]
+        options = _Options(Session(session_id, new_session, end_session), timeout, priority, guide, cache_salt)
+        encoded = [self._encode(prompt, options.session) for prompt in given_prompts]
         given = sampling or SamplingParams()
         each = [given] * len(encoded) if isinstance(given, SamplingParams) else list(given)
         if len(each) != len(encoded):
@@ -155,16 +155,7 @@ class Engine:
         gathering = Gathering(self._open())
         try:
             for index, (prompt, params) in enumerate(zip(encoded, each, strict=True)):
-                submit = self._submitter(
-                    prompt,
-                    params,
-                    stream=False,
-                    session=session,
-                    timeout=timeout,
-                    priority=priority,
-                    guide=guide,
-                    cache_salt=cache_salt,
-                )
+                submit = self._submitter(prompt, params, options, stream=False)
                 while index not in chunks:
                     try:
                         gathering.submit(index, submit, params.n)
@@ -201,10 +192,9 @@ class Engine:
         A cancelled turn of a session is removed from its history; `Stream.stop` ends it early and keeps it. For the
         other arguments see `generate`.
         """
-        params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
-        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide, cache_salt)
-        return Stream(self._open(), submit, self, params.n)
+        options = _Options(session, timeout, priority, guide, cache_salt, request_id)
+        return Stream(*self._streaming(prompt, sampling or SamplingParams(), options))
 
     def astream(
         self,
@@ -221,10 +211,9 @@ class Engine:
         cache_salt: str = "",
     ) -> AsyncStream:
         """Same as `stream`, on the running event loop: `async for chunk in engine.astream(...)`."""
-        params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
-        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide, cache_salt)
-        return AsyncStream(self._open(), submit, self, params.n)
+        options = _Options(session, timeout, priority, guide, cache_salt, request_id)
+        return AsyncStream(*self._streaming(prompt, sampling or SamplingParams(), options))
 
     def chat(
         self,
@@ -330,68 +319,27 @@ class Engine:
         limit = self.info.session_len
         return encode(lambda: self.tokenizer, prompt, interactive=session.goes_on, limit=limit)
 
-    def _streaming(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        session: Session,
-        request_id: str,
-        timeout: float | None,
-        priority: int,
-        guide: Guide | None,
-        cache_salt: str,
-    ) -> Callable[[Callable[[_engine.Result], None]], int]:
-        return self._submitter(
-            self._encode(prompt, session),
-            sampling,
-            stream=True,
-            request_id=request_id,
-            session=session,
-            timeout=timeout,
-            priority=priority,
-            guide=guide,
-            cache_salt=cache_salt,
-        )
+    def _streaming(self, prompt: Prompt, params: SamplingParams, options: _Options) -> tuple[Any, Submit, Engine, int]:
+        """Return the arguments of a stream."""
+        submit = self._submitter(self._encode(prompt, options.session), params, options, stream=True)
+        return self._open(), submit, self, params.n
 
-    def _submitter(
-        self,
-        prompt: Encoded,
-        sampling: SamplingParams,
-        *,
-        stream: bool,
-        session: Session,
-        timeout: float | None,
-        priority: int,
-        guide: Guide | None,
-        cache_salt: str,
-        request_id: str = "",
-    ) -> Callable[[Callable[[_engine.Result], None]], int]:
-        native = self._open()
-        _check_text("request_id", request_id)
-        _check_text("cache_salt", cache_salt)
-        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-            raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be a 32-bit integer")
-        if guide is not None:
-            if not isinstance(guide, Guide):
-                raise TypeError(
-                    f"guide = {guide!r} is not valid: use Guide.regex, Guide.json_schema or another method of Guide"
-                )
-            _check_text("guide", guide.text)
-        params = self._native_sampling(sampling)
+    def _submitter(self, prompt: Encoded, params: SamplingParams, options: _Options, *, stream: bool) -> Submit:
+        guide, timeout = options.guide, options.timeout
         submit: Any = functools.partial(
-            native.submit,
-            id=request_id,
+            self._open().submit,
+            id=options.request_id,
             input_ids=prompt.token_ids,
-            sampling=params,
-            priority=priority,
+            sampling=self._native_sampling(params),
+            priority=options.priority,
             stream=stream,
             strip_leading_space=prompt.strip_leading_space,
-            session_id=session.id,
+            session_id=options.session.id,
             continuation_ids=prompt.continuation_ids,
-            end_session=session.ends,
+            end_session=options.session.ends,
             timeout_ms=None if timeout is None else _milliseconds(timeout),
             guide=None if guide is None else (guide.type, guide.text),
-            cache_salt=cache_salt,
+            cache_salt=options.cache_salt,
         )
         return lambda callback: int(submit(callback=callback))
 
@@ -414,6 +362,31 @@ class Session:
         return bool(self.id) and not self.begins
 
 
+@dataclass(frozen=True)
+class _Options:
+    """The fields of a request besides its prompt and its sampling parameters."""
+
+    session: Session
+    timeout: float | None
+    priority: int
+    guide: Guide | None
+    cache_salt: str
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        _check_text("request_id", self.request_id)
+        _check_text("cache_salt", self.cache_salt)
+        priority, guide = self.priority, self.guide
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+            raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be a 32-bit integer")
+        if guide is not None:
+            if not isinstance(guide, Guide):
+                raise TypeError(
+                    f"guide = {guide!r} is not valid: use Guide.regex, Guide.json_schema or another method of Guide"
+                )
+            _check_text("guide", guide.text)
+
+
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise InvalidRequestError(f"{name} = {value!r} is not valid: it must be a text")
@@ -430,20 +403,5 @@ def _milliseconds(timeout: float) -> int:
 
 
 def _output(prompt: Encoded, chunk: Chunk) -> Output:
-    return Output(
-        prompt_token_ids=prompt.token_ids,
-        text=chunk.text,
-        token_ids=chunk.token_ids,
-        finish_reason=chunk.finish_reason or "",
-        num_input_tokens=chunk.num_input_tokens,
-        num_output_tokens=chunk.num_output_tokens,
-        num_cached_tokens=chunk.num_cached_tokens,
-        timings=chunk.timings,
-        logprobs=chunk.logprobs,
-        top_logprobs=chunk.top_logprobs,
-        index=chunk.index,
-        cumulative_logprob=chunk.cumulative_logprob,
-        prompt_logprobs=chunk.prompt_logprobs,
-        prompt_top_logprobs=chunk.prompt_top_logprobs,
-        num_session_tokens=chunk.num_session_tokens,
-    )
+    values = {**vars(chunk), "finish_reason": chunk.finish_reason or ""}
+    return Output(prompt_token_ids=prompt.token_ids, **values)

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from charonia import _engine
 
+ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Type of the weights, or of the unquantised part of a quantised model: auto (its own), bf16, fp16 or fp32."
+    ),
+]
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "string": str}
 _SHORT = {"tensor_para_size": "--tp"}
+
+
+def with_options(added: Sequence[inspect.Parameter], into: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options to a command. The command receives those that are given as a dictionary, its argument `into`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            values = {one.name: given.pop(one.name) for one in added}
+            command(**given, **{into: {name: value for name, value in values.items() if value is not None}})
+
+        # Keyword-only, so that the order of parameters with and without defaults does not matter.
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own if one.name != into] + [*added]
+        signature: Any = run
+        signature.__signature__ = inspect.Signature(parameters)
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
 
 
 def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -20,26 +48,8 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
 
     environment: whether CHARONIA_<KEY> counts as given.
     """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        fields = [entry for entry in _engine.config_fields() if not entry.model_attribute and not entry.ignored]
-        own = [parameter for parameter in inspect.signature(command, eval_str=True).parameters.values()]
-        added = [_parameter(entry, environment) for entry in fields]
-
-        @functools.wraps(command)
-        def run(**given: Any) -> None:
-            values = {entry.key: given.pop(entry.key) for entry in fields}
-            command(**given, settings={key: value for key, value in values.items() if value is not None})
-
-        parameters = [parameter for parameter in own if parameter.name != "settings"] + added
-        # Keyword-only, so that the order of parameters with and without defaults does not matter.
-        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-        signature: Any = run
-        signature.__signature__ = inspect.Signature(parameters)
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorate
+    fields = [entry for entry in _engine.config_fields() if not entry.model_attribute and not entry.ignored]
+    return with_options([_parameter(entry, environment) for entry in fields], "settings")
 
 
 def _parameter(entry: _engine.ConfigField, environment: bool) -> inspect.Parameter:

@@ -58,22 +58,8 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Output:
-    """A complete sequence; for the fields see Chunk. token_ids include the end token. prompt_token_ids do not include a
-    session's history."""
+class Output(Chunk):
+    """A complete sequence. token_ids include the end token. prompt_token_ids do not include a session's history."""
 
-    prompt_token_ids: list[int]
-    text: str
-    token_ids: list[int]
     finish_reason: str
-    num_input_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int
-    timings: Timings
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    index: int = 0
-    cumulative_logprob: float = 0.0  # of all tokens, if logprobs or best_of were requested
-    prompt_logprobs: list[float] = field(default_factory=list)
-    prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    num_session_tokens: int = 0  # part of num_input_tokens: the session's history before the prompt
+    prompt_token_ids: list[int] = field(kw_only=True)

@@ -74,14 +74,34 @@ class _Handle:
             self._engine.cancel(self._handle)
 
 
-class Stream(Iterator[Chunk]):
+class _RequestStream:
+    """The request of a stream. Deleting the stream cancels it."""
+
+    _request: _Handle
+    _ended = False
+
+    def stop(self) -> None:
+        """End the request, and keep the generated part of a session's turn in the history."""
+        self._request.stop()
+
+    def _take(self, result: _engine.Result) -> Chunk:
+        try:
+            return self._request.take(result)
+        finally:
+            self._ended = self._request.over
+
+    def __del__(self) -> None:
+        if hasattr(self, "_request"):
+            self._request.cancel()
+
+
+class Stream(_RequestStream, Iterator[Chunk]):
     """The chunks of one request. One thread iterates. Any thread may call `close`, which cancels the request."""
 
     def __init__(self, engine: _engine.Engine, submit: Submit, owner: object, sequences: int = 1) -> None:
         """owner: object that stays alive as long as the stream. sequences: number of sequences of the request."""
         self._owner = owner
         self._results: queue.SimpleQueue[_engine.Result] = queue.SimpleQueue()
-        self._ended = False
         self._request = _Handle(engine, submit(self._results.put), sequences)
 
     def __next__(self) -> Chunk:
@@ -92,18 +112,11 @@ class Stream(Iterator[Chunk]):
         except BaseException:  # Ctrl-C while it waits
             self.close()
             raise
-        try:
-            return self._request.take(result)
-        finally:
-            self._ended = self._request.over
+        return self._take(result)
 
     def close(self) -> None:
         """Cancel the request if it is running. The iterating thread gets finish_reason `cancelled`."""
         self._request.cancel()
-
-    def stop(self) -> None:
-        """End the request like `close`, but keep the generated part of a session's turn in the history."""
-        self._request.stop()
 
     def __enter__(self) -> Stream:
         return self
@@ -113,12 +126,8 @@ class Stream(Iterator[Chunk]):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_request"):
-            self._request.cancel()
 
-
-class AsyncStream(AsyncIterator[Chunk]):
+class AsyncStream(_RequestStream, AsyncIterator[Chunk]):
     """The chunks of one request on the current event loop. Cancelling the task or deleting the stream cancels it."""
 
     def __init__(self, engine: _engine.Engine, submit: Submit, owner: object, sequences: int = 1) -> None:
@@ -128,7 +137,6 @@ class AsyncStream(AsyncIterator[Chunk]):
         results: asyncio.Queue[_engine.Result] = asyncio.Queue()
         abandoned = threading.Event()
         self._results = results
-        self._ended = False
 
         # Refers to the queue only, so that the stream can be deleted, which cancels the request.
         def deliver(result: _engine.Result) -> None:
@@ -151,14 +159,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         except BaseException:  # the task was cancelled
             self._request.cancel()
             raise
-        try:
-            return self._request.take(result)
-        finally:
-            self._ended = self._request.over
-
-    def stop(self) -> None:
-        """End the request, and keep the generated part of a session's turn in the history."""
-        self._request.stop()
+        return self._take(result)
 
     async def aclose(self) -> None:
         """Cancel the request if it is running."""
@@ -171,10 +172,6 @@ class AsyncStream(AsyncIterator[Chunk]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_request"):
-            self._request.cancel()
 
 
 class Gathering:

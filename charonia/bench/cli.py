@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from charonia.api.options import with_engine_options
+from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
 from charonia.bench.records import check_writable
 from charonia.engine_settings import MEASURED
 from charonia.errors import InvalidRequestError, ModelError
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, pretty_exceptions_enable=False)
 
-DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]
-ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face model folder or a hub id.")]
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Also write the figures to this file.", callback=check_writable)
 ]
@@ -167,11 +166,11 @@ def _open(
     from charonia.settings import read_settings
 
     if target is TargetKind.triton:
-        return targets.triton(url or grpc_target(read_settings())), None
+        return partial(targets.triton, url or grpc_target(read_settings())), None
     if target is TargetKind.gateway:
-        return targets.gateway(url or gateway_url(read_settings()), api_key, tls_ca), None
+        return partial(targets.gateway, url or gateway_url(read_settings()), api_key, tls_ca), None
     engine = stack.enter_context(Engine.from_pretrained(model, dtype=dtype, show_progress=True, **settings))
-    return targets.in_process(engine), engine
+    return partial(targets.in_process, engine), engine
 
 
 def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:

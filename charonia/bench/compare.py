@@ -14,9 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from charonia.bench.targets import OpenTarget, gateway, in_process, triton
 from charonia.bench.workload import Job
 from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import ModelError
+from charonia.serve.fetch import answers
 
 TARGETS = ("in-process", "triton", "gateway")
 _START_TIMEOUT_S = 600.0
@@ -73,17 +72,14 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             text = log.read_text(encoding="utf-8", errors="replace")[-3000:]
             raise ModelError(f"charonia serve ended with exit code {process.returncode}:\n{text}")
-        try:
-            with opener.open(url, timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
+        if answers(url, 2):
+            return
+        time.sleep(0.2)
     raise ModelError(f"charonia serve was not ready after {_START_TIMEOUT_S:.0f} s")
 
 
@@ -98,11 +94,11 @@ def run_compare(
     """jobs: the requests for each concurrency. Returns for each concurrency and target the figures of each round."""
     results: dict[int, dict[str, list[Figures]]] = {level: {name: [] for name in TARGETS} for level in jobs}
 
-    def measure(name: str, make_target: Callable[[], OpenTarget]) -> None:
+    def measure(name: str, target: OpenTarget) -> None:
         for level, requests in jobs.items():
             title = f"{name}, {level} at once"
             figures = run_serving(
-                make_target(), requests, concurrency=level, warmup=min(level, 4), console=console, title=title
+                target, requests, concurrency=level, warmup=min(level, 4), console=console, title=title
             )
             results[level][name].append(figures)
 

@@ -24,22 +24,18 @@ def run_serving(
 ) -> Figures:
     """concurrency: the number of clients; each sends its next request when the last one has ended. None: jobs have
     arrival times. warmup: number of requests before the measurement. Errors are counted, not raised."""
-    return asyncio.run(_run(open_target, jobs, concurrency, warmup, console, title))
-
-
-async def _run(
-    open_target: OpenTarget, jobs: Sequence[Job], concurrency: int | None, warmup: int, console: Console, title: str
-) -> Figures:
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    async with open_target() as target:
-        await closed_loop(target, jobs[:warmup], min(warmup, concurrency or warmup), lambda: None)
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-            task = bars.add_task(title, total=len(jobs))
-            if concurrency is None:
-                traces = await _open_loop(target, jobs, lambda: bars.advance(task))
-            else:
-                traces = await closed_loop(target, jobs, concurrency, lambda: bars.advance(task))
-    return Figures.of(traces)
+
+    async def run() -> list[Trace]:
+        async with open_target() as target:
+            await closed_loop(target, jobs[:warmup], min(warmup, concurrency or warmup), lambda: None)
+            with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+                task = bars.add_task(title, total=len(jobs))
+                if concurrency is None:
+                    return await _open_loop(target, jobs, lambda: bars.advance(task))
+                return await closed_loop(target, jobs, concurrency, lambda: bars.advance(task))
+
+    return Figures.of(asyncio.run(run()))
 
 
 def _text_of(error: BaseException) -> str:

@@ -28,7 +28,7 @@ class Target(Protocol):
         ...
 
 
-# Opens a target inside a running event loop.
+# Opens a target inside a running event loop, for example a partial of `triton`.
 OpenTarget = Callable[[], AbstractAsyncContextManager[Target]]
 
 
@@ -87,66 +87,53 @@ class Gateway:
                     trace.input_tokens, trace.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def in_process(engine: Engine) -> OpenTarget:
-    @asynccontextmanager
-    async def open_target() -> AsyncIterator[Target]:
-        yield InProcess(engine)
-
-    return open_target
+@asynccontextmanager
+async def in_process(engine: Engine) -> AsyncIterator[Target]:
+    yield InProcess(engine)
 
 
-def triton(address: str) -> OpenTarget:
+@asynccontextmanager
+async def triton(address: str) -> AsyncIterator[Target]:
     """address: HOST:PORT of Triton's gRPC."""
-
-    @asynccontextmanager
-    async def open_target() -> AsyncIterator[Target]:
-        try:
-            from charonia_client import Client
-        except ImportError as error:
-            raise ModelError("the Triton target needs the client library: pip install charonia-client") from error
-        async with Client(address) as client:
-            if not await client.model_ready():
-                raise ModelError(
-                    f"no Triton server with a ready ensemble at {address}: was it started (charonia serve)?"
-                )
-            yield Triton(client)
-
-    return open_target
+    try:
+        from charonia_client import Client
+    except ImportError as error:
+        raise ModelError("the Triton target needs the client library: pip install charonia-client") from error
+    async with Client(address) as client:
+        if not await client.model_ready():
+            raise ModelError(f"no Triton server with a ready ensemble at {address}: was it started (charonia serve)?")
+        yield Triton(client)
 
 
-def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> OpenTarget:
+@asynccontextmanager
+async def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> AsyncIterator[Target]:
     """url: such as http://localhost:23333. tls_ca: a PEM file with the authorities of the gateway's certificate; None:
     public ones."""
-
-    @asynccontextmanager
-    async def open_target() -> AsyncIterator[Target]:
+    try:
+        import httpx
+    except ImportError as error:
+        raise ModelError("the gateway target needs httpx: pip install httpx") from error
+    try:
+        verify = ssl.create_default_context(cafile=tls_ca)
+    except OSError as error:
+        raise ModelError(f"{tls_ca} cannot be used: {error.strerror or error}") from None
+    async with httpx.AsyncClient(
+        base_url=url, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,  # ignore proxies in the environment
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, verify=verify,
+    ) as client:  # fmt: skip
         try:
-            import httpx
-        except ImportError as error:
-            raise ModelError("the gateway target needs httpx: pip install httpx") from error
-        try:
-            verify = ssl.create_default_context(cafile=tls_ca)
-        except OSError as error:
-            raise ModelError(f"{tls_ca} cannot be used: {error.strerror or error}") from None
-        async with httpx.AsyncClient(
-            base_url=url, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,  # ignore proxies in the environment
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, verify=verify,
-        ) as client:  # fmt: skip
-            try:
-                response = await client.get("/v1/models")
-                if response.status_code == 401:
-                    raise ModelError(f"the gateway at {url} needs an API key (401): use --api-key or CHARONIA_API_KEY")
-                models = response.raise_for_status().json()["data"]
-            except httpx.HTTPStatusError as error:
-                raise ModelError(f"the gateway at {url} returned an error: {error}") from error
-            except httpx.HTTPError as error:
-                hint = "was it started (charonia serve)?"
-                if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                    hint = "name its certificate authority with --tls-ca"
-                elif url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
-                    hint = "if it uses TLS, --url must start with https://"
-                raise ModelError(f"no gateway responds at {url} ({error}): {hint}") from error
-            yield Gateway(client, models[0]["id"])
-
-    return open_target
+            response = await client.get("/v1/models")
+            if response.status_code == 401:
+                raise ModelError(f"the gateway at {url} needs an API key (401): use --api-key or CHARONIA_API_KEY")
+            models = response.raise_for_status().json()["data"]
+        except httpx.HTTPStatusError as error:
+            raise ModelError(f"the gateway at {url} returned an error: {error}") from error
+        except httpx.HTTPError as error:
+            hint = "was it started (charonia serve)?"
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                hint = "name its certificate authority with --tls-ca"
+            elif url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
+                hint = "if it uses TLS, --url must start with https://"
+            raise ModelError(f"no gateway responds at {url} ({error}): {hint}") from error
+        yield Gateway(client, models[0]["id"])

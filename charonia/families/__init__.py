@@ -8,12 +8,10 @@ from charonia.errors import ModelError, UnsupportedError
 from charonia.families import (
     baichuan,
     cohere,
-    ernie,
     experts,
     gemma,
     glm,
     granite,
-    helium,
     hunyuan,
     internlm,
     llama,
@@ -24,7 +22,6 @@ from charonia.families import (
     qwen,
     qwen2,
     smollm3,
-    yi,
 )
 from charonia.families.composite import COMPOSITES, outer_keys, text_config, text_part
 from charonia.families.config_keys import READ_BY_ALL, check_keys
@@ -75,7 +72,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen2.QWEN2_VL_TEXT,
     qwen2.QWEN3_VL_TEXT,
     baichuan.FAMILY,
-    yi.FAMILY,
+    llama.YI,
     phi3.FAMILY,
     gemma.GEMMA,
     gemma.VAULTGEMMA,
@@ -85,10 +82,10 @@ FAMILIES: tuple[Family, ...] = (
     glm.GLM,
     glm.GLM4,
     glm.GLM4V_TEXT,
-    ernie.ERNIE4_5,
+    llama.ERNIE4_5,
     granite.FAMILY,
     granite.HYPERCLOVAX,
-    helium.FAMILY,
+    llama.HELIUM,
     smollm3.FAMILY,
     olmo.OLMO2,
     olmo.OLMO3,
@@ -131,7 +128,9 @@ def describe(config: HfConfig, model_name: str) -> ModelSpec:
     for family in FAMILIES:
         if model_type in family.model_types:
             unknown = check_keys(config, READ_BY_ALL | family.keys, family.harmless, family.title, family.only)
-            return _with_note(_with_context(family.describe(config, model_name)), unknown)
+            spec = family.describe(config)
+            named = replace(spec.config, model_name=model_name, model_family=family.name)
+            return _with_note(_with_context(replace(spec, config=named)), unknown)
     raise UnsupportedError(_refusal(config))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from charonia.errors import ModelError
 from charonia.families.hf_config import required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import refuse_scaling
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -18,7 +18,7 @@ NAMES = Names(qkv=("self_attn.W_pack",))
 _BAICHUAN2_VOCABULARY = 125696
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     alibi = config.get("max_position_embeddings") is None
     if alibi and config.get("model_max_length") is None:
         raise ModelError(
@@ -29,7 +29,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
         refuse_scaling(config, "this model has ALiBi instead of a rotation")
         config = {**config, "max_position_embeddings": required(config, "model_max_length")}
     second = "z_loss_weight" in config or config.get("vocab_size") == _BAICHUAN2_VOCABULARY
-    return llama_spec(llama_config(config, model_name, "baichuan", alibi=alibi, normalize_output=second), NAMES)
+    return llama_spec(config, NAMES, alibi=alibi, normalize_output=second)
 
 
 FAMILY = Family(

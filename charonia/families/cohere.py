@@ -8,12 +8,12 @@ from __future__ import annotations
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required
-from charonia.families.llama import attention_bias, llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import window_settings
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     defaults = {"sliding_window": 4096, "tie_word_embeddings": True}
     config = {**defaults, **config, "rms_norm_eps": config.get("layer_norm_eps", 1e-5)}
     period = optional(config, "sliding_window_pattern", 4)
@@ -25,10 +25,8 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     windows = window_settings(config, has_window=lambda layer: (layer + 1) % period != 0)
     # Only layers with a window have a rotation.
     letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "cohere2",
         **attention_bias(config),
         layer_norm=True,
         parallel_block=True,
@@ -37,7 +35,6 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
         logits_scale=scale,
         **windows,
     )
-    return llama_spec(model)
 
 
 _KEYS = "attention_bias layer_norm_eps layer_types logit_scale sliding_window sliding_window_pattern"

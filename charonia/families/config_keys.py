@@ -21,7 +21,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# llama_config() reads these for every family. Types and quantisation are read together with the weights.
+# llama_spec() reads these for every family. Types and quantisation are read together with the weights.
 READ_BY_ALL = words(
     """
     bos_token_id eos_token_id head_dim hidden_act hidden_size intermediate_size max_position_embeddings model_type

@@ -7,8 +7,8 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import MOST_EXPERTS, number, optional, required
-from charonia.families.llama import attention_bias, llama_config, llama_spec
-from charonia.families.names import LLAMA_NAMES, Names
+from charonia.families.llama import attention_bias, llama_spec
+from charonia.families.names import Names
 from charonia.families.qwen2 import WINDOW_KEYS
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import switched_window, window_settings
@@ -50,26 +50,22 @@ def layers_with_experts(types: Any, layers: int) -> str:
     return "".join("d" if one == "dense" else "m" for one in types) if "dense" in types else ""
 
 
-def _mixtral(config: HfConfig, model_name: str) -> ModelSpec:
-    model = llama_config(
+def _mixtral(config: HfConfig) -> ModelSpec:
+    return llama_spec(
         config,
-        model_name,
-        "mixtral",
+        MIXTRAL_NAMES,
         norm_eps=1e-5,
         theta=1e6,
         expert_inter_size=required(config, "intermediate_size"),
         **expert_counts(config, optional(config, "num_local_experts", 8), optional(config, "num_experts_per_tok", 2)),
         **window_settings(config, layer_types=False),
     )
-    return llama_spec(model, MIXTRAL_NAMES)
 
 
-def _qwen3_moe(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
+def _qwen3_moe(config: HfConfig, **own: Any) -> ModelSpec:
     count = optional(config, "num_experts", optional(config, "num_local_experts", 128))
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "qwen3_moe",
         **attention_bias(config),
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 768),
@@ -79,20 +75,17 @@ def _qwen3_moe(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
         **window_settings(switched_window(config, 4096), layer_types=False),
         **own,
     )
-    return llama_spec(model, LLAMA_NAMES)
 
 
-def _qwen3_vl_moe(config: HfConfig, model_name: str) -> ModelSpec:
+def _qwen3_vl_moe(config: HfConfig) -> ModelSpec:
     defaults = {"moe_intermediate_size": 1408, "num_local_experts": 60, "num_experts_per_tok": 4}
-    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, model_name, theta=5e5)
+    return _qwen3_moe({**defaults, **config, "norm_topk_prob": True}, theta=5e5)
 
 
-def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
+def _qwen2_moe(config: HfConfig) -> ModelSpec:
     first_without = optional(config, "max_window_layers", 28)
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "qwen2_moe",
         attn_bias=optional(config, "qkv_bias", True),
         expert_inter_size=optional(config, "moe_intermediate_size", 1408),
         renormalize_experts=optional(config, "norm_topk_prob", False),
@@ -100,52 +93,46 @@ def _qwen2_moe(config: HfConfig, model_name: str) -> ModelSpec:
         shared_expert_inter_size=optional(config, "shared_expert_intermediate_size", 5632),
         shared_expert_gate=True,
         **expert_counts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
-        **window_settings(
-            switched_window(config, 4096),
-            has_window=lambda layer: layer % 2 == 0 and layer < first_without,
-        ),
+        **window_settings(switched_window(config, 4096), has_window=lambda at: at % 2 == 0 and at < first_without),
     )
-    return llama_spec(model, LLAMA_NAMES)
 
 
-def _glm4_moe(config: HfConfig, model_name: str) -> ModelSpec:
-    return _glm_like(config, model_name, "glm4_moe", norm_eps=1e-5, partial_rotary=0.5)
+def _glm4_moe(config: HfConfig) -> ModelSpec:
+    return _glm_like(config, norm_eps=1e-5, partial_rotary=0.5)
 
 
-def _glm4v_moe(config: HfConfig, model_name: str) -> ModelSpec:
+def _glm4v_moe(config: HfConfig) -> ModelSpec:
     """The text part of GLM-4.5V and GLM-4.6V."""
-    return _glm_like({"attention_bias": True, **config}, model_name, "glm4_moe", norm_eps=1e-5, partial_rotary=0.5)
+    return _glm_like({"attention_bias": True, **config}, norm_eps=1e-5, partial_rotary=0.5)
 
 
-def _solar_open(config: HfConfig, model_name: str) -> ModelSpec:
+def _solar_open(config: HfConfig) -> ModelSpec:
     """GLM-4.5 without dense layers and without norms of q and k, with fully rotated heads."""
     config = {"intermediate_size": config.get("moe_intermediate_size", 1280), "moe_intermediate_size": 1280, **config}
     config = {**config, "first_k_dense_replace": 0}
-    return _glm_like(config, model_name, "solar_open", norm_eps=1e-5, head_dim=128, theta=1e6, partial_rotary=1.0)
+    return _glm_like(config, norm_eps=1e-5, head_dim=128, theta=1e6, partial_rotary=1.0)
 
 
-def _dots1(config: HfConfig, model_name: str) -> ModelSpec:
+def _dots1(config: HfConfig) -> ModelSpec:
     """GLM-4.5 with norms on the heads of q and k, and with fully rotated heads."""
     defaults = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0, "sliding_window": 4096}
     config = {**defaults, **config, "use_qk_norm": True}
     first = optional(config, "max_window_layers", 62)
     return _glm_like(
         config,
-        model_name,
-        "dots1",
         attn_output_bias=optional(config, "attention_bias", False),
         **window_settings(config, has_window=lambda layer: layer >= first),
     )
 
 
-def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelSpec:
+def _glm_like(config: HfConfig, **own: Any) -> ModelSpec:
     layers, dense = required(config, "num_hidden_layers"), optional(config, "first_k_dense_replace", 1)
     inter = optional(config, "moe_intermediate_size", 1408)
     count, per_token = optional(config, "n_routed_experts", 128), optional(config, "num_experts_per_tok", 8)
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        family,
+        GLM_NAMES,
+        ignored=predicting_layers(config),
         attn_bias=optional(config, "attention_bias", False),
         qk_norm=optional(config, "use_qk_norm", False),
         expert_inter_size=inter,
@@ -161,7 +148,6 @@ def _glm_like(config: HfConfig, model_name: str, family: str, **own: Any) -> Mod
         **expert_counts(config, count, per_token),
         **own,
     )
-    return llama_spec(model, GLM_NAMES, ignored=predicting_layers(config))
 
 
 def predicting_layers(config: HfConfig) -> tuple[str, ...]:
@@ -172,16 +158,15 @@ def predicting_layers(config: HfConfig) -> tuple[str, ...]:
     return tuple(f"model.layers.{layer}." for layer in more)
 
 
-def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
+def _mellum(config: HfConfig) -> ModelSpec:
     """Qwen3-MoE with windows in the layers that config.json lists, and a separate rotary base for them."""
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types") or []
     config = {"sliding_window": 1024, "layer_types": ["full_attention"] * layers, **config}
     count = optional(config, "num_experts", optional(config, "num_local_experts", 64))
     rope: dict[str, Any] = {} if config.get("rope_parameters") else {"rope_local_theta": 1e4}
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "mellum",
+        ignored=("mtp.",),
         head_dim=128,
         theta=5e5,
         per_layer_rope=True,
@@ -194,10 +179,9 @@ def _mellum(config: HfConfig, model_name: str) -> ModelSpec:
         **window_settings(config),
         **rope,
     )
-    return llama_spec(model, LLAMA_NAMES, ignored=("mtp.",))
 
 
-def _ernie4_5_moe(config: HfConfig, model_name: str) -> ModelSpec:
+def _ernie4_5_moe(config: HfConfig) -> ModelSpec:
     layers, interval = required(config, "num_hidden_layers"), optional(config, "moe_layer_interval", 1)
     first, last = optional(config, "moe_layer_start_index", 1), optional(config, "moe_layer_end_index", -1)
     if interval < 1:
@@ -205,10 +189,10 @@ def _ernie4_5_moe(config: HfConfig, model_name: str) -> ModelSpec:
     sparse = range(first, layers if last == -1 else last + 1)
     letters = "".join("m" if layer in sparse and (layer + 1) % interval == 0 else "d" for layer in range(layers))
     inter = optional(config, "moe_intermediate_size", 1536)
-    model = llama_config(
+    return llama_spec(
         {**config, "tie_word_embeddings": optional(config, "tie_word_embeddings", True)},
-        model_name,
-        "ernie4_5_moe",
+        ERNIE_NAMES,
+        ignored=("model.mtp_",),  # layers for multi-token prediction
         norm_eps=1e-5,
         theta=500000.0,
         rotary_interleaved=True,
@@ -220,7 +204,6 @@ def _ernie4_5_moe(config: HfConfig, model_name: str) -> ModelSpec:
         shared_expert_inter_size=inter * optional(config, "moe_num_shared_experts", 2),
         **expert_counts(config, optional(config, "moe_num_experts", 64), optional(config, "moe_k", 6), "moe_k"),
     )
-    return llama_spec(model, ERNIE_NAMES, ignored=("model.mtp_",))  # layers for multi-token prediction
 
 
 def _qwen_layers(config: HfConfig) -> str:

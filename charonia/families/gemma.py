@@ -13,9 +13,9 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import activation, number, optional, required
-from charonia.families.llama import attention_bias, llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
+from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import window_settings
 
 NAMES = Names(ffn_norm="pre_feedforward_layernorm")
@@ -37,15 +37,14 @@ def _with_defaults(config: HfConfig, defaults: dict[str, Any]) -> dict[str, Any]
     return {**defaults, **{key: value for key, value in config.items() if value is not None or key not in defaults}}
 
 
-def _gemma_config(config: HfConfig, model_name: str, family: str, period: int, **own: Any) -> ModelConfig:
+def _with_windows(config: HfConfig, period: int, **own: Any) -> ModelSpec:
     """period: every period-th layer has no window, if config.json does not list the layers."""
     query_scale = number(config, "query_pre_attn_scalar", 256.0)
     if query_scale == 0:
         raise ModelError("config.json: query_pre_attn_scalar is 0; it must be positive")
-    return llama_config(
+    return llama_spec(
         config,
-        model_name,
-        family,
+        NAMES,
         **attention_bias(config),
         norm_unit_offset=True,
         activation=activation(config, "hidden_activation", supported=_TANH),
@@ -55,68 +54,44 @@ def _gemma_config(config: HfConfig, model_name: str, family: str, period: int, *
     )
 
 
-def _gemma(config: HfConfig, model_name: str) -> ModelSpec:
+def _gemma(config: HfConfig) -> ModelSpec:
     """Gemma 1: norms only before attention and feed-forward, no windows and no caps."""
     defaults = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
     config = _with_defaults(config, defaults)
     # In the first releases, gelu means the approximation with tanh. Later the key was hidden_activation for some time.
     tanh = {**_TANH, "gelu": "gelu_tanh"}
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "gemma",
         **attention_bias(config),
         norm_unit_offset=True,
         activation=activation(config, "hidden_activation", "hidden_act", supported=tanh),
         embedding_scale=math.sqrt(required(config, "hidden_size")),
     )
-    return llama_spec(model)
 
 
-def _gemma2(config: HfConfig, model_name: str) -> ModelSpec:
-    return llama_spec(_gemma2_config(config, model_name, "gemma2"), NAMES)
-
-
-def _vaultgemma(config: HfConfig, model_name: str) -> ModelSpec:
-    """Gemma 2 without the norms after attention and feed-forward."""
-    return llama_spec(_gemma2_config(config, model_name, "vaultgemma", post_norms=False), NAMES)
-
-
-def _gemma2_config(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelConfig:
+def _gemma2(config: HfConfig, **own: Any) -> ModelSpec:
     config = _with_defaults(config, {**_DEFAULTS, "sliding_window": 4096})
     # null means no cap; a missing key means the default cap.
     caps = {key: number(config, key, 0.0 if key in config else usual) for key, usual in _GEMMA2_CAPS.items()}
-    return _gemma_config(
-        config,
-        model_name,
-        family,
-        2,
-        attention_soft_cap=caps["attn_logit_softcapping"],
-        logit_soft_cap=caps["final_logit_softcapping"],
-        **own,
-    )
+    attention_cap, logit_cap = caps.values()
+    return _with_windows(config, 2, attention_soft_cap=attention_cap, logit_soft_cap=logit_cap, **own)
+
+
+def _vaultgemma(config: HfConfig) -> ModelSpec:
+    """Gemma 2 without the norms after attention and feed-forward."""
+    return _gemma2(config, post_norms=False)
 
 
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
-def _gemma3_text(config: HfConfig, model_name: str) -> ModelSpec:
+def _gemma3_text(config: HfConfig) -> ModelSpec:
     config = _with_defaults(config, _GEMMA3_DEFAULTS)
     period = optional(config, "sliding_window_pattern", optional(config, "_sliding_window_pattern", 6))
     if period <= 0:
         raise ModelError(f"config.json: sliding_window_pattern is {period}; it must be a positive integer")
-    cap = "final_logit_softcapping"
-    model = _gemma_config(
-        config,
-        model_name,
-        "gemma3",
-        period,
-        qk_norm=True,
-        logit_soft_cap=number(config, cap, 0.0),
-        theta=1e6,
-        local_theta=1e4,
-    )
-    return llama_spec(model, NAMES)
+    cap = number(config, "final_logit_softcapping", 0.0)
+    return _with_windows(config, period, qk_norm=True, logit_soft_cap=cap, theta=1e6, local_theta=1e4)
 
 
 _KEYS = words(

@@ -10,7 +10,7 @@ from typing import Any
 
 from charonia.families.config_keys import words
 from charonia.families.hf_config import optional
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
@@ -19,31 +19,29 @@ _GLM4_NAMES = replace(_GLM_NAMES, attention_post_norm="post_self_attn_layernorm"
 _ENDS = [151329, 151336, 151338]  # defaults in transformers: <|endoftext|>, <|user|>, <|observation|>
 
 
-def _describe(config: HfConfig, model_name: str, family: str, names: Names, **own: Any) -> ModelSpec:
+def _describe(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
     if config.get("eos_token_id") is None:
         config = {**config, "eos_token_id": _ENDS}
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        family,
+        names,
         rotary_interleaved=True,
         attn_bias=optional(config, "attention_bias", True),
         **{"head_dim": 128, "norm_eps": 1.5625e-07, "partial_rotary": 0.5, **own},
     )
-    return llama_spec(model, names)
 
 
-def _glm(config: HfConfig, model_name: str) -> ModelSpec:
-    return _describe(config, model_name, "glm", _GLM_NAMES)
+def _glm(config: HfConfig) -> ModelSpec:
+    return _describe(config, _GLM_NAMES)
 
 
-def _glm4(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
-    return _describe(config, model_name, "glm4", _GLM4_NAMES, post_norms=True, **own)
+def _glm4(config: HfConfig, **own: Any) -> ModelSpec:
+    return _describe(config, _GLM4_NAMES, post_norms=True, **own)
 
 
-def _glm4v(config: HfConfig, model_name: str) -> ModelSpec:
+def _glm4v(config: HfConfig) -> ModelSpec:
     """The text part of GLM-4.1V and GLM-4.6V-Flash."""
-    return _glm4(config, model_name, head_dim=0, norm_eps=1e-5, partial_rotary=1.0)
+    return _glm4(config, head_dim=0, norm_eps=1e-5, partial_rotary=1.0)
 
 
 _KEYS = words("attention_bias")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional
-from charonia.families.llama import attention_bias, llama_config, llama_spec
+from charonia.families.llama import all_biases, llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
@@ -18,19 +18,15 @@ def _factor(config: HfConfig, key: str) -> float:
     return value
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    model = llama_config(
+def _describe(config: HfConfig) -> ModelSpec:
+    return llama_spec(
         config,
-        model_name,
-        "granite",
-        **attention_bias(config),
-        mlp_bias=optional(config, "mlp_bias", False),
+        **all_biases(config),
         embedding_scale=_factor(config, "embedding_multiplier"),
         attention_scale=_factor(config, "attention_multiplier"),
         residual_multiplier=_factor(config, "residual_multiplier"),
         logits_scale=1 / _factor(config, "logits_scaling"),
     )
-    return llama_spec(model)
 
 
 _KEYS = """
@@ -43,21 +39,18 @@ FAMILY = Family("granite", ("granite",), "Granite 3", _describe, keys=words(_KEY
 _HYPERCLOVAX_NAMES = Names(attention_post_norm="post_norm1", ffn_post_norm="post_norm2")
 
 
-def _hyperclovax(config: HfConfig, model_name: str) -> ModelSpec:
+def _hyperclovax(config: HfConfig) -> ModelSpec:
     has_scale = config.get("attention_multiplier") is not None
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "hyperclovax",
-        **attention_bias(config),
-        mlp_bias=optional(config, "mlp_bias", False),
+        _HYPERCLOVAX_NAMES,
+        **all_biases(config),
         post_norms=optional(config, "use_post_norm", True),
         embedding_scale=_factor(config, "embedding_multiplier"),
         attention_scale=_factor(config, "attention_multiplier") if has_scale else 0.0,
         residual_multiplier=_factor(config, "residual_multiplier"),
         logits_scale=_factor(config, "logits_scaling"),  # a factor here, but a divisor in Granite
     )
-    return llama_spec(model, _HYPERCLOVAX_NAMES)
 
 
 HYPERCLOVAX = Family(

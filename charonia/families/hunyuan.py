@@ -13,7 +13,7 @@ from charonia.errors import ModelError, UnsupportedError
 from charonia.families.config_keys import words
 from charonia.families.experts import expert_counts, layers_with_experts, predicting_layers
 from charonia.families.hf_config import number, optional, required
-from charonia.families.llama import attention_bias, head_size, llama_config, llama_spec
+from charonia.families.llama import all_biases, attention_bias, head_size, llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import rope_dictionary
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -50,10 +50,9 @@ def hunyuan_settings(config: HfConfig) -> dict[str, Any]:
     return {**attention_bias(config), "qk_norm": True, "qk_norm_after_rotary": True}
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     config = _with_base(config)
-    model = llama_config(config, model_name, "hunyuan_v1_dense", norm_eps=1e-5, **hunyuan_settings(config))
-    return llama_spec(model, NAMES)
+    return llama_spec(config, NAMES, norm_eps=1e-5, **hunyuan_settings(config))
 
 
 # Keys in released files for other tasks, for images, and for variants that Hunyuan V1 does not use.
@@ -81,7 +80,7 @@ def _one_value(config: HfConfig, key: str, default: int) -> int:
     return required({key: values[0]}, key)
 
 
-def _moe(config: HfConfig, model_name: str) -> ModelSpec:
+def _moe(config: HfConfig) -> ModelSpec:
     """Hunyuan V1 with experts and a shared expert in every layer, all of the same width."""
     config = _with_base(config)
     inter = required(config, "intermediate_size")
@@ -90,10 +89,9 @@ def _moe(config: HfConfig, model_name: str) -> ModelSpec:
             raise UnsupportedError(
                 f"config.json: {key} {config[key]!r} is not supported for Hunyuan; supported: {right}"
             )
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "hunyuan_v1_moe",
+        replace(NAMES, router="mlp.gate.wg", shared="mlp.shared_mlp."),
         norm_eps=1e-5,
         expert_inter_size=inter,
         router_fp32=True,
@@ -101,7 +99,6 @@ def _moe(config: HfConfig, model_name: str) -> ModelSpec:
         **hunyuan_settings(config),
         **expert_counts(config, _one_value(config, "num_experts", 1), _one_value(config, "moe_topk", 1)),
     )
-    return llama_spec(model, replace(NAMES, router="mlp.gate.wg", shared="mlp.shared_mlp."))
 
 
 MOE = Family(
@@ -124,20 +121,20 @@ MOE = Family(
 )
 
 
-def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
+def _hy_v3(config: HfConfig) -> ModelSpec:
     """Hunyuan 3: the attention of Qwen3, experts chosen with sigmoids and a bias, a shared expert."""
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types")
     letters = layers_with_experts(["dense"] + ["sparse"] * (layers - 1) if types is None else types, layers)
     inter = optional(config, "moe_intermediate_size", 1536)
-    model = llama_config(
+    names = Names(router="mlp.router.gate", router_bias="mlp.expert_bias", shared="mlp.shared_mlp.")
+    return llama_spec(
         config,
-        model_name,
-        "hy_v3",
+        names,
+        predicting_layers(config),
         head_dim=128,
         norm_eps=1e-5,
         theta=11158840.0,
-        **attention_bias(config),
-        mlp_bias=optional(config, "mlp_bias", False),
+        **all_biases(config),
         qk_norm=True,
         expert_inter_size=inter,
         layer_experts=letters,
@@ -149,8 +146,6 @@ def _hy_v3(config: HfConfig, model_name: str) -> ModelSpec:
         shared_expert_inter_size=inter * optional(config, "num_shared_experts", 1),
         **expert_counts(config, optional(config, "num_experts", 192), optional(config, "num_experts_per_tok", 8)),
     )
-    names = Names(router="mlp.router.gate", router_bias="mlp.expert_bias", shared="mlp.shared_mlp.")
-    return llama_spec(model, names, ignored=predicting_layers(config))
 
 
 _HY_V3_KEYS = """

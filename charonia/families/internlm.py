@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from charonia.errors import UnsupportedError
 from charonia.families.hf_config import number, optional
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
@@ -22,7 +22,7 @@ INTERNLM2_NAMES = Names(
 )
 
 
-def _internlm(config: HfConfig, model_name: str) -> ModelSpec:
+def _internlm(config: HfConfig) -> ModelSpec:
     # InternLM 1 has its own format: {"base": 10000, "type": "dynamic"}.
     rotary = config.get("rotary")
     if isinstance(rotary, dict):
@@ -33,30 +33,26 @@ def _internlm(config: HfConfig, model_name: str) -> ModelSpec:
         if kind == "dynamic":
             config["rope_parameters"] = {"type": "dynamic", "factor": number(rotary, "scaling_factor", 1.0)}
     bias = optional(config, "bias", True)
-    return llama_spec(llama_config(config, model_name, "internlm", attn_bias=bias, attn_output_bias=bias))
+    return llama_spec(config, attn_bias=bias, attn_output_bias=bias)
 
 
-def _internlm2(config: HfConfig, model_name: str) -> ModelSpec:
+def _internlm2(config: HfConfig) -> ModelSpec:
     bias = optional(config, "bias", True)
-    model = llama_config(config, model_name, "internlm2", attn_bias=bias, attn_output_bias=bias)
-    return llama_spec(model, INTERNLM2_NAMES)
+    return llama_spec(config, INTERNLM2_NAMES, attn_bias=bias, attn_output_bias=bias)
 
 
-def _internlm3(config: HfConfig, model_name: str) -> ModelSpec:
+def _internlm3(config: HfConfig) -> ModelSpec:
     # Older files have qkv_bias and bias; transformers 5 has attention_bias for q, k, v and o, and mlp_bias.
     both = optional(config, "attention_bias", False)
     bias = optional(config, "bias", optional(config, "mlp_bias", False))
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "internlm3",
         head_dim=128,
         norm_eps=1e-5,
         attn_bias=optional(config, "qkv_bias", both),
         attn_output_bias=bias if config.get("attention_bias") is None else both,
         mlp_bias=bias,
     )
-    return llama_spec(model)
 
 
 INTERNLM = Family("internlm", ("internlm",), "InternLM 1", _internlm, keys=frozenset({"bias", "rotary"}))

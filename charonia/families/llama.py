@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x, and the architecture that the other families share."""
+"""Llama 1 to 3.x, families that differ from it by a few defaults, and the architecture that all families share."""
 
 from __future__ import annotations
 
@@ -40,10 +40,15 @@ def attention_bias(config: HfConfig) -> dict[str, Any]:
     return {"attn_bias": bias, "attn_output_bias": bias}
 
 
-def llama_config(
+def all_biases(config: HfConfig) -> dict[str, Any]:
+    return {**attention_bias(config), "mlp_bias": optional(config, "mlp_bias", False)}
+
+
+def llama_spec(
     config: HfConfig,
-    model_name: str,
-    family: str,
+    names: Names = LLAMA_NAMES,
+    ignored: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
     *,
     head_dim: int = 0,
     norm_eps: float = 1e-6,
@@ -53,13 +58,14 @@ def llama_config(
     local_theta: float = 0.0,
     rope_keys: tuple[str, ...] = (),
     **own: Any,
-) -> ModelConfig:
-    """Return the engine's configuration of a Llama-shaped model.
+) -> ModelSpec:
+    """Return the description of a Llama-shaped model, without its name and family.
 
-    head_dim, norm_eps, theta, local_theta, partial_rotary: defaults of values that config.json does not have. head_dim:
-    see head_size(). partial_rotary None: heads are fully rotated. local_theta > 0: window layers have a separate rotary
-    base. per_layer_rope: the family reads rope_parameters per layer type. rope_keys: keys of rope_parameters that the
-    family reads itself. own: keys of ModelConfig that the family sets itself; they override the others.
+    names: of its tensors. ignored, notes: see ModelSpec. head_dim, norm_eps, theta, local_theta, partial_rotary:
+    defaults of values that config.json does not have. head_dim: see head_size(). partial_rotary None: heads are fully
+    rotated. local_theta > 0: window layers have a separate rotary base. per_layer_rope: the family reads
+    rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. own: keys of
+    ModelConfig that the family sets itself; they override the others.
     """
     heads = required(config, "num_attention_heads")
     kv_heads = optional(config, "num_key_value_heads", heads)
@@ -100,55 +106,41 @@ def llama_config(
         )
     if "activation" not in own:
         settings["activation"] = activation(config, "hidden_act", supported=SILU)
-    return ModelConfig(model_name=model_name, model_family=family, **(settings | own))
-
-
-def llama_spec(model: ModelConfig, names: Names = LLAMA_NAMES, **more: Any) -> ModelSpec:
-    """Return a model with these tensor names. more: other fields of ModelSpec."""
+    model = ModelConfig(model_name="", model_family="", **(settings | own))
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
-    return ModelSpec(model, family_tensors(model, names), tied_output=tied, **more)
+    return ModelSpec(model, family_tensors(model, names), ignored=ignored, notes=notes, tied_output=tied)
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    model = llama_config(
-        config,
-        model_name,
-        "llama",
-        **attention_bias(config),
-        mlp_bias=optional(config, "mlp_bias", False),
-    )
-    return llama_spec(model)
+def _describe(config: HfConfig) -> ModelSpec:
+    return llama_spec(config, **all_biases(config))
 
 
 _KEYS = words("attention_bias mlp_bias")
 
 
-def _llama(config: HfConfig, model_name: str) -> ModelSpec:
+def _llama(config: HfConfig) -> ModelSpec:
     # The first files of LLaMA omit this key; this is the default in transformers.
-    return _describe({"max_position_embeddings": 2048, **config}, model_name)
+    return _describe({"max_position_embeddings": 2048, **config})
 
 
 FAMILY = Family("llama", ("llama",), "Llama 1 to 3.x", _llama, keys=_KEYS)
 
 
-def _iquestcoder(config: HfConfig, model_name: str) -> ModelSpec:
-    return _describe({"head_dim": 128, "rms_norm_eps": 1e-5, **config}, model_name)
+def _iquestcoder(config: HfConfig) -> ModelSpec:
+    return _describe({"head_dim": 128, "rms_norm_eps": 1e-5, **config})
 
 
 IQUESTCODER = Family("llama", ("iquestcoder",), "IQuest-Coder", _iquestcoder, keys=_KEYS)
 
 
-def _seed_oss(config: HfConfig, model_name: str) -> ModelSpec:
-    model = llama_config(
+def _seed_oss(config: HfConfig) -> ModelSpec:
+    return llama_spec(
         config,
-        model_name,
-        "seed_oss",
         head_dim=128,
         attn_bias=optional(config, "attention_bias", True),
         attn_output_bias=optional(config, "attention_out_bias", False),
         mlp_bias=optional(config, "mlp_bias", False),
     )
-    return llama_spec(model)
 
 
 SEED_OSS = Family("seed_oss", ("seed_oss",), "Seed-OSS", _seed_oss, keys=_KEYS | {"attention_out_bias"})
@@ -164,23 +156,45 @@ _CWM_ROPE = {
 }
 
 
-def _cwm(config: HfConfig, model_name: str) -> ModelSpec:
+def _cwm(config: HfConfig) -> ModelSpec:
     config = {"sliding_window": 8192, "rms_norm_eps": 1e-5, **config}
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
         config["rope_parameters"] = _CWM_ROPE
     if config.get("eos_token_id") is None:
         config["eos_token_id"] = [128001, 128008, 128009]
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "cwm",
         head_dim=128,
         theta=1e6,
         per_layer_rope=True,
         mlp_bias=optional(config, "mlp_bias", False),
         **window_settings(config, has_window=lambda layer: layer % 4 != 0),
     )
-    return llama_spec(model)
 
 
 CWM = Family("cwm", ("cwm",), "Code World Model", _cwm, keys=words("layer_types mlp_bias sliding_window"))
+
+
+def _yi(config: HfConfig) -> ModelSpec:
+    """Newer releases have the model_type `llama`, the first ones `Yi`."""
+    return llama_spec(config, norm_eps=1e-5)
+
+
+YI = Family("yi", ("yi", "Yi"), "Yi", _yi)
+
+
+def _helium(config: HfConfig) -> ModelSpec:
+    biases = {**all_biases(config), "attn_output_bias": False}
+    return llama_spec(config, head_dim=128, norm_eps=1e-8, theta=1e5, rotary_interleaved=True, **biases)
+
+
+HELIUM = Family("helium", ("helium",), "Helium 1 preview", _helium, keys=_KEYS)
+
+
+def _ernie4_5(config: HfConfig) -> ModelSpec:
+    config, bias = {"tie_word_embeddings": True, **config}, optional(config, "use_bias", False)
+    biases: dict[str, Any] = dict.fromkeys(("attn_bias", "attn_output_bias", "mlp_bias"), bias)
+    return llama_spec(config, head_dim=128, norm_eps=1e-5, theta=5e5, rotary_interleaved=True, **biases)
+
+
+ERNIE4_5 = Family("ernie4_5", ("ernie4_5",), "ERNIE 4.5", _ernie4_5, keys=words("use_bias"))

@@ -10,20 +10,19 @@ from dataclasses import replace
 from charonia.families.config_keys import words
 from charonia.families.experts import MIXTRAL_NAMES, expert_counts
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import head_size, llama_config, llama_spec
+from charonia.families.llama import head_size, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
 _BIAS = "block_sparse_moe.e_score_correction_bias"
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     if config.get("rotary_dim") is not None:
         # Released files have the size of the rotated part in elements.
         config = {"partial_rotary_factor": required(config, "rotary_dim") / head_size(config, 128), **config}
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "minimax_m2",
+        replace(MIXTRAL_NAMES, router_bias=_BIAS),
         head_dim=128,
         theta=5e6,
         partial_rotary=1.0,
@@ -34,7 +33,6 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
         router_bias=True,
         **expert_counts(config, optional(config, "num_local_experts", 256), optional(config, "num_experts_per_tok", 8)),
     )
-    return llama_spec(model, replace(MIXTRAL_NAMES, router_bias=_BIAS))
 
 
 FAMILY = Family(

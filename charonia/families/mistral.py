@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from charonia.families.hf_config import required
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import llama_spec
 from charonia.families.rope import rope_value
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import window_settings
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     # A missing key means the default window; null means no window.
     config = {"sliding_window": 4096, **config}
-    return llama_spec(llama_config(config, model_name, "mistral", per_layer_rope=True, **window_settings(config)))
+    return llama_spec(config, per_layer_rope=True, **window_settings(config))
 
 
 # Default of rope_parameters for Ministral 3 in transformers.
@@ -30,16 +30,14 @@ _MINISTRAL3_ROPE = {
 _BETA = "llama_4_scaling_beta"
 
 
-def _ministral3(config: HfConfig, model_name: str) -> ModelSpec:
+def _ministral3(config: HfConfig) -> ModelSpec:
     """Mistral with query factors that grow beyond the trained length."""
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
         config = {**config, "rope_parameters": _MINISTRAL3_ROPE}
     longest = required(config, "max_position_embeddings")
     beta = rope_value(config, _BETA, 0.0)
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "ministral3",
         head_dim=128,
         norm_eps=1e-5,
         rope_keys=(_BETA,),
@@ -47,7 +45,6 @@ def _ministral3(config: HfConfig, model_name: str) -> ModelSpec:
         q_scale_length=int(rope_value(config, "original_max_position_embeddings", longest)) if beta else 0,
         **window_settings(config, layer_types=False),
     )
-    return llama_spec(model)
 
 
 MINISTRAL3 = Family("ministral3", ("ministral3",), "Ministral 3", _ministral3, keys=frozenset({"sliding_window"}))

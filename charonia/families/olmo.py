@@ -11,46 +11,39 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import attention_bias, llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
+from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import window_settings
 
 NAMES = Names(ffn_post_norm="post_feedforward_layernorm")
 
 
-def _config(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelConfig:
-    return llama_config(
-        config, model_name, family, norm_eps=1e-5, pre_norms=False, post_norms=True, qk_norm=True, **own
-    )
+def _post_norms(config: HfConfig, **own: Any) -> ModelSpec:
+    return llama_spec(config, NAMES, norm_eps=1e-5, pre_norms=False, post_norms=True, qk_norm=True, **own)
 
 
-def _olmo(config: HfConfig, model_name: str, family: str, **own: Any) -> ModelSpec:
-    model = _config(config, model_name, family, qk_norm_rows=True, **attention_bias(config), **own)
-    return llama_spec(model, NAMES)
+def _olmo(config: HfConfig, **own: Any) -> ModelSpec:
+    return _post_norms(config, qk_norm_rows=True, **attention_bias(config), **own)
 
 
-def _olmo2(config: HfConfig, model_name: str) -> ModelSpec:
-    return _olmo(config, model_name, "olmo2")
-
-
-def _olmo3(config: HfConfig, model_name: str) -> ModelSpec:
+def _olmo3(config: HfConfig) -> ModelSpec:
     config = {"sliding_window": 4096, **config}
     windows = window_settings(config, has_window=lambda layer: (layer + 1) % 4 != 0)
     theta = optional(config, "rope_theta", 5e5)
     # Window layers have the same base, but no scaling.
-    return _olmo(config, model_name, "olmo3", theta=theta, local_theta=theta, **windows)
+    return _olmo(config, theta=theta, local_theta=theta, **windows)
 
 
-def _exaone4(config: HfConfig, model_name: str) -> ModelSpec:
+def _exaone4(config: HfConfig) -> ModelSpec:
     config = {"sliding_window": 4096, **config}
     period = config.get("sliding_window_pattern", 4)
     if config.get("sliding_window") is None:
-        return llama_spec(_config({**config, "layer_types": None}, model_name, "exaone4"), NAMES)
+        return _post_norms({**config, "layer_types": None})
     windows = window_settings(config, has_window=_pattern(period, required(config, "num_hidden_layers")))
     letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
     rotated = letters.replace("f", "n").replace("s", "r")
-    return llama_spec(_config(config, model_name, "exaone4", layer_rotary=rotated, **windows), NAMES)
+    return _post_norms(config, layer_rotary=rotated, **windows)
 
 
 def _pattern(period: Any, layers: int) -> Any:
@@ -66,7 +59,7 @@ def _pattern(period: Any, layers: int) -> Any:
 
 _OLMO = words("attention_bias")
 
-OLMO2 = Family("olmo2", ("olmo2",), "OLMo 2", _olmo2, keys=_OLMO)
+OLMO2 = Family("olmo2", ("olmo2",), "OLMo 2", _olmo, keys=_OLMO)
 OLMO3 = Family("olmo3", ("olmo3",), "OLMo 3", _olmo3, keys=_OLMO | words("layer_types sliding_window"))
 EXAONE4 = Family(
     "exaone4", ("exaone4",), "EXAONE 4", _exaone4, keys=words("layer_types sliding_window sliding_window_pattern")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from charonia.errors import UnsupportedError
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import window_settings
@@ -11,23 +11,16 @@ from charonia.families.windows import window_settings
 NAMES = Names(qkv=("self_attn.qkv_proj",), gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     # Default in transformers, where this key overrides the one in rope_scaling.
     config = {"original_max_position_embeddings": 4096, **config}
-    model = llama_config(
-        config,
-        model_name,
-        "phi3",
-        norm_eps=1e-5,
-        partial_rotary=1.0,
-        **window_settings(config, layer_types=False),
-    )
-    if model.rope_scaling_type not in ("default", "longrope"):
+    spec = llama_spec(config, NAMES, norm_eps=1e-5, partial_rotary=1.0, **window_settings(config, layer_types=False))
+    kind = spec.config.rope_scaling_type
+    if kind not in ("default", "longrope"):
         raise UnsupportedError(
-            f"config.json: rope scaling of type {model.rope_scaling_type!r} is not supported for Phi-3; supported: "
-            "default, longrope (su)"
+            f"config.json: rope scaling of type {kind!r} is not supported for Phi-3; supported: default, longrope (su)"
         )
-    return llama_spec(model, NAMES)
+    return spec
 
 
 FAMILY = Family("phi3", ("phi3",), "Phi-3, Phi-3.5 and Phi-4", _describe, keys=frozenset({"sliding_window"}))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required, token_ids
-from charonia.families.llama import llama_config, llama_spec
+from charonia.families.llama import llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import refuse_scaling
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -40,7 +40,7 @@ def _rotary_share(config: HfConfig) -> float:
     return share
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     trained = optional(config, "seq_length", 2048)
     head_dim = optional(config, "kv_channels", 128)
     inter = required(config, "intermediate_size")
@@ -54,10 +54,9 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
         ends = (*ends, *(end for end in _ENDS_OF_TURN if end not in ends))
     dynamic = optional(config, "use_dynamic_ntk", True)
     refuse_scaling(config, "Qwen 1 has its own scaling (use_dynamic_ntk)")
-    model = llama_config(
+    return llama_spec(
         {"max_position_embeddings": trained, **config, "rms_norm_eps": config.get("layer_norm_epsilon")},
-        model_name,
-        "qwen",
+        NAMES,
         head_dim=head_dim,
         inter_size=inter // 2,
         end_id=ends,
@@ -71,7 +70,6 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
         rope_original_max_position_embeddings=trained if dynamic else 0,
         logn_length=trained if optional(config, "use_logn_attn", True) else 0,
     )
-    return llama_spec(model, NAMES)
 
 
 _KEYS = """

@@ -10,7 +10,7 @@ from typing import Any
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import attention_bias, llama_config, llama_spec
+from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import switched_window, window_settings
 
@@ -37,24 +37,13 @@ def _without_chunks(config: HfConfig) -> tuple[HfConfig, tuple[str, ...]]:
     return {**config, "max_position_embeddings": trained}, (note,)
 
 
-def _qwen2(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
+def _qwen2(config: HfConfig, **own: Any) -> ModelSpec:
     config, notes = _without_chunks(config)
-    model = llama_config(config, model_name, "qwen2", attn_bias=True, **_windows(config), **own)
-    return llama_spec(model, notes=notes)
+    return llama_spec(config, notes=notes, attn_bias=True, **_windows(config), **own)
 
 
-def _qwen3(config: HfConfig, model_name: str, **own: Any) -> ModelSpec:
-    model = llama_config(
-        config,
-        model_name,
-        "qwen3",
-        head_dim=128,
-        **attention_bias(config),
-        qk_norm=True,
-        **_windows(config),
-        **own,
-    )
-    return llama_spec(model)
+def _qwen3(config: HfConfig, **own: Any) -> ModelSpec:
+    return llama_spec(config, head_dim=128, **attention_bias(config), qk_norm=True, **_windows(config), **own)
 
 
 # q, k and v have biases, and o has none, whatever config.json says; same as in transformers.
@@ -70,12 +59,12 @@ QWEN2 = Family(
 # Defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers that differ from Qwen2 and Qwen3.
 
 
-def _qwen2_vl(config: HfConfig, model_name: str) -> ModelSpec:
-    return _qwen2({"max_window_layers": 80, **config}, model_name, norm_eps=1e-5, theta=1e6)
+def _qwen2_vl(config: HfConfig) -> ModelSpec:
+    return _qwen2({"max_window_layers": 80, **config}, norm_eps=1e-5, theta=1e6)
 
 
-def _qwen3_vl(config: HfConfig, model_name: str) -> ModelSpec:
-    return _qwen3(config, model_name, theta=5e5)
+def _qwen3_vl(config: HfConfig) -> ModelSpec:
+    return _qwen3(config, theta=5e5)
 
 
 QWEN2_VL_TEXT = Family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from charonia.errors import ModelError
 from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
-from charonia.families.llama import attention_bias, llama_config, llama_spec
+from charonia.families.llama import all_biases, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 from charonia.families.windows import switched_window, window_settings
 
@@ -23,20 +23,16 @@ def _rotated(config: HfConfig) -> str:
     return "".join("r" if one else "n" for one in listed[:layers])
 
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+def _describe(config: HfConfig) -> ModelSpec:
     config = {"tie_word_embeddings": True, **config}
     rotated = _rotated(config)
-    model = llama_config(
+    return llama_spec(
         config,
-        model_name,
-        "smollm3",
         theta=2e6,
-        **attention_bias(config),
-        mlp_bias=optional(config, "mlp_bias", False),
+        **all_biases(config),
         layer_rotary=rotated if "n" in rotated else "",
         **window_settings(switched_window(config, None), has_window=lambda layer: rotated[layer] == "n"),
     )
-    return llama_spec(model)
 
 
 _KEYS = """

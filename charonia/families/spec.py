@@ -161,12 +161,12 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """A family. `describe(config, model_name)` raises UnsupportedError if the engine does not support the model."""
+    """A family. `describe` raises UnsupportedError if the engine does not support the model."""
 
     name: str
     model_types: tuple[str, ...]  # in config.json
     title: str  # for the list of supported models
-    describe: Callable[[HfConfig, str], ModelSpec]
+    describe: Callable[[HfConfig], ModelSpec]  # without the names of model and family
     keys: frozenset[str] = frozenset()  # keys of config.json that it reads, in addition to config_keys.READ_BY_ALL
     harmless: frozenset[str] = frozenset()  # keys that do not change its results, in addition to HARMLESS
     # Values of keys that change nothing; they override config_keys.ONLY.

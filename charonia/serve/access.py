@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from charonia.serve.errors import ServeError
+from charonia.errors import ServeError
 from charonia.settings import ServeSettings, env_name
 
 # Clients of a model do not need these APIs, which read, change or load things in the server's process.

@@ -11,8 +11,8 @@ import sysconfig
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from charonia.errors import ServeError
 from charonia.serve.access import Port
-from charonia.serve.errors import ServeError
 
 
 def check_python() -> None:

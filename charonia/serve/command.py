@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from charonia.api.options import with_engine_options
+from charonia.api.options import with_engine_options, with_options
 from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
 from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
@@ -18,18 +20,50 @@ app = typer.Typer()
 models_app = typer.Typer(no_args_is_help=True, help="Loads and unloads models of a running `charonia serve`.")
 
 
-def setting_option(field: str, *names: str) -> typer.models.OptionInfo:
+def setting_parameter(field: str) -> inspect.Parameter:
     """An option whose help, default and range are the setting's. Its value comes with the environment's, later."""
     info = ServeSettings.model_fields[field]
     default = "" if info.default is None else f"; default {info.default}"
-    option: typer.models.OptionInfo = typer.Option(
-        *(names or (f"--{field.replace('_', '-')}",)), help=f"{info.description} ({env_name(field)}{default})"
+    flag = f"--{field.replace('_', '-')}"
+    types = get_args(info.annotation) or (info.annotation,)
+    kind = next((one for one in (bool, int, float, Path) if one in types), str)
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag, help=f"{info.description} ({env_name(field)}{default})"
     )
-    return option
+    optional: Any = kind | None
+    annotation: Any = Annotated[optional, option]
+    return inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def with_setting_options(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options for these settings to a command, which receives the given ones as `given`."""
+    return with_options([setting_parameter(field) for field in fields], "given")
 
 
 @app.command("serve")
 @with_engine_options(environment=False)  # inference_settings reads it, and .env
+@with_setting_options(
+    "model_name",
+    "model_shares",
+    "host",
+    "triton_address",
+    "http_inference",
+    "http_port",
+    "grpc_port",
+    "metrics_port",
+    "gateway_port",
+    "gateway_workers",
+    "run_dir",
+    "gateway",
+    "logs",
+    "triton_dir",
+    "text_instances",
+    "start_timeout_s",
+    "max_restarts",
+    "hang_timeout_s",
+    "tool_call_parser",
+    "reasoning_parser",
+)
 def serve_command(
     models: Annotated[
         list[str] | None,
@@ -39,28 +73,7 @@ def serve_command(
             metavar="[MODEL]...",
         ),
     ] = None,
-    model_name: Annotated[str | None, setting_option("model_name")] = None,
-    model_shares: Annotated[str | None, setting_option("model_shares")] = None,
-    host: Annotated[str | None, setting_option("host")] = None,
-    triton_address: Annotated[str | None, setting_option("triton_address")] = None,
-    http_inference: Annotated[
-        bool | None, setting_option("http_inference", "--http-inference/--no-http-inference")
-    ] = None,
-    http_port: Annotated[int | None, setting_option("http_port")] = None,
-    grpc_port: Annotated[int | None, setting_option("grpc_port")] = None,
-    metrics_port: Annotated[int | None, setting_option("metrics_port")] = None,
-    gateway_port: Annotated[int | None, setting_option("gateway_port")] = None,
-    gateway_workers: Annotated[int | None, setting_option("gateway_workers")] = None,
-    run_dir: Annotated[Path | None, setting_option("run_dir")] = None,
-    gateway: Annotated[bool | None, setting_option("gateway", "--gateway/--no-gateway")] = None,
-    logs: Annotated[str | None, setting_option("logs")] = None,
-    triton_dir: Annotated[Path | None, setting_option("triton_dir")] = None,
-    text_instances: Annotated[int | None, setting_option("text_instances")] = None,
-    start_timeout_s: Annotated[float | None, setting_option("start_timeout_s")] = None,
-    max_restarts: Annotated[int | None, setting_option("max_restarts")] = None,
-    hang_timeout_s: Annotated[float | None, setting_option("hang_timeout_s")] = None,
-    tool_call_parser: Annotated[str | None, setting_option("tool_call_parser")] = None,
-    reasoning_parser: Annotated[str | None, setting_option("reasoning_parser")] = None,
+    given: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model, or several: Triton with its models, and the OpenAI-compatible gateway.
@@ -71,29 +84,7 @@ def serve_command(
     from charonia.serve.logs import reported
 
     os.umask(0o077)  # also of Triton and the gateway: their files and shared memory can hold prompts
-    chosen = read_settings(
-        **model_settings(models),
-        model_name=model_name,
-        model_shares=model_shares,
-        host=host,
-        triton_address=triton_address,
-        http_inference=http_inference,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        gateway_port=gateway_port,
-        gateway_workers=gateway_workers,
-        run_dir=run_dir,
-        gateway=gateway,
-        logs=logs,
-        triton_dir=triton_dir,
-        text_instances=text_instances,
-        start_timeout_s=start_timeout_s,
-        max_restarts=max_restarts,
-        hang_timeout_s=hang_timeout_s,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
-    )
+    chosen = read_settings(**model_settings(models), **(given or {}))
     with reported(chosen.log_format):
         serve(chosen, spell_settings(settings or {}), exits=True)
 
@@ -116,21 +107,22 @@ def _models_group() -> None:
     """Loads and unloads models of a `charonia serve` that runs on this machine, as the same user."""
 
 
-RunDir = Annotated[Path | None, setting_option("run_dir")]
-GrpcPort = Annotated[int | None, setting_option("grpc_port")]
 Name = Annotated[str, typer.Argument(help="the model's name, as /v1/models has it")]
 
 
+_server = with_setting_options("run_dir", "grpc_port")  # which charonia serve
+
+
 @models_app.command("list")
+@_server
 def list_models(
-    run_dir: RunDir = None,
-    grpc_port: GrpcPort = None,
+    given: dict[str, Any] | None = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prints each model's name, state and ensemble in Triton; the first is the default one."""
     from charonia.tables import print_table
 
-    found = _ask(run_dir, grpc_port, do="list")
+    found = _ask(given, do="list")
     if json_output:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
@@ -139,32 +131,35 @@ def list_models(
 
 
 @models_app.command("load")
-def load_model(name: Name, run_dir: RunDir = None, grpc_port: GrpcPort = None) -> None:
+@_server
+def load_model(name: Name, given: dict[str, Any] | None = None) -> None:
     """Loads a model that was unloaded, and returns when it is ready."""
-    print(_ask(run_dir, grpc_port, do="load", name=name))
+    print(_ask(given, do="load", name=name))
 
 
 @models_app.command("unload")
-def unload_model(name: Name, run_dir: RunDir = None, grpc_port: GrpcPort = None) -> None:
+@_server
+def unload_model(name: Name, given: dict[str, Any] | None = None) -> None:
     """Unloads a model, which frees its memory. Requests that run come to their end, for drain_timeout_s at most."""
-    print(_ask(run_dir, grpc_port, do="unload", name=name))
+    print(_ask(given, do="unload", name=name))
 
 
-def _ask(run_dir: Path | None, grpc_port: int | None, **question: str) -> Any:
+def _ask(given: dict[str, Any] | None, **question: str) -> Any:
     from charonia.serve.control import ask
 
-    settings = read_settings(run_dir=run_dir, grpc_port=grpc_port)
+    settings = read_settings(**(given or {}))
     return ask(settings.run_dir.expanduser().absolute(), settings.grpc_port, **question)
 
 
 @app.command("prepare")
 @with_engine_options(environment=False)
+@with_setting_options("run_dir")
 def prepare_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(help="As of `charonia serve` (MODEL; default: the demo model)", metavar="[MODEL]..."),
     ] = None,
-    run_dir: Annotated[Path | None, setting_option("run_dir")] = None,
+    given: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Do what `charonia serve` does before it starts anything: find or download the models, check the settings and make
@@ -173,7 +168,7 @@ def prepare_command(
     from charonia.serve.model import prepare
     from charonia.serve.models import asked_for
 
-    chosen = read_settings(**model_settings(models), run_dir=run_dir)
+    chosen = read_settings(**model_settings(models), **(given or {}))
     for _, model in asked_for(chosen):
         print(
             prepare(

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from charonia.errors import CharoniaError
-from charonia.serve.errors import ServeError
+from charonia.errors import CharoniaError, ServeError
 
 _FILE = "control.sock"
 _MAX_LINE = 1 << 16

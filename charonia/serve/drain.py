@@ -19,8 +19,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
+from charonia.errors import ServeError
 from charonia.serve import logs
-from charonia.serve.errors import ServeError
 from charonia.serve.fetch import Silence, fetch
 
 ENSEMBLE, ENGINE = "ensemble", "engine"

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from charonia import _engine
+from charonia.errors import ServeError
 from charonia.serve import access, checks, control, drain, logs, run_folder, shared_memory, shares, triton
-from charonia.serve.errors import ServeError
 from charonia.serve.fetch import answers, takes_tls
 from charonia.serve.model import model_name, prepare_all
 from charonia.serve.models import Models, Served, make_repository, option_values

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from charonia import _engine
-from charonia.errors import ModelError
+from charonia.errors import ModelError, ServeError
 from charonia.serve import shares
-from charonia.serve.errors import ServeError
 from charonia.serve.models import Served, asked_for, with_labels
 from charonia.settings import ServeSettings
 from charonia.triton_models import answers_dir, source_dir

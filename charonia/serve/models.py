@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from charonia.errors import ServeError
 from charonia.serve import drain
-from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
 from charonia.weights.workspace import TRITON_MODELS, existing
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from charonia.serve.errors import ServeError
+from charonia.errors import ServeError
 
 _LOCK = "lock"
 

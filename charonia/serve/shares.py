@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charonia import _engine
-from charonia.errors import InvalidRequestError
-from charonia.serve.errors import ServeError
+from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve.models import Served
 from charonia.settings import env_name
 from charonia.weights.workspace import WEIGHTS

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia import guide_library
+from charonia.errors import ServeError
 from charonia.serve import logs
-from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
 from charonia.weights.workspace import sha256
 

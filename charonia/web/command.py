@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,11 +9,14 @@ import typer
 from charonia.api.options import with_engine_options
 from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
-from charonia.serve.command import model_settings, setting_option
-from charonia.settings import env_name, environment, read_settings
+from charonia.serve.command import model_settings, with_setting_options
+from charonia.settings import read_settings
 
 
 @with_engine_options(environment=False)  # inference_settings reads the environment and .env
+@with_setting_options(
+    "host", "gateway_port", "model_name", "model_shares", "run_dir", "tool_call_parser", "reasoning_parser"
+)
 def web_command(
     models: Annotated[
         list[str] | None,
@@ -37,15 +39,7 @@ def web_command(
         ),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this machine.")] = False,
-    host: Annotated[
-        str | None, typer.Option(help="address that the page listens on (CHARONIA_HOST; default 127.0.0.1)")
-    ] = None,
-    gateway_port: Annotated[int | None, setting_option("gateway_port")] = None,
-    model_name: Annotated[str | None, setting_option("model_name")] = None,
-    model_shares: Annotated[str | None, setting_option("model_shares")] = None,
-    run_dir: Annotated[Path | None, setting_option("run_dir")] = None,
-    tool_call_parser: Annotated[str | None, setting_option("tool_call_parser")] = None,
-    reasoning_parser: Annotated[str | None, setting_option("reasoning_parser")] = None,
+    given: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Chat with one or more models in a browser. Starts the gateway with its page and REST API, with an engine in this
@@ -57,15 +51,10 @@ def web_command(
     """
     from charonia.web.serve import serve_elsewhere, serve_engine
 
+    given = given or {}
     chosen = read_settings(
         **model_settings(models),
-        model_name=model_name,
-        model_shares=model_shares,
-        host=host or environment().get(env_name("host")) or "127.0.0.1",  # not the default of charonia serve
-        gateway_port=gateway_port,
-        run_dir=run_dir,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
+        **given,
         # Ignore Triton settings in .env, which are for `charonia serve`.
         triton_address="127.0.0.1",
         http_inference=False,
@@ -78,13 +67,8 @@ def web_command(
             )
         serve_engine(chosen, spell_settings(settings or {}), open_browser=open_browser)
         return
-    given = {
-        "model_shares": model_shares,
-        "tool_call_parser": tool_call_parser,
-        "reasoning_parser": reasoning_parser,
-        **(settings or {}),
-    }
-    of_engine = [name for name, value in given.items() if value is not None]
+    of_model = ("model_shares", "tool_call_parser", "reasoning_parser")
+    of_engine = [name for name in (*given, *(settings or {})) if name in of_model or name not in given]
     if models or of_engine:
         what = f"MODEL {models[0]}" if models else f"--{of_engine[0].replace('_', '-')}"
         raise InvalidRequestError(f"{what} and --triton: the server has its own models and settings; remove one")

@@ -29,7 +29,6 @@ from charonia_client.errors import from_triton
 from charonia_client.stream import ResponseParser
 from charonia_client.tensors import encode, encode_tokenize
 from charonia_client.types import TopToken
-from charonia_client.vocabulary import Vocabulary
 
 from charonia import _engine, errors, guide_library
 from charonia.api.prompts import native_sampling
@@ -94,7 +93,6 @@ class EngineServer:
             raise
         # A tokenizer is for one thread at a time, and long texts must not delay the streams.
         self._thread = ThreadPoolExecutor(1, "text")
-        self._vocabulary = Vocabulary(self.look_up)
         self._active: dict[str, _Running] = {}
         self._over = ""  # why the engine accepts no requests any more
 
@@ -137,7 +135,7 @@ class EngineServer:
                         self._over = str(error)
                     raise _to_client(error)
                 left -= bool(result.finish_reason)
-                response = await self._response(request, made, result, first=result.index not in echoed)
+                response = self._response(request, made, result, first=result.index not in echoed)
                 if parser:
                     parser.parse(response, in_reasoning=made.in_reasoning)
                 yield response
@@ -188,7 +186,7 @@ class EngineServer:
             callback=deliver,
         )
 
-    async def _response(
+    def _response(
         self, request: GenerateRequest, made: Any, result: _engine.Result, *, first: bool
     ) -> GenerateResponse:
         """first: whether this is the first part of a response."""
@@ -208,16 +206,20 @@ class EngineServer:
         )
         if request.logprobs is not None:
             response.logprobs = tuple(result.logprobs)
-            response.top_logprobs = _tops(result.top_logprobs, len(result.logprobs))
+            response.top_logprobs = self._tops(result.top_logprobs, len(result.logprobs))
         if request.prompt_logprobs is not None and first and result.index == 0:
             response.prompt_ids = tuple(made.chat.token_ids)
             response.prompt_logprobs = tuple(result.prompt_logprobs)
-            response.prompt_top_logprobs = _tops(result.prompt_top_logprobs, len(result.prompt_logprobs))
-        if response.top_logprobs or response.prompt_ids:
-            await self._vocabulary.name_tokens(response)
+            response.prompt_tokens, response.prompt_special = self._text.look_up(made.chat.token_ids)
+            response.prompt_top_logprobs = self._tops(result.prompt_top_logprobs, len(result.prompt_logprobs))
         if request.name_stop_word and response.finish_reason == "stop":
             response.stop_word = response.find_stop_word(request.stop_words)
         return response
+
+    def _tops(self, rows: Sequence[Sequence[tuple[int, float]]], count: int) -> list[list[TopToken]]:
+        """Return a row for each of `count` tokens. The engine returns no rows if none were requested."""
+        names = iter(self._text.look_up([id for row in rows for id, _ in row])[0])
+        return [[TopToken(*entry, next(names)) for entry in row] for row in rows] or [[] for _ in range(count)]
 
     async def stop(self, request_id: str = "", *, session_id: str = "") -> None:
         for handle in self._handles(request_id, session_id):
@@ -238,9 +240,6 @@ class EngineServer:
         await self.check()
         with _translated():
             self._native.end_session(session_id)
-
-    async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        return self._text.look_up(ids)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         def run() -> Tokenized:
@@ -270,8 +269,3 @@ class EngineServer:
 
     async def _in_thread(self, make: Callable[[], Made]) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
-
-
-def _tops(rows: Sequence[Sequence[tuple[int, float]]], count: int) -> list[list[TopToken]]:
-    """Return a row for each of `count` tokens. The engine returns no rows if none were requested."""
-    return [[TopToken(*entry) for entry in row] for row in rows] or [[] for _ in range(count)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from charonia_client import GenerateRequest, Tokenized, TokenizeRequest
+from charonia_client.types import as_json
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError, ModelError
@@ -70,11 +71,11 @@ class TextModels:
         return self._preparation.prepare(
             self._prepare.Fields(
                 **_prompt_fields(request),
-                tool_choice=None if request.tool_choice is None else request.tool_choice_text().decode(),
+                tool_choice=None if request.tool_choice is None else as_json(request.tool_choice),
                 parallel_tool_calls=request.parallel_tool_calls is not False,
                 stop_words=request.stop_words,
                 bad_words=request.bad_words,
-                logit_bias=request.logit_bias_json().decode() if request.logit_bias else None,
+                logit_bias=as_json(dict(request.logit_bias)) if request.logit_bias else None,
                 exclude_input_in_output=not request.echo,
                 guide=guide,
                 session_id=request.session_id or "",
@@ -115,8 +116,8 @@ def _prompt_fields(request: GenerateRequest | TokenizeRequest) -> dict[str, Any]
     return {
         "text_input": request.text,
         "prompt_token_ids": request.prompt_token_ids,
-        "messages": None if request.messages is None else request.messages_json().decode(),
-        "tools": request.tools_json().decode() if request.tools else None,
-        "chat_template_kwargs": request.chat_template_kwargs_json().decode() if request.chat_template_kwargs else None,
+        "messages": None if request.messages is None else as_json(request.messages),
+        "tools": as_json(request.tools) if request.tools else None,
+        "chat_template_kwargs": as_json(request.chat_template_kwargs) if request.chat_template_kwargs else None,
         "continue_final_message": request.continue_final_message,
     }

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .scanners import GEMMA_VALUE, GEMMA_WORD, MAX_WORD
+from .scanners import GEMMA_WORD, JSON_VALUE, MAX_WORD
 from .schemas import UnsupportedSchemaError, target_of, values_of
 
 _ANY = """\
@@ -89,7 +89,7 @@ class _Writer:
         if schema is True or schema == {}:
             return "value"
         if not isinstance(schema, Mapping):
-            raise UnsupportedSchemaError(f"at {path or 'its root'}: a schema is an object or true")
+            raise UnsupportedSchemaError(f"at {path or 'its root'}: a schema must be an object or true")
         if "$ref" in schema:
             self._only(schema, path, "$ref")
             return self._reference(schema["$ref"], path, depth)
@@ -110,7 +110,7 @@ class _Writer:
         kinds = kinds if isinstance(kinds, list) and kinds else [kinds]
         for kind in kinds:
             if kind not in _TYPES:
-                raise UnsupportedSchemaError(f"at {path}/type: type is one or more of {', '.join(_TYPES)}")
+                raise UnsupportedSchemaError(f"at {path}/type: type must be one or more of {', '.join(_TYPES)}")
         return self._rule(" | ".join(self._typed(kind, schema, path, depth) for kind in kinds))
 
     def _only(self, schema: Mapping[str, Any], path: str, *known: str) -> None:
@@ -137,11 +137,11 @@ class _Writer:
     def _constant(self, value: Any, path: str) -> str:
         if isinstance(value, str):
             if self._spelled and self._spelled in value:
-                raise UnsupportedSchemaError(f"at {path}: no text may contain {self._spelled}")
+                raise UnsupportedSchemaError(f"at {path}: strings must not contain {self._spelled}")
             return f"{self._quote} {literal(value)} {self._quote}" if value else f"{self._quote} {self._quote}"
         shown = json.dumps(value)
-        if not GEMMA_VALUE.fullmatch(shown):
-            raise UnsupportedSchemaError(f"at {path}: enum and const are of texts, numbers, true, false and null")
+        if not JSON_VALUE.fullmatch(shown):
+            raise UnsupportedSchemaError(f"at {path}: enum and const take strings, numbers, true, false and null")
         return literal(shown)
 
     def _typed(self, kind: str, schema: Mapping[str, Any], path: str, depth: int) -> str:
@@ -153,16 +153,16 @@ class _Writer:
             if "properties" in schema or schema.get("required") or more is False:
                 return self._object(schema, path, depth)
             if more is not True and more != {}:
-                problem = "of an object without properties it is true or false"
+                problem = "it must be true or false if the object has no properties"
                 raise UnsupportedSchemaError(f"at {path}/additionalProperties: {problem}")
         return kind
 
     def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
-            raise UnsupportedSchemaError(f"at {path}/properties: an object of schemas is expected")
+            raise UnsupportedSchemaError(f"at {path}/properties: it must be an object of schemas")
         if not isinstance(required, list):
-            raise UnsupportedSchemaError(f"at {path}/required: a list of names is expected")
+            raise UnsupportedSchemaError(f"at {path}/required: it must be a list of names")
         for name in required:
             if not isinstance(name, str) or name not in properties:
                 raise UnsupportedSchemaError(f"at {path}/required: {json.dumps(name)} is not among properties")

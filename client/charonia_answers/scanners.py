@@ -18,25 +18,15 @@ from typing import Protocol
 # nesting levels of JSON, because recursive functions need Python's stack for each level; the gateway has the same limit
 MAX_DEPTH = 200
 # end of generated: request limits
-MAX_WORD = 256  # characters of a key or a number that Gemma writes without quotes
+MAX_WORD = 256  # characters of a number, or of a key without quotes
 
 # Surrogates stand for special tokens, which no argument contains.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 _SPACE = re.compile(r"[ \t\r\n]+")
-_LITERALS = {"t": "true", "f": "false", "n": "null"}
-# States of a number: state -> (allowed next characters, next state). A number may end in the states of _NUMBER_ENDS.
-_DIGITS = "0123456789"
-_NUMBER: dict[str, tuple[tuple[str, str], ...]] = {
-    "-": (("0", "0"), ("123456789", "i")),
-    "0": ((".", "."), ("eE", "e")),
-    "i": ((_DIGITS, "i"), (".", "."), ("eE", "e")),
-    ".": ((_DIGITS, "f"),),
-    "f": ((_DIGITS, "f"), ("eE", "e")),
-    "e": (("+-", "s"), (_DIGITS, "x")),
-    "s": ((_DIGITS, "x"),),
-    "x": ((_DIGITS, "x"),),
-}
-_NUMBER_ENDS = "0ifx"
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+JSON_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
+_JSON_WORD = re.compile(r"[-+.0-9A-Za-z]+")
 
 
 class Scanner(Protocol):
@@ -46,155 +36,23 @@ class Scanner(Protocol):
     def feed(self, text: str, at: int) -> tuple[int, str]: ...
 
 
-class JsonScanner:
-    """Scans one JSON value. JSON allows control characters within strings only as escapes, but models write them
-    without. The scanner converts them to escapes."""
+class _Scanner:
+    """The states of all scanners: the nesting, and words without quotes. Methods with `at` return the index after the
+    text that they scanned, or `at` if they need more text."""
+
+    _words: re.Pattern[str]  # part of a word
+    _separators = (",", ":")
+    _trailing_comma = ""  # " or close" if a comma may precede a closing bracket
+    _keeps_space = False  # white space between values is part of the result
 
     def __init__(self) -> None:
         self.done = False
         self.broken = False
-        self._stack: list[str] = []  # expected "}" and "]"
-        self._expects = "value"
-        self._rest = ""  # rest of a literal, state of a number, or a zero for each missing digit of an escape
+        self._stack: list[str] = []  # expected closing brackets
+        self._expects = "value"  # or: value or close, key, key or close, colon, more, string
         self._is_key = False
-
-    def feed(self, text: str, at: int) -> tuple[int, str]:
-        out: list[str] = []
-        begin = at
-        while at < len(text) and not self.done:
-            if self._expects == "string":
-                plain = _PLAIN.match(text, at)
-                if plain:
-                    at = plain.end()
-                    continue
-                if text[at] < " ":
-                    out += text[begin:at], json.dumps(text[at])[1:-1]
-                    at += 1
-                    begin = at
-                    continue
-            elif self._expects not in ("escape", "hex", "literal", "number"):
-                space = _SPACE.match(text, at)
-                if space:
-                    at = space.end()
-                    continue
-            read = self._read(text[at])
-            if self.broken:
-                break
-            at += read
-        out.append(text[begin:at])
-        return at, "".join(out)
-
-    def _read(self, char: str) -> bool:
-        """Scan a character. Returns False, without scanning it, if it comes after the end of a number."""
-        expects = self._expects
-        if expects == "string":
-            self._in_string(char)
-        elif expects == "escape":
-            self._expects = "hex" if char == "u" else "string"
-            self._rest = "0000" if char == "u" else ""
-            self.broken = char not in '"\\/bfnrtu'
-        elif expects == "hex":
-            self._rest = self._rest[1:]
-            self._expects = "hex" if self._rest else "string"
-            self.broken = char not in "0123456789abcdefABCDEF"
-        elif expects == "literal":
-            self.broken = char != self._rest[0]
-            self._rest = self._rest[1:]
-            if not self._rest and not self.broken:
-                self._ended()
-        elif expects == "number":
-            return self._in_number(char)
-        elif expects in ("value", "value or ]"):
-            self._begin_value(char)
-        elif expects in ("key", "key or }"):
-            self._begin_key(char)
-        elif expects == "colon":
-            self.broken = char != ":"
-            self._expects = "value"
-        else:
-            self._after_value(char)
-        return True
-
-    def _in_string(self, char: str) -> None:
-        if char == "\\":
-            self._expects = "escape"
-        elif char != '"':
-            self.broken = True
-        elif self._is_key:
-            self._is_key = False
-            self._expects = "colon"
-        else:
-            self._ended()
-
-    def _in_number(self, char: str) -> bool:
-        for chars, state in _NUMBER[self._rest]:
-            if char in chars:
-                self._rest = state
-                return True
-        if self._rest in _NUMBER_ENDS:
-            self._ended()
-            return False
-        self.broken = True
-        return False
-
-    def _begin_value(self, char: str) -> None:
-        if char == "]" and self._expects == "value or ]":
-            self._stack.pop()
-            self._ended()
-        elif char in "{[":
-            self._stack.append("}" if char == "{" else "]")
-            self._expects = "key or }" if char == "{" else "value or ]"
-            self.broken = len(self._stack) > MAX_DEPTH
-        elif char == '"':
-            self._expects = "string"
-        elif char in _LITERALS:
-            self._expects, self._rest = "literal", _LITERALS[char][1:]
-        elif char in "-0":
-            self._expects, self._rest = "number", char
-        elif char in "123456789":
-            self._expects, self._rest = "number", "i"
-        else:
-            self.broken = True
-
-    def _begin_key(self, char: str) -> None:
-        if char == "}" and self._expects == "key or }":
-            self._stack.pop()
-            self._ended()
-        else:
-            self.broken = char != '"'
-            self._is_key = True
-            self._expects = "string"
-
-    def _after_value(self, char: str) -> None:
-        if char == self._stack[-1]:
-            self._stack.pop()
-            self._ended()
-        else:
-            self.broken = char != ","
-            self._expects = "key" if self._stack[-1] == "}" else "value"
-
-    def _ended(self) -> None:
-        self.done = not self._stack
-        self._expects = "more"
-
-
-GEMMA_WORD = re.compile(r"[^:,{}\[\]\s\"<\ud800-\udfff]+")
-GEMMA_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
-
-
-class GemmaScanner:
-    """Scans an object as Gemma writes it: keys with or without quotes, strings between two `quote` and without
-    escapes."""
-
-    def __init__(self, quote: str) -> None:
-        self.done = False
-        self.broken = False
-        self._quote = quote
-        self._plain = re.compile(rf"[^{re.escape(quote[0])}\ud800-\udfff]+")
-        self._stack: list[str] = []
-        self._expects = "value"
-        self._word = ""
-        self._is_key = False
+        self._comma = ""  # stands before the next value
+        self._word = ""  # a begun word
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
         out: list[str] = []
@@ -207,18 +65,153 @@ class GemmaScanner:
         return at, "".join(out)
 
     def _in_string(self, text: str, at: int, out: list[str]) -> int:
+        raise NotImplementedError
+
+    def _begin(self, text: str, at: int, out: list[str]) -> int:
+        """Scan the beginning of a value or a key."""
+        raise NotImplementedError
+
+    def _spell(self, word: str) -> str:
+        """Convert a word to JSON. Returns "" for a word that is not allowed."""
+        return ""
+
+    def _between(self, text: str, at: int, out: list[str]) -> int:
+        char, expects = text[at], self._expects
+        if self._word:
+            return self._in_word(text, at, out)
+        if space := _SPACE.match(text, at):
+            out.append(space.group() if self._keeps_space else "")
+            return space.end()
+        if expects == "more" or (expects.endswith("or close") and char == self._stack[-1]):
+            return self._after_value(char, at, out)
+        if expects == "colon":
+            self.broken = char != ":"
+            out.append("" if self.broken else self._separators[1])
+            self._expects = "value"
+            return at + (not self.broken)
+        self._is_key = expects.startswith("key")
+        return self._begin(text, at, out)
+
+    def _after_value(self, char: str, at: int, out: list[str]) -> int:
+        if char == self._stack[-1]:
+            out.append("]" if self._stack.pop() != "}" else "}")
+            self._comma = ""
+            self._ended()
+        else:
+            self.broken = char != ","
+            if self._trailing_comma:
+                self._comma = self._separators[0]
+            else:
+                out.append("" if self.broken else self._separators[0])
+            self._expects = ("key" if self._stack[-1] == "}" else "value") + self._trailing_comma
+        return at + (not self.broken)
+
+    def _open(self, char: str, at: int, out: list[str]) -> int:
+        self._stack.append({"[": "]", "(": ")", "{": "}"}[char])
+        self.broken = len(self._stack) > MAX_DEPTH
+        self._give(out, "" if self.broken else "{" if char == "{" else "[")
+        self._expects = "key or close" if char == "{" else "value or close"
+        return at + (not self.broken)
+
+    def _begin_string(self, quote: str, at: int, out: list[str]) -> int:
+        self._expects = "string"
+        self._give(out, '"')
+        return at + len(quote)
+
+    def _end_string(self, out: list[str]) -> None:
+        out.append('"')
+        self._ended()
+
+    def _in_word(self, text: str, at: int, out: list[str]) -> int:
+        if found := self._words.match(text, at):
+            end = min(found.end(), at + MAX_WORD + 1 - len(self._word))
+            self._word += text[at:end]
+            self.broken = len(self._word) > MAX_WORD
+            return end
+        shown = self._spell(self._word)
+        self.broken = not shown
+        if shown:
+            self._give(out, shown)
+            self._word = ""
+            self._ended()
+        return at
+
+    def _give(self, out: list[str], shown: str) -> None:
+        out.append(self._comma + shown)
+        self._comma = ""
+
+    def _ended(self) -> None:
+        """Update the state after the end of a value or a key."""
+        self._expects = "colon" if self._is_key else "more"
+        self.done = not self._stack
+        self._is_key = False
+
+
+class JsonScanner(_Scanner):
+    """Scans one JSON value, and returns it as it was written. JSON allows control characters within strings only as
+    escapes, but models write them without. The scanner converts them to escapes."""
+
+    _keeps_space = True
+
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
+        if plain := _PLAIN.match(text, at):
+            out.append(plain.group())
+            return plain.end()
+        char = text[at]
+        if char == '"':
+            self._end_string(out)
+        elif char < " ":
+            out.append(json.dumps(char)[1:-1])
+        elif escape := _ESCAPE.match(text, at):
+            out.append(escape.group())
+            return escape.end()
+        else:
+            self.broken = not _ESCAPE_BEGUN.fullmatch(text, at)
+            return at
+        return at + 1
+
+    def _begin(self, text: str, at: int, out: list[str]) -> int:
+        if text[at] == '"':
+            return self._begin_string('"', at, out)
+        if text[at] in "{[" and not self._is_key:
+            return self._open(text[at], at, out)
+        word = _JSON_WORD.match(text, at)
+        if word and word.end() == len(text) and len(word.group()) <= MAX_WORD:
+            return at  # it may go on
+        value = None if self._is_key else JSON_VALUE.match(text, at)
+        self.broken = value is None or (word is not None and len(word.group()) > MAX_WORD)
+        if value is None or self.broken:
+            return at
+        out.append(value.group())
+        self._ended()
+        return value.end()
+
+
+GEMMA_WORD = re.compile(r"[^:,{}\[\]\s\"<\ud800-\udfff]+")
+
+
+class GemmaScanner(_Scanner):
+    """Scans an object as Gemma writes it: keys with or without quotes, strings between two `quote` and without
+    escapes."""
+
+    _words = GEMMA_WORD
+
+    def __init__(self, quote: str) -> None:
+        super().__init__()
+        self._quote = quote
+        self._plain = re.compile(rf"[^{re.escape(quote[0])}\ud800-\udfff]+")
+
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
         if text.startswith(self._quote, at):
-            out.append('"')
-            self._expects = "colon" if self._is_key else "more"
-            self._is_key = False
+            self._end_string(out)
             return at + len(self._quote)
         if self._begins_quote(text, at):
             return at
-        plain = self._plain.match(text, at)
-        end = plain.end() if plain else at + 1
         if "\ud800" <= text[at] <= "\udfff":
             self.broken = True
             return at
+        plain = self._plain.match(text, at)
+        end = plain.end() if plain else at + 1
         out.append(json.dumps(text[at:end], ensure_ascii=False)[1:-1])
         return end
 
@@ -226,85 +219,20 @@ class GemmaScanner:
         """Whether the rest of the text may be the beginning of a quote."""
         return self._quote.startswith(text[at : at + len(self._quote)])
 
-    def _between(self, text: str, at: int, out: list[str]) -> int:
-        char = text[at]
-        if char in " \t\r\n" and not self._word:
-            return at + 1
-        if self._expects in ("key", "key or }"):
-            return self._in_key(text, at, out)
-        if self._expects == "colon":
-            self.broken = char != ":"
-            if self.broken:
-                return at
-            out.append(":")
-            self._expects = "value"
-            return at + 1
-        if self._expects == "more":
-            if char == self._stack[-1]:
-                return self._close(at, out)
-            self.broken = char != ","
-            if self.broken:
-                return at
-            out.append(",")
-            self._expects = "key" if self._stack[-1] == "}" else "value"
-            return at + 1
-        return self._in_value(text, at, out)
-
-    def _close(self, at: int, out: list[str]) -> int:
-        out.append(self._stack.pop())
-        self.done = not self._stack
-        self._expects = "more"
-        return at + 1
-
-    def _in_key(self, text: str, at: int, out: list[str]) -> int:
-        char = text[at]
-        if char == ":" and self._word:
-            out.append(json.dumps(self._word, ensure_ascii=False) + ":")
-            self._word, self._expects = "", "value"
-            return at + 1
-        if char == "}" and self._expects == "key or }" and not self._word:
-            return self._close(at, out)
-        if text.startswith(self._quote, at) and not self._word:
-            return self._begin_string(at, out, is_key=True)
-        if not self._word and self._begins_quote(text, at):
-            return at
-        return self._in_word(text, at)
-
-    def _begin_string(self, at: int, out: list[str], *, is_key: bool = False) -> int:
-        out.append('"')
-        self._expects, self._is_key = "string", is_key
-        return at + len(self._quote)
-
-    def _in_word(self, text: str, at: int) -> int:
-        word = GEMMA_WORD.match(text, at)
-        end = min(word.end(), at + MAX_WORD + 1 - len(self._word)) if word else at
-        self._word += text[at:end]
-        self.broken = word is None or len(self._word) > MAX_WORD
-        return end
-
-    def _in_value(self, text: str, at: int, out: list[str]) -> int:
-        char = text[at]
-        if self._word:
-            if GEMMA_WORD.match(text, at):
-                return self._in_word(text, at)
-            self.broken = not GEMMA_VALUE.fullmatch(self._word)
-            if not self.broken:
-                out.append(self._word)
-                self._word, self._expects = "", "more"
-            return at
-        if char == "]" and self._expects == "value or ]":
-            return self._close(at, out)
-        if char in "{[":
-            self._stack.append("}" if char == "{" else "]")
-            self._expects = "key or }" if char == "{" else "value or ]"
-            self.broken = len(self._stack) > MAX_DEPTH
-            out.append("" if self.broken else char)
-            return at if self.broken else at + 1
+    def _begin(self, text: str, at: int, out: list[str]) -> int:
         if text.startswith(self._quote, at):
-            return self._begin_string(at, out)
+            return self._begin_string(self._quote, at, out)
         if self._begins_quote(text, at):
             return at
-        return self._in_word(text, at)
+        if text[at] in "{[" and not self._is_key:
+            return self._open(text[at], at, out)
+        self.broken = not GEMMA_WORD.match(text[at])
+        return at if self.broken else self._in_word(text, at, out)
+
+    def _spell(self, word: str) -> str:
+        if self._is_key:
+            return json.dumps(word, ensure_ascii=False)
+        return word if JSON_VALUE.fullmatch(word) else ""
 
 
 PYTHON_WORD = re.compile(r"[0-9A-Za-z_+.\-]+")
@@ -317,34 +245,17 @@ _HEX = re.compile("[0-9a-fA-F]+")
 _MAX_PYTHON_SPACE = 64  # characters of white space after a quote that are examined
 
 
-class PythonScanner:
+class PythonScanner(_Scanner):
     """Scans one Python literal: string, number, True, False, None, list, tuple, or dictionary. true, false and null are
     also accepted. Models forget to escape quotes. So a quote ends a string only if a comma, a colon or a closing
     bracket comes next. Tuples become lists, and the keys of dictionaries become strings."""
 
-    def __init__(self) -> None:
-        self.done = False
-        self.broken = False
-        self._stack: list[str] = []  # expected closing brackets
-        self._expects = "value"  # or: value or close, key or close, colon, more, text
-        self._quote = ""  # quote of the current string
-        self._is_key = False
-        self._comma = ""  # stands before the next value
-        self._word = ""
+    _words = PYTHON_WORD
+    _separators = (", ", ": ")
+    _trailing_comma = " or close"
+    _quote = ""  # quote of the current string
 
-    def feed(self, text: str, at: int) -> tuple[int, str]:
-        out: list[str] = []
-        while at < len(text) and not self.done and not self.broken:
-            expects = self._expects
-            end = (self._in_text if expects == "text" else self._between)(text, at, out)
-            if end == at and self._expects == expects:
-                break
-            at = end
-        return at, "".join(out)
-
-    # --- strings
-
-    def _in_text(self, text: str, at: int, out: list[str]) -> int:
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
         char = text[at]
         if char == "\\":
             return self._escape(text, at, out)
@@ -368,7 +279,7 @@ class PythonScanner:
                 return self._part(text, at, out)
             if len(text) - at == 3:
                 return at
-            self._end_text(out)
+            self._end_string(out)
             return at + 3
         after = at + 1
         while after < len(text) and after - at <= _MAX_PYTHON_SPACE and text[after] in " \t\r\n":
@@ -377,17 +288,12 @@ class PythonScanner:
             return at
         if text[after] not in " \t\r\n,)]}:":
             return self._part(text, at, out)
-        self._end_text(out)
+        self._end_string(out)
         return at + 1
 
     def _part(self, text: str, at: int, out: list[str]) -> int:
         out.append(json.dumps(text[at])[1:-1])
         return at + 1
-
-    def _end_text(self, out: list[str]) -> None:
-        out.append('"')
-        self._quote = ""
-        self._ended()
 
     def _escape(self, text: str, at: int, out: list[str]) -> int:
         if len(text) - at < 2:
@@ -412,79 +318,21 @@ class PythonScanner:
         out.append(json.dumps(_ESCAPES.get(char, "\\" + char), ensure_ascii=False)[1:-1])
         return at + 2
 
-    # --- everything else
-
-    def _between(self, text: str, at: int, out: list[str]) -> int:
+    def _begin(self, text: str, at: int, out: list[str]) -> int:
         char = text[at]
-        if self._word:
-            return self._in_word(text, at, out)
-        if char in " \t\r\n":
-            return at + 1
-        expects = self._expects
-        if expects == "more" or (expects.endswith("or close") and char == self._stack[-1]):
-            return self._after_value(char, at, out)
-        if expects == "colon":
-            self.broken = char != ":"
-            out.append("" if self.broken else ": ")
-            self._expects = "value"
-            return at + (not self.broken)
-        return self._begin_value(text, at, out)
-
-    def _after_value(self, char: str, at: int, out: list[str]) -> int:
-        if char == self._stack[-1]:
-            out.append("]" if self._stack.pop() != "}" else "}")
-            self._comma = ""
-            self._ended()
-        else:
-            self.broken = char != ","
-            self._comma = ", "
-            self._expects = "key or close" if self._stack[-1] == "}" else "value or close"
-        return at + (not self.broken)
-
-    def _begin_value(self, text: str, at: int, out: list[str]) -> int:
-        char = text[at]
-        is_key = self._expects == "key or close"
         if char in "'\"":
             if len(text) - at < 3 and text[at:] == char * (len(text) - at):
                 return at  # these may be three quotes, or an empty string
             self._quote = char * 3 if text.startswith(char * 3, at) else char
-            self._is_key, self._expects = is_key, "text"
-            self._give(out, '"')
-            return at + len(self._quote)
-        if char in "[({" and not is_key:
-            self._stack.append({"[": "]", "(": ")", "{": "}"}[char])
-            self.broken = len(self._stack) > MAX_DEPTH
-            self._give(out, "" if self.broken else "{" if char == "{" else "[")
-            self._expects = "key or close" if char == "{" else "value or close"
-            return at + (not self.broken)
-        self._is_key = is_key
+            return self._begin_string(self._quote, at, out)
+        if char in "[({" and not self._is_key:
+            return self._open(char, at, out)
         self.broken = not PYTHON_WORD.match(char)
         return at if self.broken else self._in_word(text, at, out)
 
-    def _in_word(self, text: str, at: int, out: list[str]) -> int:
-        found = PYTHON_WORD.match(text, at)
-        if found:
-            end = min(found.end(), at + MAX_WORD + 1 - len(self._word))
-            self._word += text[at:end]
-            self.broken = len(self._word) > MAX_WORD
-            return end
-        shown = _python_word(self._word)
-        self.broken = not shown
-        if shown:
-            self._give(out, f'"{shown}"' if self._is_key else shown)
-            self._word = ""
-            self._ended()
-        return at
-
-    def _give(self, out: list[str], shown: str) -> None:
-        out.append(self._comma + shown)
-        self._comma = ""
-
-    def _ended(self) -> None:
-        """Update the state after the end of a value or a key."""
-        self._expects = "colon" if self._is_key else "more"
-        self.done = not self._stack
-        self._is_key = False
+    def _spell(self, word: str) -> str:
+        shown = _python_word(word)
+        return f'"{shown}"' if shown and self._is_key else shown
 
 
 _PYTHON_PLAIN = {quote: re.compile(rf"[^\\{quote}\ud800-\udfff]+") for quote in "'\""}

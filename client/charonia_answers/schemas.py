@@ -82,7 +82,7 @@ def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
         return None
     values = schema["enum"] if "enum" in schema else [schema["const"]]
     if not isinstance(values, list) or not values:
-        raise UnsupportedSchemaError("/enum: a list of values is expected")
+        raise UnsupportedSchemaError("/enum: it must be a list of values")
     if "const" in schema:
         const = schema["const"]
         values = [one for one in values if one == const and isinstance(one, bool) == isinstance(const, bool)]
@@ -136,7 +136,7 @@ class Definitions:
         parts = reference.split("/", 3)
         if len(parts) < 3 or parts[0] != "#" or parts[1] not in _DEFINITIONS:
             shown = json.dumps(reference, ensure_ascii=False)
-            raise UnsupportedSchemaError(f"{at}: the reference {shown} leads to no definition, in $defs or definitions")
+            raise UnsupportedSchemaError(f"{at}: the reference {shown} does not lead to $defs or definitions")
         group = self._root.get(parts[1])
         if not isinstance(group, Mapping) or parts[2] not in group:
             raise UnsupportedSchemaError(f"{at}: there is nothing at {json.dumps(reference, ensure_ascii=False)}")

@@ -54,11 +54,11 @@ def check_name(calls: CallFormat, name: str) -> None:
     """Raise NoTagError for a name that the parser would not accept in this format."""
     shown = calls.frame(name).name
     if not name or len(shown) > MAX_NAME:
-        raise NoTagError(f"a call's name has 1 to {MAX_NAME} characters")
+        raise NoTagError(f"a function's name must have 1 to {MAX_NAME} characters")
     wrong = bool(calls.syntax in _NO_NAME and _NO_NAME[calls.syntax].search(name))
     wrong |= calls.syntax == "pythonic" and not PYTHON_NAME.fullmatch(name)
     if wrong or (calls.each[0] and re.search("[<`]", name)):
-        raise NoTagError(f"in the format {calls.name} a name has no white space, quotes or brackets")
+        raise NoTagError(f"in the format {calls.name} a name must not contain white space, quotes or brackets")
 
 
 class Tags:

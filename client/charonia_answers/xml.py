@@ -75,14 +75,14 @@ def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, en
     """Return the format of parameters that follow the schema of an object. name: the name of the schema in errors. end:
     the mark that ends a value, if it is plain text; no value contains it. Raises NoTagError."""
     if end and end in json.dumps(schema, ensure_ascii=False):
-        raise NoTagError(f"{name}: the JSON schema has {end}, which ends a value in this format")
+        raise NoTagError(f"{name}: the JSON schema contains {end}, which ends a value in this format")
     properties, needed = _properties(schema, name)
     texts, values = _texts(schema), _Values(schema, name, end, copies)
     parts = []
     for key, inner in properties.items():
         at = f"/properties/{key}"
         if not XML_NAME.fullmatch(key) or len(key) > MAX_NAME:
-            raise NoTagError(f"{name}, at {at}: a name has no white space or angle brackets in this format")
+            raise NoTagError(f"{name}, at {at}: a name must not contain white space or angle brackets in this format")
         value = values.text(texts[key], at) if key in texts else values.json(inner, at)
         part = parameter(const(key), value)
         parts.append(part if key in needed else optional(part))
@@ -96,7 +96,7 @@ def _properties(schema: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any]
             raise _unsupported(name, f"/{keyword}", keyword)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise NoTagError(f"{name}: properties are an object of schemas, and required is a list of names")
+        raise NoTagError(f"{name}: properties must be an object of schemas, and required a list of names")
     for key in required:
         if not isinstance(key, str) or key not in properties:
             raise NoTagError(f"{name}, at /required: {json.dumps(key)} is not among properties")
@@ -119,7 +119,7 @@ def keywords_of(schema: Mapping[str, Any], name: str, copies: Copies) -> Format:
     for key, inner in properties.items():
         at = f"/properties/{key}"
         if not PYTHON_NAME.fullmatch(key) or len(key) > MAX_NAME:
-            raise NoTagError(f"{name}, at {at}: a name has no white space, quotes or brackets in this format")
+            raise NoTagError(f"{name}, at {at}: a name must not contain white space, quotes or brackets in this format")
         (required if key in needed else others).append(sequence([const(f"{key}="), values.json(inner, at)]))
     if required:
         parts = [required[0], *(sequence([_COMMA, one]) for one in required[1:])]
@@ -173,7 +173,7 @@ class _Values:
             elif inner.get("type") not in ("null", ["null"]):
                 return None
         if any(re.search("[<\n]", value) or value in ("null", "None") for value in found):
-            raise NoTagError(f"{self._name}, at {at}: texts of an enum are one line without < in this format")
+            raise NoTagError(f"{self._name}, at {at}: strings of an enum must be single lines without < in this format")
         self._copy(sum(map(len, found)), at)
         return either([const(value) for value in [*found, *(["null"] if text.null else [])]])
 
@@ -194,7 +194,7 @@ class _Values:
     def _copy(self, size: int, at: str) -> None:
         self._copies.size += size
         if self._copies.size > _MAX_COPIES:
-            problem = "this format repeats definitions for each parameter that refers to them, and so becomes too large"
+            problem = "this format repeats definitions for each parameter that refers to them: the grammar is too large"
             raise NoTagError(f"{self._name}, at {at}: {problem} (more than {_MAX_COPIES} bytes)")
 
 

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import math
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -41,12 +41,11 @@ from charonia_client.subscription import Subscription
 from charonia_client.tensors import (
     Action,
     decode_described,
-    decode_lookup,
     decode_quality,
     decode_tokenize,
     encode,
     encode_action,
-    encode_lookup,
+    encode_quality,
     encode_question,
     encode_tokenize,
 )
@@ -59,7 +58,6 @@ from charonia_client.types import (
     Tokenized,
     TokenizeRequest,
 )
-from charonia_client.vocabulary import Lookup, Vocabulary
 from charonia_client.waiting import comes_within
 
 _CHANNEL_OPTIONS = [
@@ -98,12 +96,11 @@ def _sibling(ensemble: str, part: str) -> str:
 class Client:
     """A connection to Triton's gRPC port. Create it inside a running event loop; use it with `async with`, or close it.
 
-    `target` is HOST:PORT. `model` is the ensemble, `engine` the model for stop and cancel requests, `vocabulary` the
-    model that returns the bytes of tokens, and `tokenizer` the model that tokenizes. By default they belong to the
-    ensemble: for `ensemble.LABEL` they are `engine.LABEL` and so on. Any number of requests may run at the same time.
-    `metadata` returns the gRPC metadata of a request's call, such as a `traceparent`. `lookup_elsewhere` is look_up()
-    of another server with the same model; it is used when this server drains and has no vocabulary any more. `tls`:
-    None for a server without TLS.
+    `target` is HOST:PORT. `model` is the ensemble, `engine` the model for stop and cancel requests, and `tokenizer` the
+    model that tokenizes. By default they belong to the ensemble: for `ensemble.LABEL` they are `engine.LABEL` and so
+    on. Any number of requests may run at the same time.
+    `metadata` returns the gRPC metadata of a request's call, such as a `traceparent`. `tls`: None for a server without
+    TLS.
     """
 
     def __init__(
@@ -112,10 +109,8 @@ class Client:
         *,
         model: str = "ensemble",
         engine: str | None = None,
-        vocabulary: str | None = None,
         tokenizer: str | None = None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
-        lookup_elsewhere: Lookup | None = None,
         tls: Tls | None = None,
     ) -> None:
         self.target = target
@@ -123,7 +118,6 @@ class Client:
         self._left: list[Subscription] = []  # unknown to the server by now, but their responses may still arrive
         self.model = model
         self.engine = engine or _sibling(model, "engine")
-        self.vocabulary = vocabulary or _sibling(model, "postprocessing")
         self.tokenizer = tokenizer or _sibling(model, "preprocessing")
         self._metadata = metadata
         if tls:
@@ -144,7 +138,6 @@ class Client:
         self._stops: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._tokens = Vocabulary(self.look_up, lookup_elsewhere)
 
     async def __aenter__(self) -> Client:
         return self
@@ -196,16 +189,11 @@ class Client:
         try:
             while (response := await stream.next()) is not None:
                 running -= response.finish_reason is not None
-                if response.top_logprobs or response.prompt_ids:
-                    await self._tokens.name_tokens(response)
                 if request.name_stop_word and response.finish_reason == "stop":
                     response.stop_word = response.find_stop_word(request.stop_words)
                 yield response
             if running:
                 raise ServerError(f"Triton at {self.target} ended the response without a finish reason")
-        except Unavailable:
-            self._tokens.forget()
-            raise
         finally:
             if deadline:
                 deadline.cancel()
@@ -283,15 +271,6 @@ class Client:
         if failure:
             raise from_triton(failure)
 
-    async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        """Returns the bytes of each token, and whether it is special (not part of a text). Raises Unavailable,
-        ServerError."""
-        message = encode_lookup(ids, self.vocabulary)
-        try:
-            return decode_lookup(await self._stub.ModelInfer(message, timeout=_UNARY_TIMEOUT_S))
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.target) from None
-
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """Returns the tokens of a text or of messages, or the text of ids. Raises BadRequest, Unavailable,
         ServerError."""
@@ -299,44 +278,36 @@ class Client:
             message = encode_tokenize(request, self.tokenizer)
         except ValueError as error:
             raise BadRequest(str(error)) from error
-        try:
-            return decode_tokenize(await self._stub.ModelInfer(message, timeout=_TOKENIZE_TIMEOUT_S))
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.target) from None
+        return decode_tokenize(await self._infer(message, _TOKENIZE_TIMEOUT_S))
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's class, special tokens and chat template. Raises Unavailable, ServerError."""
-        message = encode_question("tokenizer_info", self.tokenizer)
-        try:
-            return decode_described(await self._stub.ModelInfer(message, timeout=_UNARY_TIMEOUT_S))
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.target) from None
+        return decode_described(await self._infer(encode_question("tokenizer_info", self.tokenizer)))
 
     async def quality(self, timeout_s: float = _UNARY_TIMEOUT_S) -> list[dict[str, Any]]:
         """Returns the quality records of the model's manifest, which `charonia evaluate` writes. Raises Unavailable,
         ServerError."""
-        message = encode_lookup([0], self.vocabulary, ("model_quality",))
-        try:
-            return decode_quality(await self._stub.ModelInfer(message, timeout=timeout_s))
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.target) from None
+        return decode_quality(await self._infer(encode_quality(_sibling(self.model, "postprocessing")), timeout_s))
 
     async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The model's context_length in tokens, weight_type, data_type, group_size and default_sampling_parameters.
         Unknown values are None. Its `fingerprint` changes when responses may change. Raises Unavailable,
         ServerError."""
-        message = encode_question("model_info", self.tokenizer)
-        try:
-            return decode_described(await self._stub.ModelInfer(message, timeout=timeout_s))
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.target) from None
+        return decode_described(await self._infer(encode_question("model_info", self.tokenizer), timeout_s))
 
     async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The formats of the model's `tool_calls` and `reasoning`, None if it has none, and the ids of the `special`
         tokens in their markup. Raises Unavailable, ServerError."""
+        return decode_described(await self._infer(encode_question("answer_formats", self.tokenizer), timeout_s))
+
+    async def _infer(self, message: Any, timeout_s: float = _UNARY_TIMEOUT_S) -> Any:
+        """Sends a request that has one response."""
+        return await self._answer(self._stub.ModelInfer(message, timeout=timeout_s))
+
+    async def _answer(self, call: Awaitable[Any]) -> Any:
+        """Returns the response of a call. Raises the client's errors."""
         try:
-            message = encode_question("answer_formats", self.tokenizer)
-            return decode_described(await self._stub.ModelInfer(message, timeout=timeout_s))
+            return await call
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
@@ -432,44 +403,35 @@ class Client:
 
     async def server_live(self) -> bool:
         """Whether a Triton server answers."""
-        try:
-            return bool((await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_UNARY_TIMEOUT_S)).live)
-        except grpc.RpcError:
-            return False
+        return await self._holds(self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_UNARY_TIMEOUT_S), "live")
 
     async def server_ready(self) -> bool:
         """Whether the server and all its models are ready."""
-        try:
-            return bool((await self._stub.ServerReady(pb.ServerReadyRequest(), timeout=_UNARY_TIMEOUT_S)).ready)
-        except grpc.RpcError:
-            return False
+        return await self._holds(self._stub.ServerReady(pb.ServerReadyRequest(), timeout=_UNARY_TIMEOUT_S), "ready")
 
     async def model_ready(self, model: str | None = None) -> bool:
         """Whether a model (default: the ensemble) can take requests."""
         request = pb.ModelReadyRequest(name=model or self.model)
-        try:
-            return bool((await self._stub.ModelReady(request, timeout=_UNARY_TIMEOUT_S)).ready)
-        except grpc.RpcError:
-            return False
+        return await self._holds(self._stub.ModelReady(request, timeout=_UNARY_TIMEOUT_S), "ready")
+
+    async def _holds(self, call: Awaitable[Any], field: str) -> bool:
+        """Whether a call succeeds and its response says so."""
+        with contextlib.suppress(grpc.RpcError):
+            return bool(getattr(await call, field))
+        return False
 
     async def server_metadata(self) -> ServerMetadata:
         """Name, version and extensions of the server. Raises Unavailable or ServerError."""
-        try:
-            answer = await self._stub.ServerMetadata(pb.ServerMetadataRequest(), timeout=_UNARY_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.target) from None
+        request = pb.ServerMetadataRequest()
+        answer = await self._answer(self._stub.ServerMetadata(request, timeout=_UNARY_TIMEOUT_S))
         return ServerMetadata(answer.name, answer.version, tuple(answer.extensions))
 
     async def model_metadata(self, model: str | None = None) -> ModelMetadata:
         """Tensors of a model (default: the ensemble). Raises Unavailable or ServerError."""
         request = pb.ModelMetadataRequest(name=model or self.model)
-        try:
-            answer = await self._stub.ModelMetadata(request, timeout=_UNARY_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.target) from None
-        return ModelMetadata(
-            answer.name,
-            tuple(answer.versions),
-            {tensor.name: (tensor.datatype, tuple(tensor.shape)) for tensor in answer.inputs},
-            {tensor.name: (tensor.datatype, tuple(tensor.shape)) for tensor in answer.outputs},
+        answer = await self._answer(self._stub.ModelMetadata(request, timeout=_UNARY_TIMEOUT_S))
+        inputs, outputs = (
+            {tensor.name: (tensor.datatype, tuple(tensor.shape)) for tensor in tensors}
+            for tensors in (answer.inputs, answer.outputs)
         )
+        return ModelMetadata(answer.name, tuple(answer.versions), inputs, outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
@@ -21,6 +21,7 @@ from charonia_client.types import (
     Tokenized,
     TokenizeRequest,
     TopToken,
+    as_json,
 )
 
 Action = Literal["stop", "cancel", "end_session"]
@@ -53,13 +54,13 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
     elif request.prompt_token_ids is not None:
         _numbers(message, "prompt_token_ids", "INT32", request.prompt_token_ids)
     else:
-        _texts(message, "messages", [request.messages_json()])
+        _texts(message, "messages", [as_json(request.messages).encode()])
     if request.tools:
-        _texts(message, "tools", [request.tools_json()])
+        _texts(message, "tools", [as_json(request.tools).encode()])
     if request.tool_choice is not None:
-        _texts(message, "tool_choice", [request.tool_choice_text()])
+        _texts(message, "tool_choice", [as_json(request.tool_choice).encode()])
     if request.chat_template_kwargs:
-        _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
+        _texts(message, "chat_template_kwargs", [as_json(request.chat_template_kwargs).encode()])
     if request.continue_final_message:
         _numbers(message, "continue_final_message", "BOOL", [True])
 
@@ -90,7 +91,7 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     if request.bad_words:
         _texts(message, "bad_words", [word.encode() for word in request.bad_words])
     if request.logit_bias:
-        _texts(message, "logit_bias", [request.logit_bias_json()])
+        _texts(message, "logit_bias", [as_json(dict(request.logit_bias)).encode()])
     _numbers(message, "stream", "BOOL", [request.stream])
     if request.echo:
         _numbers(message, "exclude_input_in_output", "BOOL", [False])
@@ -189,33 +190,33 @@ def decode_with_logprobs(chunk: Any) -> GenerateResponse:
     response = decode(chunk)
     if chunk.output_log_probs:
         response.logprobs = tuple(chunk.output_log_probs)
-        response.top_logprobs = _rows(len(response.logprobs), chunk.top_log_prob_ids, chunk.top_log_probs)
+        tops = zip(chunk.top_log_prob_ids, chunk.top_log_probs, chunk.top_token_bytes, strict=True)
+        response.top_logprobs = _rows(len(response.logprobs), tops)
     if chunk.prompt_ids:
         response.prompt_ids = tuple(chunk.prompt_ids)
+        response.prompt_tokens = list(chunk.prompt_token_bytes)
+        response.prompt_special = list(chunk.prompt_token_special)
         response.prompt_logprobs = tuple(chunk.prompt_log_probs)
-        response.prompt_top_logprobs = _rows(
-            len(response.prompt_logprobs), chunk.prompt_top_log_prob_ids, chunk.prompt_top_log_probs
-        )
+        tops = zip(chunk.prompt_top_log_prob_ids, chunk.prompt_top_log_probs, chunk.prompt_top_token_bytes, strict=True)
+        response.prompt_top_logprobs = _rows(len(response.prompt_logprobs), tops)
     return response
 
 
-def _rows(count: int, ids: Sequence[int], logprobs: Sequence[float]) -> list[list[TopToken]]:
+def _rows(count: int, tops: Iterable[tuple[int, float, bytes]]) -> list[list[TopToken]]:
     """Split a flat list into `count` rows of equal length."""
-    width = len(ids) // count if count else 0
-    flat = [TopToken(*entry) for entry in zip(ids, logprobs, strict=True)]
+    flat = [TopToken(*entry) for entry in tops]
+    width = len(flat) // count if count else 0
     return [flat[width * at : width * (at + 1)] for at in range(count)]
 
 
-def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("token_bytes", "token_special")) -> Any:
-    """The request to postprocessing for the bytes of tokens, or for another output."""
+def encode_quality(model: str) -> Any:
+    """The request to postprocessing for the quality records of the model."""
     message = pb.ModelInferRequest(model_name=model)
-    values = (0, 0, *ids)  # no text is requested
-    message.inputs.add(name="text_tokens", datatype="INT32", shape=[1, len(values)])
-    message.raw_input_contents.append(struct.pack(f"<{len(values)}i", *values))
+    message.inputs.add(name="text_tokens", datatype="INT32", shape=[1, 2])  # no text is requested
+    message.raw_input_contents.append(bytes(8))
     message.inputs.add(name="echo", datatype="BYTES", shape=[1, 1])
-    message.raw_input_contents.append(struct.pack("<I", 0))
-    for name in outputs:
-        message.outputs.add(name=name)
+    message.raw_input_contents.append(bytes(4))
+    message.outputs.add(name="model_quality")
     return message
 
 
@@ -262,13 +263,7 @@ def decode_tokenize(message: Any) -> Tokenized:
 
 
 def decode_quality(message: Any) -> list[dict[str, Any]]:
-    """The quality records of a response to encode_lookup. Records that are not objects are left out."""
+    """The quality records of a response to encode_quality. Records that are not objects are left out."""
     (text,) = _unpack_texts(message.raw_output_contents[0])
     records = json.loads(text)
     return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
-
-
-def decode_lookup(message: Any) -> tuple[list[bytes], list[bool]]:
-    """Decode the response to encode_lookup: each token's bytes, and whether it is special."""
-    values = {tensor.name: raw for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)}
-    return _unpack_texts(values["token_bytes"]), [byte != 0 for byte in values["token_special"]]

@@ -69,31 +69,13 @@ def _json(name: str, value: Any) -> str:
         raise ValueError(f"{name} is not valid: it cannot be written as JSON: {error}") from None
 
 
-class _Chat:
-    """The JSON fields of a chat."""
-
-    __slots__ = ()
-    messages: Sequence[Mapping[str, Any]] | None
-    tools: Sequence[Mapping[str, Any]] | None
-    tool_choice: str | Mapping[str, Any] | None
-    chat_template_kwargs: Mapping[str, Any] | None
-
-    def messages_json(self) -> bytes:
-        return json.dumps(self.messages, ensure_ascii=False).encode()
-
-    def tools_json(self) -> bytes:
-        return json.dumps(self.tools, ensure_ascii=False).encode()
-
-    def tool_choice_text(self) -> bytes:
-        choice = self.tool_choice
-        return (choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False)).encode()
-
-    def chat_template_kwargs_json(self) -> bytes:
-        return json.dumps(self.chat_template_kwargs, ensure_ascii=False).encode()
+def as_json(value: Any) -> str:
+    """The JSON text of a request's field. A text stays as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(slots=True, kw_only=True)
-class GenerateRequest(ScalarFields, _Chat):
+class GenerateRequest(ScalarFields):
     """One request to the ensemble (docs/contracts.md): exactly one of `text`, `prompt_token_ids` and `messages`, and
     the sampling parameters and limits of ScalarFields.
 
@@ -132,9 +114,6 @@ class GenerateRequest(ScalarFields, _Chat):
         if (self.interactive or self.end_session) and not self.session_id:
             raise ValueError("interactive and end_session need a session_id")
 
-    def logit_bias_json(self) -> bytes:
-        return json.dumps({str(token): bias for token, bias in (self.logit_bias or {}).items()}).encode()
-
 
 def _check_prompt(*forms: object) -> None:
     if sum(form is not None for form in forms) != 1:
@@ -142,7 +121,7 @@ def _check_prompt(*forms: object) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class TokenizeRequest(_Chat):
+class TokenizeRequest:
     """A request to the server's tokenizer: for the tokens of `text` or `messages`, or for the text of
     `prompt_token_ids`.
 
@@ -185,12 +164,11 @@ class Timings:
 
 @dataclass(slots=True)
 class TopToken:
-    """A likely token at one position. `token` has its bytes, also for a special token. None: the server drains and
-    cannot report the bytes any more."""
+    """A likely token at one position. `token` has its bytes, also for a special token."""
 
     id: int
     logprob: float
-    token: bytes | None = b""
+    token: bytes = b""
 
 
 @dataclass(slots=True)
@@ -240,7 +218,7 @@ class GenerateResponse:
     # With prompt_logprobs, on the first part of response 0: prompt_ids, prompt_tokens and prompt_special have an entry
     # for each token of the prompt. The other fields have an entry for each token from the second on.
     prompt_ids: tuple[int, ...] = ()
-    prompt_tokens: list[bytes | None] = field(default_factory=list)  # also the names of special tokens; None: unknown
+    prompt_tokens: list[bytes] = field(default_factory=list)  # also the names of special tokens
     prompt_special: list[bool] = field(default_factory=list)
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_logprobs: list[list[TopToken]] = field(default_factory=list)

@@ -1,8 +1,8 @@
-#include "generations.h"
+#include "standing.h"
 
 #include <gtest/gtest.h>
 
-#include <optional>
+#include <memory>
 
 namespace charonia::triton {
 namespace {
@@ -27,13 +27,13 @@ TEST(Generations, ALaterOneThatIsGoneReplacesNothing) {
   Generations all;
   Generation first(all, "engine", 1);
   first.begin();
-  std::optional<Generation> failed, third;
-  failed.emplace(all, "engine", 1);
+  std::unique_ptr<Generation> failed, third;
+  failed = std::make_unique<Generation>(all, "engine", 1);
   failed.reset();  // as it was being loaded
-  failed.emplace(all, "engine", 1);
+  failed = std::make_unique<Generation>(all, "engine", 1);
   failed->begin();
   EXPECT_TRUE(first.replaced());
-  third.emplace(all, "engine", 1);
+  third = std::make_unique<Generation>(all, "engine", 1);
   third->begin();
   EXPECT_TRUE(failed->replaced());
   failed.reset();

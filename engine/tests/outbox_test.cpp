@@ -204,7 +204,11 @@ TEST(Outbox, TheEncodingIsThatOfTheGoldenFile) {
   first.prompt_top_logprobs = {{{4, -0.25F}}, {{5, -0.5F}}};
   const std::vector<TokenId> prompt = {7, 8, 9};
   outbox.add(std::uint64_t{1} << 63, first,
-             {.echo = "prompt", .prompt_ids = prompt, .token_bytes = {" b", "", "\xc3\xa9."}, .in_reasoning = true});
+             {.echo = "prompt",
+              .prompt_ids = prompt,
+              .token_bytes = {" b", "", "\xc3\xa9."},
+              .name_of = [](TokenId id) { return id == 7 ? TokenName{"<s>", true} : TokenName{id < 0 ? "" : "top"}; },
+              .in_reasoning = true});
   outbox.add(5, result({}, ""), {});
   outbox.add_error(6, "[504] late");
   std::string hex;

@@ -6,10 +6,9 @@
 #include <span>
 #include <string>
 
+#include "base/text.h"
 #include "control_pipe.h"
 #include "error.h"
-#include "generations.h"
-#include "metrics_sink.h"
 #include "model.h"
 #include "triton_api.h"
 
@@ -20,10 +19,9 @@ void check_api_version() {
   std::uint32_t major = 0, minor = 0;
   check(TRITONBACKEND_ApiVersion(&major, &minor));
   if (major != kBackendApiMajor || minor < kBackendApiMinor) {
-    throw Error(ErrorCode::unsupported, "the server's backend API is " + std::to_string(major) + "." +
-                                            std::to_string(minor) + "; this backend needs " +
-                                            std::to_string(kBackendApiMajor) + "." + std::to_string(kBackendApiMinor) +
-                                            " or newer: Triton 24.10 or newer");
+    throw Error(ErrorCode::unsupported,
+                cat("the server's backend API is ", major, ".", minor, "; this backend needs ", kBackendApiMajor, ".",
+                    kBackendApiMinor, " or newer: Triton 24.10 or newer"));
   }
 }
 

@@ -17,41 +17,30 @@ TRITONSERVER_LogLevel level_of(LogLevel level) {
   return TRITONSERVER_LOG_ERROR;
 }
 
-TRITONSERVER_Error_Code code_of(const std::exception& error) {
-  const auto* ours = dynamic_cast<const Error*>(&error);
-  if (ours == nullptr) return TRITONSERVER_ERROR_INTERNAL;
-  switch (ours->code()) {
-    case ErrorCode::invalid_argument:
-      return TRITONSERVER_ERROR_INVALID_ARG;
-    case ErrorCode::resource_exhausted:
-    case ErrorCode::unavailable:
-    case ErrorCode::deadline_exceeded:
-      return TRITONSERVER_ERROR_UNAVAILABLE;
-    case ErrorCode::unsupported:
-      return TRITONSERVER_ERROR_UNSUPPORTED;
-    case ErrorCode::internal:
-      break;
-  }
-  return TRITONSERVER_ERROR_INTERNAL;
-}
+// How an error appears outside of the engine.
+struct Appearance {
+  TRITONSERVER_Error_Code code;
+  const char* prefix;  // of the text for a client
+  const char* kind;    // in the log
+};
 
-const char* prefix_of(const std::exception& error) {
+Appearance appearance_of(const std::exception& error) {
   const auto* ours = dynamic_cast<const Error*>(&error);
-  if (ours == nullptr) return "";
-  switch (ours->code()) {
+  switch (ours == nullptr ? ErrorCode::internal : ours->code()) {
     case ErrorCode::invalid_argument:
-      return "[400] ";
+      return {TRITONSERVER_ERROR_INVALID_ARG, "[400] ", "invalid_argument"};
     case ErrorCode::resource_exhausted:
-      return "[429] ";
+      return {TRITONSERVER_ERROR_UNAVAILABLE, "[429] ", "resource_exhausted"};
     case ErrorCode::unavailable:
-      return "[503] ";
+      return {TRITONSERVER_ERROR_UNAVAILABLE, "[503] ", "unavailable"};
     case ErrorCode::deadline_exceeded:
-      return "[504] ";
+      return {TRITONSERVER_ERROR_UNAVAILABLE, "[504] ", "deadline_exceeded"};
     case ErrorCode::unsupported:
+      return {TRITONSERVER_ERROR_UNSUPPORTED, "", "unsupported"};
     case ErrorCode::internal:
       break;
   }
-  return "";
+  return {TRITONSERVER_ERROR_INTERNAL, "", "internal"};
 }
 
 }  // namespace
@@ -79,13 +68,15 @@ void log_warning(const std::string& text) { log({LogLevel::warning, text, "", {}
 void log_error(const std::string& text) { log({LogLevel::error, text, "", {}}); }
 
 ErrorPtr to_triton(const std::exception& error) {
-  return ErrorPtr(TRITONSERVER_ErrorNew(code_of(error), error.what()));
+  return ErrorPtr(TRITONSERVER_ErrorNew(appearance_of(error).code, error.what()));
 }
 
 ErrorPtr to_client(const std::exception& error) {
-  return ErrorPtr(TRITONSERVER_ErrorNew(code_of(error), client_text(error).c_str()));
+  return ErrorPtr(TRITONSERVER_ErrorNew(appearance_of(error).code, client_text(error).c_str()));
 }
 
-std::string client_text(const std::exception& error) { return std::string(prefix_of(error)) + error.what(); }
+std::string client_text(const std::exception& error) { return std::string(appearance_of(error).prefix) + error.what(); }
+
+const char* error_kind(const std::exception& error) { return appearance_of(error).kind; }
 
 }  // namespace charonia::triton

@@ -62,6 +62,8 @@ ErrorPtr to_triton(const std::exception& error);
 ErrorPtr to_client(const std::exception& error);
 // The text of to_client().
 std::string client_text(const std::exception& error);
+// The name of the error's code, for logs.
+const char* error_kind(const std::exception& error);
 
 // Runs the body of an entry point. Returns its exception as an error.
 template <class Body>

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/text.h"
 #include "error.h"
 
 namespace charonia::triton {
@@ -15,6 +16,32 @@ std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
           .count());
+}
+
+ModelIdentity identify(TRITONBACKEND_Model* model) {
+  ModelIdentity identity;
+  const char* text = nullptr;
+  check(TRITONBACKEND_ModelName(model, &text));
+  identity.name = text;
+  check(TRITONBACKEND_ModelVersion(model, &identity.version));
+  TRITONBACKEND_ArtifactType type{};
+  check(TRITONBACKEND_ModelRepository(model, &type, &text));
+  if (type != TRITONBACKEND_ARTIFACT_FILESYSTEM) {
+    throw Error(ErrorCode::unsupported, "the model repository must be a folder on this machine");
+  }
+  identity.repository = text;
+  return identity;
+}
+
+// Returns the model's configuration in JSON, as completed by the server.
+std::string config_json(TRITONBACKEND_Model* model) {
+  TRITONSERVER_Message* raw = nullptr;
+  check(TRITONBACKEND_ModelConfig(model, 1, &raw));
+  const MessagePtr message(raw);
+  const char* text = nullptr;
+  std::size_t bytes = 0;
+  check(TRITONSERVER_MessageSerializeToJson(message.get(), &text, &bytes));
+  return {text, bytes};
 }
 
 // Checks the settings. The error for a wrong setting names the place where it is set.
@@ -39,7 +66,7 @@ EngineConfig config_of(const ModelIdentity& identity, const Settings& settings) 
 Settings gather_settings(const ModelIdentity& identity, const ModelOptions& options) {
   auto settings = settings_from_environment();
   check_settings(settings, "environment (CHARONIA_<KEY>)");
-  check_settings(options.settings, "`parameters` of " + identity.config_file().string());
+  check_settings(options.settings, "`parameters` of " + (identity.repository / "config.pbtxt").string());
   settings.insert(options.settings.begin(), options.settings.end());  // keeps the settings of the environment
   if (!options.gpus.empty()) {
     const int ranks = config_of(identity, settings).tensor_para_size;
@@ -56,17 +83,22 @@ std::string megabytes(std::int64_t bytes) {
 
 }  // namespace
 
+TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model) {
+  TRITONSERVER_Server* server = nullptr;
+  check(TRITONBACKEND_ModelServer(model, &server));
+  return server;
+}
+
 Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations)
     : Model(model, families, generations, identify(model), read_model_options(config_json(model))) {}
 
 Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations,
              const ModelIdentity& identity, const ModelOptions& options)
-    : standing_(server_of(model), identity, options.warmup),
-      generation_(generations, identity.name, identity.version),
+    : generation_(generations, identity.name, identity.version),
       sink_(make_metrics_sink(families, identity.name)),
       engine_(identity.weights_dir(), gather_settings(identity, options), sink_),
-      watcher_(server_of(model), identity.name, standing_, generation_, engine_, calls_, subscriptions_,
-               [this](const std::string& why) { end_all(why); }) {
+      watcher_(ModelStanding(server_of(model), identity.name, identity.version, options.warmup), generation_, engine_,
+               calls_, subscriptions_, [this](const std::string& why) { end_all(why); }) {
   // Exits without destructors, because they would use the device. The clients see that the connection closes.
   engine_.on_failure([] { std::_Exit(EXIT_FAILURE); });
   engine_.on_delivered([this] { subscriptions_.flush(); });
@@ -82,14 +114,12 @@ void Model::log_loaded(const std::string& name) const {
   const auto where = info.device == "cuda"   ? "GPU " + info.config.device_ids
                      : info.device == "null" ? "null, which computes nothing"
                                              : info.device + ", " + std::to_string(info.config.threads) + " threads";
-  log_info(name + ": " + model.model_name + " (" + model.model_family + ", " + type + ") on " + where + ", " +
-           info.instruction_set + "; weights " + megabytes(info.weight_bytes) + "; KV cache " +
-           megabytes(info.kv_cache_bytes) + " in " + std::to_string(info.num_blocks) + " blocks of " +
-           std::to_string(info.config.cache_block_seq_len) + " = " +
-           std::to_string(std::int64_t{info.num_blocks} * info.config.cache_block_seq_len) + " tokens; context " +
-           std::to_string(info.config.session_len) + " tokens; steps of at most " +
-           std::to_string(info.config.token_budget) + " tokens and " + std::to_string(info.config.max_batch_size) +
-           " sequences");
+  log_info(cat(name, ": ", model.model_name, " (", model.model_family, ", ", type, ") on ", where, ", ",
+               info.instruction_set, "; weights ", megabytes(info.weight_bytes), "; KV cache ",
+               megabytes(info.kv_cache_bytes), " in ", info.num_blocks, " blocks of ", info.config.cache_block_seq_len,
+               " = ", std::int64_t{info.num_blocks} * info.config.cache_block_seq_len, " tokens; context ",
+               info.config.session_len, " tokens; steps of at most ", info.config.token_budget, " tokens and ",
+               info.config.max_batch_size, " sequences"));
   if (!info.device_note.empty()) log_info(name + ": device = auto is the CPU: " + info.device_note);
   for (const auto& warning : info.warnings) log_warning(name + ": " + warning);
 }
@@ -258,6 +288,9 @@ void Model::send(Call& call, const Result& result, bool last) {
   if (call.failed) return;
   extras.in_reasoning = first && call.in_reasoning;
   for (const auto id : result.token_ids) extras.token_bytes.push_back(engine_.token_bytes(id));
+  extras.name_of = [this](TokenId id) {
+    return TokenName{.bytes = engine_.raw_token_bytes(id), .special = engine_.token_bytes(id).empty()};
+  };
   subscriptions_.add(call.subscription, call.key, result, extras);
 }
 

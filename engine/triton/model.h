@@ -1,6 +1,8 @@
 // One loaded model: its engine and the requests in it.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -8,18 +10,26 @@
 
 #include "calls.h"
 #include "charonia/engine.h"
-#include "generations.h"
-#include "metrics_sink.h"
-#include "model_config.h"
 #include "model_options.h"
-#include "request_log.h"
 #include "request_reader.h"
 #include "standing.h"
 #include "subscriptions.h"
+#include "telemetry.h"
 #include "triton_api.h"
-#include "watcher.h"
 
 namespace charonia::triton {
+
+// The name and the folder of a model.
+struct ModelIdentity {
+  std::string name;
+  std::uint64_t version = 0;
+  std::filesystem::path repository;
+
+  std::filesystem::path weights_dir() const { return repository / std::to_string(version) / "weights"; }
+};
+
+// The server that loads the model.
+TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model);
 
 class Model {
  public:
@@ -53,7 +63,6 @@ class Model {
   // Ends the response stream of a request, or the request in its subscription, with an error.
   void fail(Call& call, const std::exception& error);
 
-  ModelStanding standing_;
   Generation generation_;
   RequestLog request_log_;
   CallTable calls_;

@@ -17,7 +17,8 @@ enum Chunk {
   subscription_key = 1, sequence_index, finish_reason, text_output, output_ids, token_bytes, text_begin, text_end,
   in_reasoning, num_input_tokens, num_output_tokens, num_cached_tokens, num_session_tokens, queue_ms, first_token_ms,
   total_ms, cum_log_probs, output_log_probs, top_log_prob_ids, top_log_probs, prompt_ids, prompt_log_probs,
-  prompt_top_log_prob_ids, prompt_top_log_probs
+  prompt_top_log_prob_ids, prompt_top_log_probs, top_token_bytes, prompt_token_bytes, prompt_token_special,
+  prompt_top_token_bytes
 };
 }  // namespace field
 
@@ -80,10 +81,30 @@ void put(std::string& out, int number, std::span<const float> values) {
   for (const auto value : values) put_float(out, value);
 }
 
-void put(std::string& out, int ids, int logprobs, const std::vector<std::vector<TokenLogprob>>& rows) {
-  const auto [flat_ids, flat_logprobs] = flattened(rows);
-  put(out, ids, flat_ids);
-  put(out, logprobs, flat_logprobs);
+// The numbers of the fields of the most likely tokens.
+struct TopFields {
+  int ids, logprobs, bytes;
+};
+
+void put(std::string& out, const TopFields& fields, const std::vector<std::vector<TokenLogprob>>& rows,
+         const Extras& extras) {
+  const auto [ids, logprobs] = flattened(rows);
+  put(out, fields.ids, ids);
+  put(out, fields.logprobs, logprobs);
+  if (!extras.name_of) return;
+  for (const auto id : ids) put(out, fields.bytes, extras.name_of(id).bytes);
+}
+
+void put_prompt(std::string& out, const Extras& extras) {
+  put(out, field::prompt_ids, extras.prompt_ids);
+  if (!extras.name_of || extras.prompt_ids.empty()) return;
+  std::string special;
+  for (const auto id : extras.prompt_ids) {
+    const auto name = extras.name_of(id);
+    put(out, field::prompt_token_bytes, name.bytes);
+    special.push_back(name.special ? '\1' : '\0');
+  }
+  put(out, field::prompt_token_special, special);
 }
 
 std::string encode_scalars(std::uint64_t key, const Result& result, int text_begin, int text_end, bool in_reasoning) {
@@ -111,10 +132,11 @@ void append_repeated(std::string& out, const Result& result, const Extras& extra
   put(out, field::output_ids, result.token_ids);
   for (const auto bytes : extras.token_bytes) put(out, field::token_bytes, bytes);
   put(out, field::output_log_probs, result.logprobs);
-  put(out, field::top_log_prob_ids, field::top_log_probs, result.top_logprobs);
-  put(out, field::prompt_ids, extras.prompt_ids);
+  put(out, {field::top_log_prob_ids, field::top_log_probs, field::top_token_bytes}, result.top_logprobs, extras);
+  put_prompt(out, extras);
   put(out, field::prompt_log_probs, result.prompt_logprobs);
-  put(out, field::prompt_top_log_prob_ids, field::prompt_top_log_probs, result.prompt_top_logprobs);
+  put(out, {field::prompt_top_log_prob_ids, field::prompt_top_log_probs, field::prompt_top_token_bytes},
+      result.prompt_top_logprobs, extras);
 }
 
 }  // namespace

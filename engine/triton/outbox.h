@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -18,12 +19,19 @@
 
 namespace charonia::triton {
 
+struct TokenName {
+  std::string_view bytes;  // also of a special token
+  bool special = false;    // not part of a text
+};
+
 // Fields of a response that are not part of the engine's result.
 struct Extras {
   std::string_view echo{};                      // precedes the text
   std::span<const TokenId> prompt_ids{};        // empty unless log probabilities of the prompt were requested
   std::vector<std::string_view> token_bytes{};  // of each token of the result; only for subscriptions
-  bool in_reasoning = false;                    // the prompt ends within the reasoning; only for subscriptions
+  // Names the most likely tokens and the tokens of the prompt; only for subscriptions.
+  std::function<TokenName(TokenId)> name_of{};
+  bool in_reasoning = false;  // the prompt ends within the reasoning; only for subscriptions
 };
 
 // Returns the ids and the log probabilities of the most likely tokens, row after row.

@@ -48,6 +48,8 @@ class Inputs {
 
   // BYTES of any shape with at most `most` elements, or one STRING parameter.
   std::optional<std::vector<std::string>> strings(std::string_view name, std::size_t most) const;
+  // The same for at most one element. Empty if it is missing.
+  std::string text(std::string_view name) const;
 
  private:
   using Parameter = std::variant<std::int64_t, double, bool, std::string>;
@@ -64,10 +66,6 @@ class Inputs {
   std::map<std::string, TRITONBACKEND_Input*, std::less<>> inputs_;
   std::map<std::string, Parameter, std::less<>> parameters_;
 };
-
-[[noreturn]] void reject_input(std::string_view name, const std::string& text) {
-  throw Error(ErrorCode::invalid_argument, std::string(name) + ": " + text);
-}
 
 const char* name_of(TRITONSERVER_DataType type) {
   static constexpr const char* kNames[] = {"INVALID", "BOOL",  "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16",
@@ -88,14 +86,13 @@ template <>
 constexpr TRITONSERVER_DataType kTypeOf<float> = TRITONSERVER_TYPE_FP32;
 
 void check_type(std::string_view name, TRITONSERVER_DataType is, TRITONSERVER_DataType wanted) {
-  if (is != wanted) reject_input(name, std::string("is ") + name_of(is) + " and must be " + name_of(wanted));
+  if (is != wanted) reject(name, ": is ", name_of(is), " and must be ", name_of(wanted));
 }
 
 template <class T>
 std::vector<T> unpack(std::string_view name, const std::string& bytes) {
   if (bytes.size() % sizeof(T) != 0) {
-    reject_input(name,
-                 std::to_string(bytes.size()) + " bytes are not a whole number of " + name_of(kTypeOf<T>) + " values");
+    reject(name, ": ", bytes.size(), " bytes are not a whole number of ", name_of(kTypeOf<T>), " values");
   }
   std::vector<T> values(bytes.size() / sizeof(T));
   if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -109,21 +106,20 @@ T convert(std::string_view name, From value) {
   if constexpr (kToBool && kFromBool) {
     return value;
   } else if constexpr (kToBool || kFromBool || std::is_same_v<From, std::string>) {
-    reject_input(name, std::string("the parameter has another type than ") + name_of(kTypeOf<T>));
+    reject(name, ": the parameter has another type than ", name_of(kTypeOf<T>));
   } else if constexpr (std::is_floating_point_v<T>) {
     return static_cast<T>(value);
   } else if constexpr (std::is_floating_point_v<From>) {
     // Above 2^53 a double is not exact. The first condition also rejects NaN, which is not equal to its floor.
     constexpr double kExact = 9007199254740992.0;
     if (value != std::floor(value) || std::abs(value) > kExact) {
-      reject_input(name, std::to_string(value) + " is not a whole number");
+      reject(name, ": ", std::to_string(value), " is not a whole number");
     }
     return convert<T>(name, static_cast<std::int64_t>(value));
   } else {
     if (!std::in_range<T>(value)) {
-      reject_input(name, std::to_string(value) + " is out of the range of " + name_of(kTypeOf<T>) + ", " +
-                             std::to_string(std::numeric_limits<T>::min()) + " to " +
-                             std::to_string(std::numeric_limits<T>::max()));
+      reject(name, ": ", value, " is out of the range of ", name_of(kTypeOf<T>), ", ", std::numeric_limits<T>::min(),
+             " to ", std::numeric_limits<T>::max());
     }
     return static_cast<T>(value);
   }
@@ -138,7 +134,7 @@ std::string gather(std::string_view name, TRITONBACKEND_Input* input, std::uint3
     auto memory = TRITONSERVER_MEMORY_CPU;
     std::int64_t memory_id = 0;
     check(TRITONBACKEND_InputBuffer(input, i, &buffer, &size, &memory, &memory_id));
-    if (memory == TRITONSERVER_MEMORY_GPU) reject_input(name, "is in GPU memory; send it in system memory");
+    if (memory == TRITONSERVER_MEMORY_GPU) reject(name, ": is in GPU memory; send it in system memory");
     bytes.append(static_cast<const char*>(buffer), size);
   }
   return bytes;
@@ -210,8 +206,7 @@ std::optional<T> Inputs::scalar(std::string_view name) const {
   if (const auto raw = read(name)) {
     check_type(name, raw->type, kTypeOf<T>);
     if (raw->bytes.size() != sizeof(T)) {
-      reject_input(name,
-                   "holds " + std::to_string(raw->bytes.size() / sizeof(T)) + " values and must hold one: shape [1]");
+      reject(name, ": holds ", raw->bytes.size() / sizeof(T), " values and must hold one: shape [1]");
     }
     if constexpr (std::is_same_v<T, bool>) return raw->bytes.front() != 0;
     T value{};
@@ -235,17 +230,20 @@ std::optional<std::vector<std::string>> Inputs::strings(std::string_view name, s
     const auto* found = parameter(name);
     if (found == nullptr) return std::nullopt;
     const auto* text = std::get_if<std::string>(found);
-    if (text == nullptr) reject_input(name, "the parameter has another type than STRING");
+    if (text == nullptr) reject(name, ": the parameter has another type than STRING");
     return std::vector{*text};
   }
   check_type(name, raw->type, TRITONSERVER_TYPE_BYTES);
   return unpack_strings(name, raw->bytes, most);
 }
 
+std::string Inputs::text(std::string_view name) const {
+  auto sent = strings(name, 1);
+  return sent && !sent->empty() ? std::move(sent->front()) : std::string();
+}
+
 constexpr int kMostTopLogprobs = SamplingMaximum::logprobs;
 constexpr std::size_t kLongestName = 256;  // bytes
-
-[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -269,7 +267,7 @@ std::vector<std::vector<TokenId>> read_bad_words(const Inputs& inputs) {
   const auto sent = inputs.tensor<std::int32_t>("bad_words_ids");
   if (!sent) return {};
   if (sent->shape.size() != 2 || sent->shape[0] != 2) {
-    reject("bad_words_ids has shape " + shape_text(sent->shape) +
+    reject("bad_words_ids has shape ", shape_text(sent->shape),
            " and must have [2, n]: row 0 the words' ids joined, row 1 where each ends");
   }
   const std::span<const std::int32_t> values(sent->values);
@@ -282,8 +280,8 @@ std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
   const auto values = inputs.tensor<float>("logit_bias_values");
   const auto id_count = ids ? ids->values.size() : 0, value_count = values ? values->values.size() : 0;
   if (id_count != value_count) {
-    reject("logit_bias_ids has " + std::to_string(id_count) + " entries and logit_bias_values " +
-           std::to_string(value_count) + "; they belong together one by one");
+    reject("logit_bias_ids has ", id_count, " entries and logit_bias_values ", value_count,
+           "; they belong together one by one");
   }
   std::vector<std::pair<TokenId, float>> bias;
   bias.reserve(id_count);
@@ -295,8 +293,7 @@ std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
 int read_prompt_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("prompt_logprobs").value_or(-1);
   if (top < -1 || top > kMostTopLogprobs) {
-    reject("prompt_logprobs is " + std::to_string(top) + " and must be -1 (none) to " +
-           std::to_string(kMostTopLogprobs));
+    reject("prompt_logprobs is ", top, " and must be -1 (none) to ", kMostTopLogprobs);
   }
   return top;
 }
@@ -305,7 +302,7 @@ int read_prompt_logprobs(const Inputs& inputs) {
 int read_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("top_logprobs").value_or(0);
   if (top < 0 || top > kMostTopLogprobs) {
-    reject("top_logprobs is " + std::to_string(top) + " and must be 0 to " + std::to_string(kMostTopLogprobs));
+    reject("top_logprobs is ", top, " and must be 0 to ", kMostTopLogprobs);
   }
   return inputs.scalar<bool>("return_log_probs").value_or(false) || top > 0 ? top : -1;
 }
@@ -325,37 +322,22 @@ SamplingParams read_sampling(const Inputs& inputs, SamplingParams sampling) {
 
 // Reads the name of a session or a subscription.
 std::string read_name(const Inputs& inputs, const std::string& tensor) {
-  auto sent = inputs.strings(tensor, 1);
-  if (!sent || sent->empty()) return {};
-  auto& name = sent->front();
-  if (name.size() > kLongestName) {
-    reject(tensor + " has " + std::to_string(name.size()) + " bytes and must have at most " +
-           std::to_string(kLongestName));
-  }
+  auto name = inputs.text(tensor);
+  if (name.size() > kLongestName) reject(tensor, " has ", name.size(), " bytes and must have at most ", kLongestName);
   const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
   if (text::to_valid_utf8(name) != name || std::ranges::any_of(name, control)) {
-    reject(tensor + " has bytes that are no UTF-8, or control characters: name it with letters, such as a UUID");
+    reject(tensor, " has bytes that are no UTF-8, or control characters: name it with letters, such as a UUID");
   }
-  return std::move(name);
-}
-
-// The engine checks its length.
-std::string read_cache_salt(const Inputs& inputs) {
-  auto sent = inputs.strings("cache_salt", 1);
-  return sent && !sent->empty() ? std::move(sent->front()) : std::string();
+  return name;
 }
 
 // In an ensemble, preprocessing sends both inputs with every request. They are empty texts if there is no guide.
 std::optional<Guide> read_guide(const Inputs& inputs) {
-  auto type = inputs.strings("guided_decoding_guide_type", 1);
-  auto guide = inputs.strings("guided_decoding_guide", 1);
-  if (!type || type->empty() || type->front().empty()) {
-    if (guide && !guide->empty() && !guide->front().empty()) {
-      reject("guided_decoding_guide needs guided_decoding_guide_type beside it");
-    }
-    return std::nullopt;
-  }
-  return Guide{guide_type(type->front()), guide && !guide->empty() ? std::move(guide->front()) : std::string()};
+  const auto type = inputs.text("guided_decoding_guide_type");
+  auto guide = inputs.text("guided_decoding_guide");
+  if (!type.empty()) return Guide{guide_type(type), std::move(guide)};
+  if (!guide.empty()) reject("guided_decoding_guide needs guided_decoding_guide_type beside it");
+  return std::nullopt;
 }
 
 // Returns the action of a request that names a subscription. With `generate`, the subscription receives the results.
@@ -365,11 +347,8 @@ Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input)
   const auto read = inputs.scalar<std::uint64_t>("subscription_read");
   const bool end = inputs.scalar<bool>("subscription_end").value_or(false);
   if (call.subscription.empty()) {
-    const char* alone = key    ? "subscription_key"
-                        : read ? "subscription_read"
-                        : end  ? "subscription_end"
-                               : nullptr;
-    if (alone != nullptr) reject(std::string(alone) + " is sent without subscription: name the subscription");
+    const char* alone = key ? "subscription_key" : read ? "subscription_read" : end ? "subscription_end" : nullptr;
+    if (alone != nullptr) reject(alone, " is sent without subscription: name the subscription");
     return Action::generate;
   }
   if (has_input && (read || end)) {
@@ -388,7 +367,7 @@ Action read_action(const Inputs& inputs, const Request& request, bool has_input)
   if (stop || cancel) {
     const std::string name = stop ? "stop" : "cancel";
     if (request.id.empty() && request.session_id.empty()) {
-      reject(name + " is true and the request has no id: send the id of the request to " + name + ", or a session_id");
+      reject(name, " is true and the request has no id: send the id of the request to ", name, ", or a session_id");
     }
     return stop ? Action::stop : Action::cancel;
   }
@@ -426,7 +405,7 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.guide = read_guide(inputs);
   if (auto more = inputs.tensor<std::int32_t>("continuation_ids")) {
     if (!more->values.empty() && call.request.session_id.empty()) {
-      reject("continuation_ids has " + std::to_string(more->values.size()) +
+      reject("continuation_ids has ", more->values.size(),
              " tokens and there is no session_id: send the session that they continue");
     }
     if (!more->values.empty() && call.request.sampling.prompt_logprobs >= 0) {
@@ -435,13 +414,13 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
     call.request.continuation_ids = std::move(more->values);
   }
   call.request.timeout_ms = inputs.scalar<std::int32_t>("timeout_ms");
-  call.request.cache_salt = read_cache_salt(inputs);
+  call.request.cache_salt = inputs.text("cache_salt");  // the engine checks its length
   call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);
   call.request.stream = inputs.scalar<bool>("stream").value_or(false);
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);
   call.request.stop_until = inputs.strings("stop_until", kMaxStopWords).value_or(std::vector<std::string>{});
   call.request.fit_max_tokens = inputs.scalar<bool>("fit_max_tokens").value_or(false);
-  if (auto echo = inputs.strings("echo", 1); echo && !echo->empty()) call.echo = std::move(echo->front());
+  call.echo = inputs.text("echo");
   check_echo(call.echo, call.request.sampling.n);
   call.in_reasoning = inputs.scalar<bool>("in_reasoning").value_or(false);
   return call;

@@ -82,11 +82,24 @@ class KeyMiddleware:
                 MutableHeaders(scope=message).update(headers)
             await send(message)
 
+        held = 1
+
+        async def hold(sequences: int) -> None:
+            nonlocal held
+            try:
+                await self._limiter.add(key, holder, sequences)
+            except LimitExceeded as error:
+                self._metrics.key_limited.labels(key.name, error.limit).inc()
+                raise
+            held = sequences
+
+        record.hold = hold
         try:
             await self._app(scope, receive, with_limits)
         finally:
+            record.hold = None  # avoids a reference cycle
             # Also if this task is cancelled: the tokens were used.
-            await asyncio.shield(asyncio.ensure_future(self._charge(key, holder, scope, record)))
+            await asyncio.shield(asyncio.ensure_future(self._charge(key, holder, scope, record, held)))
 
     def _checked(self, text: str | None) -> Key:
         if text is None:
@@ -108,12 +121,12 @@ class KeyMiddleware:
                 code="access_denied",
             )
 
-    async def _charge(self, key: Key, holder: str, scope: Scope, record: Record) -> None:
+    async def _charge(self, key: Key, holder: str, scope: Scope, record: Record, sequences: int) -> None:
         prompt, generated = _tokens(scope, record)
         for kind, tokens in (("prompt", prompt), ("completion", generated)):
             if tokens:
                 self._metrics.key_tokens.labels(key.name, kind).inc(tokens)
-        await self._limiter.end(key, holder, prompt + generated)
+        await self._limiter.end(key, holder, prompt + generated, sequences)
 
 
 def _tokens(scope: Scope, record: Record) -> tuple[int, int]:

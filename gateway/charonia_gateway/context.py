@@ -18,7 +18,7 @@ from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError
 from charonia_gateway.logprobs import MAX_ENTRIES
 from charonia_gateway.metrics import Metrics
-from charonia_gateway.record import REQUEST_ID_HEADER, current_key, record_of
+from charonia_gateway.record import REQUEST_ID_HEADER, current_key, current_record, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import CountTokensRequest
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
@@ -96,8 +96,8 @@ class Gateway:
             record.system_fingerprint = await self.system_fingerprint(body.model)
         return body
 
-    def check_choices(self, choices: int) -> None:
-        """Raises ApiError 400 if a request asks for too many responses."""
+    async def check_choices(self, choices: int) -> None:
+        """Raises ApiError 400 if a request asks for too many responses, and 429 if its key has too many running."""
         if choices > self.settings.max_choices:
             raise ApiError(
                 400,
@@ -106,6 +106,9 @@ class Gateway:
                 param="n",
                 code="invalid_value",
             )
+        record = current_record.get()
+        if record and record.hold:
+            await record.hold(choices)
 
     def check_logprobs(self, requests: Sequence[GenerateRequest]) -> None:
         """Raises ApiError 400 if responses without streaming could have too many log probabilities. Without max_tokens

@@ -54,7 +54,7 @@ class Key(BaseModel):
     models: tuple[str, ...] | None = Field(None, min_length=1, description="None: all")
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
-    max_concurrent: Positive | None = Field(None, description="concurrent requests")
+    max_concurrent: Positive | None = Field(None, description="concurrent sequences: a request has n per prompt")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
         None, description="default and maximum priority of its requests"
     )

@@ -64,7 +64,7 @@ def create(
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="Tokens of prompts and responses together.", **_COUNT)
     ] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Concurrent requests.", **_COUNT)] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Concurrent sequences.", **_COUNT)] = None,
     priority: Annotated[
         int | None, typer.Option(help="Default and maximum priority of its requests; higher goes first.")
     ] = None,

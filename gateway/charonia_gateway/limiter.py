@@ -1,4 +1,4 @@
-"""The limits of keys: requests and tokens per minute, and concurrent requests.
+"""The limits of keys: requests and tokens per minute, and concurrent sequences.
 
 A window of one minute begins with a key's first request after the last window. The engine reports the tokens of a
 request when it ends. So a request is accepted if its window has at least one token left, and its tokens are charged to
@@ -25,6 +25,10 @@ class LimitExceeded(ApiError):
         self.limit = limit
 
 
+def _holders(holder: str, sequences: int) -> list[str]:
+    return [holder, *(f"{holder}:{number}" for number in range(1, sequences))]
+
+
 class Limiter:
     def __init__(self, state: State) -> None:
         self._state = state
@@ -33,9 +37,7 @@ class Limiter:
         """Count a request. Returns the headers of its response, or raises LimitExceeded. end() must follow with the
         same holder, a unique id."""
         headers: dict[str, str] = {}
-        if key.max_concurrent is not None and not await self._state.acquire(key.id, holder, key.max_concurrent):
-            text = f"the key {key.name!r} has {key.max_concurrent} requests running, which is its limit"
-            raise LimitExceeded("concurrent", f"{text}: wait for one to end", {"Retry-After": "1"})
+        await self._acquire(key, [holder])
         try:
             # Tokens first: a request that is rejected for its tokens is not counted.
             if key.tokens_per_minute is not None:
@@ -47,9 +49,30 @@ class Limiter:
             raise
         return headers
 
-    async def end(self, key: Key, holder: str, tokens: int) -> None:
-        """`tokens`: of the request that begin() has accepted."""
-        await self._state.release(key.id, holder)
+    async def add(self, key: Key, holder: str, sequences: int) -> None:
+        """Count the sequences of a request that begin() has accepted as one. Raises ApiError 400 for a request that
+        the key can never send, and LimitExceeded."""
+        if key.max_concurrent is not None and sequences > key.max_concurrent:
+            raise ApiError(
+                400,
+                f"n: the request asks for {sequences} sequences, and the key {key.name!r} may have "
+                f"{key.max_concurrent} at once: ask for fewer",
+                param="n",
+                code="invalid_value",
+            )
+        if sequences > 1:
+            await self._acquire(key, _holders(holder, sequences)[1:])
+
+    async def _acquire(self, key: Key, holders: list[str]) -> None:
+        limit = key.max_concurrent
+        if limit is not None and not await self._state.acquire(key.id, holders, limit):
+            text = f"the key {key.name!r} may have {limit} sequences running, and this request would exceed it"
+            raise LimitExceeded("concurrent", f"{text}: wait for others to end", {"Retry-After": "1"})
+
+    async def end(self, key: Key, holder: str, tokens: int, sequences: int = 1) -> None:
+        """`tokens`: of the request that begin() has accepted. `sequences`: as in add()."""
+        if key.max_concurrent is not None:
+            await self._state.release(key.id, _holders(holder, sequences))
         if tokens and key.tokens_per_minute is not None:
             await self._state.count(f"{key.id}:tokens", tokens)
 

@@ -30,10 +30,6 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
-# Replaces a token with unknown bytes: its server was shutting down.
-_UNKNOWN = "\ufffd"
-
-
 def _escaped(token: bytes) -> str | None:
     """The bytes as \\x.. if they are not whole characters, else None."""
     try:
@@ -43,9 +39,7 @@ def _escaped(token: bytes) -> str | None:
     return None
 
 
-def _entry(token: bytes | None, logprob: float) -> dict[str, Any]:
-    if token is None:
-        return {"token": _UNKNOWN, "logprob": _finite(logprob), "bytes": None}
+def _entry(token: bytes, logprob: float) -> dict[str, Any]:
     text = _escaped(token)
     return {
         "token": token.decode() if text is None else text,
@@ -54,9 +48,7 @@ def _entry(token: bytes | None, logprob: float) -> dict[str, Any]:
     }
 
 
-def _text(token: bytes | None) -> str:
-    if token is None:
-        return _UNKNOWN
+def _text(token: bytes) -> str:
     text = _escaped(token)
     return token.decode() if text is None else f"bytes:{text}"
 
@@ -134,8 +126,6 @@ class CompletionLogprobs:
             strict=True,
         )
         for token, special, logprob, top in rows:
-            if token is None:
-                token = _UNKNOWN.encode()
             if special and not exact and not text.startswith(token, at):
                 continue
             if at == 0 and not text.startswith(token) and token.startswith(b" "):

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class Record:
         "estimated_tokens",
         "failed_status",
         "first_byte_s",
+        "hold",
         "key",
         "model",
         "names",
@@ -70,6 +71,8 @@ class Record:
         self.names: Mapping[str, str] = {}  # the body's names for fields of the engine
         self.failed_status = 0  # status of an error after the response began; 0: no such error
         self.key: Key | None = None  # the key of the request; None: no key is needed
+        # Counts the request's sequences as concurrent ones of its key; None: no key is needed.
+        self.hold: Callable[[int], Awaitable[None]] | None = None
         self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.system_fingerprint = ""  # set when the body is read
         self.trace_id: str | None = None  # 32 hexadecimal digits

@@ -11,7 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,11 +53,12 @@ class State(ABC):
         still lasts."""
 
     @abstractmethod
-    async def acquire(self, name: str, holder: str, limit: int) -> bool:
-        """Add a holder, a request for example, if `name` has fewer than `limit` holders. release() must follow True."""
+    async def acquire(self, name: str, holders: Sequence[str], limit: int) -> bool:
+        """Add holders, sequences for example, if `name` then has at most `limit` holders. release() must follow
+        True."""
 
     @abstractmethod
-    async def release(self, name: str, holder: str) -> None: ...
+    async def release(self, name: str, holders: Sequence[str]) -> None: ...
 
     # --- sessions
 
@@ -120,14 +121,14 @@ class MemoryState(State):
         self._windows[name] = (total + amount, end)
         return total + amount, end - now
 
-    async def acquire(self, name: str, holder: str, limit: int) -> bool:
-        if len(self._holders[name]) >= limit:
+    async def acquire(self, name: str, holders: Sequence[str], limit: int) -> bool:
+        if len(self._holders[name]) + len(holders) > limit:
             return False
-        self._holders[name].add(holder)
+        self._holders[name].update(holders)
         return True
 
-    async def release(self, name: str, holder: str) -> None:
-        self._holders[name].discard(holder)
+    async def release(self, name: str, holders: Sequence[str]) -> None:
+        self._holders[name].difference_update(holders)
         if not self._holders[name]:
             del self._holders[name]
 
@@ -196,9 +197,9 @@ return {total, left}
 _ACQUIRE = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
-redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[3])
+if redis.call('ZCARD', KEYS[1]) + #ARGV - 2 > tonumber(ARGV[1]) then return 0 end
+for at = 3, #ARGV do redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[at]) end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
 return 1
 """
 _RENEW = """
@@ -291,23 +292,23 @@ class RedisState(State):
             return await self._alone.count(name, amount)
         return int(total), left_ms / 1000
 
-    async def acquire(self, name: str, holder: str, limit: int) -> bool:
+    async def acquire(self, name: str, holders: Sequence[str], limit: int) -> bool:
         key = f"{self._prefix}holders:{name}"
         try:
-            taken = await self._run(lambda: self._acquire([key], [holder, limit, _LEASE_S]))
+            taken = await self._run(lambda: self._acquire([key], [limit, _LEASE_S, *holders]))
         except StateUnavailable:
-            return await self._alone.acquire(name, holder, limit)
+            return await self._alone.acquire(name, holders, limit)
         if taken:
-            self._held.add((name, holder))
+            self._held.update((name, holder) for holder in holders)
         return bool(taken)
 
-    async def release(self, name: str, holder: str) -> None:
-        if (name, holder) not in self._held:
-            await self._alone.release(name, holder)
-            return
-        self._held.discard((name, holder))
-        with contextlib.suppress(StateUnavailable):  # the lease ends by itself
-            await self._run(lambda: self._redis.zrem(f"{self._prefix}holders:{name}", holder))
+    async def release(self, name: str, holders: Sequence[str]) -> None:
+        held = [holder for holder in holders if (name, holder) in self._held]
+        await self._alone.release(name, [holder for holder in holders if holder not in held])
+        if held:
+            self._held.difference_update((name, holder) for holder in held)
+            with contextlib.suppress(StateUnavailable):  # the lease ends by itself
+                await self._run(lambda: self._redis.zrem(f"{self._prefix}holders:{name}", *held))
 
     async def owner(self, session: str) -> str | None:
         try:

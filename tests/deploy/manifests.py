@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -135,15 +135,3 @@ class Manifests:
             else:
                 references[variable["name"]] = variable["valueFrom"]
         return Workload(item, settings, references)
-
-
-def label_selectors(value: Any) -> Iterator[dict[str, str]]:
-    """Yield every matchLabels in an object."""
-    if isinstance(value, dict):
-        if "matchLabels" in value:
-            yield value["matchLabels"]
-        for part in value.values():
-            yield from label_selectors(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from label_selectors(part)

@@ -7,11 +7,16 @@ runs tests collects all files.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import importlib.util
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 OLDEST = "1.30"  # the first version with preStop.sleep enabled by default
 LATEST = "latest"  # newest version that kubernetes-validate supports
@@ -21,75 +26,9 @@ _KSERVE_PREDICTOR = {"minReplicas", "maxReplicas", "model"}
 _KSERVE_RUNTIME = {"annotations", "supportedModelFormats", "protocolVersions", "multiModel"}
 _PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
-# The Gateway API's HTTPRoute v1 and its inference extension's InferencePool v1. No package has their schemas; this is
-# the part of them that deploy/ uses. It was compared with the resource definitions of the Gateway API 1.6.1 (standard
-# channel) and of the inference extension 1.6.0. Everything accepted here is accepted there, also by the rules between
-# fields. Other valid fields are rejected here.
-_NAME = {"type": "string", "maxLength": 253, "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}
-_PORT = {
-    "type": "object",
-    "required": ["number"],
-    "properties": {"number": {"type": "integer", "minimum": 1, "maximum": 65535}},
-    "additionalProperties": False,
-}
-_LABELS = {
-    "type": "object",
-    "minProperties": 1,
-    "maxProperties": 64,
-    "additionalProperties": {"type": "string", "pattern": r"^(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?$"},
-}
-_PATH = {"type": "string", "maxLength": 1024, "pattern": r"^/([-A-Za-z0-9_]+(/[-A-Za-z0-9_]+)*)?$"}
-_DURATION = {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
-
-
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
-
-
-_GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
-    ("inference.networking.k8s.io/v1", "InferencePool"): _object(
-        ["selector", "targetPorts", "endpointPickerRef"],  # the last one is optional since 1.6
-        selector=_object(["matchLabels"], matchLabels=_LABELS),
-        targetPorts={"type": "array", "minItems": 1, "maxItems": 8, "uniqueItems": True, "items": _PORT},
-        endpointPickerRef=_object(
-            ["name", "port"],  # the port of a Service, which is the default `kind`
-            name=_NAME,
-            port=_PORT,
-            failureMode={"enum": ["FailOpen", "FailClose"]},
-        ),
-    ),
-    ("gateway.networking.k8s.io/v1", "HTTPRoute"): _object(
-        [],
-        # Several routes with the same parent would need section names.
-        parentRefs={"type": "array", "maxItems": 1, "items": _object(["name"], name=_NAME)},
-        rules={
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 2,  # the limit is 128 matches in all rules together
-            "items": _object(
-                [],
-                matches={
-                    "type": "array",
-                    "maxItems": 64,
-                    "items": _object([], path=_object([], type={"enum": ["Exact", "PathPrefix"]}, value=_PATH)),
-                },
-                backendRefs={
-                    "type": "array",
-                    "maxItems": 16,
-                    # Without group and kind it is a Service, which needs a port.
-                    "items": _object(
-                        ["group", "kind", "name"],
-                        group={"const": "inference.networking.k8s.io"},
-                        kind={"const": "InferencePool"},
-                        name=_NAME,
-                    ),
-                },
-                # With another value of `request`, `backendRequest` would have to be smaller.
-                timeouts=_object(["request"], request={"const": "0s"}, backendRequest=_DURATION),
-            ),
-        },
-    ),
-}
+# Schemas of the Gateway API's HTTPRoute v1 and of its inference extension's InferencePool v1, by "apiVersion kind". No
+# package has them.
+_GATEWAY_API: dict[str, Any] = json.loads(Path(__file__).with_name("gateway_api.json").read_text("utf-8"))
 
 
 class NotTakenError(Exception):
@@ -130,16 +69,9 @@ def _check_pod_monitor(item: dict[str, Any]) -> None:
         raise NotTakenError(f"of {item}, the operator knows only {kept}")
 
 
-def _check_gateway_api(item: dict[str, Any]) -> None:
+def _check_gateway_api(item: dict[str, Any], schema: Any) -> None:
     import jsonschema
 
-    schema = _object(
-        ["apiVersion", "kind", "metadata", "spec"],
-        apiVersion={},
-        kind={},
-        metadata=_object(["name"], name=_NAME, labels=_LABELS, annotations={"type": "object"}),
-        spec=_GATEWAY_API[item["apiVersion"], item["kind"]],
-    )
     try:
         jsonschema.validate(item, schema)
     except jsonschema.ValidationError as error:
@@ -186,8 +118,8 @@ def _check_kserve(value: Any, kind: str, place: str) -> None:
 
 def check(item: dict[str, Any], version: str) -> None:
     """Raises NotTakenError if Kubernetes `version` would not accept the object."""
-    if (item["apiVersion"], item["kind"]) in _GATEWAY_API:
-        return _check_gateway_api(item)
+    if schema := _GATEWAY_API.get(f"{item['apiVersion']} {item['kind']}"):
+        return _check_gateway_api(item, schema)
     match item["apiVersion"], item["kind"]:
         case "monitoring.coreos.com/v1", "PodMonitor":
             _check_pod_monitor(item)
@@ -201,3 +133,14 @@ def check(item: dict[str, Any], version: str) -> None:
             _check_pod({"containers": [{"name": "model", "image": "none"}], **pod}, version)
         case _:
             _validate(item, version)
+
+
+def expect_refusal(item: dict[str, Any], path: Sequence[str | int], value: object) -> None:
+    """Set a field of the object's spec, by its path, and expect that Kubernetes does not accept the object."""
+    wrong = copy.deepcopy(item)
+    place: Any = wrong["spec"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(NotTakenError):
+        check(wrong, OLDEST)

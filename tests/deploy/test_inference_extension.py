@@ -63,31 +63,18 @@ def test_every_object_is_one_that_kubernetes_takes(rendered: Manifests, version:
 @pytest.mark.parametrize(
     ("kind", "path", "value"),
     [
-        ("InferencePool", ("targetPort",), 23333),
         ("InferencePool", ("targetPorts",), [{"number": 70_000}]),
-        ("InferencePool", ("targetPorts",), []),
         ("InferencePool", ("selector",), {"app.kubernetes.io/name": "charonia"}),  # the form of v1alpha2
-        ("InferencePool", ("endpointPickerRef", "failureMode"), "FailOpenly"),
-        ("InferencePool", ("endpointPickerRef", "portNumber"), 9002),
         ("InferencePool", ("endpointPickerRef",), {"name": "charonia-picker"}),
-        ("HTTPRoute", ("rules", 0, "backendRef"), []),
         ("HTTPRoute", ("rules", 0, "backendRefs", 0), {"name": "charonia"}),  # a Service without a port
         ("HTTPRoute", ("rules", 0, "timeouts", "request"), "0"),
-        ("HTTPRoute", ("rules", 0, "timeouts"), {"request": "5s", "backendRequest": "10s"}),
         ("HTTPRoute", ("rules", 0, "matches", 0, "path", "value"), "/v1//chat"),
-        ("HTTPRoute", ("rules", 0, "matches", 0, "path", "type"), "Prefix"),
     ],
 )
-def test_what_the_gateway_api_does_not_take_is_refused(
+def test_an_object_that_the_gateway_api_rejects_is_refused(
     rendered: Manifests, kind: str, path: tuple[str | int, ...], value: object
 ) -> None:
-    item = deepcopy(rendered.one(kind, "charonia"))
-    place: Any = item["spec"]
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    with pytest.raises(schemas.NotTakenError):
-        schemas.check(item, schemas.OLDEST)
+    schemas.expect_refusal(rendered.one(kind, "charonia"), path, value)
 
 
 def test_the_pool_is_the_servers_by_the_gateway_beside_each(rendered: Manifests, server: Object) -> None:
@@ -121,7 +108,7 @@ def test_the_gateway_beside_a_server_is_the_one_of_the_base(rendered: Manifests,
     assert len(ports) == len(set(ports))
 
 
-def test_the_gateway_beside_a_server_asks_for_keys_as_the_one_of_the_base_does(tmp_path: Path) -> None:
+def test_gateway_next_to_a_server_reads_the_keys_of_the_base(tmp_path: Path) -> None:
     own = render(write_overlay(tmp_path / "own", [FOLDER], [FOLDER / "api-keys"]))
     component = KUSTOMIZE / "components" / "api-keys"
     base = render(write_overlay(tmp_path / "base", [KUSTOMIZE / "overlays" / "cpu"], [component]))
@@ -159,7 +146,6 @@ def test_the_pools_picker_is_this_one(rendered: Manifests) -> None:
     (main,) = picker["spec"]["template"]["spec"]["containers"]
     assert {port["targetPort"] for port in service["spec"]["ports"]} <= {port["name"] for port in main["ports"]}
     assert "--pool-name=charonia" in main["args"]
-    assert main["image"].rpartition(":")[2][1:].split(".")[0].isdigit(), "a release, whose configuration this is"
     (role,) = rendered.of("Role")
     allowed = {(group, kind) for rule in role["rules"] for group in rule["apiGroups"] for kind in rule["resources"]}
     assert {("", "pods"), ("inference.networking.k8s.io", "inferencepools")} <= allowed

@@ -7,7 +7,6 @@ long contexts depends only on a token's position and the prompt's length.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -19,16 +18,79 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+LAYERS, HEAD, INTER, VOCAB = 3, 16, 160, 320
 
 
 @dataclass(frozen=True)
 class NumpyFamily:
-    """A config.json, the tensors of its checkpoints (name to shape) and the function that they compute."""
+    """A config.json, and how its model differs from the others."""
 
     config: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
-    # (config, tensors, token ids [n], tokens of the prompt) -> logits [n, vocab]
-    logits: Callable[[dict[str, Any], dict[str, Array], Array, int], Array]
+    # Names of tensors: embedding, last norm and output layer, the layers; in a layer: the norm, q, k and v, the
+    # projection after attention, the other norm, gate, up and down.
+    names: str
+    kv_heads: int
+    eps: float
+    bases: Callable[[int, int], Array]  # (tokens, tokens of the prompt) -> base of the rotation at each position
+    interleaved: bool = False  # q, k and v of a group are next to each other
+    alibi: bool = False  # slopes instead of a rotation
+    trained: int = 0  # queries grow with the logarithm of the position beyond this length; 0: they do not
+    unit_output: bool = False  # rows of the output layer are divided by their length
+    biases: tuple[str, ...] = ()  # of modules in a layer
+
+    @property
+    def hidden(self) -> int:
+        return int(self.config["hidden_size"])
+
+    @property
+    def heads(self) -> int:
+        return self.hidden // HEAD
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the tensors of a checkpoint."""
+        embedding, last_norm, output, layers, norm1, qkv, wo, norm2, gate, up, down = self.names.split()
+        width = (self.heads + 2 * self.kv_heads) * HEAD
+        found: dict[str, tuple[int, ...]] = {embedding: (VOCAB, self.hidden), last_norm: (self.hidden,)}
+        found[output] = (VOCAB, self.hidden)
+        for i in range(LAYERS):
+            module = f"{layers}.{i}."
+            found[module + norm1] = found[module + norm2] = (self.hidden,)
+            found[module + qkv] = (width, self.hidden)
+            found[module + wo] = (self.hidden, self.hidden)
+            found[module + gate] = found[module + up] = (INTER, self.hidden)
+            found[module + down] = (self.hidden, INTER)
+        weights = {f"{name}.weight": shape for name, shape in found.items()}
+        biases = {f"{name}.bias": shape[:1] for name, shape in found.items() if name.endswith(self.biases)}
+        return weights | (biases if self.biases else {})
+
+    def logits(self, w: dict[str, Array], ids: Array, prompt: int) -> Array:
+        """ids [n], of which `prompt` are the prompt. Returns [n, vocab]."""
+        embedding, last_norm, output, layers, norm1, qkv, wo, norm2, gate, up, down = self.names.split()
+        n, heads, kv_heads = len(ids), self.heads, self.kv_heads
+        bases, slopes = self.bases(n, prompt), alibi_slopes(heads) if self.alibi else None
+        scale = log_n(n, self.trained) if self.trained else 1
+
+        def linear(h: Array, name: str) -> Array:
+            return h @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+        x = w[f"{embedding}.weight"][ids]
+        for i in range(LAYERS):
+            layer = f"{layers}.{i}."
+            packed = linear(norm(x, w[f"{layer}{norm1}.weight"], self.eps), layer + qkv)
+            if self.interleaved:
+                groups = packed.reshape(n, kv_heads, heads // kv_heads + 2, HEAD)
+                q, k, v = groups[:, :, :-2].reshape(n, heads, HEAD), groups[:, :, -2], groups[:, :, -1]
+            else:
+                q, k, v = np.split(packed.reshape(n, -1, HEAD), [heads, heads + kv_heads], axis=1)
+            if not self.alibi:
+                q, k = rotate(q, bases) * scale, rotate(k, bases)
+            x = x + linear(attend(q, k, v, slopes), layer + wo)
+            h = norm(x, w[f"{layer}{norm2}.weight"], self.eps)
+            x = x + linear(silu(linear(h, layer + gate)) * linear(h, layer + up), layer + down)
+        last = w[f"{output}.weight"]
+        if self.unit_output:
+            last = last / np.linalg.norm(last, axis=1, keepdims=True)
+        return norm(x, w[f"{last_norm}.weight"], self.eps) @ last.T
 
 
 def norm(x: Array, weight: Array, eps: float) -> Array:
@@ -63,10 +125,10 @@ def attend(q: Array, k: Array, v: Array, slopes: Array | None = None) -> Array:
     return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(n, heads * d)
 
 
-def dynamic_bases(n: int, prompt: int, theta: float, factor: float, trained: int, d: int) -> Array:
+def dynamic_bases(n: int, prompt: int, theta: float, factor: float, trained: int) -> Array:
     """Dynamic NTK: the length is the prompt's length for its tokens, and the position of a token after the prompt."""
     lengths = np.maximum(np.maximum(np.arange(1, n + 1), prompt), trained)
-    return theta * (factor * lengths / trained - (factor - 1)) ** (d / (d - 2))
+    return theta * (factor * lengths / trained - (factor - 1)) ** (HEAD / (HEAD - 2))
 
 
 def alibi_slopes(heads: int) -> Array:
@@ -82,198 +144,101 @@ def log_n(n: int, trained: int) -> Array:
     return (np.log(np.maximum(np.arange(1, n + 1), trained)) / np.log(trained))[:, None, None]
 
 
-# --- InternLM 2: q, k and v interleaved by groups
-
-
-def _internlm2(
-    config: dict[str, Any], w: dict[str, Array], ids: Array, prompt: int, *, with_log_n: bool = False
-) -> Array:
-    heads, kv_heads, hidden = config["num_attention_heads"], config["num_key_value_heads"], config["hidden_size"]
-    d, group, eps, n = hidden // heads, heads // kv_heads, config["rms_norm_eps"], len(ids)
-    scaling = config["rope_scaling"]
-    bases = np.full(n, config["rope_theta"])
-    if scaling:
-        trained = config["max_position_embeddings"]
-        bases = dynamic_bases(n, prompt, config["rope_theta"], scaling["factor"], trained, d)
-    x = w["model.tok_embeddings.weight"][ids]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}."
-        h = norm(x, w[layer + "attention_norm.weight"], eps)
-        qkv = h @ w[layer + "attention.wqkv.weight"].T + w.get(layer + "attention.wqkv.bias", 0)
-        qkv = qkv.reshape(n, kv_heads, group + 2, d)
-        q, k, v = qkv[:, :, :group].reshape(n, heads, d), qkv[:, :, group], qkv[:, :, group + 1]
-        scale = log_n(n, config["max_position_embeddings"]) if with_log_n else 1
-        attended = attend(rotate(q, bases) * scale, rotate(k, bases), v)
-        x = x + attended @ w[layer + "attention.wo.weight"].T + w.get(layer + "attention.wo.bias", 0)
-        h = norm(x, w[layer + "ffn_norm.weight"], eps)
-        gated = silu(h @ w[layer + "feed_forward.w1.weight"].T) * (h @ w[layer + "feed_forward.w3.weight"].T)
-        x = x + gated @ w[layer + "feed_forward.w2.weight"].T
-    return norm(x, w["model.norm.weight"], eps) @ w["output.weight"].T
+_ORDINARY: dict[str, Any] = {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 96,
+    "intermediate_size": INTER,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 6,
+    "num_hidden_layers": LAYERS,
+    "tie_word_embeddings": False,
+    "vocab_size": VOCAB,
+}
 
 
 def internlm2(bias: bool, *, trained: int = 512, dynamic: bool = False, with_log_n: bool = False) -> NumpyFamily:
     """with_log_n: the engine's setting use_logn_attn, which InternLM 2 does not set itself."""
-    hidden, inter, heads, kv_heads, d, layers, vocab = 96, 160, 6, 2, 16, 3, 320
+    theta, factor = 1e6, 2.0
     config = {
-        "architectures": ["InternLM2ForCausalLM"],
+        **_ORDINARY,
         "model_type": "internlm2",
-        "auto_map": {"AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM"},
         "bias": bias,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": inter,
         "max_position_embeddings": trained,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
+        "num_key_value_heads": 2,
         "rms_norm_eps": 1e-5,
-        "rope_scaling": {"type": "dynamic", "factor": 2.0} if dynamic else None,
-        "rope_theta": 1000000,
-        "tie_word_embeddings": False,
-        "vocab_size": vocab,
+        "rope_scaling": {"type": "dynamic", "factor": factor} if dynamic else None,
+        "rope_theta": theta,
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.tok_embeddings.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "output.weight": (vocab, hidden),
-    }
-    for i in range(layers):
-        layer = f"model.layers.{i}."
-        shapes[layer + "attention_norm.weight"] = shapes[layer + "ffn_norm.weight"] = (hidden,)
-        shapes[layer + "attention.wqkv.weight"] = ((heads + 2 * kv_heads) * d, hidden)
-        shapes[layer + "attention.wo.weight"] = (hidden, heads * d)
-        if bias:
-            shapes[layer + "attention.wqkv.bias"] = ((heads + 2 * kv_heads) * d,)
-            shapes[layer + "attention.wo.bias"] = (hidden,)
-        shapes[layer + "feed_forward.w1.weight"] = shapes[layer + "feed_forward.w3.weight"] = (inter, hidden)
-        shapes[layer + "feed_forward.w2.weight"] = (hidden, inter)
-    return NumpyFamily(config, shapes, functools.partial(_internlm2, with_log_n=with_log_n))
-
-
-# --- Qwen 1
-
-
-def _qwen(config: dict[str, Any], w: dict[str, Array], ids: Array, prompt: int) -> Array:
-    heads, d, eps, n = config["num_attention_heads"], config["kv_channels"], config["layer_norm_epsilon"], len(ids)
-    trained, base = config["seq_length"], config["rotary_emb_base"]
-    if config["use_dynamic_ntk"]:
-        alpha = max(2 ** math.ceil(math.log2(prompt / trained) + 1) - 1, 1)
-        base = base * alpha ** (d / (d - 2))
-    bases = np.full(n, float(base))
-    scale = log_n(n, trained) if config["use_logn_attn"] else 1
-    x = w["transformer.wte.weight"][ids]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"transformer.h.{i}."
-        h = norm(x, w[layer + "ln_1.weight"], eps)
-        qkv = h @ w[layer + "attn.c_attn.weight"].T + w[layer + "attn.c_attn.bias"]
-        q, k, v = (part.reshape(n, heads, d) for part in np.split(qkv, 3, axis=1))
-        attended = attend(rotate(q, bases) * scale, rotate(k, bases), v)
-        x = x + attended @ w[layer + "attn.c_proj.weight"].T
-        h = norm(x, w[layer + "ln_2.weight"], eps)
-        gated = (h @ w[layer + "mlp.w1.weight"].T) * silu(h @ w[layer + "mlp.w2.weight"].T)
-        x = x + gated @ w[layer + "mlp.c_proj.weight"].T
-    return norm(x, w["transformer.ln_f.weight"], eps) @ w["lm_head.weight"].T
+    return NumpyFamily(
+        config,
+        "model.tok_embeddings model.norm output model.layers attention_norm attention.wqkv attention.wo ffn_norm "
+        "feed_forward.w1 feed_forward.w3 feed_forward.w2",
+        kv_heads=2,
+        eps=1e-5,
+        bases=lambda n, prompt: dynamic_bases(n, prompt, theta, factor, trained) if dynamic else np.full(n, theta),
+        interleaved=True,
+        trained=trained if with_log_n else 0,
+        biases=("wqkv", "wo") if bias else (),
+    )
 
 
 def qwen(trained: int) -> NumpyFamily:
-    hidden, inter, heads, d, layers, vocab = 96, 320, 6, 16, 3, 320
     config = {
-        "architectures": ["QWenLMHeadModel"],
+        **{key: value for key, value in _ORDINARY.items() if key not in ("bos_token_id", "eos_token_id")},
         "model_type": "qwen",
-        "auto_map": {"AutoModelForCausalLM": "modeling_qwen.QWenLMHeadModel"},
-        "hidden_size": hidden,
-        "intermediate_size": inter,
-        "kv_channels": d,
+        "intermediate_size": 2 * INTER,  # of gate and up together
+        "kv_channels": HEAD,
         "layer_norm_epsilon": 1e-6,
-        "max_position_embeddings": 512,
         "no_bias": True,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
         "rotary_emb_base": 10000,
         "rotary_pct": 1.0,
         "scale_attn_weights": True,
         "seq_length": trained,
-        "tie_word_embeddings": False,
         "use_dynamic_ntk": True,
         "use_logn_attn": True,
-        "vocab_size": vocab,
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "transformer.wte.weight": (vocab, hidden),
-        "transformer.ln_f.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
-    }
-    for i in range(layers):
-        layer = f"transformer.h.{i}."
-        shapes[layer + "ln_1.weight"] = shapes[layer + "ln_2.weight"] = (hidden,)
-        shapes[layer + "attn.c_attn.weight"] = (3 * heads * d, hidden)
-        shapes[layer + "attn.c_attn.bias"] = (3 * heads * d,)
-        shapes[layer + "attn.c_proj.weight"] = (hidden, heads * d)
-        shapes[layer + "mlp.w1.weight"] = shapes[layer + "mlp.w2.weight"] = (inter // 2, hidden)
-        shapes[layer + "mlp.c_proj.weight"] = (hidden, inter // 2)
-    return NumpyFamily(config, shapes, _qwen)
 
+    def bases(n: int, prompt: int) -> Array:
+        alpha = max(2 ** math.ceil(math.log2(prompt / trained) + 1) - 1, 1)
+        return np.full(n, 10000 * alpha ** (HEAD / (HEAD - 2)))
 
-# --- Baichuan: the models with 7 billion parameters have a rotation, those with 13 billion have ALiBi slopes
-
-
-def _baichuan(config: dict[str, Any], w: dict[str, Array], ids: Array, prompt: int) -> Array:
-    heads, eps, n = config["num_attention_heads"], config["rms_norm_eps"], len(ids)
-    d = config["hidden_size"] // heads
-    small = "max_position_embeddings" in config
-    bases = np.full(n, 10000.0)
-    x = w["model.embed_tokens.weight"][ids]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}."
-        h = norm(x, w[layer + "input_layernorm.weight"], eps)
-        qkv = (h @ w[layer + "self_attn.W_pack.weight"].T).reshape(n, 3, heads, d)
-        q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
-        attended = attend(rotate(q, bases), rotate(k, bases), v) if small else attend(q, k, v, alibi_slopes(heads))
-        x = x + attended @ w[layer + "self_attn.o_proj.weight"].T
-        h = norm(x, w[layer + "post_attention_layernorm.weight"], eps)
-        gated = silu(h @ w[layer + "mlp.gate_proj.weight"].T) * (h @ w[layer + "mlp.up_proj.weight"].T)
-        x = x + gated @ w[layer + "mlp.down_proj.weight"].T
-    output = w["lm_head.weight"]
-    if "z_loss_weight" in config:  # Baichuan 2
-        output = output / np.linalg.norm(output, axis=1, keepdims=True)
-    return norm(x, w["model.norm.weight"], eps) @ output.T
+    return NumpyFamily(
+        config,
+        "transformer.wte transformer.ln_f lm_head transformer.h ln_1 attn.c_attn attn.c_proj ln_2 mlp.w2 mlp.w1 "
+        "mlp.c_proj",
+        kv_heads=6,
+        eps=1e-6,
+        bases=bases,
+        trained=trained,
+        biases=("c_attn",),
+    )
 
 
 def baichuan(billions: int, version: int, heads: int = 6) -> NumpyFamily:
-    hidden, inter, layers, vocab = 16 * heads, 160, 3, 320
-    config: dict[str, Any] = {
-        "architectures": ["BaichuanForCausalLM"],
+    """The models with 7 billion parameters have a rotation, those with 13 billion have ALiBi slopes."""
+    config = {
+        **_ORDINARY,
         "model_type": "baichuan",
-        "auto_map": {"AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM"},
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": inter,
+        "hidden_size": HEAD * heads,
         "model_max_length": 512,
         "num_attention_heads": heads,
-        "num_hidden_layers": layers,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "vocab_size": vocab,
     }
-    config |= {"max_position_embeddings": 512} if billions == 7 else {}
-    config |= {"z_loss_weight": 0} if version == 2 else {}
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
-    }
-    for i in range(layers):
-        layer = f"model.layers.{i}."
-        shapes[layer + "input_layernorm.weight"] = shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[layer + "self_attn.W_pack.weight"] = (3 * hidden, hidden)
-        shapes[layer + "self_attn.o_proj.weight"] = (hidden, hidden)
-        shapes[layer + "mlp.gate_proj.weight"] = shapes[layer + "mlp.up_proj.weight"] = (inter, hidden)
-        shapes[layer + "mlp.down_proj.weight"] = (hidden, inter)
-    return NumpyFamily(config, shapes, _baichuan)
+    if billions == 13:
+        del config["max_position_embeddings"]
+    if version == 2:
+        config["z_loss_weight"] = 0
+    return NumpyFamily(
+        config,
+        "model.embed_tokens model.norm lm_head model.layers input_layernorm self_attn.W_pack self_attn.o_proj "
+        "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj",
+        kv_heads=heads,
+        eps=1e-6,
+        bases=lambda n, prompt: np.full(n, 10000.0),
+        alibi=billions == 13,
+        unit_output=version == 2,
+    )
 
 
 class NumpyModel:
@@ -291,7 +256,7 @@ class NumpyModel:
             scaled = 1 + 0.2 * noise if is_norm else (0.3 if name.endswith(".bias") else 0.2) * noise
             return scaled.astype(np.float32)
 
-        weights = {name: values(name, shape) for name, shape in family.shapes.items()}
+        weights = {name: values(name, shape) for name, shape in family.shapes().items()}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(family.config))
@@ -301,6 +266,6 @@ class NumpyModel:
     def logprobs(self, prompt: list[int], answer: list[int]) -> Array:
         """[answer, vocab]: its log probabilities at each token of the given answer."""
         ids = np.array(prompt + answer)
-        logits = self._family.logits(self._family.config, self._weights, ids, len(prompt))[len(prompt) - 1 : -1]
+        logits = self._family.logits(self._weights, ids, len(prompt))[len(prompt) - 1 : -1]
         shifted = logits - logits.max(-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

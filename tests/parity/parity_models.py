@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,109 +14,20 @@ import torch
 import transformers
 from numpy_models import NumpyFamily, NumpyModel, baichuan, internlm2, qwen
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    Cohere2Config,
-    CwmConfig,
-    Dots1Config,
     DynamicCache,
-    Ernie4_5_MoeConfig,
-    Ernie4_5Config,
-    Exaone4Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    Glm4Config,
-    Glm4MoeConfig,
-    Glm4vConfig,
-    Glm4vMoeConfig,
-    GlmConfig,
-    GraniteConfig,
-    HeliumConfig,
-    HunYuanDenseV1Config,
-    HunYuanMoEV1Config,
-    HyperCLOVAXConfig,
-    HyperCLOVAXVisionV2Config,
-    HYV3Config,
-    Idefics3Config,
-    InternVLConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaNextConfig,
-    LlavaOnevisionConfig,
-    MellumConfig,
-    MiniMaxM2Config,
-    Ministral3Config,
-    MinistralConfig,
-    Mistral3Config,
-    MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
-    Olmo3Config,
-    Phi3Config,
     PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen2VLConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Qwen3VLConfig,
-    Qwen3VLMoeConfig,
-    SeedOssConfig,
-    SmolLM3Config,
-    SmolVLMConfig,
-    SolarOpenConfig,
-    VaultGemmaConfig,
 )
 
 from charonia.bench.random_model import write_byte_tokenizer
-
-# Transformers 5.17, which machines with a GPU may have, does not have it.
-InternLM3Config = getattr(transformers, "InternLM3Config", None)
-if InternLM3Config is None and os.environ.get("CI") == "true":
-    raise ImportError(f"transformers {transformers.__version__} has no InternLM3, which must not go untested unseen")
 
 # The models are tiny, so more threads would only wait for each other.
 torch.set_num_threads(1)
 
 VOCAB = 320
-WINDOW = 24  # tokens, in models with a window
-_BASE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 96,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
-_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-_CLIP = {"model_type": "clip_vision_model", **_TOWER}
-_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-_LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
-    "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
-}
 
 
 @dataclass(frozen=True)
@@ -130,368 +41,42 @@ class Variant:
     stepwise: bool = False  # the reference must generate token by token, because its output depends on this
 
 
-def _variant(
-    config_class: type[Any] = LlamaConfig,
-    rewrite: dict[str, Any] | None = None,
-    dropped: tuple[str, ...] = (),
-    **changes: Any,
-) -> Variant:
-    return Variant(config_class(**{**_BASE, **changes}), rewrite or {}, dropped)
+def _variant(config: dict[str, Any], dropped: Sequence[str] = (), why: str = "", **other: Any) -> Variant:
+    """Return an entry of variants.json: keys of a config in addition to the ordinary ones, or those of a text part."""
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    if "text_config" in keys:
+        keys["text_config"] = _BASE | keys["text_config"]
+    else:
+        keys = _BASE | keys
+    return Variant(CONFIG_MAPPING[config["model_type"]](**keys), dropped=tuple(dropped), **other)
 
 
-def _with_images(config_class: type[Any], text: dict[str, Any], **vision: Any) -> Variant:
-    """Return a model that also reads images, with a small vision tower."""
-    return Variant(config_class(text_config={**_BASE, **text}, vision_config=vision))
+def _variants() -> dict[str, Variant]:
+    listed = _DATA["variants"]
+    # Transformers 5.17, which machines with a GPU may have, does not have InternLM 3.
+    missing = [name for name, one in listed.items() if one["config"]["model_type"] not in CONFIG_MAPPING]
+    if missing and os.environ.get("CI") == "true":
+        raise ImportError(f"transformers {transformers.__version__} lacks {missing}, which must not go untested unseen")
+    return {name: _variant(**one) for name, one in listed.items() if name not in missing}
 
 
-def _beyond(variant: Variant, **settings: float) -> Variant:
-    """Return a model that is used beyond its trained length."""
-    stepwise = isinstance(variant.config, LlamaConfig)
-    return replace(variant, settings={"session_len": 512, **settings}, stepwise=stepwise)
-
-
+_DATA = json.loads(Path(__file__).with_name("variants.json").read_text())
+_BASE: dict[str, Any] = _DATA["base"]
+_BEYOND = {"session_len": 512}  # beyond the trained length
 VARIANTS = {
-    "llama1": _variant(num_key_value_heads=6, rms_norm_eps=1e-6),
-    "llama2-grouped": Variant(LlamaConfig(**_BASE), stepwise=True),
-    "llama3": _variant(rope_parameters=_LLAMA3_ROPE),
-    "llama-tied": _variant(tie_word_embeddings=True),
-    "llama-biases": _variant(attention_bias=True, mlp_bias=True),
-    "llama-head-dim": _variant(head_dim=32),
-    "llama-linear": _variant(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
-    "llama-dynamic": _beyond(_variant(max_position_embeddings=100, rope_parameters=_DYNAMIC)),
-    # The setting sets what its config.json does not have.
-    "llama-dynamic-by-setting": _beyond(
-        _variant(
-            rewrite={"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-            max_position_embeddings=100,
-            rope_parameters=_DYNAMIC,
-        ),
-        rope_scaling_factor=2.0,
-    ),
-    "llama-yarn": _variant(rope_parameters=_YARN),
-    "llama-yarn-mscale": _variant(
-        rope_parameters=_YARN
-        | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
-    ),
-    # Saved by transformers 5, with YaRN added manually, as READMEs recommend.
-    "llama-yarn-added": _variant(
-        rewrite={
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-            "rope_scaling": {key: value for key, value in _YARN.items() if key != "rope_theta"},
-        },
-        rope_parameters=_YARN | {"rope_theta": 5000.0},
-    ),
-    "mistral": _variant(MistralConfig, sliding_window=None, head_dim=16),
-    "mistral-layer-types": _variant(
-        MinistralConfig, rewrite={"model_type": "mistral"}, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED
-    ),
-    "ministral": _variant(MinistralConfig, sliding_window=WINDOW, head_dim=16, layer_types=_MIXED),
-    "cwm": _variant(CwmConfig, sliding_window=WINDOW, head_dim=16, rope_parameters=_LLAMA3_ROPE),
-    # The queries grow beyond 64 positions. Prompts are shorter and longer than that.
-    "ministral3": _variant(
-        Ministral3Config,
-        head_dim=16,
-        rope_parameters={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4},
-    ),
-    "glm": _variant(GlmConfig, head_dim=16),
-    "glm4": _variant(Glm4Config, head_dim=16),
-    "ernie4.5": _variant(Ernie4_5Config, head_dim=16),
-    "granite": _variant(
-        GraniteConfig,
-        attention_multiplier=0.2,
-        embedding_multiplier=3.0,
-        residual_multiplier=0.6,
-        logits_scaling=2.5,
-        tie_word_embeddings=True,
-    ),
-    "hyperclovax": _variant(
-        HyperCLOVAXConfig,
-        attention_multiplier=0.2,
-        embedding_multiplier=3.0,
-        residual_multiplier=0.6,
-        logits_scaling=0.4,
-    ),
-    # The attention factor that its class computes, and no norms after attention and feed-forward.
-    "hyperclovax-pre-norms": _variant(
-        HyperCLOVAXConfig, use_post_norm=False, head_dim=20, dropped=("attention_multiplier",), attention_bias=True
-    ),
-    # Its class has a square projection after attention, so the heads must be as wide as hidden_size.
-    "helium": _variant(HeliumConfig, head_dim=16, attention_bias=True, mlp_bias=True),
-    "smollm3": _variant(SmolLM3Config, no_rope_layer_interval=2, tie_word_embeddings=True),
-    "smollm3-window": _variant(
-        SmolLM3Config,
-        no_rope_layers=[0, 1, 0],
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        tie_word_embeddings=True,
-    ),
-    "olmo2": _variant(Olmo2Config),
-    "olmo3": _variant(
-        Olmo3Config,
-        sliding_window=WINDOW,
-        layer_types=_MIXED,
-        rope_parameters={"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
-    ),
-    "exaone4": _variant(Exaone4Config, sliding_window=None, layer_types=["full_attention"] * 3),
-    "exaone4-window": _variant(Exaone4Config, sliding_window=WINDOW, sliding_window_pattern=2),
-    "hunyuan": _variant(HunYuanDenseV1Config, head_dim=16, rope_parameters={**_DYNAMIC, "factor": 1.0, "alpha": 50.0}),
-    "cohere2": _variant(
-        Cohere2Config, sliding_window=WINDOW, layer_types=_MIXED, logit_scale=0.5, tie_word_embeddings=True
-    ),
-    "seed-oss": _variant(SeedOssConfig, head_dim=20, attention_bias=True),
-    "gemma": _variant(GemmaConfig, head_dim=32, tie_word_embeddings=True),
-    "vaultgemma": _variant(
-        VaultGemmaConfig, head_dim=32, sliding_window=WINDOW, query_pre_attn_scalar=24, tie_word_embeddings=True
-    ),
-    "hyperclovax-vision": _with_images(
-        HyperCLOVAXVisionV2Config,
-        {"attention_multiplier": 0.2, "embedding_multiplier": 0.5, "residual_multiplier": 1.5, "logits_scaling": 0.4},
-        **{"model_type": "qwen2_5_vl_vision", "depth": 1, "hidden_size": 16, "out_hidden_size": 96},
-        **{"num_heads": 1, "intermediate_size": 16},
-    ),
-    "qwen2-vl": _with_images(
-        Qwen2VLConfig, {"rope_parameters": _MROPE}, depth=1, embed_dim=16, hidden_size=96, num_heads=1
-    ),
-    "qwen2.5-vl": _with_images(
-        Qwen2_5_VLConfig,
-        {"rope_parameters": _MROPE, "tie_word_embeddings": True},
-        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
-    ),
-    "qwen3-vl": _with_images(
-        Qwen3VLConfig,
-        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
-        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
-        deepstack_visual_indexes=[0],
-    ),
-    # Two tensors contain all experts of a layer.
-    "qwen3-vl-moe": _with_images(
-        Qwen3VLMoeConfig,
-        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}
-        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44},
-        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
-        deepstack_visual_indexes=[0],
-    ),
-    "mistral3": _with_images(
-        Mistral3Config,
-        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
-        **{"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16},
-        **{"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16},
-    ),
-    "llava-next": _with_images(LlavaNextConfig, {"model_type": "mistral", "sliding_window": None}, **_CLIP),
-    "llava-onevision": _with_images(
-        LlavaOnevisionConfig, {"model_type": "qwen2"}, **{**_CLIP, "model_type": "siglip_vision_model"}
-    ),
-    "idefics3": _with_images(Idefics3Config, {"model_type": "llama"}, **_TOWER),
-    "smolvlm": _with_images(SmolVLMConfig, {"model_type": "llama"}, **_TOWER),
-    "glm4v": _with_images(
-        Glm4vConfig,
-        {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
-        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
-    ),
-    "internvl": _with_images(
-        InternVLConfig,
-        {"model_type": "qwen2"},
-        **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1},
-    ),
-    "llava": _with_images(LlavaConfig, {"model_type": "llama"}, **_CLIP),
-    "mistral-window": Variant(MistralConfig(**_BASE, sliding_window=WINDOW, head_dim=16), stepwise=True),
+    **_variants(),
     "qwen1": Variant(qwen(trained=40)),
-    "qwen2": _variant(Qwen2Config, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
-    "qwen2-window": _variant(Qwen2Config, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
-    "qwen2-yarn": _variant(Qwen2Config, rope_parameters=_YARN),
-    "qwen3": _variant(Qwen3Config, head_dim=20),
-    "qwen3-window": _variant(
-        Qwen3Config,
-        head_dim=32,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        layer_types=_MIXED,
-    ),
-    "yi": _variant(rewrite={"model_type": "Yi"}, rope_parameters={"rope_type": "default", "rope_theta": 5000000.0}),
-    # transformers has no class for InternLM 1, which is Llama with biases on q, k, v and o.
-    "internlm": _variant(
-        rewrite={"model_type": "internlm", "bias": True},
-        dropped=("attention_bias",),
-        num_key_value_heads=6,
-        attention_bias=True,
-    ),
-    "internlm-dynamic": _beyond(
-        _variant(
-            rewrite={"model_type": "internlm", "bias": True}
-            | {"rotary": {"base": 10000, "type": "dynamic", "scaling_factor": 2.0}},
-            dropped=("attention_bias", "rope_parameters"),
-            num_key_value_heads=6,
-            attention_bias=True,
-            max_position_embeddings=100,
-            rope_parameters=_DYNAMIC,
-        )
-    ),
     "internlm2": Variant(internlm2(bias=False)),
     "internlm2-bias": Variant(internlm2(bias=True)),
-    "internlm2-dynamic": _beyond(Variant(internlm2(bias=False, trained=100, dynamic=True))),
-    "internlm2-log-n-by-setting": _beyond(Variant(internlm2(bias=False, trained=40, with_log_n=True)), use_logn_attn=1),
+    "internlm2-dynamic": Variant(internlm2(bias=False, trained=100, dynamic=True), settings=_BEYOND),
+    "internlm2-log-n-by-setting": Variant(
+        internlm2(bias=False, trained=40, with_log_n=True), settings={**_BEYOND, "use_logn_attn": 1}
+    ),
     "baichuan-7b": Variant(baichuan(7, 1)),
     "baichuan-13b": Variant(baichuan(13, 1)),
     "baichuan2-7b": Variant(baichuan(7, 2)),
     "baichuan2-13b": Variant(baichuan(13, 2, heads=8)),
-    "phi3": _variant(Phi3Config, sliding_window=WINDOW),
-    "phi3-longrope": _variant(
-        Phi3Config,
-        original_max_position_embeddings=64,
-        rope_parameters=_LONGROPE | {"partial_rotary_factor": 0.75},
-        tie_word_embeddings=True,
-    ),
-    "gemma2": _variant(
-        Gemma2Config,
-        head_dim=32,
-        sliding_window=WINDOW,
-        query_pre_attn_scalar=24,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=8.0,
-        tie_word_embeddings=True,
-    ),
-    "gemma3": _variant(
-        Gemma3TextConfig,
-        head_dim=32,
-        sliding_window=WINDOW,
-        query_pre_attn_scalar=24,
-        layer_types=_MIXED,
-        rope_parameters={
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-        tie_word_embeddings=True,
-    ),
-    "mixtral": _variant(MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
-    "mixtral-window": _variant(MixtralConfig, num_local_experts=4, num_experts_per_tok=3, sliding_window=WINDOW),
-    "qwen2-moe": _variant(
-        Qwen2MoeConfig,
-        num_experts=6,
-        num_experts_per_tok=2,
-        moe_intermediate_size=44,
-        shared_expert_intermediate_size=72,
-        mlp_only_layers=[1],
-        norm_topk_prob=True,
-    ),
-    "glm4-moe": _variant(
-        Glm4MoeConfig,
-        head_dim=16,
-        attention_bias=True,
-        use_qk_norm=True,
-        first_k_dense_replace=1,
-        n_routed_experts=8,
-        num_experts_per_tok=3,
-        moe_intermediate_size=48,
-        n_shared_experts=2,
-        routed_scaling_factor=1.8,
-    ),
-    "glm4v-moe": _with_images(
-        Glm4vMoeConfig,
-        {
-            **{"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44, "head_dim": 16},
-            "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
-        },
-        **{"depth": 1, "hidden_size": 16, "out_hidden_size": 96, "num_heads": 1, "intermediate_size": 16},
-    ),
-    "solar-open": _variant(
-        SolarOpenConfig,
-        dropped=("intermediate_size",),
-        head_dim=16,
-        n_routed_experts=5,
-        num_experts_per_tok=2,
-        moe_intermediate_size=44,
-        attention_bias=True,
-    ),
-    "dots1": _variant(
-        Dots1Config,
-        head_dim=16,
-        n_routed_experts=6,
-        num_experts_per_tok=2,
-        moe_intermediate_size=44,
-        n_shared_experts=2,
-        first_k_dense_replace=1,
-        routed_scaling_factor=1.7,
-        n_group=2,
-        topk_group=1,
-        norm_topk_prob=True,
-    ),
-    "mellum": _variant(
-        MellumConfig,
-        head_dim=16,
-        num_experts=5,
-        num_experts_per_tok=2,
-        moe_intermediate_size=44,
-        sliding_window=WINDOW,
-        layer_types=_MIXED,
-        mlp_layer_types=["dense", "sparse", "sparse"],
-        rope_parameters={"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}},
-    ),
-    "minimax-m2": _variant(
-        MiniMaxM2Config,
-        rewrite={"rotary_dim": 8},
-        dropped=("rope_parameters",),
-        head_dim=16,
-        num_local_experts=5,
-        num_experts_per_tok=2,
-        rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
-    ),
-    "hunyuan-moe": _variant(
-        HunYuanMoEV1Config,
-        head_dim=16,
-        num_experts=5,
-        moe_topk=2,
-        rope_parameters={**_DYNAMIC, "factor": 1.0, "alpha": 50.0},
-    ),
-    "hy-v3": _variant(
-        HYV3Config, head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=44, num_shared_experts=2
-    ),
-    "glm4-moe-groups": _variant(
-        Glm4MoeConfig,
-        head_dim=16,
-        n_routed_experts=12,
-        num_experts_per_tok=3,
-        n_group=4,
-        topk_group=2,
-        moe_intermediate_size=44,
-        norm_topk_prob=False,
-    ),
-    "ernie4.5-moe": _variant(
-        Ernie4_5_MoeConfig,
-        moe_num_experts=7,
-        moe_k=3,
-        moe_intermediate_size=48,
-        moe_num_shared_experts=1,
-        moe_norm_min=0.14,
-        tie_word_embeddings=True,
-    ),
-    "qwen3-moe": _variant(
-        Qwen3MoeConfig,
-        head_dim=20,
-        num_experts=7,
-        num_experts_per_tok=3,
-        moe_intermediate_size=44,
-        norm_topk_prob=True,
-    ),
-    "qwen3-moe-dense-layers": _variant(
-        Qwen3MoeConfig,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=48,
-        mlp_only_layers=[1],
-        norm_topk_prob=False,
-    ),
 }
-if InternLM3Config is not None:
-    VARIANTS["internlm3"] = _variant(InternLM3Config, head_dim=24)
-    VARIANTS["internlm3-biases"] = _variant(
-        InternLM3Config,
-        {"qkv_bias": True, "bias": True},
-        ("attention_bias", "mlp_bias"),
-        head_dim=16,
-        attention_bias=True,
-        mlp_bias=True,
-    )
 
 
 def _model(config: Any, **options: Any) -> PreTrainedModel:

@@ -41,14 +41,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses of the targets, which are replaced by doubles."""
     found: list[str] = []
 
-    def open_target(address: str, *_: Any) -> targets.OpenTarget:
+    @asynccontextmanager
+    async def open_target(address: str, *_: Any) -> AsyncIterator[Half]:
         found.append(address)
-
-        @asynccontextmanager
-        async def opened() -> AsyncIterator[Half]:
-            yield Half()
-
-        return opened
+        yield Half()
 
     monkeypatch.setattr(targets, "triton", open_target)
     monkeypatch.setattr(targets, "gateway", open_target)
@@ -83,7 +79,7 @@ def test_gateway_target_with_tls_error_names_the_option(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(httpx.AsyncClient, "get", fails)
         with pytest.raises(ModelError, match=hint):
-            asyncio.run(opened(targets.gateway(url)))
+            asyncio.run(opened(url))
 
 
 async def test_error_without_text_names_its_cause() -> None:
@@ -133,6 +129,6 @@ async def test_requests_are_greedy_without_repetition_penalty() -> None:
     assert [(one["temperature"], one["repetition_penalty"]) for one in found] == [(0.0, 1.0)] * 3
 
 
-async def opened(target: targets.OpenTarget) -> None:
-    async with target():
+async def opened(url: str) -> None:
+    async with targets.gateway(url):
         pass

@@ -254,18 +254,6 @@ def test_benchmark_serving_of_a_trace(model: Path, tmp_path: Path) -> None:
     assert (value["requests"], value["errors"], value["output tokens"]) == (3, 0, 20)
 
 
-@pytest.mark.slow
-def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
-    prompts, file = tmp_path / "prompts.txt", tmp_path / "serving.json"
-    prompts.write_text("short\n" + "far too long " * 40 + "\n")
-    code, _, err = charonia(
-        *("benchmark", "serving", model, "--prompts", prompts, "--num-requests", "4", "--max-tokens", "9"),
-        *("--session-len", "64", "--json", file),
-    )
-    assert code == 1 and "2 of 4 requests failed" in err and "does not fit" in err
-    assert counts(file)["errors"] == 2
-
-
 def test_benchmark_guides_measures_each_schema(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "guides.json"
     options = ("--batch-size", "3", "--output-tokens", "24", "--rounds", "2", "--json", file)

@@ -20,7 +20,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exiting_server_loses_only_responses_without_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test moves the clock of the event loop forward in steps. Each step is shorter than the time that the server
     may be silent, and comes only after the response `flowing` has received a part."""
     loop, ahead = asyncio.get_running_loop(), 0.0
@@ -70,7 +70,7 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
 
 
 @pytest.mark.slow
-async def test_an_answer_ends_where_only_streams_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_response_fails_if_only_streams_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton has one thread for streams, which can deadlock. Then the server still responds to all other calls."""
     monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
     monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 0.5)
@@ -124,7 +124,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         pass
 
 
-async def test_a_request_whose_connection_broke_is_cancelled_when_the_server_can_be_reached_again() -> None:
+async def test_request_of_a_broken_connection_is_cancelled_after_reconnecting() -> None:
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         yield part("begun")
         await asyncio.Event().wait()

@@ -48,6 +48,23 @@ async def letters(request: pb.ModelInferRequest) -> Chunks:
     yield part(text[-1], "stop")
 
 
+async def begin(request: pb.ModelInferRequest) -> Chunks:
+    """Yield one part, and no end."""
+    yield part("begun")
+
+
+@pytest.fixture
+async def double() -> AsyncIterator[Double]:
+    async with Double() as one:
+        yield one
+
+
+@pytest.fixture
+async def client(double: Double) -> AsyncIterator[Client]:
+    async with Client(double.target) as one:
+        yield one
+
+
 async def read(client: Client, text: str, **fields: object) -> list[GenerateResponse]:
     return [one async for one in client.generate(GenerateRequest(text=text, **fields))]  # type: ignore[arg-type]
 
@@ -56,7 +73,7 @@ def joined(parts: list[GenerateResponse]) -> str:
     return "".join(one.text for one in parts)
 
 
-async def test_many_answers_come_by_one_stream() -> None:
+async def test_many_responses_arrive_on_one_stream() -> None:
     texts = [f"the answer to question {number}" for number in range(40)]
     async with Double() as double:
         double.behaviour = letters
@@ -80,40 +97,39 @@ def logprobs_of(parts: list[GenerateResponse]) -> list[tuple[float, list[tuple[i
 
 
 @pytest.mark.parametrize("tops", [0, 1, 20])
-async def test_log_probabilities_have_their_tokens_and_the_most_likely_ones(tops: int) -> None:
+async def test_log_probabilities_have_tokens_and_top_tokens(double: Double, client: Client, tops: int) -> None:
     async def answer(request: pb.ModelInferRequest) -> Chunks:
         yield with_logprobs(part("ab"), 2, tops)
         yield with_logprobs(part("cde", "length"), 3, tops)
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = answer
-        parts = await read(client, "a", logprobs=tops)
-        assert (double.lookups > 0) == (tops > 0), "the tokens of the text come with it"
+    double.behaviour = answer
+    parts = await read(client, "a", logprobs=tops)
     assert [one.tokens for one in parts] == [[b"a", b"b"], [b"c", b"d", b"e"]]
     row = [(at, -0.5, str(at).encode()) for at in range(tops)]
     assert logprobs_of(parts)[0][1] == row
     assert [len(tops) for _, tops in logprobs_of(parts)] == [tops] * 5
 
 
-async def test_log_probabilities_of_the_prompt_come_with_the_first_part() -> None:
+async def test_prompt_log_probabilities_arrive_in_the_first_part(double: Double, client: Client) -> None:
     async def answer(request: pb.ModelInferRequest) -> Chunks:
         one = part("ab", "stop")
         one.prompt_ids[:] = [7, 8, 9]
         one.prompt_log_probs[:] = [-1, -2]
+        one.prompt_token_bytes[:], one.prompt_token_special[:] = [b"<s>", b"8", b"9"], [True, False, False]
         one.prompt_top_log_prob_ids[:] = [1, 2, 3, 4]
+        one.prompt_top_token_bytes[:] = [b"1", b"2", b"3", b"4"]
         one.prompt_top_log_probs[:] = [-1, -2, -3, -4]
         yield one
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = answer
-        (one,) = await read(client, "a", prompt_logprobs=2)
+    double.behaviour = answer
+    (one,) = await read(client, "a", prompt_logprobs=2)
     assert (one.prompt_ids, one.prompt_logprobs) == ((7, 8, 9), (-1, -2))
-    assert (one.prompt_tokens, one.prompt_special) == ([b"7", b"8", b"9"], [False] * 3)
+    assert (one.prompt_tokens, one.prompt_special) == ([b"<s>", b"8", b"9"], [True, False, False])
     tops = [[(top.id, top.logprob, top.token) for top in row] for row in one.prompt_top_logprobs]
     assert tops == [[(1, -1, b"1"), (2, -2, b"2")], [(3, -3, b"3"), (4, -4, b"4")]]
 
 
-async def test_metadata_goes_with_the_call_of_each_request() -> None:
+async def test_metadata_is_sent_with_each_request() -> None:
     async with Double() as double, Client(double.target, metadata=lambda: [("traceparent", "00-1-1-01")]) as client:
         assert joined(await read(client, "a")) == double.target
         assert [dict(one)["traceparent"] for one in double.metadata] == ["00-1-1-01"]
@@ -135,16 +151,15 @@ async def in_thought(request: pb.ModelInferRequest) -> Chunks:
         await asyncio.sleep(0)
 
 
-async def test_responses_are_parsed_by_the_formats_of_the_model() -> None:
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour, double.formats = in_thought, {"tool_calls": None, "reasoning": "think", "special": {}}
+async def test_responses_are_parsed_by_the_formats_of_the_model(double: Double, client: Client) -> None:
+    double.behaviour, double.formats = in_thought, {"tool_calls": None, "reasoning": "think", "special": {}}
 
-        async def ask(**fields: Any) -> list[GenerateResponse]:
-            return [one async for one in client.generate(thinks("a", **fields))]
+    async def ask(**fields: Any) -> list[GenerateResponse]:
+        return [one async for one in client.generate(thinks("a", **fields))]
 
-        answers = await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(8)), ask(logprobs=2)), HANG_S)
-        assert double.asked == ["answer_formats"], "once"
-        plain = await read(client, "a")
+    answers = await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(8)), ask(logprobs=2)), HANG_S)
+    assert double.asked == ["answer_formats"], "once"
+    plain = await read(client, "a")
     for parts in answers:
         assert joined(parts) == "They think.</think>Paris"
         found = ("".join(one.reasoning for one in parts), "".join(one.content for one in parts))
@@ -154,51 +169,47 @@ async def test_responses_are_parsed_by_the_formats_of_the_model() -> None:
     assert joined(plain) == joined(answers[0]) and not any(one.content for one in plain)
 
 
-async def test_a_server_that_cannot_tell_its_formats_is_asked_again() -> None:
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour, double.formats = in_thought, {"reasoning": "think"}
-        double.unloaded.add("preprocessing")
-        with pytest.raises(Unavailable, match="shutting down"):
-            await anext(client.generate(thinks("a")))
-        assert not double.requests
-        double.unloaded.clear()
-        parts = [one async for one in client.generate(thinks("a"))]
+async def test_failed_request_for_formats_is_repeated(double: Double, client: Client) -> None:
+    double.behaviour, double.formats = in_thought, {"reasoning": "think"}
+    double.unloaded.add("preprocessing")
+    with pytest.raises(Unavailable, match="shutting down"):
+        await anext(client.generate(thinks("a")))
+    assert not double.requests
+    double.unloaded.clear()
+    parts = [one async for one in client.generate(thinks("a"))]
     assert "".join(one.content for one in parts) == "Paris"
 
 
-async def test_a_format_that_this_version_does_not_know_is_an_error_of_the_request() -> None:
-    async with Double() as double, Client(double.target) as client:
-        double.formats = {"reasoning": "of tomorrow"}
-        with pytest.raises(ServerError, match="does not know the format 'of tomorrow'"):
-            await anext(client.generate(thinks("a")))
-        assert joined(await read(client, "plain")) == double.target
+async def test_unknown_answer_format_fails_the_request(double: Double, client: Client) -> None:
+    double.formats = {"reasoning": "of tomorrow"}
+    with pytest.raises(ServerError, match="does not know the format 'of tomorrow'"):
+        await anext(client.generate(thinks("a")))
+    assert joined(await read(client, "plain")) == double.target
 
 
 @pytest.mark.parametrize(
     ("refusal", "kind"),
     [("[429] there are 1024 subscriptions; retry after 1 s", Overloaded), ("[503] shutting down", Unavailable)],
 )
-async def test_a_subscription_that_cannot_be_opened_fails_its_requests_and_no_later_ones(
-    refusal: str, kind: type[Exception]
+async def test_refused_subscription_fails_its_requests_only(
+    double: Double, client: Client, refusal: str, kind: type[Exception]
 ) -> None:
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour, double.refusal = letters, refusal
-        failed = await asyncio.gather(*(read(client, "a") for _ in range(4)), return_exceptions=True)
-        assert {type(one) for one in failed} == {kind} and not double.requests
-        double.refusal = ""
-        assert joined(await read(client, "later")) == "later"
+    double.behaviour, double.refusal = letters, refusal
+    failed = await asyncio.gather(*(read(client, "a") for _ in range(4)), return_exceptions=True)
+    assert {type(one) for one in failed} == {kind} and not double.requests
+    double.refusal = ""
+    assert joined(await read(client, "later")) == "later"
 
 
-async def test_answers_of_one_request_are_told_apart() -> None:
+async def test_responses_of_one_request_have_their_index(double: Double, client: Client) -> None:
     async def answer(request: pb.ModelInferRequest) -> Chunks:
         for index in (0, 1, 0, 1):
             yield part(f"{index}", index=index)
         yield part("", "length", index=1)
         yield part("", "stop", index=0)
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = answer
-        parts = await read(client, "a", n=2)
+    double.behaviour = answer
+    parts = await read(client, "a", n=2)
     assert [(one.index, one.text, one.finish_reason) for one in parts] == [
         *((0, "0", None), (1, "1", None), (0, "0", None), (1, "1", None)),
         *((1, "", "length"), (0, "", "stop")),
@@ -206,33 +217,38 @@ async def test_answers_of_one_request_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(("text", "kind"), [("[504] late", DeadlineExceeded), ("[400] no", BadRequest)])
-async def test_an_error_of_one_request_is_no_other_ones(text: str, kind: type[Exception]) -> None:
+async def test_error_of_a_request_leaves_the_others(
+    double: Double, client: Client, text: str, kind: type[Exception]
+) -> None:
     async def answer(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
         yield error(text) if input_text(request, "text_input") == "bad" else part("", "stop")
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = answer
-        with pytest.raises(kind, match=text[6:]):
-            await read(client, "bad")
-        assert joined(await read(client, "good")) == "begun"
-        assert double.opened == 1
-        assert double.actions == []
+    double.behaviour = answer
+    with pytest.raises(kind, match=text[6:]):
+        await read(client, "bad")
+    assert joined(await read(client, "good")) == "begun"
+    assert double.opened == 1
+    assert double.actions == []
 
 
-async def test_an_error_of_the_call_is_the_requests() -> None:
-    async with Double() as double, Client(double.target) as client:
-        double.unloaded.add("ensemble")
-        with pytest.raises(Unavailable):
-            await read(client, "a")
-        double.unloaded.clear()
-        assert joined(await read(client, "a")) == double.target
+async def test_error_of_the_call_fails_the_request(double: Double, client: Client) -> None:
+    double.unloaded.add("ensemble")
+    with pytest.raises(Unavailable):
+        await read(client, "a")
+    double.unloaded.clear()
+    assert joined(await read(client, "a")) == double.target
 
 
 @pytest.mark.parametrize("parsed", [None, True])
 @pytest.mark.parametrize(("tops", "most"), [(None, 4096), (0, 4096), (5, 4096), (5, 100)])
-async def test_chunks_that_wait_for_a_slow_reader_are_joined(
-    tops: int | None, most: int, parsed: Literal[True] | None, monkeypatch: pytest.MonkeyPatch
+async def test_chunks_for_a_slow_reader_are_joined(
+    double: Double,
+    client: Client,
+    tops: int | None,
+    most: int,
+    parsed: Literal[True] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stream, "_MAX_JOINED_LOGPROBS", most)
     text = "ÿ" * 300
@@ -251,14 +267,13 @@ async def test_chunks_that_wait_for_a_slow_reader_are_joined(
         del ended.output_ids[:], ended.token_bytes[:]
         yield ended
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour, double.formats = answer, {"reasoning": "think"}
-        messages = [{"role": "user", "content": "a"}]
-        request = GenerateRequest(messages=messages, logprobs=tops, parsed=parsed)
-        async with contextlib.aclosing(client.generate(request)) as parts:
-            first = await anext(parts)
-            await read(client, "b", logprobs=tops)  # its last chunk arrives after the whole other response
-            rest = [one async for one in parts]
+    double.behaviour, double.formats = answer, {"reasoning": "think"}
+    messages = [{"role": "user", "content": "a"}]
+    request = GenerateRequest(messages=messages, logprobs=tops, parsed=parsed)
+    async with contextlib.aclosing(client.generate(request)) as parts:
+        first = await anext(parts)
+        await read(client, "b", logprobs=tops)  # its last chunk arrives after the whole other response
+        rest = [one async for one in parts]
     everything = [first, *rest]
     assert len(rest) <= 65 + (0 if tops is None else 300 * (1 + tops) // most)
     assert [id for one in everything for id in one.token_ids] == list(range(300))
@@ -271,7 +286,9 @@ async def test_chunks_that_wait_for_a_slow_reader_are_joined(
         assert {len(row) for _, row in logprobs_of(everything)} == {tops}
 
 
-async def test_a_leading_space_that_is_not_text_stays_out_of_joined_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_joined_chunks_omit_the_leading_space(
+    double: Double, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "_READ_AHEAD", 1)
 
     async def answer(request: pb.ModelInferRequest) -> Chunks:
@@ -280,39 +297,37 @@ async def test_a_leading_space_that_is_not_text_stays_out_of_joined_chunks(monke
             one.token_bytes[0], one.text_begin, one.text_end = spelled, begin, len(spelled)
             yield one
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = answer
-        parts = client.generate(GenerateRequest(text="a"))
-        double.deliveries.clear()  # all chunks come in one delivery
-        asked = asyncio.ensure_future(anext(parts))
-        while not double.requests:
-            await asyncio.sleep(0.001)
-        double.deliveries.set()
-        everything = [await asked, *[one async for one in parts]]
+    double.behaviour = answer
+    parts = client.generate(GenerateRequest(text="a"))
+    double.deliveries.clear()  # all chunks come in one delivery
+    asked = asyncio.ensure_future(anext(parts))
+    while not double.requests:
+        await asyncio.sleep(0.001)
+    double.deliveries.set()
+    everything = [await asked, *[one async for one in parts]]
     assert joined(everything) == "abc"
     assert b"".join(token for one in everything for token in one.tokens) == b"abc"
 
 
-async def test_who_leaves_cancels_his_request_alone() -> None:
+async def test_leaving_cancels_only_this_request(double: Double, client: Client) -> None:
     async def endless(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
         while ("cancel", request.id) not in double.actions:
             await asyncio.sleep(0.001)
         yield part("", "cancelled")
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = endless
-        async with contextlib.aclosing(client.generate(GenerateRequest(text="a"), request_id="left")) as parts:
-            await anext(parts)
-        double.behaviour = letters
-        assert joined(await read(client, "other")) == "other"
-        while not double.actions:
-            await asyncio.sleep(0.001)
-        assert set(double.actions) == {("cancel", "left")}
-        assert double.opened == 1
+    double.behaviour = endless
+    async with contextlib.aclosing(client.generate(GenerateRequest(text="a"), request_id="left")) as parts:
+        await anext(parts)
+    double.behaviour = letters
+    assert joined(await read(client, "other")) == "other"
+    while not double.actions:
+        await asyncio.sleep(0.001)
+    assert set(double.actions) == {("cancel", "left")}
+    assert double.opened == 1
 
 
-async def test_a_client_that_is_closed_ends_what_it_has() -> None:
+async def test_closing_the_client_ends_its_requests() -> None:
     async def endless(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
         await asyncio.Event().wait()
@@ -329,132 +344,118 @@ async def test_a_client_that_is_closed_ends_what_it_has() -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_subscription_that_ends_is_opened_anew() -> None:
-    async def begin(request: pb.ModelInferRequest) -> Chunks:
-        yield part("begun")
-
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = begin
-        parts = client.generate(GenerateRequest(text="a"))
+async def test_ended_subscription_is_opened_again(double: Double, client: Client) -> None:
+    double.behaviour = begin
+    parts = client.generate(GenerateRequest(text="a"))
+    await anext(parts)
+    (chunks,) = double.subscriptions.values()
+    chunks.put_nowait(None)
+    with pytest.raises(Unavailable, match="ended the subscription"):
         await anext(parts)
-        (chunks,) = double.subscriptions.values()
-        chunks.put_nowait(None)
-        with pytest.raises(Unavailable, match="ended the subscription"):
-            await anext(parts)
-        double.behaviour = letters
-        assert joined(await read(client, "again")) == "again"
-        assert double.opened == 2
+    double.behaviour = letters
+    assert joined(await read(client, "again")) == "again"
+    assert double.opened == 2
 
 
-async def test_a_subscription_that_the_server_does_not_know_takes_no_new_requests() -> None:
-    async def begin(request: pb.ModelInferRequest) -> Chunks:
-        yield part("begun")
-
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = begin
-        parts = client.generate(GenerateRequest(text="a"))
-        await anext(parts)
-        ((name, chunks),) = double.subscriptions.items()
-        del double.subscriptions[name]  # as if the model was loaded again
-        double.behaviour = letters
-        assert joined(await read(client, "sent again")) == "sent again"
-        assert joined(await read(client, "another")) == "another"
-        assert double.opened == 2
-        ended = part("ended", "stop")
-        ended.subscription_key = 1
-        chunks.put_nowait(ended)
-        assert joined([one async for one in parts]) == "ended", "what had begun goes on"
-        chunks.put_nowait(None)
+async def test_unknown_subscription_takes_no_new_requests(double: Double, client: Client) -> None:
+    double.behaviour = begin
+    parts = client.generate(GenerateRequest(text="a"))
+    await anext(parts)
+    ((name, chunks),) = double.subscriptions.items()
+    del double.subscriptions[name]  # as if the model was loaded again
+    double.behaviour = letters
+    assert joined(await read(client, "sent again")) == "sent again"
+    assert joined(await read(client, "another")) == "another"
+    assert double.opened == 2
+    ended = part("ended", "stop")
+    ended.subscription_key = 1
+    chunks.put_nowait(ended)
+    assert joined([one async for one in parts]) == "ended", "what had begun goes on"
+    chunks.put_nowait(None)
 
 
-async def test_a_request_that_no_subscription_is_known_for_is_sent_twice_and_no_more() -> None:
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = letters
-        assert joined(await read(client, "a")) == "a"
-        double.forgets_subscriptions = True
-        with pytest.raises(Unavailable, match="there is no subscription"):
-            await read(client, "b")
-        assert double.opened == 2
-        double.forgets_subscriptions = False
-        assert joined(await read(client, "c")) == "c"
-        assert double.opened == 3
+async def test_request_without_known_subscription_is_sent_twice(double: Double, client: Client) -> None:
+    double.behaviour = letters
+    assert joined(await read(client, "a")) == "a"
+    double.forgets_subscriptions = True
+    with pytest.raises(Unavailable, match="there is no subscription"):
+        await read(client, "b")
+    assert double.opened == 2
+    double.forgets_subscriptions = False
+    assert joined(await read(client, "c")) == "c"
+    assert double.opened == 3
 
 
 @pytest.mark.parametrize("taken", [False, True])
-async def test_a_request_on_its_way_to_a_model_that_is_loaded_anew_is_sent_again_if_none_has_it(taken: bool) -> None:
+async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
+    double: Double, client: Client, taken: bool
+) -> None:
     async def silent(request: pb.ModelInferRequest) -> Chunks:
         for _ in ():
             yield part("")
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = letters
-        assert joined(await read(client, "a")) == "a"
-        old = client._subscription
-        assert old
-        double.end_of_subscriptions = "[503] model 'engine' was loaded anew"
-        held = double.tells if taken else double.takes
-        held.clear()
-        double.behaviour = silent if taken else letters
-        asked = asyncio.create_task(read(client, "b"))
-        while len(double.requests) < 2:
-            await asyncio.sleep(0.001)
-        double.subscriptions[old.name].put_nowait(None)
-        while not old.over:
-            await asyncio.sleep(0.001)
-        held.set()
-        if taken:
-            with pytest.raises(Unavailable, match="was loaded anew"):
-                await asked
-        else:
-            assert joined(await asked) == "b"
-        assert double.opened == 1 + (not taken)
-        assert len(double.requests) == 2 + (not taken)
+    double.behaviour = letters
+    assert joined(await read(client, "a")) == "a"
+    old = client._subscription
+    assert old
+    double.end_of_subscriptions = "[503] model 'engine' was loaded anew"
+    held = double.tells if taken else double.takes
+    held.clear()
+    double.behaviour = silent if taken else letters
+    asked = asyncio.create_task(read(client, "b"))
+    while len(double.requests) < 2:
+        await asyncio.sleep(0.001)
+    double.subscriptions[old.name].put_nowait(None)
+    while not old.over:
+        await asyncio.sleep(0.001)
+    held.set()
+    if taken:
+        with pytest.raises(Unavailable, match="was loaded anew"):
+            await asked
+    else:
+        assert joined(await asked) == "b"
+    assert double.opened == 1 + (not taken)
+    assert len(double.requests) == 2 + (not taken)
 
 
-async def test_each_stream_of_a_lost_subscription_has_an_error_of_its_own() -> None:
-    async def begin(request: pb.ModelInferRequest) -> Chunks:
-        yield part("begun")
-
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = begin
-        many = [client.generate(GenerateRequest(text="a")) for _ in range(3)]
-        for parts in many:
-            await anext(parts)
-        (chunks,) = double.subscriptions.values()
-        chunks.put_nowait(None)
-        errors = await asyncio.gather(*(anext(parts) for parts in many), return_exceptions=True)
+async def test_streams_of_a_lost_subscription_have_separate_errors(double: Double, client: Client) -> None:
+    double.behaviour = begin
+    many = [client.generate(GenerateRequest(text="a")) for _ in range(3)]
+    for parts in many:
+        await anext(parts)
+    (chunks,) = double.subscriptions.values()
+    chunks.put_nowait(None)
+    errors = await asyncio.gather(*(anext(parts) for parts in many), return_exceptions=True)
     assert {(type(one), str(one)) for one in errors} == {(Unavailable, str(errors[0]))}
     assert len({id(one) for one in errors}) == 3
 
 
 @pytest.mark.slow
-async def test_a_call_that_fails_in_any_way_ends_its_request() -> None:
+async def test_unexpected_exception_of_a_call_ends_its_request(double: Double, client: Client) -> None:
     async def broken(message: pb.ModelInferRequest, **_: Any) -> Chunks:
         raise AttributeError("no answer")
         yield
 
-    async with Double() as double, Client(double.target) as client:
-        await read(client, "a")
-        assert client._subscription
-        client._subscription.call = broken
-        with pytest.raises(ServerError, match="no answer"):
-            await asyncio.wait_for(read(client, "a"), HANG_S)
+    await read(client, "a")
+    assert client._subscription
+    client._subscription.call = broken
+    with pytest.raises(ServerError, match="no answer"):
+        await asyncio.wait_for(read(client, "a"), HANG_S)
 
 
-async def test_an_answer_that_is_whole_stays_so() -> None:
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = letters
-        await read(client, "a")
-        request = GenerateRequest(text="ab")
-        made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"))
-        await made.task
-        made.lose(ConnectionLost("late"))
-        made.fail(DeadlineExceeded("late"))
-        parts = [await made.next() for _ in range(3)]
+async def test_complete_response_ignores_later_errors(double: Double, client: Client) -> None:
+    double.behaviour = letters
+    await read(client, "a")
+    request = GenerateRequest(text="ab")
+    made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"))
+    await made.task
+    made.lose(ConnectionLost("late"))
+    made.fail(DeadlineExceeded("late"))
+    parts = [await made.next() for _ in range(3)]
     assert [one and one.text for one in parts] == ["a", "b", None]
 
 
-async def test_a_server_that_dies_loses_all_answers_as_calls_are_lost() -> None:
+async def test_killed_server_loses_all_responses() -> None:
     with process_that_dies_of_requests() as (_, target):
         async with Client(target) as client:
             outcomes = await asyncio.wait_for(
@@ -463,57 +464,56 @@ async def test_a_server_that_dies_loses_all_answers_as_calls_are_lost() -> None:
     assert {type(one) for one in outcomes} <= {ConnectionLost, Unavailable}
 
 
-async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
+async def test_unreachable_server_is_unavailable() -> None:
     async with Client(f"127.0.0.1:{free_ports(1)[0]}") as client:
         with pytest.raises(Unavailable):
             await read(client, "a")
 
 
-async def test_a_server_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_server_is_unresponsive(double: Double, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
 
     def patience(seconds: float) -> None:
         monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", seconds)
 
     patience(HANG_S / 4)  # the client probes healthy servers too
-    async with Double() as double, Client(double.target) as client:
-        assert joined(await read(client, "a")) == double.target
-        left = client._subscription
-        assert left
-        del double.subscriptions[left.name]
-        assert joined(await read(client, "a")) == double.target
-        double.fall_asleep()
-        patience(0.2)
-        with pytest.raises(Unresponsive):
-            await asyncio.wait_for(read(client, "a"), HANG_S)
-        await asyncio.wait_for(asyncio.wait((left.task,)), HANG_S)
-        patience(HANG_S / 4)
-        double.wake_up()
-        assert joined(await read(client, "a")) == double.target
-        assert double.opened == 3
+    assert joined(await read(client, "a")) == double.target
+    left = client._subscription
+    assert left
+    del double.subscriptions[left.name]
+    assert joined(await read(client, "a")) == double.target
+    double.fall_asleep()
+    patience(0.2)
+    with pytest.raises(Unresponsive):
+        await asyncio.wait_for(read(client, "a"), HANG_S)
+    await asyncio.wait_for(asyncio.wait((left.task,)), HANG_S)
+    patience(HANG_S / 4)
+    double.wake_up()
+    assert joined(await read(client, "a")) == double.target
+    assert double.opened == 3
 
 
-async def test_the_server_hears_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_deliveries_are_acknowledged(
+    double: Double, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("charonia_client.subscription._ACKNOWLEDGED_DELIVERIES", 4)
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = letters
-        for number in range(12):
-            await read(client, f"question {number}")
-        while not double.read or double.read[-1] < 8:
-            await asyncio.sleep(0.01)
-        assert double.read == sorted(double.read)
+    double.behaviour = letters
+    for number in range(12):
+        await read(client, f"question {number}")
+    while not double.read or double.read[-1] < 8:
+        await asyncio.sleep(0.01)
+    assert double.read == sorted(double.read)
 
 
-async def test_an_invalid_delivery_ends_the_subscription_and_the_next_request_opens_another() -> None:
+async def test_invalid_delivery_ends_the_subscription(double: Double, client: Client) -> None:
     async def begin(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
         ((_, chunks),) = double.subscriptions.items()
         chunks.put_nowait(b"\x08")
 
-    async with Double() as double, Client(double.target) as client:
-        double.behaviour = begin
-        with pytest.raises(ServerError, match="sent an invalid delivery"):
-            await asyncio.wait_for(read(client, "a"), HANG_S)
-        double.behaviour = letters
-        assert joined(await read(client, "again")) == "again"
-        assert double.opened == 2
+    double.behaviour = begin
+    with pytest.raises(ServerError, match="sent an invalid delivery"):
+        await asyncio.wait_for(read(client, "a"), HANG_S)
+    double.behaviour = letters
+    assert joined(await read(client, "again")) == "again"
+    assert double.opened == 2

@@ -22,10 +22,8 @@ from charonia_client import (
 from charonia_client.errors import from_triton
 from charonia_client.tensors import encode, encode_action, set_subscription
 from charonia_client.terminal import messages_of, plain
-from charonia_client.types import TopToken
-from charonia_client.vocabulary import Vocabulary
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+from tritonclient.utils import serialize_byte_tensor
 
 
 def inputs(message: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], bytes]]:
@@ -35,7 +33,7 @@ def inputs(message: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], byt
     }
 
 
-def test_a_guide_that_is_none_names_what_makes_one() -> None:
+def test_wrong_guide_error_names_the_constructors() -> None:
     sent = inputs(encode(GenerateRequest(text="hi", guide=Guide.choice(["yes", "no"])), "id", "ensemble"))
     assert sent["guided_decoding_guide"][2] == serialize_byte_tensor(np.array([b'["yes", "no"]'], object)).item()
     request = GenerateRequest(text="hi", guide="[0-9]+")  # type: ignore[arg-type]
@@ -43,52 +41,41 @@ def test_a_guide_that_is_none_names_what_makes_one() -> None:
         encode(request, "id", "ensemble")
 
 
-def test_what_is_not_set_is_not_sent() -> None:
+def test_unset_fields_are_not_sent() -> None:
     sent = inputs(encode(GenerateRequest(text="hi"), "id", "ensemble"))
     assert set(sent) == {"text_input", "stream"}
     assert sent["text_input"] == ("BYTES", [1], b"\x02\x00\x00\x00hi")
 
 
-def test_every_field_has_its_type_and_shape() -> None:
-    request = GenerateRequest(
-        messages=[{"role": "user", "content": "你好"}],
-        max_tokens=5,
-        temperature=0.5,
-        seed=2**64 - 1,
-        stop_words=["a", "bc"],
-        end_id=[1, 2, 3],
-        ignore_eos=True,
-        logit_bias={7: -1.5},
-        logprobs=2,
-        stream=False,
-        echo=True,
-        n=3,
-        best_of=4,
-        prompt_logprobs=0,
-        timeout_ms=1500,
-        session_id="é",
-        interactive=True,
-        end_session=True,
-    )
-    sent = inputs(encode(request, "id", "ensemble"))
+@pytest.mark.parametrize(
+    ("field", "value", "name", "tensor"),
+    [
+        ("max_tokens", 5, "max_tokens", ("INT32", [1], struct.pack("<i", 5))),
+        ("temperature", 0.5, "temperature", ("FP32", [1], struct.pack("<f", 0.5))),
+        ("seed", 2**64 - 1, "seed", ("UINT64", [1], b"\xff" * 8)),
+        ("end_id", [1, 2, 3], "end_id", ("INT32", [3], struct.pack("<3i", 1, 2, 3))),
+        ("stream", False, "stream", ("BOOL", [1], b"\x00")),
+        ("echo", True, "exclude_input_in_output", ("BOOL", [1], b"\x00")),
+        ("logprobs", 2, "top_logprobs", ("INT32", [1], struct.pack("<i", 2))),
+        ("logprobs", 2, "return_log_probs", ("BOOL", [1], b"\x01")),
+        ("n", 3, "num_return_sequences", ("INT32", [1], struct.pack("<i", 3))),
+        ("session_id", "é", "session_id", ("BYTES", [1], b"\x02\x00\x00\x00" + "é".encode())),
+        ("logit_bias", {7: -1.5}, "logit_bias", ("BYTES", [1], b'\x0b\x00\x00\x00{"7": -1.5}')),
+        ("stop_words", ["a", "bc"], "stop_words", ("BYTES", [2], b"\x01\x00\x00\x00a\x02\x00\x00\x00bc")),
+    ],
+)
+def test_a_field_is_sent_as_a_tensor(field: str, value: Any, name: str, tensor: tuple[str, list[int], bytes]) -> None:
+    messages = [{"role": "user", "content": "你好"}]
+    sent = inputs(encode(GenerateRequest(messages=messages, **{field: value}), "id", "ensemble"))
     assert sent["messages"][2][4:].decode() == '[{"role": "user", "content": "你好"}]'
-    assert sent["max_tokens"] == ("INT32", [1], struct.pack("<i", 5))
-    assert sent["temperature"] == ("FP32", [1], struct.pack("<f", 0.5))
-    assert sent["seed"] == ("UINT64", [1], b"\xff" * 8)
-    assert sent["end_id"] == ("INT32", [3], struct.pack("<3i", 1, 2, 3))
-    assert sent["ignore_eos"] == ("BOOL", [1], b"\x01")
-    assert sent["stream"] == ("BOOL", [1], b"\x00")
-    assert sent["exclude_input_in_output"] == ("BOOL", [1], b"\x00")
-    assert sent["top_logprobs"] == ("INT32", [1], struct.pack("<i", 2))
-    assert sent["num_return_sequences"] == ("INT32", [1], struct.pack("<i", 3))
-    assert sent["best_of"] == ("INT32", [1], struct.pack("<i", 4))
-    assert sent["prompt_logprobs"] == ("INT32", [1], struct.pack("<i", 0))
-    assert sent["timeout_ms"] == ("INT32", [1], struct.pack("<i", 1500))
-    assert sent["session_id"] == ("BYTES", [1], b"\x02\x00\x00\x00" + "é".encode())
+    assert sent[name] == tensor
+
+
+def test_flags_of_a_session_are_sent() -> None:
+    sent = inputs(
+        encode(GenerateRequest(text="x", session_id="s", interactive=True, end_session=True), "id", "ensemble")
+    )
     assert sent["interactive"] == sent["end_session"] == ("BOOL", [1], b"\x01")
-    assert sent["logit_bias"][2][4:] == b'{"7": -1.5}'
-    assert sent["stop_words"][:2] == ("BYTES", [2])
-    assert list(deserialize_bytes_tensor(sent["stop_words"][2])) == [b"a", b"bc"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +101,7 @@ def test_an_action_names_the_request_or_the_session(action: Any) -> None:
     assert inputs(message) == {action: ("BOOL", [1], b"\x01"), "session_id": ("BYTES", [1], b"\x01\x00\x00\x00s")}
 
 
-def test_request_names_its_subscription_instead_of_the_one_before() -> None:
+def test_subscription_of_a_request_is_replaced() -> None:
     message = encode(GenerateRequest(text="x"), "id", "ensemble")
     for name, key in (("first", 1), ("second", 7)):
         set_subscription(message, name, key)
@@ -125,7 +112,7 @@ def test_request_names_its_subscription_instead_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("flag", ["interactive", "end_session"])
-def test_what_is_about_a_session_needs_one(flag: str) -> None:
+def test_session_flags_require_a_session_id(flag: str) -> None:
     with pytest.raises(ValueError, match="session_id"):
         GenerateRequest(text="x", **{flag: True})
 
@@ -152,7 +139,7 @@ def test_kind_of_error_by_its_text(text: str, kind: type[CharoniaError], shown: 
     assert shown in str(error)
 
 
-def test_overload_says_when_to_come_again() -> None:
+def test_overload_error_has_the_time_to_retry() -> None:
     error = from_triton("[429] 512 requests wait; retry after 2.5 s")
     assert isinstance(error, Overloaded) and error.retry_after == 2.5
 
@@ -173,7 +160,9 @@ def response_of(ids: Sequence[int], span: tuple[int, int]) -> GenerateResponse:
         ([0, 5, 3, 4], (0, 8), [b" hello", b"", b"\xc3", b"\xa9"]),
     ],
 )
-def test_tokens_are_what_they_add_to_the_text(ids: list[int], span: tuple[int, int], tokens: list[bytes]) -> None:
+def test_tokens_are_the_bytes_that_they_add_to_the_text(
+    ids: list[int], span: tuple[int, int], tokens: list[bytes]
+) -> None:
     assert response_of(ids, span).tokens == tokens
 
 
@@ -188,36 +177,6 @@ def test_tokens_are_what_they_add_to_the_text(ids: list[int], span: tuple[int, i
 )
 def test_stop_word_follows_the_text(ids: list[int], end: int, found: str | None) -> None:
     assert response_of(ids, (0, end)).find_stop_word(["never", "orl", "é"]) == found
-
-
-async def test_vocabulary_asks_for_each_token_once_until_it_forgets() -> None:
-    """Another request may find that the server does not respond during the lookup of tokens."""
-
-    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        if away:
-            raise Unavailable("the server is shutting down")
-        if 1 in wanted:
-            vocabulary.forget()
-        asked.append(list(wanted))
-        return [f"<{token}>".encode() for token in wanted], [token == 5 for token in wanted]
-
-    async def named(*ids: int) -> list[bytes | None]:
-        response = GenerateResponse("", top_logprobs=[[TopToken(token, 0.0) for token in ids]])
-        await vocabulary.name_tokens(response)
-        return [top.token for top in response.top_logprobs[0]]
-
-    away = False
-    asked: list[list[int]] = []
-    vocabulary = Vocabulary(lookup)
-    assert [await named(0), await named(0, 1), await named(0)] == [[b"<0>"], [b"<0>", b"<1>"], [b"<0>"]]
-    assert asked == [[0], [1], [0]], "a forgotten token is asked for again"
-    away = True
-    vocabulary.forget()
-    assert await named(0, 2) == [b"<0>", None], "a token that was known before is still named"
-    away = False
-    prompt = GenerateResponse("", prompt_ids=(5, 6))
-    await vocabulary.name_tokens(prompt)
-    assert (prompt.prompt_tokens, prompt.prompt_special) == ([b"<5>", b"<6>"], [True, False])
 
 
 @pytest.mark.parametrize(
@@ -236,5 +195,5 @@ def test_lines_become_messages(lines: str, enter_sends: bool, messages: list[str
     assert list(messages_of(lines.splitlines(keepends=True), enter_sends)) == messages
 
 
-def test_of_a_models_text_no_control_reaches_the_terminal() -> None:
+def test_control_characters_of_a_model_are_removed() -> None:
     assert plain("a\tb\n\x1b]52;c;eA==\x07\x9b2Jc\r\x7fé\u00a0") == "a\tb\n]52;c;eA==2Jcé\u00a0"

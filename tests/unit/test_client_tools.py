@@ -76,7 +76,7 @@ def many(*values: str) -> None: ...
 
 
 @pytest.mark.parametrize("function", [odd, many])
-def test_a_parameter_that_json_has_not_is_refused(function: Any) -> None:
+def test_parameter_of_an_unsupported_type_is_refused(function: Any) -> None:
     with pytest.raises(TypeError, match=rf"{function.__name__}\(values?\)"):
         Tools([function])
 
@@ -97,7 +97,7 @@ async def test_a_call_runs_the_function_with_its_arguments() -> None:
         ("fail", '{"why": "no network"}', "error: RuntimeError: no network"),
     ],
 )
-async def test_what_goes_wrong_is_told_to_the_model(name: str, arguments: str, text: str) -> None:
+async def test_error_of_a_call_is_its_result(name: str, arguments: str, text: str) -> None:
     assert (await Tools([weather, fail]).call("1", name, arguments)).text.startswith(text)
 
 
@@ -119,7 +119,7 @@ class Caller(Client):
     async def end_session(self, session_id: str) -> None: ...
 
 
-async def test_a_call_is_forced_in_the_first_answer_alone() -> None:
+async def test_call_is_forced_only_in_the_first_response() -> None:
     """Otherwise the model would call tools without end."""
     for choice, seen in (("required", ["required", None, None]), ("none", ["none"] * 3), (None, [None] * 3)):
         client = Caller(2)
@@ -130,7 +130,7 @@ async def test_a_call_is_forced_in_the_first_answer_alone() -> None:
         assert [message.get("reasoning_content") for message in history] == [None, "I think.", None, "I think.", None]
 
 
-async def test_a_model_that_calls_for_ever_is_asked_no_more() -> None:
+async def test_endless_calls_end_after_the_maximum_of_rounds() -> None:
     request, history = GenerateRequest(messages=[]), [{"role": "user", "content": "x"}]
     with pytest.raises(TooManyRounds, match="functions in each of 2 responses"):
         _ = [item async for item in converse(Caller(9), request, Tools([weather]), history, max_rounds=2)]
@@ -151,7 +151,7 @@ class Once:
         return self._messages.pop() if self._messages else None
 
 
-async def test_the_terminal_says_that_a_model_is_asked_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_terminal_prints_the_maximum_of_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     client = Caller(100)
     assert await Chat(client, Once(), sampling={}, tools=Tools([weather])).run() == 0
     assert (

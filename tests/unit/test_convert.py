@@ -26,7 +26,7 @@ from charonia.serve.model import prepare
 from charonia.text.tokenizer import load_tokenizer
 from charonia.triton_models import answers_dir
 from charonia.weights import workspace
-from charonia.weights.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
+from charonia.weights.checkpoint import DTYPES, Array, SafetensorsCheckpoint, open_checkpoint
 from charonia.weights.convert import convert, link_workspace, read_config, read_source
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.tensor_parallel import split
@@ -52,7 +52,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray[Any, Any]]], None], dtype: str = "F32") -> None:
+def rewrite(folder: Path, change: Callable[[dict[str, Array]], object], dtype: str = "F32") -> None:
     """Write model.safetensors again after `change`."""
     checkpoint = open_checkpoint(folder)
     tensors = {name: np.array(checkpoint.read(name)) for name in checkpoint.tensors}
@@ -171,22 +171,75 @@ def test_auto_is_the_type_of_most_weights_whatever_config_json_says(model: Path)
     assert read_source(model).spec.config.weight_type == "bf16"
 
 
-def test_fp16_that_would_overflow_is_refused(model: Path, tmp_path: Path) -> None:
-    rewrite(model, lambda tensors: tensors["lm_head.weight"].__setitem__((0, 0), 1e5))
-    with pytest.raises(UnsupportedError, match=r"lm_head\.weight has values up to 1e\+05.*--dtype bf16"):
-        convert(model, tmp_path / "w", dtype="fp16")
-    assert not list(tmp_path.glob("*w*"))
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+ONES = np.ones(4, np.float32)
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite_are_refused_at_conversion(
-    model: Path, tmp_path: Path, dtype: str, value: float
+def with_value(value: float, at: tuple[int, int] = (-1, -1)) -> Callable[[dict[str, Array]], None]:
+    return lambda tensors: tensors[HEAD].__setitem__(at, value)
+
+
+def tie_with_a_bias(tensors: dict[str, Array]) -> None:
+    tensors[HEAD] = tensors[EMBEDDING]
+    tensors["lm_head.bias"] = np.ones(len(tensors[HEAD]), np.float32)
+
+
+# A change of the tensors, the type of the file, the type to convert to, changed keys of config.json, and the error.
+@pytest.mark.parametrize(
+    ("change", "stored", "dtype", "keys", "said"),
+    [
+        (with_value(1e5, (0, 0)), "F32", "fp16", {}, r"lm_head\.weight has values up to 1e\+05.*--dtype bf16"),
+        *(
+            (with_value(value), stored, "auto", {}, r"tensor lm_head\.weight has values that are not finite")
+            for stored in ("F32", "F16", "BF16")
+            for value in (np.nan, np.inf, -np.inf)
+        ),
+        (
+            lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"),
+            *("F32", "auto", {}, r"1 tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight"),
+        ),
+        (lambda tensors: tensors.pop(HEAD), "F32", "auto", {}, r"lm_head\.weight is missing"),
+        (
+            lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": ONES}),
+            *("F32", "auto", {}, r"q_norm\.weight"),
+        ),
+        (
+            lambda tensors: None,
+            *("F32", "auto", {"intermediate_size": 161}),
+            r"gate_proj\.weight has shape \[160, 64\] where config\.json says \[161, 64\]",
+        ),
+        (tie_with_a_bias, "F32", "auto", {"tie_word_embeddings": True}, r"lm_head\.bias"),
+    ],
+)
+def test_weights_that_are_wrong_are_refused_at_conversion_by_name(
+    change: Callable[[dict[str, Array]], object],
+    stored: str,
+    dtype: str,
+    keys: dict[str, Any],
+    said: str,
+    model: Path,
+    tmp_path: Path,
 ) -> None:
-    rewrite(model, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), value), dtype)
-    with pytest.raises(ModelError, match=r"tensor lm_head\.weight has values that are not finite"):
-        convert(model, tmp_path / "w")
+    rewrite(model, change, stored)
+    edit_config(model, **keys)
+    with pytest.raises((ModelError, UnsupportedError), match=said):
+        convert(model, tmp_path / "w", dtype=dtype)
     assert not list(tmp_path.glob("*w*"))
+
+
+def test_old_rotary_tables_are_ignored_and_a_tied_model_needs_no_output_tensor(model: Path, tmp_path: Path) -> None:
+    rewrite(model, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": ONES}))
+    convert(model, tmp_path / "w")
+    rewrite(model, lambda tensors: tensors.pop(HEAD))
+    edit_config(model, tie_word_embeddings=True)
+    convert(model, tmp_path / "v")
+
+
+def test_a_truncated_file_is_refused(model: Path, tmp_path: Path) -> None:
+    file = model / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+    with pytest.raises(ModelError, match="download it again"):
+        convert(model, tmp_path / "w")
 
 
 def test_weights_that_are_used_in_place_and_not_finite_fail_the_request(model: Path) -> None:
@@ -224,46 +277,6 @@ def test_old_bin_checkpoints_are_converted_even_when_a_link_is_asked_for(model: 
     assert answers(link_workspace(model, tmp_path / "w")) == whole
     assert (tmp_path / "w" / workspace.WEIGHTS / "rank-0.safetensors").is_file()
     assert answers(model) == whole
-
-
-def test_a_missing_tensor_is_named(model: Path, tmp_path: Path) -> None:
-    rewrite(model, lambda tensors: tensors.__delitem__("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(ModelError, match=r"1 tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight"):
-        convert(model, tmp_path / "w")
-
-
-def test_an_unknown_tensor_is_named_and_old_rotary_tables_are_not(model: Path, tmp_path: Path) -> None:
-    def add(name: str) -> None:
-        rewrite(model, lambda tensors: tensors.__setitem__(name, np.ones(4, np.float32)))
-
-    add("model.layers.0.self_attn.rotary_emb.inv_freq")
-    convert(model, tmp_path / "w")
-    add("model.layers.0.self_attn.q_norm.weight")
-    with pytest.raises(UnsupportedError, match=r"q_norm\.weight"):
-        convert(model, tmp_path / "v")
-
-
-def test_a_shape_that_config_json_does_not_promise_is_named(model: Path, tmp_path: Path) -> None:
-    edit_config(model, intermediate_size=161)
-    with pytest.raises(
-        ModelError, match=r"gate_proj\.weight has shape \[160, 64\] where config\.json says \[161, 64\]"
-    ):
-        convert(model, tmp_path / "w")
-
-
-def test_an_untied_model_without_an_output_tensor_is_refused(model: Path, tmp_path: Path) -> None:
-    rewrite(model, lambda tensors: tensors.__delitem__("lm_head.weight"))
-    with pytest.raises(ModelError, match=r"lm_head\.weight is missing"):
-        convert(model, tmp_path / "w")
-    edit_config(model, tie_word_embeddings=True)
-    convert(model, tmp_path / "w")
-
-
-def test_a_truncated_file_is_refused(model: Path, tmp_path: Path) -> None:
-    file = model / "model.safetensors"
-    os.truncate(file, file.stat().st_size - 100)
-    with pytest.raises(ModelError, match="download it again"):
-        convert(model, tmp_path / "w")
 
 
 def end_ids(weights: Path) -> str:
@@ -491,77 +504,14 @@ def test_a_linked_workspace_whose_model_has_gone_says_so(model: Path, tmp_path: 
         Engine.from_pretrained(root)
 
 
-def taken(checkpoint: Checkpoint, part: TensorPart) -> Array:
-    values = checkpoint.read(part.name)
-    rows, cols = part.rows or (0, len(values)), part.cols or (0, values.shape[-1])
-    return values[rows[0] : rows[1]] if values.ndim == 1 else values[rows[0] : rows[1], cols[0] : cols[1]]
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_ranks_tensors_make_the_whole(model: Path, tmp_path: Path, ranks: int) -> None:
-    weights = convert(model, tmp_path / "w", tp=ranks) / workspace.WEIGHTS
-    manifest = json.loads((weights / "manifest.json").read_text())
-    assert manifest["ranks"] == ranks
-    assert _engine.read_config_ini(weights / "config.ini")["tensor_para_size"] == str(ranks)
-    theirs = open_checkpoint(model)
-    ours = [SafetensorsCheckpoint([weights / f"rank-{rank}.safetensors"]) for rank in range(ranks)]
-    assert {name for checkpoint in ours for name in checkpoint.tensors} == manifest["tensors"].keys()
-
-    def of_ranks(module: str) -> list[Array]:
-        return [ours[rank].read(f"layers.1.{module}.{rank}.weight") for rank in range(ranks)]
-
-    layer = "model.layers.1"
-    for module, name, axis in (
-        ("attention.wo", "self_attn.o_proj", 1),
-        ("feed_forward.w1", "mlp.gate_proj", 0),
-        ("feed_forward.w3", "mlp.up_proj", 0),
-        ("feed_forward.w2", "mlp.down_proj", 1),
-    ):
-        assert np.array_equal(np.concatenate(of_ranks(module), axis), theirs.read(f"{layer}.{name}.weight"))
-    q, k, v = (theirs.read(f"{layer}.self_attn.{part}_proj.weight") for part in "qkv")
-    head, heads, kv_heads = 16, 4 // ranks, 2
-    for rank, mine in enumerate(of_ranks("attention.w_qkv")):
-        first = rank * kv_heads // ranks * head  # of the KV head for the rank's q heads
-        expected = [
-            q[rank * heads * head : (rank + 1) * heads * head],
-            k[first : first + head],
-            v[first : first + head],
-        ]
-        assert np.array_equal(mine, np.concatenate(expected))
-    outputs = [ours[rank].read(f"output.{rank}.weight") for rank in range(ranks)]
-    assert np.array_equal(np.concatenate(outputs), theirs.read("lm_head.weight"))
-    # The embedding and the norms exist once for all ranks.
-    assert all(name.split(".")[-2] == str(rank) for rank in range(1, ranks) for name in ours[rank].tensors)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_linked_workspace_names_the_ranges_that_a_converted_one_holds(
-    model: Path, tmp_path: Path, ranks: int
-) -> None:
-    link = link_workspace(model, tmp_path / "l", settings={"tensor_para_size": str(ranks)}) / workspace.WEIGHTS
-    copy = convert(model, tmp_path / "w", tp=ranks) / workspace.WEIGHTS
-    linked = json.loads((link / "manifest.json").read_text())["tensors"]
-    copied = json.loads((copy / "manifest.json").read_text())["tensors"]
-    assert linked.keys() == copied.keys()
-    theirs = open_checkpoint(model)
-    for name, entry in linked.items():
-        pieces = [
-            taken(theirs, TensorPart(part["name"], (), part.get("rows"), part.get("cols"))) for part in entry["parts"]
-        ]
-        (place,) = copied[name]["parts"]
-        ours = SafetensorsCheckpoint([copy / place["file"]]).read(place["name"])
-        assert np.array_equal(np.concatenate(pieces), ours)
-        assert {key: entry.get(key) for key in ("rank", "dtype", "shape")} == {
-            key: copied[name].get(key) for key in ("rank", "dtype", "shape")
-        }
-        assert entry["shape"] == list(ours.shape)
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_ways_to_several_ranks_answer_alike_and_as_one_rank_does(
     model: Path, tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, logprobs = answers(convert(model, tmp_path / "w", tp=ranks))
+    root = convert(model, tmp_path / "w", tp=ranks)
+    assert workspace.read_manifest(root / workspace.WEIGHTS).ranks == ranks
+    assert _engine.read_config_ini(root / workspace.WEIGHTS / "config.ini")["tensor_para_size"] == str(ranks)
+    tokens, logprobs = answers(root)
     expected_tokens, expected_logprobs = answers(model)
     assert tokens == expected_tokens
     assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
@@ -851,21 +801,6 @@ def test_what_a_router_needs_stays_fp32_in_a_16_bit_workspace(tmp_path: Path) ->
     assert answers(root) == answers(folder, dtype="bf16")
 
 
-def test_a_rank_of_an_interleaved_tensor_holds_its_own_groups() -> None:
-    spec = describe(LAYOUTS["interleaved"], "m")
-    tensors = split(spec.tensors, spec.config, 2)
-    for kind in ("weight", "bias"):
-        # Groups of two q heads, k and v, 16 rows each: rank 1 has the second group.
-        assert [part.rows for part in tensors[f"layers.0.attention.w_qkv.1.{kind}"]] == [
-            (64, 96),
-            (96, 112),
-            (112, 128),
-        ]
-    # With one head per rank, the ranks of a group have the same k and v.
-    tensors = split(spec.tensors, spec.config, 4)
-    assert [part.rows for part in tensors["layers.0.attention.w_qkv.3.weight"]] == [(80, 96), (96, 112), (112, 128)]
-
-
 def test_a_model_of_experts_alone_is_split_by_their_width() -> None:
     spec = describe({**LAYOUTS["experts"], "intermediate_size": 62}, "m")
     assert len(split(spec.tensors, spec.config, 2)) > len(spec.tensors)
@@ -912,18 +847,6 @@ def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: 
     assert read_source(tied).spec.config.tie_word_embeddings
 
 
-def test_a_bias_beside_an_output_layer_that_equals_the_embedding_is_rejected(model: Path) -> None:
-    edit_config(model, tie_word_embeddings=True)
-
-    def add(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-        tensors["lm_head.bias"] = np.ones(len(tensors["lm_head.weight"]), np.float32)
-
-    rewrite(model, add)
-    with pytest.raises(UnsupportedError, match=r"lm_head\.bias"):
-        read_source(model)
-
-
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
@@ -932,7 +855,7 @@ def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixe
     shutil.copytree(text_only, both)
     (both / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 7]}))
 
-    def rename(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+    def rename(tensors: dict[str, Array]) -> None:
         for name in list(tensors):
             tensors[prefix + name.removeprefix("model.")] = tensors.pop(name)
         place = "model." if prefix.startswith("model.") else ""
@@ -956,7 +879,7 @@ def test_layers_that_predict_further_tokens_are_ignored_in_a_text_part_too(prefi
     write_random_model(tmp_path, {**text, "model_type": "glm4_moe"}, weight_type="fp32")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "glm4v_moe", "text_config": text}))
 
-    def rename(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+    def rename(tensors: dict[str, Array]) -> None:
         tensors[f"model.layers.{TINY['num_hidden_layers']}.eh_proj.weight"] = np.ones((3, 3), np.float32)
         for name in list(tensors):
             tensors[name.replace("model.", prefix, 1)] = tensors.pop(name)
@@ -981,20 +904,6 @@ def test_gemmas_factor_of_the_embedding_is_rounded_with_the_weights(tmp_path: Pa
     config = {**TINY, "model_type": "gemma2", "head_dim": 16, "hidden_size": 50}
     write_random_model(tmp_path / "m", config, weight_type=dtype)
     assert read_source(tmp_path / "m").spec.config.embedding_scale == pytest.approx(scale, rel=1e-7)
-
-
-def test_a_bias_after_the_sum_over_the_ranks_is_rank_0s_alone() -> None:
-    config = {**SHAPES["tiny"].config(), "attention_bias": True, "mlp_bias": True}
-    spec = describe(config, "biased")
-    tensors = split(spec.tensors, spec.config, 2)
-    assert tensors["layers.0.attention.w_qkv.1.bias"][0].rows == (32, 64)
-    assert tensors["layers.0.feed_forward.w3.1.bias"][0].rows == (80, 160)
-    for name in ("attention.wo", "feed_forward.w2"):
-        assert tensors[f"layers.0.{name}.0.bias"] == spec.tensors[f"layers.0.{name}.0.bias"]
-        assert f"layers.0.{name}.1.bias" not in tensors
-    whole = split(spec.tensors, spec.config, 1)
-    assert whole.pop("output.0.weight") == spec.tensors["output.weight"]
-    assert whole == {name: parts for name, parts in spec.tensors.items() if name != "output.weight"}
 
 
 @pytest.mark.parametrize(("ranks", "key"), [(3, "head_num = 4"), (8, "head_num = 4")])

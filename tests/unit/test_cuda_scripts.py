@@ -45,7 +45,7 @@ def test_a_kernel_that_spills_is_named(tmp_path: Path) -> None:
     assert "2 kernels of 2 files, of which 1 spill registers" in result.stdout
 
 
-def test_nothing_compiled_is_no_success(tmp_path: Path) -> None:
+def test_missing_output_is_an_error(tmp_path: Path) -> None:
     assert check(tmp_path).returncode == 1
 
 

@@ -41,6 +41,10 @@ def test_delivery_the_engines_encoding_is_protobufs() -> None:
                 prompt_log_probs=[-1.5, -2],
                 prompt_top_log_prob_ids=[4, 5],
                 prompt_top_log_probs=[-0.25, -0.5],
+                top_token_bytes=[b"", b"top", b"top"],
+                prompt_token_bytes=[b"<s>", b"top", b"top"],
+                prompt_token_special=[True, False, False],
+                prompt_top_token_bytes=[b"top", b"top"],
             ),
             Chunk(subscription_key=5),
             Chunk(subscription_key=6, finish_reason=4, text_output=[b"[504] late"]),
@@ -52,13 +56,15 @@ def test_delivery_the_engines_encoding_is_protobufs() -> None:
     assert (part.text, part.token_ids, part.finish_reason, part.index) == ("promptbé", (1, 300, 70000), "length", 2)
     assert (part.text_span, part.tokens) == ((1, 4), [b"b", b"", "é".encode()])
     assert part.timings == Timings(0.5, 20.25, 1e6)
-    assert part.top_logprobs == [[TopToken(-1, -10)], [TopToken(3000, -3000)], [TopToken(700000, -700000)]]
+    tops = [TopToken(-1, -10), TopToken(3000, -3000, b"top"), TopToken(700000, -700000, b"top")]
+    assert part.top_logprobs == [[top] for top in tops]
     assert (part.prompt_ids, part.prompt_logprobs) == ((7, 8, 9), (-1.5, -2))
-    assert part.prompt_top_logprobs == [[TopToken(4, -0.25)], [TopToken(5, -0.5)]]
+    assert (part.prompt_tokens, part.prompt_special) == ([b"<s>", b"top", b"top"], [True, False, False])
+    assert part.prompt_top_logprobs == [[TopToken(4, -0.25, b"top")], [TopToken(5, -0.5, b"top")]]
 
 
 def test_delivery_the_proto_file_is_read_completely() -> None:
     numbers = {field.number: field.name for field in Chunk.DESCRIPTOR.fields}
-    assert sorted(numbers) == list(range(1, 25))
+    assert sorted(numbers) == list(range(1, 29))
     reason = Chunk.DESCRIPTOR.fields_by_name["finish_reason"].enum_type
     assert [value.name for value in reason.values] == ["NONE", "STOP", "LENGTH", "CANCELLED", "ERROR"]

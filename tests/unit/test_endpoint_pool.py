@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -74,9 +74,6 @@ class Fake(Server):
 
     async def end_session(self, session_id: str) -> None:
         await self._act("end", session_id)
-
-    async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        raise NotImplementedError
 
     async def _say(self, what: str, unknown: Any) -> Any:
         self.asked.append(what)

@@ -61,30 +61,6 @@ async def test_answers_with_log_probabilities_are_whole_however_many_they_are(to
     assert len(choice["logprobs"]["text_offset"]) == tokens
 
 
-async def test_an_answer_whose_server_has_no_vocabulary_any_more_is_not_lost() -> None:
-    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
-        yield with_logprobs(part("xy", "stop"), 2, 1)
-
-    async with gateway() as (web, server):
-        server.behaviour = answer
-        server.vocabulary_gone = True
-        chat = await web.post("/v1/chat/completions", json={**CHAT, "logprobs": True, "top_logprobs": 1})
-        text = await web.post("/v1/completions", json={"model": MODEL, "prompt": "hi", "logprobs": 1})
-    assert chat.status_code == text.status_code == 200
-    (choice,) = chat.json()["choices"]
-    unknown = {"token": "\ufffd", "logprob": -0.5, "bytes": None}
-    assert choice["message"]["content"] == "xy"
-    assert choice["logprobs"]["content"] == [
-        {"token": token, "logprob": -0.5, "bytes": [ord(token)], "top_logprobs": [unknown]} for token in "xy"
-    ]
-    assert text.json()["choices"][0]["logprobs"] == {
-        "tokens": ["x", "y"],
-        "token_logprobs": [-0.5] * 2,
-        "top_logprobs": [{"\ufffd": -0.5}] * 2,
-        "text_offset": [0, 1],
-    }
-
-
 async def test_a_request_to_a_server_that_drains_hears_so_in_no_words_of_tritons() -> None:
     async def refuse(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         yield error("Request for unknown model: 'ensemble' has no available versions")

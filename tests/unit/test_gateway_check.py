@@ -14,10 +14,9 @@ from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.port import bound_sockets
 from fastapi import FastAPI
 
-from charonia.errors import InvalidRequestError
+from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve.access import Port
 from charonia.serve.checks import check_ports
-from charonia.serve.errors import ServeError
 from charonia.settings import read_settings
 
 

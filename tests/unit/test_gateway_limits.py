@@ -176,7 +176,11 @@ async def test_a_key_has_as_many_requests_at_once_as_it_may(file: KeyFile) -> No
         go.set()
         assert (await first).status_code == 200
         third = await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
-    assert (second.status_code, second.headers["retry-after"], third.status_code) == (429, "1", 200)
+        several = await web.post("/v1/chat/completions", json={**CHAT, "n": 2}, headers=file.bearer("one"))
+        assert (several.status_code, several.json()["error"]["param"]) == (400, "n")
+        fourth = await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
+    assert (second.status_code, second.headers["retry-after"]) == (429, "1")
+    assert (third.status_code, fourth.status_code) == (200, 200)
 
 
 async def test_openais_and_anthropics_clients_know_the_errors(file: KeyFile) -> None:

@@ -90,7 +90,7 @@ async def test_processes_share_concurrent_requests(make: Make) -> None:
     await here.begin(asked, "one")
     await there.begin(asked, "two")
     for full in (here, there):
-        with pytest.raises(LimitExceeded, match="2 requests running"):
+        with pytest.raises(LimitExceeded, match="may have 2 sequences running"):
             await full.begin(asked, "more")
     await here.end(asked, "one", 0)
     await there.begin(asked, "three")
@@ -99,6 +99,25 @@ async def test_processes_share_concurrent_requests(make: Make) -> None:
         with pytest.raises(LimitExceeded, match="3 requests per minute"):
             await here.begin(asked, "four")
     await there.end(asked, "two", 0)
+
+
+async def test_each_sequence_of_a_request_counts(make: Make) -> None:
+    here, there = (Limiter(one) for one in make(DEFAULT))
+    asked = key(max_concurrent=3)
+    await here.begin(asked, "one")
+    await here.add(asked, "one", 2)
+    await there.begin(asked, "two")
+    with pytest.raises(LimitExceeded):
+        await there.add(asked, "two", 2)
+    await here.end(asked, "one", 0, 2)
+    await there.add(asked, "two", 3)
+    with pytest.raises(LimitExceeded):
+        await here.begin(asked, "three")
+    await there.end(asked, "two", 0, 3)
+    await here.begin(asked, "three")
+    with pytest.raises(ApiError, match="asks for 4 sequences") as refused:
+        await here.add(asked, "three", 4)
+    assert refused.value.status == 400
 
 
 async def test_a_window_ends_after_a_minute() -> None:
@@ -115,17 +134,17 @@ async def test_concurrent_requests_of_a_process_that_died_end_with_their_lease(
     redis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (RedisState(redis, prefix="lease") for _ in range(2))
-    assert await one.acquire("k", "dead", 2) and await two.acquire("k", "alive", 2)
+    assert await one.acquire("k", ["dead"], 2) and await two.acquire("k", ["alive"], 2)
     await one._redis.zadd("leaseholders:k", {"dead": 1, "alive": 1})  # the leases have ended
     monkeypatch.setattr(state, "_RENEW_S", 0)
     renewing = asyncio.create_task(two.follow())
     while await two._redis.zscore("leaseholders:k", "alive") == 1:
         await asyncio.sleep(0.01)
     renewing.cancel()
-    assert await one.acquire("k", "more", 2) and not await one.acquire("k", "too many", 2)
-    await two.release("k", "alive")
+    assert await one.acquire("k", ["more"], 2) and not await one.acquire("k", ["too many"], 2)
+    await two.release("k", ["alive"])
     await two._renew(["leaseholders:k"], [60, "alive"])  # it was about to be renewed when it was released
-    assert await one.acquire("k", "another", 2)
+    assert await one.acquire("k", ["another"], 2)
     await one.close()
     await two.close()
 

@@ -23,8 +23,8 @@ from charonia_gateway.settings import Settings
 from charonia_gateway.tls import Certificates, TlsError
 from gateway_in_process import MODEL, gateway
 
+from charonia.errors import ServeError
 from charonia.serve.access import grpc_tls_options
-from charonia.serve.errors import ServeError
 from charonia.serve.fetch import answers, takes_tls
 from charonia.settings import ServeSettings
 

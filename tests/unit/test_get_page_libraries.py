@@ -40,7 +40,7 @@ def run(tree: Path, *options: str, **env: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_what_fails_says_what_to_do_and_leaves_nothing(tree: Path) -> None:
+def test_failed_download_names_the_remedy_and_leaves_nothing(tree: Path) -> None:
     ended = run(tree, NPM_FAILS="1")
     assert ended.returncode == 1
     assert "integrity checksum failed" in ended.stderr and "npm_config_registry" in ended.stderr
@@ -49,7 +49,7 @@ def test_what_fails_says_what_to_do_and_leaves_nothing(tree: Path) -> None:
     assert "see WANTED in" in run(tree).stderr
 
 
-def test_what_is_there_is_not_fetched_again(tree: Path) -> None:
+def test_existing_libraries_are_not_downloaded_again(tree: Path) -> None:
     libraries = tree / "gateway/charonia_gateway/page/libraries"
     wanted = ROOT / "gateway/charonia_gateway/page/libraries"
     if not wanted.is_dir():
@@ -64,7 +64,7 @@ def test_what_is_there_is_not_fetched_again(tree: Path) -> None:
     assert run(tree, NPM_FAILS="1").returncode == 1  # another pin
 
 
-def test_what_tests_need_is_not_shipped(tree: Path) -> None:
+def test_libraries_for_tests_are_not_shipped(tree: Path) -> None:
     (tree / "made/axe-core").mkdir(parents=True)
     (tree / "made/axe-core/axe.min.js").write_text("axe")
     ended = run(tree, "--tests")

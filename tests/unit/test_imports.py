@@ -70,7 +70,7 @@ def test_no_two_modules_import_each_other_by_whatever_way(folder: str) -> None:
         ("charonia.cli, charonia.serve.launcher", ["fastapi", "numpy"]),
     ],
 )
-def test_what_starts_programs_imports_nothing_large_that_they_alone_need(starts: str, started: list[str]) -> None:
+def test_starting_programs_import_no_large_packages(starts: str, started: list[str]) -> None:
     code = f"import sys, {starts}; print([name for name in {started} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

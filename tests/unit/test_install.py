@@ -54,7 +54,7 @@ def told(folder: Path, name: str) -> tuple[list[str], dict[str, str]]:
     return arguments, env
 
 
-def test_uv_is_told_what_pip_is(install: ModuleType, tools: Path) -> None:
+def test_uv_gets_the_settings_of_pip(install: ModuleType, tools: Path) -> None:
     (tools / "pip-config").write_text(
         "global.index-url='https://user:key@mirror.example/simple'\n"
         "global.find-links='/opt/wheels\\n/opt/more'\n"
@@ -90,15 +90,6 @@ def test_the_real_pips_settings_are_found(install: ModuleType, tools: Path, monk
     assert install.main() == 0
     env = told(tools, "uv")[1]
     assert (env["UV_FIND_LINKS"], env["UV_DEFAULT_INDEX"]) == ("/opt/mine", "https://b.example/simple")
-
-
-def test_uvs_own_settings_hold(install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tools / "pip-config").write_text("global.extra-index-url='https://a.example/simple'\n")
-    monkeypatch.setenv("UV_INDEX", "https://mine.example/simple")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    assert install.main() == 0
-    env = told(tools, "uv")[1]
-    assert (env["UV_INDEX"], env["UV_COMPILE_BYTECODE"]) == ("https://mine.example/simple", "1")
 
 
 @pytest.mark.parametrize(
@@ -137,17 +128,8 @@ def test_pip_installs_where_uv_cannot(
     assert words in capfd.readouterr().err
 
 
-def test_pip_of_this_environment_needs_no_option_that_an_old_one_lacks(
-    install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(tools / "venv/bin/python"))
-    monkeypatch.setenv("CHARONIA_INSTALLER", "pip")
-    assert install.main() == 0
-    assert told(tools, "pip")[0] == ["--quiet", "install", "--no-compile", *WANTED]
-
-
 @pytest.mark.slow
-def test_what_was_interrupted_is_not_taken_for_installed(
+def test_interrupted_installation_is_repeated(
     install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uv records a package before all of its files exist."""
@@ -169,7 +151,7 @@ def test_what_was_interrupted_is_not_taken_for_installed(
     assert "--reinstall" not in told(tools, "uv")[0]
 
 
-def test_what_neither_can_install_is_an_error(install: ModuleType, tools: Path) -> None:
+def test_failure_of_uv_and_pip_is_an_error(install: ModuleType, tools: Path) -> None:
     command(tools, "uv", status=1)
     command(tools, "pip", status=1)
     assert install.main() == 1

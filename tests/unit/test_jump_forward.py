@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +65,19 @@ def expect_same(engine: Engine, sampling: SamplingParams, guide: Guide, prompt: 
 
 
 @pytest.mark.parametrize("name", GUIDES)
-def test_answers_are_those_of_step_by_step(engine: Engine, name: str) -> None:
+def test_responses_and_streams_are_those_of_step_by_step(engine: Engine, name: str) -> None:
+    """engine/tests/engine_forced_test.cpp does this for every end of a response, for sessions and with preemptions."""
     for seed in range(3):
         expect_same(engine, params(seed=seed, n=2, repetition_penalty=1.2 if seed else 1.0), GUIDES[name])
+    for sampling in (params(), params(max_tokens=9), params(stop=['":'])):
+        [whole] = expect_same(engine, sampling, GUIDES[name])
+        chunks = list(engine.stream(PROMPT, sampling, guide=GUIDES[name]))
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+        assert chunks[-1].finish_reason == whole.finish_reason
 
 
-def test_they_take_fewer_steps_and_are_valid(engine: Engine) -> None:
+def test_responses_take_fewer_steps_and_are_valid(engine: Engine) -> None:
     before = engine.stats().num_steps
     [answer] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
     steps = engine.stats().num_steps - before
@@ -81,41 +87,7 @@ def test_they_take_fewer_steps_and_are_valid(engine: Engine) -> None:
     assert answer.token_ids[:-1] == engine.tokenizer.backend_tokenizer.encode(answer.text, add_special_tokens=False).ids
 
 
-def test_max_tokens_and_stop_words_end_an_answer_within_certain_text(engine: Engine) -> None:
-    [whole] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
-    for max_tokens in range(1, 24):
-        assert expect_same(engine, params(max_tokens=max_tokens), GUIDES["weather"])[0].num_output_tokens == max_tokens
-    for begin in range(0, len(whole.text) - 4, 5):
-        stop = whole.text[begin : begin + 4]
-        [answer] = expect_same(engine, params(stop=[stop]), GUIDES["weather"])
-        assert answer.text == whole.text[: whole.text.find(stop)]
-
-
-def test_streams_give_the_same_text(engine: Engine) -> None:
-    for guide in GUIDES.values():
-        for sampling in (params(), params(max_tokens=9), params(stop=['":'])):
-            [whole] = engine.generate(PROMPT, step_by_step(sampling), guide=guide)
-            chunks = list(engine.stream(PROMPT, sampling, guide=guide))
-            assert "".join(chunk.text for chunk in chunks) == whole.text
-            assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
-            assert chunks[-1].finish_reason == whole.finish_reason
-
-
-@pytest.mark.parametrize("max_tokens", [3, 7, 12, 120])
-def test_sessions_go_on_afterwards(engine: Engine, max_tokens: int) -> None:
-    def turns(name: str, sampling: SamplingParams) -> list[Output]:
-        asked = [("The weather:", GUIDES["weather"]), (" And a call:", GUIDES["call"]), (" In words:", None)]
-        outputs = [engine.generate(text, sampling, session_id=name, guide=guide)[0] for text, guide in asked]
-        assert engine.end_session(name)
-        return outputs
-
-    sampling = params(max_tokens=max_tokens)
-    fast, slow = turns("fast", sampling), turns("slow", step_by_step(sampling))
-    assert [told(output) for output in fast] == [told(output) for output in slow]
-    engine.check_integrity()
-
-
-def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
+def test_bad_words_and_biases_apply_to_forced_text(engine: Engine) -> None:
     """With bad words or logit_bias, other tokens may spell the certain text, so each token is sampled."""
     [answer] = engine.generate(PROMPT, params(), guide=GUIDES["choice"])
     banned = max(answer.token_ids[:-1], key=lambda token: len(engine.tokenizer.decode([token])))
@@ -125,7 +97,7 @@ def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
         assert other.finish_reason == "stop"
 
 
-def test_end_ids_of_the_request_end_it_where_the_text_may_end_alone(engine: Engine) -> None:
+def test_end_ids_end_a_response_only_where_its_text_may_end(engine: Engine) -> None:
     """Within certain text, these tokens do not end the response: a response with the finish reason stop is complete."""
     [whole] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
     # Short tokens are excluded: if a token of a single character is missing, no other tokens may spell the text.
@@ -186,30 +158,6 @@ def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: i
         taken = now.jump_forward_tokens - before.jump_forward_tokens
         assert answer.num_output_tokens - taken <= now.num_steps - before.num_steps < answer.num_output_tokens / 2
         several.check_integrity()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefixes", [True, False])
-def test_many_at_once_on_a_small_cache(engine: Engine, prefixes: bool) -> None:
-    long = Guide.regex("(the temperature of the room is [0-9]{1,2}[.][0-9] degrees, ){8}and so on")
-    guides = [long, long, long, *GUIDES.values()]
-    asked = [(f"{PROMPT} {i % 3}", params(seed=i), guides[i % len(guides)]) for i in range(24)]
-    expected = [told(engine.generate(text, step_by_step(one), guide=guide)[0]) for text, one, guide in asked]
-    with Engine.from_pretrained(
-        DEMO,
-        threads=1,
-        device="cpu",
-        jump_forward=True,
-        cache_block_seq_len=16,
-        cache_max_entry_count=20,
-        session_len=256,
-        enable_prefix_caching=prefixes,
-    ) as small:
-        with ThreadPoolExecutor(len(asked)) as pool:
-            found = list(pool.map(lambda one: told(small.generate(one[0], one[1], guide=one[2])[0]), asked))
-        assert small.stats().num_preemptions > 0
-        small.check_integrity()
-    assert found == expected
 
 
 def test_without_the_setting_nothing_is_forced() -> None:

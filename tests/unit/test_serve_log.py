@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from charonia import cli
-from charonia.serve.errors import ServeError
+from charonia.errors import ServeError
 from charonia.serve.logs import REPEATED_S, Repeats, _with_year, parse, renderer, reported
 from charonia.serve.triton import device_of, explain_failure, has_gpu, on_cpu, worth_showing
 from charonia.text import prompt_ids
 
 STAMP = "1121 07:33:19.808406 27217"
 CAUSE = "failed to load 'engine' version 1: Unsupported: device = cuda: this build has no CUDA"
+REMEDY = (
+    "The instance_group of the model's engine/config.pbtxt asks for a GPU that the server does not see: set it to "
+    "[ { count: 1 kind: KIND_MODEL } ], with which the setting device decides, or check nvidia-smi"
+)
 FOLLOWS = "Invalid argument: ensemble 'ensemble' depends on 'engine' which has no loaded version."
 
 
@@ -28,13 +32,14 @@ FOLLOWS = "Invalid argument: ensemble 'ensemble' depends on 'engine' which has n
         ("| cache_enabled | 0 |", None),
         ("INFO:     Application startup complete.", None),
         ("ERROR:    Exception in ASGI application", ("error", "Exception in ASGI application")),
+        ('{"level": "error", "message": "x"}', ("error", "x")),
     ],
 )
 def test_warnings_and_errors_are_shown(line: str, shown: tuple[str, str] | None) -> None:
     assert worth_showing(line) == shown
 
 
-def test_of_many_requests_that_fail_alike_one_is_shown_in_a_while() -> None:
+def test_similar_log_lines_are_shown_once_a_minute() -> None:
     now = 0.0
     repeats = Repeats(lambda: now)
     lines = [f"a request failed: 127.0.0.1:{port} went away [cmpl-{port:x}ab]" for port in range(33330, 33340)]
@@ -57,89 +62,76 @@ def test_of_many_requests_that_fail_alike_one_is_shown_in_a_while() -> None:
         'insufficient for CUDA runtime version"',
     ],
 )
-def test_what_a_machine_without_gpu_lacks_is_not_shown(line: str) -> None:
+def test_messages_about_a_missing_gpu_are_not_shown(line: str) -> None:
     assert worth_showing(line) is None
     assert explain_failure([line, "the end"]) == ["the end"]
 
 
-def test_a_failure_is_explained_by_its_cause_alone() -> None:
-    lines = [f'I{STAMP} a.cc:1] "x"', f'E{STAMP} a.cc:1] "{CAUSE}"', f'E{STAMP} a.cc:1] "{FOLLOWS}"', "the end"]
-    assert explain_failure(lines) == [CAUSE]
+NO_GPU = "failed to load 'engine' version 1: Invalid argument: instance group engine_0 of model engine "
 
 
 @pytest.mark.parametrize(
-    "cause",
+    ("lines", "shown"),
     [
-        "failed to load 'engine' version 1: Invalid argument: instance group engine_0 of model engine has kind "
-        "KIND_GPU but no GPUs are available",
-        "failed to load 'engine' version 1: Invalid argument: instance group engine_0 of model engine specifies "
-        "invalid or unsupported gpu id 3. GPUs with at least the minimum CUDA compute capability of 6 are: 0",
+        ([f'I{STAMP} a.cc:1] "x"', f'E{STAMP} a.cc:1] "{CAUSE}"', f'E{STAMP} a.cc:1] "{FOLLOWS}"', "the end"], [CAUSE]),
+        ([f"line {number}" for number in range(100)], [f"line {number}" for number in range(80, 100)]),
+        (["the start", "+------+", "| exit_timeout | 7 |", "+------+", "", "the end"], ["the start", "the end"]),
+        *(
+            ([f'E{STAMP} model_lifecycle.cc:642] "{NO_GPU}{more}"'], [f"{NO_GPU}{more}", REMEDY])
+            for more in (
+                "has kind KIND_GPU but no GPUs are available",
+                "specifies invalid or unsupported gpu id 3. GPUs with at least the minimum capability are: 0",
+            )
+        ),
     ],
 )
-def test_a_gpu_that_is_not_there_is_explained_with_the_remedy(cause: str) -> None:
-    shown, remedy = explain_failure([f'E{STAMP} model_lifecycle.cc:642] "{cause}"'])
-    assert shown == cause
-    assert "engine/config.pbtxt" in remedy
-    assert "KIND_MODEL" in remedy
-
-
-def test_where_the_engine_runs_is_read_from_its_line() -> None:
-    loaded = "engine version 1: demo (llama, bf16) on GPU 0, sm_90; weights 13.5 GB; context 4096 tokens"
-    chosen = "engine version 1: device = auto is the CPU: this build has no CUDA; build it where nvcc is"
-    assert device_of(f'I{STAMP} charonia:0] "{loaded}"') == ["GPU 0, sm_90; weights 13.5 GB; context 4096 tokens"]
-    assert device_of(f'I{STAMP} charonia:0] "{chosen}"') == ["because this build has no CUDA; build it where nvcc is"]
-    assert device_of(f'I{STAMP} server.cc:305] "Waiting"') == []
-
-
-def test_a_cpu_is_known_by_its_line() -> None:
-    for name in ("engine", "engine.small"):
-        for where, expected in (("cpu, 2 threads, avx512", True), ("GPU 0, sm_90", False), ("null, which", False)):
-            line = f"{name} version 1: demo (llama, bf16) on {where}; weights 13.5 GB; context 4096 tokens"
-            assert on_cpu(device_of(f'I{STAMP} charonia:0] "{line}"')) is expected
-
-
-def test_a_failure_without_errors_is_explained_by_the_last_lines() -> None:
-    assert explain_failure([f"line {number}" for number in range(100)])[-1] == "line 99"
-    assert explain_failure(["the start", "+------+", "| exit_timeout | 7 |", "+------+", "", "the end"]) == [
-        "the start",
-        "the end",
-    ]
-
-
-def rendered(line: str, component: str = "triton") -> dict[str, Any]:
-    text = renderer("json", component)(line)
-    assert text is not None and "\n" not in text
-    said: dict[str, Any] = json.loads(text)
-    return said
-
-
-def test_a_line_of_the_server_is_an_object() -> None:
-    said = rendered(f'W{STAMP} server.cc:305] "a \\"b\\" \\n c"')
-    assert said["time"].endswith("-11-21T07:33:19.808+00:00")
-    assert (said["level"], said["component"], said["source"]) == ("warning", "triton", "server.cc")
-    assert said["message"] == 'a "b" \n c'
-
-
-def test_what_a_model_or_the_engine_says_keeps_its_fields() -> None:
-    inner = json.dumps({"component": "preprocessing", "message": 'a "b"', "request_id": "shop-42", "prompt_tokens": 3})
-    said = rendered(f"I{STAMP} model.py:40] {json.dumps(inner)}")
-    assert (said["component"], said["message"], said["request_id"]) == ("preprocessing", 'a "b"', "shop-42")
-    assert (said["prompt_tokens"], said["level"]) == (3, "info")
-    assert rendered(f'I{STAMP} charonia:0] "loaded"')["component"] == "engine"
+def test_a_failure_is_explained_by_its_cause_or_the_last_lines(lines: list[str], shown: list[str]) -> None:
+    assert explain_failure(lines) == shown
 
 
 @pytest.mark.parametrize(
-    "line", ["| cache_enabled | 0 |", "Traceback (most recent call last):", "{not an object", "[1]"]
+    ("line", "devices", "cpu"),
+    [
+        ("demo (llama, bf16) on GPU 0, sm_90; weights 13.5 GB", ["GPU 0, sm_90; weights 13.5 GB"], False),
+        ("demo (llama, bf16) on cpu, 2 threads, avx512; weights 1 GB", ["cpu, 2 threads, avx512; weights 1 GB"], True),
+        ("demo (llama, bf16) on null, which; weights 1 GB", ["null, which; weights 1 GB"], False),
+        ("device = auto is the CPU: this build has no CUDA", ["because this build has no CUDA"], False),
+        ("Waiting", [], False),
+    ],
 )
-def test_what_is_no_event_is_a_message(line: str) -> None:
-    said = rendered(line)
-    assert (said["level"], said["component"], said["message"]) == ("info", "triton", line)
+def test_the_device_of_an_engine_is_read_from_its_line(line: str, devices: list[str], cpu: bool) -> None:
+    for name, label in (("engine", ""), ("engine.small", "small: ")):
+        found = device_of(f'I{STAMP} charonia:0] "{name} version 1: {line}"')
+        assert found == [f"{label}{device}" for device in devices] and on_cpu(found) is cpu
 
 
-def test_an_object_of_a_process_is_as_it_was() -> None:
-    own = {"time": "2026-01-31T12:00:00.000+00:00", "level": "error", "component": "gateway", "message": "x", "n": 1}
-    assert rendered(json.dumps(own)) == own
-    assert worth_showing(json.dumps(own)) == ("error", "x")
+INNER = json.dumps({"component": "preprocessing", "message": 'a "b"', "request_id": "shop-42", "prompt_tokens": 3})
+OWN = {"time": "2026-01-31T12:00:00.000+00:00", "level": "error", "component": "gateway", "message": "x", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        (
+            f'W{STAMP} server.cc:305] "a \\"b\\" \\n c"',
+            {"level": "warning", "component": "triton", "source": "server.cc", "message": 'a "b" \n c'},
+        ),
+        (f"I{STAMP} model.py:40] {json.dumps(INNER)}", {**json.loads(INNER), "level": "info"}),
+        (f'I{STAMP} charonia:0] "loaded"', {"component": "engine", "message": "loaded"}),
+        (json.dumps(OWN), OWN),
+        *(
+            (line, {"level": "info", "component": "triton", "message": line})
+            for line in ("| cache_enabled | 0 |", "Traceback (most recent call last):", "{not an object", "[1]")
+        ),
+    ],
+)
+def test_a_line_becomes_a_json_object_with_its_fields(line: str, fields: dict[str, Any]) -> None:
+    text = renderer("json", "triton")(line)
+    assert text is not None and "\n" not in text
+    said = json.loads(text)
+    assert said.items() >= fields.items()
+    if line.startswith("W"):
+        assert said["time"].endswith("-11-21T07:33:19.808+00:00")
 
 
 def test_text_stays_as_it_is_and_empty_lines_are_no_events() -> None:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from charonia_gateway.settings import Settings
 
-from charonia.errors import InvalidRequestError
+from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve import control, drain, shares
-from charonia.serve.errors import ServeError
 from charonia.serve.models import Models, Served, asked_for, make_repository, option_values, with_labels
 from charonia.settings import ServeSettings
 from charonia.triton_models import source_dir
@@ -62,7 +61,7 @@ def test_the_first_model_has_the_names_of_one_and_the_others_labels() -> None:
         served("a", "a")
 
 
-def test_names_that_lists_have_a_meaning_for_stay_names() -> None:
+def test_model_names_may_contain_separators() -> None:
     """The gateway parses the launcher's setting."""
     found = served("first", "x=y", "a/b=c=d")
     given = Settings(_env_file=None, model_name="first", more_models=option_values(found))
@@ -134,19 +133,19 @@ def blocks_of(
     return [size // plan.kv_block_bytes for size, plan in zip(sizes, plans, strict=True)]
 
 
-def test_what_is_free_beside_all_models_is_divided(config: Path) -> None:
+def test_free_memory_is_divided_by_the_shares(config: Path) -> None:
     # 2400 MiB minus twice 200: 2000 MiB. Each cache takes 0.8 of its share.
     assert blocks_of(config, [PLAN, PLAN], [1, 1]) == [800, 800]
     assert blocks_of(config, [PLAN, PLAN], [3, 1]) == [1200, 400]
     assert blocks_of(config, [PLAN, PLAN], [3, 1], {"cache_max_entry_count": "0.5"}) == [750, 250]
 
 
-def test_what_a_model_cannot_use_goes_to_the_others(config: Path) -> None:
+def test_unused_memory_of_a_model_goes_to_the_others(config: Path) -> None:
     small = replace(PLAN, max_batch_size=64, session_len=64)  # 64 blocks hold a full batch: 80 MiB of the free memory
     assert blocks_of(config, [PLAN, small], [1, 1]) == [1536, 64]
 
 
-def test_caches_whose_sizes_are_given_have_those(config: Path) -> None:
+def test_given_cache_sizes_are_used(config: Path) -> None:
     plans = [replace(PLAN, num_blocks=512)] * 2
     assert blocks_of(config, plans, [1, 1], {"cache_max_entry_count": "512"}) == [512, 512]
     assert blocks_of(config, plans, [1, 1], {"cache_users": "8"}) == [512, 512]
@@ -166,7 +165,7 @@ def test_each_model_has_a_folder_of_its_own_for_its_sessions(config: Path) -> No
     assert "session_dir" in shares.KEYS, "or the environment would win"
 
 
-def test_of_gpus_the_one_with_least_memory_counts(config: Path) -> None:
+def test_memory_of_the_smallest_gpu_counts(config: Path) -> None:
     ranks = replace(PLAN, device="cuda", ranks=2, free_bytes=4800 * MIB, weight_bytes=200 * MIB, kv_block_bytes=2 * MIB)
     ranks = replace(ranks, activation_bytes=200 * MIB)
     assert blocks_of(config, [ranks, replace(PLAN, device="cuda")], [1, 1]) == [800, 800]
@@ -282,7 +281,7 @@ def test_drain_returns_when_the_engine_was_idle_twice_in_a_row(
 
 
 @pytest.mark.parametrize("hurried", [False, True])
-def test_an_engine_that_stays_busy_ends_what_it_has_when_its_time_is_over(
+def test_drain_unloads_a_busy_engine_after_its_time(
     orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch, hurried: bool
 ) -> None:
     log, now = Log(orders), [0.0]
@@ -336,14 +335,14 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_and_says_why(orders: drain
     assert models.describe()[1]["state"] == "unloaded" and len(models.wanted()) == 1
 
 
-def test_orders_that_a_triton_has_not_read_are_not_for_the_next(orders: drain.ModelControl) -> None:
+def test_unread_orders_are_dropped_at_a_restart(orders: drain.ModelControl) -> None:
     orders.unload("engine.b")
     orders.restarted()
     with pytest.raises(BlockingIOError):
         os.read(orders.descriptor, 100)
 
 
-def test_who_does_not_live_is_given_no_orders(orders: drain.ModelControl) -> None:
+def test_orders_need_a_ready_triton_and_a_known_model(orders: drain.ModelControl) -> None:
     models = make_models(orders, alive=False)
     with pytest.raises(ServeError, match="Triton is not ready"):
         models.unload("b")
@@ -395,7 +394,7 @@ def test_the_socket_answers_its_user(tmp_path: Path) -> None:
         control.ask(folder.parent, 7, do="list")
 
 
-def test_a_folder_of_another_user_is_said_to_be_one(tmp_path: Path) -> None:
+def test_run_folder_of_another_user_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "port-7"
     folder.mkdir(parents=True)
     user = os.geteuid()
@@ -411,7 +410,7 @@ def test_a_folder_of_another_user_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_models_are_listed_whole_whatever_they_are_called(tmp_path: Path) -> None:
+def test_model_list_truncates_no_name(tmp_path: Path) -> None:
     (tmp_path / "port-7").mkdir()
     listed = [{"name": f"[bold]{'long' * 30}[/bold]", "state": "loaded", "ensemble": f"ensemble.{'x' * 60}"}]
     command = [Path(sys.executable).parent / "charonia", "models", "list", "--run-dir", tmp_path, "--grpc-port", "7"]

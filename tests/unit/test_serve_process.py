@@ -35,7 +35,7 @@ def ended(one: Child) -> None:
         one.kill_group()
 
 
-def test_a_full_disk_does_not_stop_what_writes_a_log() -> None:
+def test_full_disk_does_not_stop_a_process() -> None:
     complaints: list[str] = []
     ended(child(Path("/dev/full"), complain=complaints.append))
     (complaint,) = complaints
@@ -45,7 +45,7 @@ def test_a_full_disk_does_not_stop_what_writes_a_log() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [BrokenPipeError(), SystemExit(1)], ids=["by the pipe", "by rich"])
-def test_a_terminal_that_is_gone_does_not_stop_what_is_shown_there(tmp_path: Path, error: BaseException) -> None:
+def test_closed_terminal_does_not_stop_a_process(tmp_path: Path, error: BaseException) -> None:
     def broken(_: str) -> None:
         raise error
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from charonia.errors import ServeError
 from charonia.serve import drain, launcher
-from charonia.serve.errors import ServeError
 from charonia.serve.launcher import _Signals, _Stack
 from charonia.serve.models import Models, Served
 from charonia.serve.process import Child
@@ -79,7 +79,9 @@ def test_shared_memory_of_a_server_that_died_is_removed(stack: _Stack) -> None:
     Path(f"/dev/shm/{stack._shared_memory}later").touch()  # the fixture's end looks for it
 
 
-def test_servers_that_hang_are_not_started_again_for_ever(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_servers_are_restarted_a_limited_number_of_times(
+    stack: _Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[Child] = []
     start: Callable[[], Child] = stack._start_server
 
@@ -116,9 +118,7 @@ def test_restarts_of_a_server_that_was_stable_are_forgotten(stack: _Stack, monke
 
 
 @pytest.mark.slow
-def test_what_is_not_ready_in_time_is_told_with_the_setting_of_the_time(
-    stack: _Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_timeout_error_names_its_setting(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
     def wait(seconds: float) -> bool:
@@ -165,16 +165,14 @@ def test_a_death_by_signal_names_what_often_sends_it(
     assert f"Triton was killed by {hint}" in str(stack._death_of(stack._children[0]))
 
 
-def test_of_a_killed_process_only_its_last_words_are_quoted(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_killed_process_has_only_its_last_output(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     child = stack._children[0] = killed("Triton", signal.SIGKILL, "ERROR: something")
     assert str(stack._death_of(child)).endswith("its log says:\n  something")
     monkeypatch.setattr(launcher, "_LAST_OUTPUT_S", -1)
     assert str(stack._death_of(child)).endswith("its log says:\n  nothing of it")
 
 
-def test_the_death_of_the_gateway_is_said_before_triton_is_stopped(
-    stack: _Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_death_of_the_gateway_is_reported_before_triton_stops(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
     monkeypatch.setattr(stack._control, "drain", lambda *given: told.append("drain"))
@@ -184,47 +182,7 @@ def test_the_death_of_the_gateway_is_said_before_triton_is_stopped(
     assert told[:2] == ["the gateway was killed by SIGKILL; stopping Triton", "drain"]
 
 
-@pytest.fixture
-def control() -> Iterator[drain.ModelControl]:
-    one = drain.ModelControl()
-    yield one
-    one.close()
-
-
-def test_drain_ensemble_stays_loaded_returns_when_the_engine_was_idle(
-    control: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drain, "_are_idle", lambda url, engines: engines == ["engine"])
-    monkeypatch.setattr(drain, "_IDLE_S", 0.1)
-    control.drain("", HANG_S, lambda: False)
-
-
-@pytest.mark.parametrize("unloaded", [("engine",), ("engine", "ensemble")])
-def test_drain_time_is_over_unloads_the_engine(
-    control: drain.ModelControl, unloaded: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drain, "_CUT_OFF_S", HANG_S)
-    monkeypatch.setattr(drain, "_LAST_TEXT_S", 0.1)
-    monkeypatch.setattr(drain, "_are_idle", lambda url, engines: False)
-    orders = b""
-
-    def look() -> bool:
-        nonlocal orders
-        os.set_blocking(control.descriptor, False)
-        with contextlib.suppress(BlockingIOError):
-            orders += os.read(control.descriptor, 100)
-        if orders == b"ensemble\nengine\n":
-            for name in unloaded:
-                control.see(UNLOADED.replace("ensemble", name))
-        return False
-
-    control.drain("", 0, look)
-    assert orders == b"ensemble\nengine\n"
-
-
-def test_a_model_that_is_being_loaded_is_not_waited_for_at_the_end(
-    stack: _Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shutdown_does_not_wait_for_a_loading_model(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ensemble cannot be unloaded, and its engine does not report its queue."""
     served = [Served("a", "", Path("nowhere")), Served("b", "b", Path("nowhere"))]
     stack._models = Models(stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S))
@@ -238,7 +196,7 @@ def test_a_model_that_is_being_loaded_is_not_waited_for_at_the_end(
 
 
 @pytest.mark.parametrize("models", ["a", "ab"])
-def test_a_run_folder_without_sockets_keeps_nobody_from_serving(stack: _Stack, tmp_path: Path, models: str) -> None:
+def test_run_folder_without_sockets_is_a_warning(stack: _Stack, tmp_path: Path, models: str) -> None:
     """Like some network file systems. The message appears if there is something to load."""
     said = io.StringIO()
     stack._console = Console(file=said, soft_wrap=True)

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from charonia.serve import checks, serve
-from charonia.serve.errors import ServeError
+from charonia.errors import ServeError
+from charonia.serve import checks
+from charonia.serve.launcher import serve
 from charonia.serve.run_folder import held
 from charonia.settings import read_settings
 
 HOLD = """
 import sys
 from pathlib import Path
+from charonia.serve.launcher import serve
 from charonia.serve.run_folder import held
 with held(Path(sys.argv[1]), 33337) as folder:
     print(folder, flush=True)

@@ -28,7 +28,7 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
 
 
-def test_the_next_stack_removes_what_a_killed_one_left_and_nothing_else(tmp_path: Path) -> None:
+def test_shared_memory_of_a_killed_stack_is_removed(tmp_path: Path) -> None:
     other = {"charonia_1_old_stub", "psm_of_another_program"}  # without a known owner
     for name in other:
         (tmp_path / name).touch()
@@ -49,7 +49,7 @@ def test_the_next_stack_removes_what_a_killed_one_left_and_nothing_else(tmp_path
 
 
 @pytest.mark.parametrize("name", ["owner_of_charonia_", "owner_of_charonia_*", "owner_of_charonia_[a-z]_00000000_"])
-def test_an_owners_file_that_no_stack_makes_removes_nothing(tmp_path: Path, name: str) -> None:
+def test_foreign_owner_file_removes_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     own = shared_memory.new_prefix()
     with shared_memory.owned(own, tmp_path):
@@ -71,6 +71,6 @@ def test_files_of_the_prefix_become_private(tmp_path: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+def test_unwritable_shared_memory_folder_is_ignored(tmp_path: Path) -> None:
     with shared_memory.owned(shared_memory.new_prefix(), tmp_path / "missing"):
         assert not (tmp_path / "missing").exists()

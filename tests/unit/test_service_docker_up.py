@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -119,11 +118,3 @@ def test_docker_waits_as_long_as_a_drain_takes(
     assert seconds == 2 * drain_s + 15
     # charonia serve takes at most this long: for the ensemble, then for Triton.
     assert seconds >= drain_s + max(drain_s + EXIT_MARGIN_S, drain_s + _KILL_AFTER_S)
-
-
-def test_compose_and_the_docs_have_the_same_grace_period() -> None:
-    compose = (ROOT / "docker-compose.yml").read_text()
-    assert set(re.findall(r"stop_grace_period: (.*)", compose)) == {"${CHARONIA_STOP_GRACE_PERIOD:-75s}"}
-    for name in ("contracts.md", "operations.md"):
-        text = " ".join((ROOT / "docs" / name).read_text().split())
-        assert "twice `drain_timeout_s` plus 15 s" in text and "75 s" in text

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from charonia.api.options import with_engine_options
 from charonia.errors import InvalidRequestError
+from charonia.serve.command import with_setting_options
 from charonia.settings import inference_settings, misspelled, read_settings
 
 
@@ -19,7 +24,7 @@ def folder_with_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def test_what_is_given_wins_over_environment_over_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precedence_is_arguments_environment_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings().grpc_port == 4001
     monkeypatch.setenv("CHARONIA_GRPC_PORT", "4002")
     assert read_settings().grpc_port == 4002
@@ -37,13 +42,13 @@ def test_a_wrong_port_names_its_variable() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "5", "60"])
-def test_a_limit_that_is_long_enough_is_taken_and_0_turns_it_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hang_timeout_of_5_s_or_0_is_accepted(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHARONIA_HANG_TIMEOUT_S", value)
     assert read_settings().hang_timeout_s == float(value)
 
 
 @pytest.mark.parametrize("value", ["0.001", "4.9", "-1", "nan"])
-def test_a_limit_that_would_end_a_healthy_server_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_short_hang_timeout_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHARONIA_HANG_TIMEOUT_S", value)
     with pytest.raises(InvalidRequestError, match=rf"CHARONIA_HANG_TIMEOUT_S='{value}': it must be 0 \(off\) or at le"):
         read_settings()
@@ -65,3 +70,19 @@ def test_a_misspelled_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -
     for name in ("CHARONIA_GATEWAY_REQUEST_TIMEOUT_S", "CHARONIA_TRITON_ENDPOINTS", "CHARONIA_CACHE_DIR"):
         monkeypatch.setenv(name, "1")  # the gateway and the engine read these
     assert misspelled() == ["CHARONIA_SESION_LEN is unknown and ignored; did you mean CHARONIA_SESSION_LEN?"]
+
+
+def test_options_with_the_values_0_and_false_count_as_given() -> None:
+    found: list[Any] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_engine_options(environment=False)
+    @with_setting_options("gateway", "max_restarts", "run_dir", "model_name")
+    def command(given: Any = None, settings: Any = None) -> None:
+        found.extend((given, settings))
+
+    options = ["--no-gateway", "--max-restarts", "0", "--run-dir", "x", "--no-enable-prefix-caching", "--threads", "0"]
+    assert CliRunner().invoke(app, options).exit_code == 0
+    assert found[0] == {"gateway": False, "max_restarts": 0, "run_dir": Path("x")}
+    assert found[1] == {"enable_prefix_caching": False, "threads": 0}

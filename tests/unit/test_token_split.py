@@ -8,11 +8,12 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizer_kinds import LLAMA, PREPEND, QWEN, byte_fallback, byte_level, split
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from charonia import _engine
-from charonia.text.token_split import PATTERNS, build_token_split
+from charonia.text.token_split import build_token_split
 from charonia.text.token_table import build_token_table
 from charonia.text.tokenizer import load_tokenizer
 
@@ -20,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = int(os.environ.get("CHARONIA_TEST_SPLITS", "1000"))
 TRAINING = [(ROOT / "docs" / name).read_text() for name in ("structured_output.md", "apis.md", "contracts.md")]
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-QWEN, LLAMA = (pattern for pattern in PATTERNS if pattern.startswith("(?i"))
 # Texts that patterns treat differently; added tokens and prefixes of them.
 PIECES = [*"abzAZ09 \n\t'\"{}:,.-_<|>\r", "'re", "'ll", "'RE", "name", "  ", "\n ", "true"]
 PIECES += [*"\v\f\x00\x1c\x7f", '": "', '", "', "<|end|>", "<|en"]
@@ -28,45 +28,26 @@ PIECES += [*"\v\f\x00\x1c\x7f", '": "', '", "', "<|end|>", "<|en"]
 FOLLOWING = [*PIECES, "é", "ſ", "\u212a", "\uff1a", "\u00a0", "中", "\u2028", "\u0301", "\u0338"]  # noqa: RUF001
 
 
-def trained(*stages: str, ignore_merges: bool = False) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in stages]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-        special_tokens=["<|end|>"],
-    )
-    tokenizer.train_from_iterator(TRAINING, trainer)
-    tokenizer.add_tokens(["<|plugin|>", "zz"])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+def trained(*patterns: str, ignore_merges: bool = False) -> PreTrainedTokenizerFast:
+    tokenizer = byte_level(*map(split, patterns), texts=TRAINING, size=1500, ignore_merges=ignore_merges)
+    return with_added(tokenizer)
 
 
 def sentence_piece(*, across_words: bool, metaspace: bool) -> PreTrainedTokenizerFast:
-    """BPE with byte fallback. across_words: some of its tokens contain a space."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    spaces = pre_tokenizers.Metaspace(prepend_scheme="first", split=not across_words)
-    tokenizer.pre_tokenizer = spaces
-    special = ["<unk>", "<|end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    alphabet = [chr(code) for code in range(33, 127) if chr(code) not in "~^"]  # two characters are bytes
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, initial_alphabet=alphabet, limit_alphabet=100, special_tokens=special
+    tokenizer = byte_fallback(
+        None if metaspace else PREPEND,
+        pre_tokenizers.Metaspace(prepend_scheme="first", split=False) if metaspace else None,
+        strip=True,
+        texts=[part for text in TRAINING for part in text.split("\n")],
+        size=1500,
+        alphabet=[chr(code) for code in range(33, 127) if chr(code) not in "~^"],  # two characters are bytes
+        across_words=across_words,
     )
-    tokenizer.train_from_iterator([part for text in TRAINING for part in text.split("\n")], trainer)
-    definition = json.loads(tokenizer.to_str())
-    definition["added_tokens"] = [token for token in definition["added_tokens"] if "<0x" not in token["content"]]
-    tokenizer = Tokenizer.from_str(json.dumps(definition))
-    if metaspace:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    else:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-        tokenizer.pre_tokenizer = None
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    return with_added(tokenizer)
+
+
+def with_added(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.add_tokens(["<|plugin|>", "zz"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 

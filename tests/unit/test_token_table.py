@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizer_kinds import KINDS, SPECIAL
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.text.token_table import TokenTable, build_token_table
-from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
-
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog, and the dog does not mind at all.",
-    "敏捷的棕色狐狸跳过了懒狗。今天天气很好。我们去公园散步。",
-    "الثعلب البني السريع يقفز فوق الكلب الكسول",
-    "Быстрая коричневая лиса прыгает через ленивую собаку",
-    "👩‍👩‍👧‍👦 emoji 🏳️‍🌈 with joiners 👍🏽, naïve café, x = y² ≠ ∞",
-    "  two  spaces,\ttabs\nand\n\nlines  ",
-] * 4
+from charonia.text.tokenizer import load_tokenizer
 
 # Scripts that a byte-level or byte-fallback tokenizer splits into bytes, and characters without a glyph.
 TEXTS = st.text(
@@ -33,70 +24,14 @@ TEXTS = st.text(
         st.sampled_from("aZ 9.,\n\t ▁é中文字عربيабв👩‍👧🏽🇪🇺\u0301\u200d<0x41>"),
     ),
     max_size=40,
+).filter(lambda text: not any(token in text for token in SPECIAL))
+
+
+BYTE_LEVEL, SENTENCEPIECE, METASPACE = (
+    PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), eos_token="</s>", unk_token="<unk>")
+    for kind in ("gpt2", "llama 2", "metaspace")
 )
-
-
-def byte_level() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("café société", special=False)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
-
-
-def _with_byte_fallback() -> Tokenizer:
-    """BPE over characters with ▁ for the space, and <0xNN> for characters outside its alphabet."""
-    marked = [text.replace(" ", "▁") for text in CORPUS[:2]]
-    learnt = Tokenizer(models.BPE(unk_token="<unk>"))
-    learnt.train_from_iterator(marked, trainers.BpeTrainer(vocab_size=120, show_progress=False))
-    vocab: dict[str, int] = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    for byte in range(256):
-        vocab[f"<0x{byte:02X}>"] = len(vocab)
-    vocab.setdefault("▁", len(vocab))
-    for token in sorted(learnt.get_vocab(), key=learnt.get_vocab().__getitem__):
-        vocab.setdefault(token, len(vocab))
-    merges = [(a, b) for token in vocab for a, b in [_halves(token, vocab)] if a]
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return tokenizer
-
-
-def _halves(token: str, vocab: dict[str, int]) -> tuple[str, str]:
-    if token.startswith("<") or len(token) < 2:
-        return "", ""
-    for cut in range(1, len(token)):
-        if token[:cut] in vocab and token[cut:] in vocab:
-            return token[:cut], token[cut:]
-    return "", ""
-
-
-def sentencepiece_like() -> PreTrainedTokenizerFast:
-    """Like the converted tokenizers of Llama 1 and 2."""
-    tokenizer = _with_byte_fallback()
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
-
-def metaspace() -> PreTrainedTokenizerFast:
-    tokenizer = _with_byte_fallback()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
-
-BYTE_LEVEL = byte_level()
-SENTENCEPIECE = sentencepiece_like()
-METASPACE = metaspace()
+BYTE_LEVEL.add_tokens([AddedToken("<think>", special=False), AddedToken("café société", special=False)])
 BYTE_LEVEL_TABLE = build_token_table(BYTE_LEVEL, len(BYTE_LEVEL))
 SENTENCEPIECE_TABLE = build_token_table(SENTENCEPIECE, len(SENTENCEPIECE))
 METASPACE_TABLE = build_token_table(METASPACE, len(METASPACE))
@@ -160,10 +95,10 @@ def test_any_tokens_that_make_valid_text_decode_equally(tokenizer: PreTrainedTok
 
 
 def test_added_tokens_stand_for_themselves_and_special_ones_are_no_text() -> None:
-    ids = encode(BYTE_LEVEL, "a<think>café société<|end|>")
+    ids = encode(BYTE_LEVEL, "a<think>café société</s>")
     assert BYTE_LEVEL_TABLE.text(ids).decode() == "a<think>café société"
-    end = BYTE_LEVEL.convert_tokens_to_ids("<|end|>")
-    assert BYTE_LEVEL_TABLE.special[end] and BYTE_LEVEL_TABLE.tokens[end] == b"<|end|>"
+    end = BYTE_LEVEL.convert_tokens_to_ids("</s>")
+    assert BYTE_LEVEL_TABLE.special[end] and BYTE_LEVEL_TABLE.tokens[end] == b"</s>"
     assert not BYTE_LEVEL_TABLE.special[BYTE_LEVEL.convert_tokens_to_ids("<think>")]
 
 
@@ -198,18 +133,6 @@ def test_the_file_has_offsets_bytes_flags_and_the_rule_for_the_leading_space(tmp
         assert file.get_tensor("offsets").tolist() == [0, 1, 1, 3]
         assert file.get_tensor("bytes").tobytes() == b"a\xe4\xb8"
         assert file.get_tensor("special").tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize("make", [byte_level, sentencepiece_like, metaspace])
-def test_a_copied_tokenizer_has_the_same_table(tmp_path: Path, make: Callable[[], PreTrainedTokenizerFast]) -> None:
-    source, copy = tmp_path / "source", tmp_path / "copy"
-    make().save_pretrained(source)
-    tokenizer = load_tokenizer(source)
-    copy_tokenizer(source, tokenizer, copy)
-    again = load_tokenizer(copy)
-    size = len(tokenizer)
-    assert build_token_table(again, size) == build_token_table(tokenizer, size)
-    assert encode(again, CORPUS[0]) == encode(tokenizer, CORPUS[0])
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

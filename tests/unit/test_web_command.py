@@ -201,7 +201,7 @@ def test_several_models_share_the_machine_and_one_page(model: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_path: Path) -> None:
+async def test_web_connects_to_a_triton_that_starts_later_and_dies(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     target, ended = f"127.0.0.1:{port}", asyncio.Event()
 
@@ -249,7 +249,7 @@ async def test_before_a_triton_that_comes_later_and_is_lost_in_mid_answer(tmp_pa
         (["--triton", "127.0.0.1:9", "--max-batch-size", "4"], "--max-batch-size and --triton"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_arguments_are_reported_immediately(tmp_path: Path, arguments: list[str], said: str) -> None:
     with web(tmp_path, *arguments) as started:
         assert started.process.wait(HANG_S) == 1
         assert said in started.log.read_text() and "Traceback" not in started.log.read_text()

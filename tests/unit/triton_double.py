@@ -70,6 +70,7 @@ def with_logprobs(chunk: Any, tokens: int, tops: int) -> Any:
     chunk.output_log_probs[:] = [-0.5] * tokens
     chunk.top_log_prob_ids[:] = range(tokens * tops)
     chunk.top_log_probs[:] = [-0.5] * (tokens * tops)
+    chunk.top_token_bytes[:] = [str(token).encode() for token in range(tokens * tops)]
     return chunk
 
 
@@ -106,8 +107,6 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.target = ""
         self.ready = True
         self.unloaded: set[str] = set()  # ensembles that it does not serve, although the server is ready
-        self.vocabulary_gone = False  # as in a server that drains
-        self.lookups = 0
         self.tokenizer_error = ""  # error of its tokenizer
         self.tokenized = pb.ModelInferRequest()  # the last request to it
         self.quality: list[Any] = []  # the records of its model
@@ -186,39 +185,20 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ModelReadyResponse(ready=self.ready and request.name not in self.unloaded)
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
-        """Return the bytes of tokens: the number of each token."""
+        """Describe the model, or tokenize."""
         described = {"model_quality": self.quality, "answer_formats": self.formats, "model_info": self.info}
         wanted = [output.name for output in request.outputs]
-        if len(wanted) == 1 and wanted[0] in described:
-            self.asked.append(wanted[0])
-            if request.model_name in self.unloaded:
-                text = f"Request for unknown model: '{request.model_name}' has no available versions"
-                await context.abort(grpc.StatusCode.NOT_FOUND, text)
-            await self.describes.wait()
-            text = json.dumps(described[wanted[0]]).encode()
-            answer = pb.ModelInferResponse()
-            answer.outputs.add(name=wanted[0])
-            answer.raw_output_contents.append(struct.pack("<I", len(text)) + text)
-            return answer
-        if request.model_name.partition(".")[0] == "preprocessing":
+        if len(wanted) != 1 or wanted[0] not in described:
             return await self._tokenize(request, context)
-        self.lookups += 1
-        if self.vocabulary_gone:
-            text = "Request for unknown model: 'postprocessing' has no available versions"
+        self.asked.append(wanted[0])
+        if request.model_name in self.unloaded:
+            text = f"Request for unknown model: '{request.model_name}' has no available versions"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
-        (ids,) = [
-            raw
-            for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
-            if tensor.name == "text_tokens"
-        ]
-        names = [str(token).encode() for (token,) in struct.iter_unpack("<i", ids)][2:]
+        await self.describes.wait()
+        raw = json.dumps(described[wanted[0]]).encode()
         answer = pb.ModelInferResponse()
-        for name, raw in {
-            "token_bytes": b"".join(struct.pack("<I", len(text)) + text for text in names),
-            "token_special": bytes(len(names)),
-        }.items():
-            answer.outputs.add(name=name)
-            answer.raw_output_contents.append(raw)
+        answer.outputs.add(name=wanted[0])
+        answer.raw_output_contents.append(struct.pack("<I", len(raw)) + raw)
         return answer
 
     async def _tokenize(self, request: Any, context: Any) -> pb.ModelInferResponse:

@@ -112,6 +112,7 @@ class Engine {
 
   // The bytes of a token; empty for special tokens. Valid as long as the engine.
   std::string_view token_bytes(TokenId id) const;
+  std::string_view raw_token_bytes(TokenId id) const;  // with the bytes of special tokens
 
   // Rejects new requests, lets running requests finish for at most timeout_ms, then cancels the rest. Idempotent.
   void shutdown(int timeout_ms = 0);

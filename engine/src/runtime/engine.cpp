@@ -221,6 +221,7 @@ bool Engine::stop(std::string_view id) { return impl_->end(id, true); }
 bool Engine::end_session(std::string_view session_id) { return impl_->end_session(session_id); }
 std::vector<SessionInfo> Engine::sessions() const { return impl_->sessions(); }
 std::string_view Engine::token_bytes(TokenId id) const { return impl_->token_bytes(id); }
+std::string_view Engine::raw_token_bytes(TokenId id) const { return impl_->raw_token_bytes(id); }
 void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }
 void Engine::close() { impl_->close(); }
 void Engine::on_failure(std::function<void()> function) { impl_->on_failure(std::move(function)); }

@@ -50,6 +50,7 @@ class Engine::Impl {
   void on_delivered(std::function<void()> function) { delivery_.after_each(std::move(function)); }
   EngineStats stats() const;
   std::string_view token_bytes(TokenId id) const { return tokens_->text_bytes(id); }
+  std::string_view raw_token_bytes(TokenId id) const { return tokens_->raw_bytes(id); }
   std::vector<std::string> kernel_report();
   void check_integrity();
 

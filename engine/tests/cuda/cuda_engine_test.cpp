@@ -15,7 +15,7 @@
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/make_cuda_ops.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
-#include "ops/cuda/emulated/host_fault.h"
+#include "emulator/emulated_device.h"
 #endif
 #include "test_folder.h"
 #include "tiny_workspace.h"
@@ -463,7 +463,7 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
       std::vector<Collector> collectors(12);
       {
         Engine engine(folder, settings);
-        cuda::host_fault::arm(5);
+        cuda::fail_in_step(5);
         for (auto& one : collectors) engine.submit(request(prompt(9, 1), 40), one.callback());
         for (auto& one : collectors) {
           EXPECT_EQ(one.last().error_code, ErrorCode::unavailable);
@@ -474,7 +474,7 @@ TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
       }
       // Not even another engine can use it.
       error_of([&] { Engine engine(folder, settings); }, ErrorCode::internal);
-      cuda::host_fault::arm(0);
+      cuda::fail_in_step(0);
       EXPECT_EQ(completions(folder, settings, {request(prompt(9, 1), 8)})[0].tokens.size(), 8U);
     }
   }

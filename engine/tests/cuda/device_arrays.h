@@ -9,6 +9,10 @@
 #include "ops_support.h"
 #include "quantised_head.h"
 
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/host_grid.h"
+#endif
+
 namespace charonia::cuda {
 
 template <class T>

@@ -14,6 +14,10 @@
 #include "ops/cuda/kernels/gemm_params.h"
 #include "ops/cuda/kernels/rows.h"
 
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/host_grid.h"
+#endif
+
 namespace charonia::cuda {
 namespace {
 

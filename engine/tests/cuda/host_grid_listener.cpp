@@ -4,8 +4,8 @@
 
 #include <cstdio>
 
-#include "ops/cuda/emulated/host_grid.h"
-#include "ops/cuda/emulated/host_stream.h"
+#include "emulator/host_grid.h"
+#include "emulator/host_stream.h"
 
 namespace charonia::cuda {
 namespace {

@@ -13,7 +13,7 @@
 #include "charonia/error.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/device/tensor_core.h"
-#include "ops/cuda/emulated/host_stream.h"
+#include "emulator/host_stream.h"
 
 namespace charonia::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // Tests when the emulated device runs a stream's work. Deliberate errors show that deferred streams detect them.
 #if defined(CHARONIA_CUDA_ON_HOST)
-#include "ops/cuda/emulated/host_stream.h"
+#include "emulator/host_stream.h"
 
 #include <gtest/gtest.h>
 

@@ -10,8 +10,8 @@
 
 #include "base/log.h"
 #include "charonia/engine.h"
+#include "emulator/emulated_device.h"
 #include "engine_support.h"
-#include "ops/cuda/gemm/blas.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 

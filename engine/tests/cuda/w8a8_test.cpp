@@ -17,7 +17,7 @@
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
 #if defined(CHARONIA_CUDA_ON_HOST)  // calls device functions
-#include "ops/cuda/device/fp8.h"
+#include "ops/cuda/device/portable.h"
 #endif
 
 namespace charonia::cuda {

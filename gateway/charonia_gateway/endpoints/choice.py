@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 
 from charonia_client import GenerateRequest
+from charonia_client.types import as_json
 
 from charonia_gateway.endpoints.endpoint import Endpoint
 
@@ -74,7 +75,7 @@ def prefix_key(request: GenerateRequest) -> str | None:
         ids = request.prompt_token_ids
         beginning, length = " ".join(map(str, ids[: KEY_CHARACTERS // 4])), 4 * len(ids)
     else:
-        parts = [f"tools\0{request.tools_json().decode()}\0"] if request.tools else []
+        parts = [f"tools\0{as_json(request.tools)}\0"] if request.tools else []
         beginning = ""
         for message in request.messages or ():
             parts.append(f"{message['role']}\0{message.get('content') or ''}\0")

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from charonia_client import (
@@ -156,16 +155,8 @@ class Pool:
             target,
             model=self._ensemble,
             metadata=self._metadata,
-            lookup_elsewhere=partial(self._look_up_elsewhere, target),
             tls=self._tls,
         )
-
-    async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        """Names of tokens, for a response of a server that shuts down and no longer has them."""
-        for endpoint in [one for one in self.endpoints if one.usable and one.target != target]:
-            with contextlib.suppress(CharoniaError):
-                return await endpoint.client.look_up(ids)
-        raise Unavailable("no server knows the names of tokens")
 
     # --- requests
 

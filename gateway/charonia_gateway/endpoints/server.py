@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from charonia_client import GenerateRequest, GenerateResponse, Tokenized, TokenizeRequest
@@ -22,8 +22,6 @@ class Server(Protocol):
     async def cancel(self, request_id: str = "", *, session_id: str = "") -> None: ...
 
     async def end_session(self, session_id: str) -> None: ...
-
-    async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]: ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized: ...
 

@@ -47,7 +47,7 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     """OpenAI's chat completions. Tool calls and reasoning are parsed in the format of the model's chat template
     (docs/tools.md)."""
     body = await gateway.read(request, ChatRequest)
-    gateway.check_choices(body.choices_made)
+    await gateway.check_choices(body.choices_made)
     head = Head(gateway, request, body, "chatcmpl-")
     formats = await head.engine.pool.answer_formats()
     requests = [body.engine_request(reasons=bool(formats.get("reasoning")))]

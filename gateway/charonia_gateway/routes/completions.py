@@ -41,7 +41,7 @@ router = APIRouter()
 async def completions(request: Request, gateway: GatewayState) -> Response:
     """OpenAI's completions: the model gets the text or the token ids unchanged, without a chat template."""
     body = await gateway.read(request, CompletionRequest)
-    gateway.check_choices(body.choices_made)
+    await gateway.check_choices(body.choices_made)
     requests = body.engine_requests()
     if not body.stream:
         gateway.check_logprobs(requests)

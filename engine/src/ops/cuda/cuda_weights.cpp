@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cpu/packed_linear.h"
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/cuda/kernels/gemm.h"
 
 namespace charonia::cuda {

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/device.h"
 
 namespace charonia::cuda {

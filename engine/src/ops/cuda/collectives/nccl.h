@@ -1,5 +1,5 @@
 // Collectives between the ranks of one process: NCCL, loaded at run time (nccl.cpp), or memory and a barrier on the
-// emulated device (nccl_host.cpp).
+// emulated device (LocalCollectives).
 #pragma once
 
 #include <cstddef>

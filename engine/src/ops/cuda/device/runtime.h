@@ -1,5 +1,5 @@
 // RAII classes for streams, events, memory, graphs and kernel launches of a CUDA device. Two implementations:
-// runtime.cu with the CUDA runtime, and runtime_host.cpp, the emulated device (host_grid.h), for tests without a GPU.
+// gpu/runtime.cu with the CUDA runtime, and the emulated device (engine/tests/emulator), for tests without a GPU.
 //
 // Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step). An error of
 // a kernel shows only at a later call. With CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names
@@ -13,11 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#if defined(CHARONIA_CUDA_ON_HOST)
-#include "ops/cuda/emulated/host_grid.h"
-#else
-#include <cuda_runtime.h>
-#endif
+#include "native_runtime.h"
 
 namespace charonia::cuda {
 
@@ -59,21 +55,6 @@ bool waits_for_every_launch();
 
 // Number of allocations of device or page-locked memory by the classes below. For tests: a step allocates nothing.
 std::uint64_t allocations();
-
-#if defined(CHARONIA_CUDA_ON_HOST)
-struct StreamImpl;
-struct EventImpl;
-struct GraphImpl;
-using NativeStream = StreamImpl*;
-using NativeEvent = EventImpl*;
-using NativeGraph = GraphImpl*;
-#else
-using NativeStream = cudaStream_t;
-using NativeEvent = cudaEvent_t;
-using NativeGraph = cudaGraphExec_t;
-// Throws the errors that the file comment describes.
-void check(cudaError_t result, std::string_view operation);
-#endif
 
 // Device memory, zero-filled. Throws Error(resource_exhausted) with the numbers if there is not enough.
 class DeviceMemory {
@@ -207,35 +188,15 @@ struct Launch {
   bool overlap = true;     // programmatic dependent launch, if the device supports it (compute capability 9)
 };
 
-#if defined(CHARONIA_CUDA_ON_HOST)
-// The work of a stream on the host. Immediately rejects a kernel whose shape the device would reject.
-void enqueue(NativeStream stream, std::function<void()> work);
-void enqueue_kernel(NativeStream stream, host_grid::Shape shape, std::function<void()> body);
+// Launches a kernel. Requests dynamic shared memory beyond 48 KB, and the common share of shared memory (carveout.h).
+void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, NativeKernel kernel);
 
-template <class Params>
-void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
-  if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;
-  enqueue_kernel(stream.native(),
-                 {.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
-                  .block = {shape.threads, 1, 1},
-                  .cluster_y = shape.cluster_y,
-                  .dynamic_shared_bytes = shape.dynamic_shared_bytes,
-                  .overlap = shape.overlap,
-                  .what = std::string(what)},
-                 [=] { kernel(params); });
-}
-#else
-void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params);
-
-// Launches a kernel; a grid without blocks does nothing. Requests dynamic shared memory beyond 48 KB, and the common
-// share of shared memory (carveout.h).
+// Launches a kernel; a grid without blocks does nothing.
 template <class Params>
 void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
   if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;
   Params copy = params;
-  void* arguments[] = {&copy};
-  launch_kernel(stream.native(), what, shape, reinterpret_cast<const void*>(kernel), arguments);
+  launch_kernel(stream.native(), what, shape, bind_kernel(kernel, copy));
 }
-#endif
 
 }  // namespace charonia::cuda

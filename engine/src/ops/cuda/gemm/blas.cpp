@@ -1,27 +1,5 @@
 #include "ops/cuda/gemm/blas.h"
 
-#if defined(CHARONIA_CUDA_ON_HOST)
-
-namespace charonia::cuda {
-
-namespace {
-std::function<std::unique_ptr<Blas>()> host_blas;
-}
-
-void set_host_blas(std::function<std::unique_ptr<Blas>()> make) { host_blas = std::move(make); }
-
-std::unique_ptr<Blas> load_cublas(std::string& why) {
-  why.clear();
-  if (host_blas) return host_blas();
-  why = "kernels run on the CPU here, and cuBLASLt does not";
-  return nullptr;
-}
-std::string driver_version() { return "host"; }
-
-}  // namespace charonia::cuda
-
-#else
-
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -318,5 +296,3 @@ std::string driver_version() {
 }
 
 }  // namespace charonia::cuda
-
-#endif

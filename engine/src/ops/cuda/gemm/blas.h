@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,11 +44,6 @@ class Blas {
 // CHARONIA_CUBLASLT is set, loads only that file, or the library in that folder. Otherwise tries the system's loader,
 // then the Python packages next to this module.
 std::unique_ptr<Blas> load_cublas(std::string& why);
-
-#if defined(CHARONIA_CUDA_ON_HOST)
-// For tests: sets the result of load_cublas(), which is otherwise null. An empty function restores null.
-void set_host_blas(std::function<std::unique_ptr<Blas>()> make);
-#endif
 
 // The driver's version, which stored algorithms depend on too.
 std::string driver_version();

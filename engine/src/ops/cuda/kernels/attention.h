@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "ops/cuda/device/runtime.h"
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/operations.h"
 #include "ops/step.h"

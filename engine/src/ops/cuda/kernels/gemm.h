@@ -16,7 +16,7 @@
 
 #include "base/dtype.h"
 #include "ops/cuda/device/runtime.h"
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/quant_weight.h"
 
 namespace charonia::cuda {

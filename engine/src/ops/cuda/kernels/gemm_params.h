@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/cuda/device/pairs.h"
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/elements.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/cuda/kernels/gemm.h"
 
 namespace charonia::cuda {

@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/host_device.h"
 
 namespace charonia::cuda {
 

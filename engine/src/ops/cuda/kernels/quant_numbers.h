@@ -25,29 +25,6 @@ namespace charonia::cuda {
 template <class T>
 using NumberType = std::conditional_t<std::is_same_v<T, float>, bf16, T>;
 
-// a * b + c for two numbers each. Only for results that the type represents exactly.
-#if defined(CHARONIA_CUDA_ON_HOST)
-template <class T>
-std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  const auto half = [&](int shift) {
-    const auto of = [&](std::uint32_t x) { return to_float(T{static_cast<std::uint16_t>(x >> shift)}); };
-    return static_cast<std::uint32_t>(from_float<T>(std::fma(of(a), of(b), of(c))).bits) << shift;
-  };
-  return half(0) | half(16);
-}
-#else
-template <class T>
-CHARONIA_DEVICE std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  std::uint32_t d;
-  if constexpr (std::is_same_v<T, f16>) {
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  } else {
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  }
-  return d;
-}
-#endif
-
 template <ops::Code code>
 inline constexpr int kCodeBits = ops::bits_of(code);
 
@@ -89,7 +66,8 @@ CHARONIA_DEVICE void numbers(std::uint32_t word, std::uint32_t zero, std::uint32
       if constexpr (kF16) {
         out[i] = exact_fma2<T>((bytes & 0x00ff00ffU) ^ 0x64806480U, kOne, zero);
       } else {
-        const std::uint32_t low = mask_or(bytes, 0x007f007fU, 0x43004300U), sign = mask_or(bytes, 0x00800080U, 0x43004300U);
+        const std::uint32_t low = mask_or(bytes, 0x007f007fU, 0x43004300U),
+                            sign = mask_or(bytes, 0x00800080U, 0x43004300U);
         out[i] = exact_fma2<T>(exact_fma2<T>(sign, kMinusOne, low), kOne, zero);
       }
     } else if constexpr (code == Code::f8_e4m3) {

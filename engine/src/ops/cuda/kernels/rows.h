@@ -5,7 +5,7 @@
 
 #include "base/dtype.h"
 #include "ops/cuda/device/runtime.h"
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/kv_quant.h"
 #include "ops/operations.h"
 

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "ops/cuda/device/runtime.h"
-#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/step.h"
 
 namespace charonia::cuda {

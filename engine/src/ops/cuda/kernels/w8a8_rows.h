@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/device/fp8.h"
+#include "ops/cuda/device/portable.h"
 
 namespace charonia::cuda {
 
