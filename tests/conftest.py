@@ -71,6 +71,7 @@ _SAME_SERVERS = {
         "client_chat client_server drain ensemble gateway_errors gateway_leaving gateway_subscribed limits "
         "sampling_fields sessions subscriptions tokenizer"
     ),
+    "caller": "clients tools",
 }
 _SERVERS = {f"tests/stack/test_{name}.py": one for one, names in _SAME_SERVERS.items() for name in names.split()}
 

@@ -31,6 +31,7 @@ from charonia_gateway.limiter import Limiter
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.pages import add_pages
+from charonia_gateway.port import is_loopback
 from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
 from charonia_gateway.routes import (
     chat,
@@ -164,7 +165,8 @@ class _Parts:
             from charonia_gateway.access import KeyMiddleware
 
             app.add_middleware(KeyMiddleware, keys=keys, limiter=Limiter(self.state), metrics=self.metrics)
-        app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None)
+        local = is_loopback(settings.host)
+        app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None, local=local)
         if settings.origins:
             app.add_middleware(
                 CORSMiddleware,

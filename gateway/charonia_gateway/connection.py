@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from charonia_gateway.errors import ApiError
 
+log = logging.getLogger("charonia_gateway")
 # Far above what clients send (8 KiB is usual in proxies); cookies of other services on the same host are part of it.
 MAX_HEAD_BYTES = 1 << 16
 # The parser gets at most this many bytes in one call. So at most the requests within one piece are queued. A head that
@@ -46,9 +49,18 @@ class BoundedProtocol(HttpToolsProtocol):
     paused until all received data is parsed."""
 
     read_timeout_s = 0.0
+    max_per_address = 0  # 0 means no limit
+    _per_address: ClassVar[Counter[str]]
+    _address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._address = str((transport.get_extra_info("peername") or ("",))[0])
+        self._per_address[self._address] += 1
+        if self.max_per_address and self._per_address[self._address] == self.max_per_address + 1:
+            log.warning("closing connections of %s beyond %d at once", self._address, self.max_per_address)
+        if self.max_per_address and self._per_address[self._address] > self.max_per_address:
+            transport.abort()
         self.flow = _Flow(transport, self._resume)
         self._timer: asyncio.TimerHandle | None = None
         self._unparsed = bytearray()
@@ -57,6 +69,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._per_address[self._address] -= 1
+        if not self._per_address[self._address]:
+            del self._per_address[self._address]
         self._stop_timer()
         self._unparsed.clear()
         super().connection_lost(exc)
@@ -145,7 +160,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(read_timeout_s: float) -> type[asyncio.Protocol]:
-    """The class of a server's connections for uvicorn's setting `http`."""
-    members: dict[str, Any] = {"read_timeout_s": read_timeout_s}
+def bounded(read_timeout_s: float, max_per_address: int = 0) -> type[asyncio.Protocol]:
+    """The class of a server's connections for uvicorn's setting `http`. max_per_address: connections of one client
+    address, so that no client can take all descriptors of this process; 0 means no limit."""
+    members: dict[str, Any] = {"read_timeout_s": read_timeout_s, "max_per_address": max_per_address}
+    members["_per_address"] = Counter()
     return type("BoundedProtocol", (BoundedProtocol,), members)

@@ -6,6 +6,7 @@ Any web page that is open in a browser can send requests to a server on localhos
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -19,6 +20,14 @@ from charonia_gateway.settings import ANY_ORIGIN
 
 _SAFE = ("GET", "HEAD", "OPTIONS")  # they change nothing, and the browser hides the response from a foreign page
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def _is_local(host: str) -> bool:
+    """Whether the Host header can be that of a gateway on this machine. Names without a dot are not on the internet."""
+    with contextlib.suppress(ValueError):
+        name = urlsplit(f"//{host}").hostname or ""
+        return "." not in name or name.endswith(".localhost") or bool(ipaddress.ip_address(name))
+    return False
 
 
 def _is_own(origin: str, host: str, any_name: bool) -> bool:
@@ -40,21 +49,24 @@ def _is_own(origin: str, host: str, any_name: bool) -> bool:
 class OriginMiddleware:
     """Rejects requests of foreign pages with 403, unless they only read.
 
+    local: the gateway listens on this machine alone. Then a request that only reads is rejected if its Host is another
+    name: a page of this name, which an attacker has pointed at this machine, could read the response.
     keys: every request that changes something needs an API key. Then a page of the gateway is accepted under any host
     name: a foreign page has no key, and no browser sends one by itself.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str], keys: bool = False) -> None:
+    def __init__(self, app: ASGIApp, allowed: Collection[str], keys: bool = False, local: bool = False) -> None:
         self._app = app
         self._allowed = allowed
         self._keys = keys
+        self._checks_host = local and not keys and ANY_ORIGIN not in allowed
+        self._hosts = {urlsplit(origin).hostname for origin in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        acts = scope["type"] == "http" and scope["method"] not in _SAFE
-        if acts and (problem := self._problem(Headers(scope=scope))):
+        if scope["type"] == "http" and (problem := self._problem(scope["method"], Headers(scope=scope))):
             error = ApiError(
                 403,
-                f"{problem}: add its origin to CHARONIA_GATEWAY_ALLOWED_ORIGINS if it may use this server",
+                f"{problem}: add its origin (http://NAME:PORT) to CHARONIA_GATEWAY_ALLOWED_ORIGINS if it may be used",
                 type="permission_error",
                 code="origin_not_allowed",
             )
@@ -63,7 +75,11 @@ class OriginMiddleware:
             return
         await self._app(scope, receive, send)
 
-    def _problem(self, headers: Headers) -> str | None:
+    def _problem(self, method: str, headers: Headers) -> str | None:
+        if method in _SAFE:
+            host = headers.get("host", "").lower()
+            known = not self._checks_host or _is_local(host) or host.partition(":")[0] in self._hosts
+            return None if known else f"{host[:100]!r} is not a name of this server"
         if ANY_ORIGIN in self._allowed:
             return None
         origin = headers.get("origin")

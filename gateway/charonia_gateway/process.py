@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 from collections.abc import Callable, Mapping
 
@@ -17,6 +18,7 @@ from charonia_gateway.port import PortError, bound_sockets
 from charonia_gateway.settings import Settings
 
 log = logging.getLogger("charonia_gateway")
+_OTHER_FILES = 256  # descriptors besides those of clients
 
 
 def serve(
@@ -32,6 +34,8 @@ def serve(
     open. `obey`: this is one of several processes; it is called likewise, with a function that begins to drain, and one
     that does what a signal does. `restarted`: this process replaces one that died. Raises ValueError for a file that
     cannot be used, and PortError."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     drain = Drain(settings.shutdown_timeout_s)
     app = create_app(settings, drain, servers, restarted=restarted)
     certificates = settings.certificates()
@@ -40,11 +44,14 @@ def serve(
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=bounded(settings.read_timeout_s),
+        http=bounded(settings.read_timeout_s, max(1, (hard - _OTHER_FILES) // 2)),
         ws="none",
         log_config=None,
         access_log=False,  # the gateway writes its own access log
         server_header=False,
+        # Otherwise uvicorn believes the headers of every client on this machine.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
         # Longer than clients and load balancers keep idle connections, so that they close them first.
         timeout_keep_alive=75,
         # All requests have ended by then; this is the time for connections to close.

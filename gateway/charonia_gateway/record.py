@@ -35,27 +35,6 @@ log = logging.getLogger("charonia_gateway.access")
 class Record:
     """`given`: the client's x-request-id, which is used if it is short and plain."""
 
-    __slots__ = (
-        "_began",
-        "_given",
-        "_name",
-        "answers",
-        "error",
-        "estimated_tokens",
-        "failed_status",
-        "first_byte_s",
-        "hold",
-        "key",
-        "model",
-        "names",
-        "operation",
-        "prompt",
-        "status",
-        "system_fingerprint",
-        "trace_id",
-        "usage",
-    )
-
     def __init__(self, given: bytes | None = None) -> None:
         self._began = time.perf_counter()
         self._given = given.decode() if given is not None and _SANE.fullmatch(given) else None

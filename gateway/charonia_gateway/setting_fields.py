@@ -128,6 +128,12 @@ class GatewayFields(BaseSettings):
         description="seconds in which a request with its body must arrive, otherwise its connection ends with 408; 0:"
         " no limit",
     )
+    trusted_proxies: str = Field(
+        "",
+        validation_alias=AliasChoices("charonia_gateway_trusted_proxies", "trusted_proxies"),
+        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto count, separated by"
+        " commas; *: all; default: none",
+    )
     page: bool = Field(
         True,
         validation_alias=AliasChoices("charonia_gateway_page", "page"),

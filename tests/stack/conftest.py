@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 import tritonclient.grpc.aio as triton
 from browser_fixtures import browser, new_context
+from caller import MODEL, TEMPLATE, TEXTS
 from stack import DEMO_MODEL, HANG_S, SLOW, Stack, running
 from tiny_models import TokenizerKind, write_model
 
@@ -71,6 +72,16 @@ def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp(f"babbler_{kind}")
     write_model(folder / "babbler", kind, "babbler")
     with running(Stack(folder / "babbler", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("caller")
+    # Most characters are separate tokens, and a coding agent sends long prompts.
+    options: dict[str, Any] = {"texts": TEXTS, "chat_template": TEMPLATE, "positions": 1 << 15}
+    write_model(folder / MODEL, "byte_level", "parrot", **options)
+    with running(Stack(folder / MODEL, folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
         yield served
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from stack import HANG_S, Stack
+from stack import HANG_S
 
 
 @dataclass(frozen=True)
@@ -26,23 +26,29 @@ class EngineMetrics:
         return self.running == self.waiting == self.blocks_active == 0
 
 
-async def read(url: str) -> EngineMetrics:
-    """Read all samples. `url`: Triton's metrics."""
+async def read_all(url: str, model: str = "engine") -> dict[str, float]:
+    """All samples of a model except buckets. A labelled sample has the name name{value}. `url`: Triton's metrics."""
     # Does not load the system's CA certificates, because that would block the event loop of the tested code.
     async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
         text = (await http.get(url)).raise_for_status().text
-    values = {
-        (sample.name, sample.labels.get("finished_reason")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found = {}
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+        name, labels = sample.name.removeprefix("charonia_"), sample.labels
+        if name != sample.name and labels["model"] == model and "le" not in labels:
+            reason = labels.get("finished_reason") or labels.get("reason")
+            found[f"{name}{{{reason}}}" if reason else name] = sample.value
+    return found
+
+
+async def read(url: str) -> EngineMetrics:
+    values = await read_all(url)
     return EngineMetrics(
-        running=values["charonia_num_requests_running", None],
-        waiting=values["charonia_num_requests_waiting", None],
-        blocks_active=values["charonia_kv_blocks_active", None],
-        cancelled=values["charonia_request_success_total", "cancelled"],
-        generated_tokens=values["charonia_generation_tokens_total", None],
-        subscriptions=values["charonia_subscriptions", None],
+        running=values["num_requests_running"],
+        waiting=values["num_requests_waiting"],
+        blocks_active=values["kv_blocks_active"],
+        cancelled=values["request_success_total{cancelled}"],
+        generated_tokens=values["generation_tokens_total"],
+        subscriptions=values["subscriptions"],
     )
 
 
@@ -61,14 +67,3 @@ async def idle(url: str) -> EngineMetrics:
     # The engine counts a request's end before it becomes idle, but both may happen while the server collects the
     # metrics. Only a later collection certainly has the complete count.
     return await read(url)
-
-
-def executions(stack: Stack) -> dict[str, int]:
-    """The number of executions of each Triton model."""
-    text = httpx.get(stack.metrics, timeout=HANG_S, trust_env=False).raise_for_status().text
-    return {
-        sample.labels["model"]: int(sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith("nv_inference_exec_count")
-    }

@@ -1,7 +1,6 @@
 """Responses and streams match the types of common clients, and the clients' own helpers work with them.
 
-The model is a parrot of tiny_models.py, which responds to `<|text0|>` with TEXTS[0], and so on. A grammar can force
-other text.
+The model is that of caller.py.
 """
 
 from __future__ import annotations
@@ -18,37 +17,14 @@ import httpx
 import openai
 import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from caller import CALLS, CONTENT, MODEL, REASONING, SCHEMAS, TEXTS, TOOLS, A
 from missing_tools import missing_tool
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
-from stack import HANG_S, Stack, running
-from tiny_models import write_model
+from stack import HANG_S, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = "caller"
-TEXTS = [
-    "<think>\nThey want the weather of Paris.\n</think>\n\nI look.\n\n"
-    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
-    "It is sunny.",
-    '<tool_call>\n{"name": "add", "arguments": {"a": 7}}\n</tool_call>',
-    '{"a": 7}',
-]
-REASONING, CONTENT = "They want the weather of Paris.", "I look."
-CALLS = [("get_weather", {"city": "Paris", "days": 3}), ("add", {"a": 1})]
-# The marks of the formats, the parts of the history for the model, and at the end the start token of the response.
-TEMPLATE = (
-    "{# <think> <tool_call> #}{% if tools %}tools:{{ tools | tojson }}{% endif %}"
-    "{% for message in messages %}{% for call in message.tool_calls or [] %}"
-    "call:{{ call.function.name }}={{ call.function.arguments.a }}{% endfor %}{{ message.content }}{% endfor %}"
-)
-CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
-A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-SCHEMAS = {"get_weather": CITY, "add": A}
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
-]
 FUNCTIONS: list[Any] = [
     {"type": "function", "name": name, "parameters": schema, "strict": False} for name, schema in SCHEMAS.items()
 ]
@@ -59,15 +35,6 @@ GREEDY: dict[str, Any] = {"temperature": 0}
 
 def ask(index: int) -> list[Any]:
     return [{"role": "user", "content": f"<|text{index}|>"}]
-
-
-@pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("clients")
-    # Most characters are separate tokens, and a coding agent sends long prompts.
-    write_model(folder / MODEL, "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE, positions=1 << 15)
-    with running(Stack(folder / MODEL, folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
-        yield served
 
 
 @pytest.fixture
@@ -289,7 +256,6 @@ def agents_request(turns: list[Any], nonce: str) -> dict[str, Any]:
     return {
         "model": MODEL,
         "max_tokens": 32000,
-        "stream": True,
         "system": [
             {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};"},
             {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
@@ -299,69 +265,40 @@ def agents_request(turns: list[Any], nonce: str) -> dict[str, Any]:
         "tools": [{"name": name, "description": f"Does {name}.", "input_schema": schema} for name in names],
         "tool_choice": {"type": "auto"},
         "thinking": {"type": "adaptive"},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "medium"},
         "metadata": {"user_id": "user_0_account__session_1"},
-        "temperature": 1,
+        "extra_body": {
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "medium"},
+            "temperature": 1,
+        },
     }
 
 
-async def test_coding_agent_runs_its_loop(web: httpx.AsyncClient) -> None:
-    headers = {
-        "anthropic-version": "2023-06-01",
-        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
-        "authorization": "Bearer any",
-        "x-app": "cli",
-        "x-stainless-helper-method": "stream",
-    }
+async def test_coding_agent_runs_its_loop(anthropic_client: anthropic.AsyncAnthropic) -> None:
+    betas = ["claude-code-20250219", "interleaved-thinking-2025-05-14", "context-management-2025-06-27"]
     reminder = {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}
     turns: list[Any] = [{"role": "user", "content": [reminder, {"type": "text", "text": "<|text0|>"}]}]
-    results: list[Any] = []
     for number in range(2):
         body = agents_request(turns, f"{number}")
-        answer = await web.post("/v1/messages?beta=true", json=body, headers=headers)
-        assert answer.status_code == 200, answer.text
-        assert answer.headers["charonia-ignored-fields"] == "context_management"
-        blocks, stop, usage = gathered(answer.text)
-        turns.append({"role": "assistant", "content": blocks})
-        if stop != "tool_use":
+        async with anthropic_client.beta.messages.stream(**body, betas=betas) as stream:
+            final = await stream.get_final_message()
+            assert stream.response.headers["charonia-ignored-fields"] == "context_management"
+        turns.append({"role": "assistant", "content": [block.to_dict() for block in final.content]})
+        if final.stop_reason != "tool_use":
             break
         # The template shows the last message, which contains the start token of the response.
-        calls = [block for block in blocks if block["type"] == "tool_use"]
-        results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "<|text1|>"} for call in calls]
+        calls = [block for block in final.content if block.type == "tool_use"]
+        results: list[Any] = [{"type": "tool_result", "tool_use_id": call.id, "content": "<|text1|>"} for call in calls]
         results[0] |= {"content": [{"type": "text", "text": "No such file"}], "is_error": True}
         turns.append({"role": "user", "content": results})
     assert [block["type"] for block in turns[1]["content"]] == ["thinking", "text", "tool_use", "tool_use"]
-    assert turns[1]["content"][0]["signature"] and stop == "end_turn"
-    assert turns[-1]["content"] == [{"type": "text", "text": TEXTS[1]}]
-    assert usage["cache_read_input_tokens"] > usage["input_tokens"], "the prompt begins as the one before"
-    names = ("model", "system", "tools", "thinking")
-    count = {**{name: body[name] for name in names}, "messages": turns[:-1]}
-    counted = await web.post("/v1/messages/count_tokens?beta=true", json=count, headers=headers)
-    assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"] > 5000
-
-
-def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
-    """Blocks, stop reason and usage of a stream, collected like an agent does."""
-    blocks: list[Any] = []
-    stop, usage, pieces = "", {}, ""
-    for line in text.splitlines():
-        event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {"type": ""}
-        match event["type"]:
-            case "content_block_start":
-                blocks.append(event["content_block"])
-                pieces = ""
-            case "content_block_delta":
-                delta = event["delta"]
-                pieces += delta.get("partial_json", "")
-                for name in ("text", "thinking", "signature"):
-                    if name in delta:
-                        blocks[-1][name] += delta[name]
-            case "content_block_stop" if blocks[-1]["type"] == "tool_use":
-                blocks[-1]["input"] = json.loads(pieces or "{}")
-            case "message_delta":
-                stop, usage = event["delta"]["stop_reason"], event["usage"]
-    return blocks, stop, usage
+    assert turns[1]["content"][0]["signature"] and final.stop_reason == "end_turn"
+    assert [block.text for block in final.content] == [TEXTS[1]]
+    cached = final.usage.cache_read_input_tokens or 0
+    assert cached > final.usage.input_tokens, "the prompt begins as the one before"
+    count = {name: body[name] for name in ("model", "system", "tools", "thinking", "extra_body")}
+    counted = await anthropic_client.beta.messages.count_tokens(**count, messages=turns[:-1], betas=betas)
+    assert counted.input_tokens == final.usage.input_tokens + cached > 5000
 
 
 # --- libraries with separate environments

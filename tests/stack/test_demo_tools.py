@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import openai
 import pytest
 from charonia_client import Tools
 from load_file import load_file
-from stack import HANG_S, Stack
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "tools.py"
 PROGRAM = Path(sys.executable).parent / "triton_client"
@@ -51,14 +49,3 @@ async def test_json_response_has_requested_keys(api: openai.AsyncOpenAI, model: 
     messages: list[Any] = [{"role": "user", "content": question}]
     answer = await api.chat.completions.create(model=model, messages=messages, temperature=0)
     assert json.loads(answer.choices[0].message.content or "") == {"country": "France", "capital": "Paris"}
-
-
-def test_terminal_chat_runs_example_tools(stack: Stack, example: Any) -> None:
-    command = [PROGRAM, stack.grpc, "--tools", str(EXAMPLE), "--temperature", "0"]
-    done = subprocess.run(
-        command, input="What is the weather in Paris?\n", capture_output=True, text=True, timeout=HANG_S, check=True
-    )
-    made_up = example.get_weather("Paris")
-    assert "get_weather(" in done.stdout and "tool_call" not in done.stdout
-    answer = done.stdout.partition("\n")[2]
-    assert made_up["weather"] in answer and str(made_up["temperature"]) in answer

@@ -6,18 +6,18 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import engine_metrics
 import httpx
-import pytest
 from charonia_gateway.endpoints.choice import weight
-from gateway_process import GatewayProcess, gateway
-from prometheus_client.parser import text_string_to_metric_families
+from gateway_process import gateway
 from stack import ENDLESS, HANG_S, SLOW, Stack, running
+from streams import Streamed, gateway_metric, read_stream
+from waiting import until
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 STREAMS = 4
@@ -28,23 +28,7 @@ def body(model: str, tokens: int, **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": USER, "ignore_eos": True, "max_tokens": tokens, "stream": True, **fields}
 
 
-async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], begun: asyncio.Event) -> tuple[str | None, str]:
-    """Finish reason and last event of a stream; sets `begun` at its first text."""
-    reason, last = None, ""
-    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if not line:
-                continue
-            last = line
-            begun.set()
-            if line.startswith("data: {") and "choices" in line:
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                reason = (choices and choices[0]["finish_reason"]) or reason
-    return reason, last
-
-
-async def begin_streams(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[asyncio.Task[tuple[str | None, str]]]:
+async def begin_streams(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[asyncio.Task[Streamed]]:
     begun = [asyncio.Event() for _ in range(STREAMS)]
     tasks = [asyncio.create_task(read_stream(http, asked, event)) for event in begun]
     await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), HANG_S)
@@ -66,11 +50,10 @@ async def held(http: httpx.AsyncClient, asked: dict[str, Any]) -> AsyncIterator[
 async def until_draining(http: httpx.AsyncClient) -> None:
     """Return when the readiness check reports the shutdown."""
 
-    async def ask() -> None:
-        while (await http.get("/health/ready")).status_code != 503:
-            await asyncio.sleep(0.01)
+    async def draining() -> bool:
+        return (await http.get("/health/ready")).status_code == 503
 
-    await asyncio.wait_for(ask(), HANG_S)
+    await until(draining)
 
 
 async def check_refused(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
@@ -80,52 +63,6 @@ async def check_refused(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
         assert int(answer.headers["Retry-After"]) >= 1
         assert answer.json()["error"]["code"] == "service_unavailable"
     assert (await http.get("/health/live")).status_code == 200
-
-
-@pytest.fixture
-def own(slow: Stack, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A gateway with a long drain timeout."""
-    with gateway(slow.grpc, tmp_path / "gateway.log", CHARONIA_DRAIN_TIMEOUT_S=str(HANG_S)) as started:
-        yield started
-
-
-async def test_gateway_shutdown_waits_for_streams(own: GatewayProcess) -> None:
-    async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
-        streams = await begin_streams(http, body("model", TOKENS))
-        async with held(http, body("model", ENDLESS)):
-            own.process.send_signal(signal.SIGTERM)
-            await until_draining(http)
-            await check_refused(http, body("model", 1))
-        for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
-            assert (reason, last) == ("length", "data: [DONE]")
-    assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
-
-
-async def test_idle_gateway_shuts_down_immediately(own: GatewayProcess) -> None:
-    own.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
-
-
-async def test_second_signal_ends_gateway_immediately(slow: Stack, own: GatewayProcess) -> None:
-    async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
-        streams = await begin_streams(http, body("model", ENDLESS))
-        own.process.send_signal(signal.SIGTERM)
-        await until_draining(http)
-        own.process.send_signal(signal.SIGTERM)
-        for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
-            assert reason is None and "shutting down" in last
-    assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
-    await engine_metrics.idle(slow.metrics)
-
-
-async def retries(http: httpx.AsyncClient) -> float:
-    (sample,) = [
-        sample
-        for family in text_string_to_metric_families((await http.get("/metrics")).text)
-        for sample in family.samples
-        if sample.name == "charonia_gateway_retries_total"
-    ]
-    return sample.value
 
 
 async def test_shutdown_waits_for_streams_of_remote_gateways(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
@@ -179,21 +116,21 @@ async def test_shutdown_waits_for_streams_of_remote_gateways(slow: Stack, slow_m
                 cancelled = (await engine_metrics.read(stack.metrics)).cancelled
             await engine_metrics.until(stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there")
 
-            async def lost_turn() -> httpx.Response:
-                """The first turn after the gateway noticed that the session's server drains; until then it is 503."""
-                while (answer := await turn(kept)).status_code == 503:
-                    await asyncio.sleep(0.02)
-                return answer
+            async def lost_turn() -> httpx.Response | None:
+                """A turn after the gateway noticed that the session's server drains; until then it is 503."""
+                return None if (answer := await turn(kept)).status_code == 503 else answer
 
-            lost = await asyncio.wait_for(lost_turn(), HANG_S)
+            lost = await until(lost_turn)
             assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
             assert (await turn(kept)).json()["history_tokens"] == 0, "the next turn begins a new history"
-            retried = await retries(of_two)
-            for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
-                assert (reason, last) == ("length", "data: [DONE]")
-            ended = (await asyncio.wait_for(whole, HANG_S)).json()
-            assert (ended["finish_reason"], ended["tokens"]) == ("length", TOKENS)
-            assert await retries(of_two) == retried, "the whole answer was not begun again elsewhere"
+            retried = await gateway_metric(of_two, "retries_total")
+            for ended in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
+                assert (ended.reason, ended.last) == ("length", "data: [DONE]")
+            last = (await asyncio.wait_for(whole, HANG_S)).json()
+            assert (last["finish_reason"], last["tokens"]) == ("length", TOKENS)
+            assert await gateway_metric(of_two, "retries_total") == retried, (
+                "the whole answer was not begun again elsewhere"
+            )
         assert await asyncio.to_thread(stack.wait) == 0
         assert stack.processes() == []
 
@@ -218,9 +155,9 @@ async def test_shutdown_cancels_requests_after_drain_timeout(slow_model: Path, t
             await engine_metrics.until(stack.metrics, lambda now: now.running == 2 * STREAMS + 1, "all of it runs")
             stack.signal(signal.SIGTERM)
             for tasks, says in ((streams, "shutting down"), (others, "the request was ended after")):
-                for reason, last in await asyncio.wait_for(asyncio.gather(*tasks), HANG_S):
-                    assert reason is None
-                    error = json.loads(last.removeprefix("data: "))["error"]
+                for cancelled in await asyncio.wait_for(asyncio.gather(*tasks), HANG_S):
+                    assert cancelled.reason is None
+                    error = json.loads(cancelled.last.removeprefix("data: "))["error"]
                     assert error["code"] == "service_unavailable" and says in error["message"]
             answer = await asyncio.wait_for(whole, HANG_S)
             assert answer.status_code == 503 and "the request was ended after" in answer.text

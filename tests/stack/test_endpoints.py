@@ -14,8 +14,9 @@ import httpx
 import pytest
 from charonia_gateway.endpoints.choice import weight
 from gateway_process import gateway
-from prometheus_client.parser import text_string_to_metric_families
 from stack import HANG_S, SLOW, Stack, running
+from streams import gateway_metric, read_stream
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -23,22 +24,11 @@ ENDLESS = 4000
 LONG = 1500
 
 
-async def metric(http: httpx.AsyncClient, name: str, **labels: str) -> float:
-    (value,) = [
-        sample.value
-        for family in text_string_to_metric_families((await http.get("/metrics")).text)
-        for sample in family.samples
-        if sample.name == f"charonia_gateway_{name}" and labels.items() <= sample.labels.items()
-    ]
-    return value
-
-
 async def until_up(http: httpx.AsyncClient, stack: Stack, up: bool) -> None:
-    async def wait() -> None:
-        while await metric(http, "endpoint_up", endpoint=stack.grpc) != up:
-            await asyncio.sleep(0.05)
+    async def is_so() -> bool:
+        return await gateway_metric(http, "endpoint_up", endpoint=stack.grpc) == up
 
-    await asyncio.wait_for(wait(), HANG_S)
+    await until(is_so)
 
 
 async def test_killed_server_ends_only_begun_streams(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
@@ -66,31 +56,20 @@ async def test_killed_server_ends_only_begun_streams(slow: Stack, slow_model: Pa
 
             begun = asyncio.Event()
 
-            async def read() -> str:
-                """The last line of a stream."""
-                last = ""
-                async with http.stream(
-                    "POST", "/v1/chat/completions", json={**body(ENDLESS), "stream": True}
-                ) as answer:
-                    async for line in answer.aiter_lines():
-                        last = line or last
-                        begun.set()
-                return last
-
             await until_up(http, one, True)
             await until_up(http, slow, True)
             kept = next(sessions)
             for has_history in (False, True):
                 assert ((await turn(kept)).json()["history_tokens"] > 0) is has_history
-            reads = asyncio.create_task(read())
+            reads = asyncio.create_task(read_stream(http, {**body(ENDLESS), "stream": True}, begun))
             await asyncio.wait_for(begun.wait(), HANG_S)
             waits = asyncio.create_task(http.post("/v1/chat/completions", json=body(LONG)))
             await engine_metrics.until(one.metrics, lambda now: now.running == 2, "both run there")
             os.kill(one.pid_of("tritonserver"), signal.SIGKILL)
-            assert "error" in json.loads((await asyncio.wait_for(reads, HANG_S)).removeprefix("data: "))
+            assert "error" in json.loads((await asyncio.wait_for(reads, HANG_S)).last.removeprefix("data: "))
             whole = await asyncio.wait_for(waits, HANG_S)
             assert whole.json()["usage"]["completion_tokens"] == LONG
-            assert await metric(http, "retries_total") >= 1
+            assert await gateway_metric(http, "retries_total") >= 1
             await until_up(http, one, False)
             lost = await turn(kept)
             assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost")

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
-import signal
 import subprocess
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import engine_metrics
 import httpx
-import numpy as np
-import numpy.typing as npt
 import pytest
+import triton_stream
 import tritonclient.grpc.aio as triton
-from prometheus_client.parser import text_string_to_metric_families
+import waiting
 from stack import ENDLESS, HANG_S, START_LIMIT_S, answers, free_ports
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from charonia.serve import triton as serving
 from charonia.settings import ServeSettings, read_settings
@@ -63,25 +63,18 @@ class Server:
         return f"http://127.0.0.1:{self.settings.http_port}"
 
     async def metrics(self, model: str = ENGINE) -> dict[str, float]:
-        """The engine's samples of one model without buckets; a labelled sample has the name name{value}."""
-        # Does not load the system's CA certificates, because that would block the event loop of the tested code.
-        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
-            text = (await http.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics")).raise_for_status().text
-        found = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name, labels = sample.name.removeprefix("charonia_"), sample.labels
-                if name != sample.name and labels["model"] == model and "le" not in labels:
-                    reason = labels.get("finished_reason") or labels.get("reason")
-                    found[f"{name}{{{reason}}}" if reason else name] = sample.value
-        return found
+        return await engine_metrics.read_all(f"http://127.0.0.1:{self.settings.metrics_port}/metrics", model)
 
     async def until(self, holds: Callable[[dict[str, float]], bool], model: str = ENGINE) -> dict[str, float]:
         """Wait until `holds` accepts the metrics, and return them."""
-        deadline = time.monotonic() + HANG_S
-        while not holds(metrics := await self.metrics(model)):
-            assert time.monotonic() < deadline, f"not so after {HANG_S} s: {metrics}"
-            await asyncio.sleep(0.01)
+        metrics: dict[str, float] = {}
+
+        async def accepted() -> bool:
+            nonlocal metrics
+            metrics = await self.metrics(model)
+            return holds(metrics)
+
+        await waiting.until(accepted, lambda: metrics)
         return metrics
 
     async def until_idle(self, model: str = ENGINE) -> dict[str, float]:
@@ -154,112 +147,39 @@ async def client(server: Server) -> AsyncIterator[triton.InferenceServerClient]:
         yield made
 
 
-Tensors = dict[str, npt.NDArray[Any]]
+collect = functools.partial(triton_stream.collect, model=ENGINE)
 
 
-def request(**fields: Any) -> Tensors:
+def request(**fields: Any) -> dict[str, Any]:
     """A request's inputs. The engine generates exactly the requested number of tokens."""
-    types: dict[str, Any] = {"temperature": np.float32, "seed": np.uint64, "ignore_eos": np.bool_, "stream": np.bool_}
-    types |= {"return_log_probs": np.bool_, "logit_bias_values": np.float32}
-    types |= dict.fromkeys(("stop", "cancel", "end_session"), np.bool_)
-    types |= dict.fromkeys(("stop_words", "echo", "session_id", "subscription"), np.object_)
     defaults = {"input_ids": PROMPT, "seed": 1, "ignore_eos": True, "stream": True}
-    values = {name: value for name, value in (defaults | fields).items() if value is not None}
-    return {name: np.atleast_1d(np.array(value, types.get(name, np.int32))) for name, value in values.items()}
-
-
-async def stream(
-    client: triton.InferenceServerClient,
-    tensors: Tensors,
-    *,
-    model: str = ENGINE,
-    request_id: str = "",
-    outputs: list[str] | None = None,
-) -> AsyncGenerator[Tensors, None]:
-    """Yield the responses' tensors. Raises the server's error. Closing the generator cancels the call.
-
-    A call that is almost over is read to its end: if a call is cancelled during its final response, this version of
-    Triton keeps the request forever, and the model cannot be unloaded."""
-    inputs = []
-    for name, array in tensors.items():
-        inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        inputs[-1].set_data_from_numpy(array)
-    wanted = None if outputs is None else [triton.InferRequestedOutput(name) for name in outputs]
-
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": model, "inputs": inputs, "request_id": request_id, "outputs": wanted}
-
-    call = client.stream_infer(requests())
-    failure = None
-    over = False
-    try:
-        async for result, error in call:
-            if error is not None:
-                failure, over = error, True
-                continue
-            response = result.get_response()
-            over = response.parameters["triton_final_response"].bool_param
-            yield {output.name: result.as_numpy(output.name) for output in response.outputs}
-    finally:
-        if not over:
-            call.cancel()
-    if failure is not None:
-        raise failure
-
-
-async def collect(
-    client: triton.InferenceServerClient, tensors: Tensors, begun: asyncio.Event | None = None, **options: Any
-) -> list[Tensors]:
-    """All responses. Sets `begun` with the first response."""
-    responses = []
-    async for response in stream(client, tensors, **options):
-        responses.append(response)
-        if begun is not None:
-            begun.set()
-    return responses
+    return {name: value for name, value in (defaults | fields).items() if value is not None}
 
 
 async def outcome(
-    client: triton.InferenceServerClient, tensors: Tensors, begun: asyncio.Event | None = None, **options: Any
+    client: triton.InferenceServerClient, fields: dict[str, Any], begun: asyncio.Event | None = None, **options: Any
 ) -> str:
     """The finish reason, or the server's error."""
     try:
-        responses = await collect(client, tensors, begun, **options)
+        responses = await collect(client, fields, begun, **options)
     except InferenceServerException as error:
         return str(error.message())
-    return str(responses[-1]["finish_reason"][0].decode())
+    return str(responses[-1].finish_reason)
 
 
-def ids(responses: list[Tensors]) -> list[int]:
-    return [token for response in responses for token in response["output_ids"].tolist()]
-
-
-async def leave_after(client: triton.InferenceServerClient, tensors: Tensors, responses: int) -> None:
+async def leave_after(client: triton.InferenceServerClient, fields: dict[str, Any], responses: int) -> None:
     """Read this number of responses, then cancel the call."""
-    async with contextlib.aclosing(stream(client, tensors)) as answers:
+    async with contextlib.aclosing(triton_stream.stream(client, fields, model=ENGINE)) as answers:
         async for _ in answers:
             responses -= 1
             if responses == 0:
                 return
 
 
-async def test_streams_of_32_clients_equal_complete_responses(client: triton.InferenceServerClient) -> None:
-    asked = [{"input_ids": [*PROMPT, index], "seed": index, "max_tokens": 40} for index in range(32)]
-    streamed = await asyncio.gather(*(collect(client, request(**one)) for one in asked))
-    whole = await asyncio.gather(*(collect(client, request(**one, stream=False)) for one in asked))
-    for many, one in zip(streamed, whole, strict=True):
-        assert len(one) == 1
-        assert ids(many) == ids(one)
-        assert len(ids(one)) == 40
-        reasons = [response["finish_reason"][0] for response in many]
-        assert reasons == [b""] * (len(many) - 1) + [b"length"]
-    assert len({tuple(ids(one)) for one in whole}) > 1
-
-
 async def test_response_has_documented_tensors(client: triton.InferenceServerClient) -> None:
     texts = {"echo": "é"}
     tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, prompt_logprobs=3, stream=False, **texts)
-    (response,) = await collect(client, tensors)
+    response = (await collect(client, tensors))[0].tensors
     shapes = {name: array.shape for name, array in response.items()}
     scalars = ("echo", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
     scalars += ("sequence_index", "cum_log_probs", "num_session_tokens")
@@ -285,7 +205,7 @@ async def test_response_has_documented_tensors(client: triton.InferenceServerCli
 
 async def test_only_requested_outputs_are_sent(client: triton.InferenceServerClient) -> None:
     (response,) = await collect(client, request(max_tokens=2, stream=False), outputs=["num_output_tokens"])
-    assert {name: array.tolist() for name, array in response.items()} == {"num_output_tokens": [2]}
+    assert {name: array.tolist() for name, array in response.tensors.items()} == {"num_output_tokens": [2]}
 
 
 async def test_parameter_counts_as_input_of_its_name(server: Server) -> None:
@@ -329,35 +249,6 @@ async def test_wrong_request_field_is_named(
     assert named in answer
 
 
-async def test_bad_words_are_never_generated(client: triton.InferenceServerClient) -> None:
-    greedy = {"temperature": 0.0, "max_tokens": 6, "stream": False}
-    first, second, *_ = ids(await collect(client, request(**greedy)))
-    banned = ids(await collect(client, request(**greedy, bad_words_ids=[[first, second], [2, -1]])))
-    assert banned[0] == first
-    assert banned[1] != second
-
-
-async def test_full_queue_rejects_with_retry_after(server: Server, client: triton.InferenceServerClient) -> None:
-    # At most 32 run and 200 wait.
-    asked = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(260)]
-    # Wait until all are rejected or in the engine, so that no call is cancelled during its rejection (see stream()).
-    await server.until(
-        lambda m: m["num_requests_running"] + m["num_requests_waiting"] + sum(map(asyncio.Task.done, asked)) == 260
-    )
-    done = [task for task in asked if task.done()]
-    assert done
-    for one in done:
-        assert re.fullmatch(r"\[429\] .*retry after \d+ s", one.result())
-    running_on = [task for task in asked if not task.done()]
-    for task in running_on:
-        task.cancel()
-    await asyncio.gather(*running_on, return_exceptions=True)
-    await server.until_idle()
-    # Calls that were cancelled before they reached the engine have reached it before this one.
-    assert await outcome(client, request(max_tokens=2)) == "length"
-    await server.until_idle()
-
-
 async def test_http_client_disconnect_ends_request(server: Server) -> None:
     before = await server.until_idle()
     body = {"input_ids": PROMPT, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
@@ -385,56 +276,18 @@ async def test_stop_request_ends_only_its_request(server: Server, client: triton
     kept = asyncio.create_task(outcome(client, request(max_tokens=60), begun[1], request_id=other))
     await asyncio.gather(*(event.wait() for event in begun))
     (answer,) = await collect(client, request(input_ids=None, stop=True), request_id=ours)
-    assert answer["output_ids"].shape == (0,)
-    assert (await stopped)[-1]["finish_reason"] == [b"cancelled"]
-    assert len(ids(await stopped)) < ENDLESS
+    assert answer.ids == []
+    assert (await stopped)[-1].finish_reason == "cancelled"
+    assert sum(len(one.ids) for one in await stopped) < ENDLESS
     assert await kept == "length"
 
 
 @pytest.mark.parametrize("action", ["stop", "cancel"])
 async def test_stop_request_for_unknown_id_is_ignored(client: triton.InferenceServerClient, action: str) -> None:
     (answer,) = await collect(client, request(input_ids=None, **{action: True}), request_id="nobody")
-    assert answer["output_ids"].shape == (0,)
+    assert answer.ids == []
     (answer,) = await collect(client, request(input_ids=None, **{action: True}, session_id="nobody's"))
-    assert answer["output_ids"].shape == (0,)
-
-
-async def test_continuation_continues_session_history(server: Server, client: triton.InferenceServerClient) -> None:
-    session = uuid.uuid4().hex
-    before = await server.until_idle()
-    fields: dict[str, Any] = {"session_id": session, "temperature": 0.0, "max_tokens": 5, "stream": False}
-    (first,) = await collect(client, request(**fields))
-    await server.until(lambda m: m["num_sessions"] == before["num_sessions"] + 1)
-    (second,) = await collect(client, request(**fields, input_ids=[1], continuation_ids=[8, 9]))
-    history = [*PROMPT, *ids([first])]
-    assert second["num_session_tokens"] == [len(history)]
-    assert second["num_input_tokens"] == [len(history) + 2]
-    plain = {**fields, "session_id": None}
-    assert ids([second]) == ids(await collect(client, request(**plain, input_ids=[*history, 8, 9])))
-    (ended,) = await collect(client, request(input_ids=None, session_id=session, end_session=True))
-    assert ended["output_ids"].shape == (0,) and ended["finish_reason"] == [b"stop"]
-    (fresh,) = await collect(client, request(**fields, continuation_ids=[8, 9]))
-    assert fresh["num_session_tokens"] == [0] and ids([fresh]) == ids([first])
-
-
-async def test_request_of_n_sequences_is_one_request(server: Server, client: triton.InferenceServerClient) -> None:
-    """The stream ends once, and a client that disconnects ends all sequences."""
-    seeds = [await collect(client, request(max_tokens=12, seed=seed)) for seed in (4, 5, 6)]
-    responses = await collect(client, request(max_tokens=12, seed=4, num_return_sequences=3))
-    for index, expected in enumerate(seeds):
-        ours = [response for response in responses if response["sequence_index"] == [index]]
-        assert ids(ours) == ids(expected)
-        assert [bool(response["finish_reason"][0]) for response in ours] == [False] * (len(ours) - 1) + [True]
-    await server.until_idle()
-    await leave_after(client, request(max_tokens=ENDLESS, num_return_sequences=3), 5)
-    await server.until_idle()
-
-
-async def test_deadline_ends_request_with_504(server: Server, client: triton.InferenceServerClient) -> None:
-    before = await server.until_idle()
-    assert (await outcome(client, request(max_tokens=ENDLESS, timeout_ms=300))).startswith("[504] ")
-    after = await server.until_idle()
-    assert after["requests_rejected_total{deadline}"] - before["requests_rejected_total{deadline}"] == 1
+    assert answer.ids == []
 
 
 async def test_session_with_folder_survives_unloading(
@@ -445,7 +298,7 @@ async def test_session_with_folder_survives_unloading(
     async def turn(session: str) -> int:
         fields: dict[str, Any] = {"session_id": session, "max_tokens": 4, "stream": False}
         (answer,) = await collect(client, request(**fields, continuation_ids=[8, 9]), model=SPARE)
-        return int(answer["num_session_tokens"][0])
+        return int(answer.tensors["num_session_tokens"][0])
 
     async def load_spare(**parameters: str) -> None:
         changed = {key: {"string_value": value} for key, value in parameters.items()}
@@ -472,23 +325,6 @@ async def test_environment_overrides_model_parameters(server: Server, client: tr
     assert await outcome(client, request(max_tokens=97), model=SPARE) == "length"
     assert (await outcome(client, request(max_tokens=98), model=SPARE)).startswith("[400] ")
     await unloaded(client, SPARE)
-
-
-async def test_two_models_have_separate_engines_and_metrics(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
-    before, other_before = await server.until_idle(), await server.until_idle(OTHER)
-    one, two = await asyncio.gather(
-        collect(client, request(max_tokens=20)), collect(client, request(max_tokens=20), model=OTHER)
-    )
-    assert ids(one) == ids(two)
-    # The engine may count a step's tokens after it has sent the last response.
-    await server.until(lambda m: m["generation_tokens_total"] > before["generation_tokens_total"])
-    await server.until(lambda m: m["generation_tokens_total"] > other_before["generation_tokens_total"], OTHER)
-    after, other_after = await server.until_idle(), await server.until_idle(OTHER)
-    assert after["generation_tokens_total"] - before["generation_tokens_total"] == 20
-    assert other_after["generation_tokens_total"] - other_before["generation_tokens_total"] == 20
-    assert after["time_to_first_token_seconds_count"] - before["time_to_first_token_seconds_count"] == 1
 
 
 async def test_every_step_reports_time_batch_and_tokens(server: Server, client: triton.InferenceServerClient) -> None:
@@ -553,16 +389,11 @@ async def unloaded(client: triton.InferenceServerClient, model: str) -> None:
 
 
 async def until_unloaded(client: triton.InferenceServerClient, model: str) -> None:
-    deadline = time.monotonic() + HANG_S
-    while (await state_of(client, model)) != ("UNAVAILABLE", "unloaded"):
-        assert time.monotonic() < deadline, await state_of(client, model)
-        await asyncio.sleep(0.02)
+    async def gone() -> bool:
+        (found,) = (one for one in (await client.get_model_repository_index()).models if one.name == model)
+        return (found.state, found.reason) == ("UNAVAILABLE", "unloaded")
 
-
-async def state_of(client: triton.InferenceServerClient, model: str) -> tuple[str, str]:
-    index = await client.get_model_repository_index()
-    (found,) = (one for one in index.models if one.name == model)
-    return found.state, found.reason
+    await waiting.until(gone)
 
 
 async def test_reloading_lets_running_requests_finish(server: Server, client: triton.InferenceServerClient) -> None:
@@ -599,22 +430,6 @@ async def test_invalid_configuration_is_rejected(
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
     with pytest.raises(InferenceServerException, match=re.escape(named)):
         await load(client, SPARE, {**config, "name": SPARE, **change})
-
-
-@pytest.mark.parametrize(
-    ("drain_s", "tokens", "ends"), [(1, ENDLESS, "[503] the server is shutting down"), (HANG_S, 100, "length")]
-)
-async def test_sigterm_waits_for_drain_timeout(
-    repository: Path, tmp_path: Path, drain_s: int, tokens: int, ends: str
-) -> None:
-    with running(repository, tmp_path, drain_s) as server:
-        async with triton.InferenceServerClient(server.grpc) as client:
-            begun = asyncio.Event()
-            asked = asyncio.create_task(outcome(client, request(max_tokens=tokens), begun))
-            await begun.wait()
-            server.process.send_signal(signal.SIGTERM)
-            assert (await asyncio.wait_for(asked, HANG_S)).startswith(ends)
-        assert await asyncio.to_thread(server.process.wait, HANG_S) == 0
 
 
 def test_library_exports_only_entry_points() -> None:

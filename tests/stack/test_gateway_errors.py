@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,9 @@ import pytest
 from charonia_client import Client, GenerateRequest, Overloaded
 from engine_metrics import idle, until
 from gateway_process import gateway
-from stack import ENDLESS, HANG_S, SLOW, Stack, free_ports, running
+from stack import ENDLESS, HANG_S, Stack, free_ports
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
-LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +76,6 @@ def test_huge_texts_are_rejected_without_full_tokenization(stack: Stack, http: h
     assert all(peaks[name] - size < 300 for name, size in before.items()), (before, peaks)
 
 
-def test_engine_errors_about_request_are_400(http: httpx.Client, model: str) -> None:
-    body = {"model": model, "messages": USER, "logit_bias": {"99999999": 1}}
-    error = error_of(http.post("/v1/chat/completions", json=body), 400)
-    assert "logit_bias" in error["message"]
-
-
-def test_openai_client_raises_its_errors(stack: Stack, model: str) -> None:
-    with openai.OpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
-        with pytest.raises(openai.BadRequestError) as wrong:
-            api.chat.completions.create(model=model, messages=USER, temperature=9)
-        assert wrong.value.param == "temperature"
-        with pytest.raises(openai.NotFoundError):
-            api.chat.completions.create(model="gpt-9", messages=USER)
-
-
 def test_other_content_types_and_large_bodies_are_rejected(http: httpx.Client, model: str) -> None:
     error_of(http.post("/v1/completions", data={"model": model, "prompt": "a"}), 415)
     error_of(http.post("/v1/completions", json={"model": model, "prompt": "a" * (9 << 20)}), 413)
@@ -153,55 +134,3 @@ async def test_without_triton_requests_and_readiness_are_503(tmp_path: Path) -> 
             assert ready.status_code == 503 and ready.json()["reason"]
             assert (await http.get("/health/live")).status_code == 200
     assert nowhere in (tmp_path / "gateway.log").read_text()
-
-
-async def first_event(http: httpx.AsyncClient, body: dict[str, Any], began: asyncio.Event) -> str:
-    """All data of a stream. Sets `began` with its first text."""
-    text = ""
-    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        async for piece in answer.aiter_text():
-            text += piece
-            began.set()
-    return text
-
-
-@pytest.fixture
-async def many(slow_model: Path, tmp_path: Path) -> AsyncIterator[Stack]:
-    with running(Stack(slow_model, tmp_path / "run", SLOW)) as served:
-        yield served
-
-
-async def test_streams_of_killed_server_end_with_error_event(many: Stack, tmp_path: Path) -> None:
-    with gateway(many.grpc, tmp_path / "gateway.log") as own:
-        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
-            body = {"model": "model", **LONG}
-            began = [asyncio.Event() for _ in range(16)]
-            streams = [asyncio.create_task(first_event(http, body, event)) for event in began]
-            whole = asyncio.create_task(http.post("/v1/chat/completions", json={**body, "stream": False}))
-            await asyncio.gather(*(event.wait() for event in began))
-            os.kill(many.pid_of("tritonserver"), signal.SIGKILL)
-            texts = await asyncio.wait_for(asyncio.gather(*streams), HANG_S)
-            error_of(await asyncio.wait_for(whole, HANG_S), 503)
-            for text in texts:
-                last = text.split("\n\n")[-2]
-                assert last.startswith("event: error\ndata: ")
-                assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["code"] == "service_unavailable"
-            error_of(await http.post("/v1/chat/completions", json=body), 503)
-
-
-async def test_sigterm_ends_streams_and_process_with_code_0(slow: Stack, tmp_path: Path) -> None:
-    settings_ = {"CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "1"}
-    with gateway(slow.grpc, tmp_path / "gateway.log", **settings_) as own:
-        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
-            began = asyncio.Event()
-            stream = asyncio.create_task(first_event(http, {"model": "model", **LONG}, began))
-            whole = asyncio.create_task(
-                http.post("/v1/chat/completions", json={"model": "model", **LONG, "stream": False})
-            )
-            await began.wait()
-            await until(slow.metrics, lambda metrics: metrics.running == 2, "both run")
-            own.process.send_signal(signal.SIGTERM)
-            assert "shutting down" in (await asyncio.wait_for(stream, HANG_S)).split("\n\n")[-2]
-            assert "shutting down" in error_of(await asyncio.wait_for(whole, HANG_S), 503)["message"]
-        assert await asyncio.to_thread(own.process.wait, HANG_S) == 0
-    await idle(slow.metrics)

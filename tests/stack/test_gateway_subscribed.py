@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import psutil
 import pytest
 from gateway_process import gateway
 from stack import ENDLESS, HANG_S, Stack, answers
+from streams import Streamed, read_stream
+from waiting import until
 from worker_client import client_of
 
 CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
@@ -29,23 +30,7 @@ def before_slow(slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield own.url
 
 
-async def until(holds: Callable[[], Awaitable[Any]]) -> None:
-    async def wait() -> None:
-        while not await holds():
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(wait(), HANG_S)
-
-
 LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": ENDLESS, "stream": True, "messages": CHAT}
-
-
-def text_of(line: str) -> str:
-    """The text that an event's line adds to the response."""
-    if not line.startswith("data: {"):
-        return ""
-    choices = json.loads(line.removeprefix("data: "))["choices"]
-    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 async def test_clients_that_leave_cancel_only_their_requests(slow: Stack, before_slow: str) -> None:
@@ -54,16 +39,15 @@ async def test_clients_that_leave_cancel_only_their_requests(slow: Stack, before
         before = await engine_metrics.idle(slow.metrics)
 
         async def leave(number: int) -> None:
-            async with http.stream("POST", "/v1/chat/completions", json={**LONG, "seed": number}) as answer:
-                async for line in answer.aiter_lines():
-                    if text_of(line):
-                        return
+            begun = asyncio.Event()
+            reads = asyncio.create_task(read_stream(http, {**LONG, "seed": number}, begun))
+            await begun.wait()
+            reads.cancel()
+            await asyncio.gather(reads, return_exceptions=True)
 
-        stays = asyncio.create_task(http.post("/v1/chat/completions", json={**LONG, "max_tokens": 200}))
+        stays = asyncio.create_task(read_stream(http, {**LONG, "max_tokens": 200}, asyncio.Event()))
         await asyncio.gather(*(leave(number) for number in range(24)))
-        assert json.loads((await stays).text.splitlines()[-4].removeprefix("data: "))["choices"][0][
-            "finish_reason"
-        ] == ("length")
+        assert (await stays).reason == "length"
         after = await engine_metrics.idle(slow.metrics)
         assert after.cancelled - before.cancelled == 24
 
@@ -79,22 +63,12 @@ async def test_killed_worker_ends_only_its_streams(slow: Stack, tmp_path: Path) 
             webs = [await opened.enter_async_context(client_of(own.url, pid)) for pid in [dies] * 4 + [lives] * 4]
             begun = [asyncio.Event() for _ in webs]
 
-            async def read(number: int, max_tokens: int) -> tuple[str, int]:
-                """Text and number of tokens."""
-                more = {"max_tokens": max_tokens, "seed": 1, "stream_options": {"include_usage": True}}
-                asked, lines = {**LONG, **more}, []
-                async with webs[number].stream("POST", "/v1/chat/completions", json=asked) as answer:
-                    async for line in answer.aiter_lines():
-                        lines.append(line)
-                        if text_of(line):
-                            begun[number].set()
-                usage, done = [line for line in lines if line][-2:]
-                assert done == "data: [DONE]"
-                tokens = json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"]
-                return "".join(map(text_of, lines)), tokens
+            def read(number: int, max_tokens: int) -> asyncio.Task[Streamed]:
+                asked = {**LONG, "max_tokens": max_tokens, "seed": 1, "stream_options": {"include_usage": True}}
+                return asyncio.create_task(read_stream(webs[number], asked, begun[number]))
 
-            lost = [asyncio.create_task(read(number, ENDLESS)) for number in range(4)]
-            kept = [asyncio.create_task(read(number, 400)) for number in range(4, 8)]
+            lost = [read(number, ENDLESS) for number in range(4)]
+            kept = [read(number, 400) for number in range(4, 8)]
             await asyncio.wait_for(asyncio.gather(*(one.wait() for one in begun)), HANG_S)
             assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2
             os.kill(dies, signal.SIGKILL)
@@ -106,7 +80,7 @@ async def test_killed_worker_ends_only_its_streams(slow: Stack, tmp_path: Path) 
                 "its requests have ended, and its subscription",
             )
             first, *others = await asyncio.gather(*kept)
-            assert first[1] == 400 and others == [first] * 3
+            assert (first.tokens, first.last) == (400, "data: [DONE]") and others == [first] * 3
 
         async def new() -> int | None:
             return next((child.pid for child in supervisor.children() if child.pid not in (dies, lives)), None)

@@ -7,7 +7,6 @@ import os
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from stack import CHARONIA, HANG_S, Stack, running
 from tiny_models import write_model
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
+from waiting import wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
@@ -82,79 +82,26 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def test_openai_client_works_with_tls_and_key(secured: Secured) -> None:
     with secured.web("alice") as web:
         model = web.get("/v1/models").json()["data"][0]["id"]
-    # Greedy: both responses have the same number of tokens.
-    shown: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": SECRET}],
-        "max_tokens": 4,
-        "temperature": 0,
-    }
-    with openai.OpenAI(
-        base_url=f"{secured.stack.gateway}/v1",
-        api_key=secured.keys["alice"],
-        max_retries=0,
-        http_client=openai.DefaultHttpxClient(verify=secured.trust, trust_env=False),
-    ) as client:
-        whole = client.chat.completions.with_raw_response.create(**shown)
+    asked: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
+    http = openai.DefaultHttpxClient(verify=secured.trust, trust_env=False)
+    url, key = f"{secured.stack.gateway}/v1", secured.keys["alice"]
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0, http_client=http) as client:
+        whole = client.chat.completions.with_raw_response.create(**asked)
         assert whole.headers["x-ratelimit-limit-tokens"] == str(TOKENS_PER_MINUTE)
-        used = whole.parse().usage.total_tokens
-        parts = list(client.chat.completions.create(**shown, stream=True))
+        parts = list(client.chat.completions.create(**asked, stream=True))
         assert parts[-1].choices[0].finish_reason
-    with secured.web("alice") as web:
-
-        def left() -> int:
-            """The remaining tokens, from the response to a wrong request, which uses none."""
-            wrong = web.post("/v1/chat/completions", json={**shown, "temperature": 9})
-            assert wrong.status_code == 400, wrong.text
-            return int(wrong.headers["x-ratelimit-remaining-tokens"])
-
-        deadline = time.monotonic() + HANG_S
-        while (found := left()) > TOKENS_PER_MINUTE - 2 * used:  # the tokens of a response are counted after its end
-            assert time.monotonic() < deadline, found
-    assert found == TOKENS_PER_MINUTE - 2 * used
     with secured.web(None) as web:
-        assert web.post("/v1/chat/completions", json=shown).status_code == 401
+        assert web.post("/v1/chat/completions", json=asked).status_code == 401
         assert web.get("/health/ready").status_code == 200
 
 
-def test_sessions_of_two_keys_are_separate(secured: Secured) -> None:
-    turn = {"prompt": "hello", "session_id": 7, "interactive_mode": True, "request_output_len": 4}
-    with secured.web("alice") as alice, secured.web("bob") as bob:
-        path = "/v1/chat/interactive"
-        assert alice.post(path, json=turn).json()["history_tokens"] == 0
-        assert bob.post(path, json=turn).json()["history_tokens"] == 0, "not alice's"
-        assert bob.post(path, json={"session_id": 7, "interactive_mode": False}).status_code == 200
-        assert alice.post(path, json=turn).json()["history_tokens"] > 0, "bob has ended his own"
-        assert bob.post(path, json=turn).json()["history_tokens"] == 0
-
-
 def test_printed_curl_command_works(secured: Secured) -> None:
-    deadline = time.monotonic() + HANG_S
-    while "\n  Metrics" not in (said := secured.stack.log_file.read_text()):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)
-    line = said.partition("Ask it")[2].partition("\n  Chat")[0].strip()
+    wait_until(lambda: "\n  Metrics" in secured.stack.log_file.read_text(), secured.stack.log)
+    line = secured.stack.log_file.read_text().partition("Ask it")[2].partition("\n  Chat")[0].strip()
     assert line.startswith("curl https://"), line
     env = {**os.environ, "CHARONIA_API_KEY": secured.keys["alice"], "NO_PROXY": "*"}
     done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=HANG_S)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr
-
-
-def test_key_cannot_detect_prompts_of_another_key(secured: Secured) -> None:
-    """Neither from the count of cached tokens, nor with the other key's salt."""
-    asked = {"prompt": "a secret of alice's " * 40, "max_tokens": 1}
-    with secured.web("alice") as alice, secured.web("bob") as bob:
-        model = alice.get("/v1/models").json()["data"][0]["id"]
-
-        def cached(web: httpx.Client, **salt: str) -> int:
-            answer = web.post("/v1/completions", json={"model": model, **asked, **salt}).json()
-            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-        assert cached(alice) == 0
-        assert cached(bob) == 0, "alice's"
-        found = cached(alice)
-        assert found >= 64 and cached(bob) == found, "their own"
-        assert [cached(web, cache_salt="ours") for web in (alice, bob, alice)] == [0, 0, found]
 
 
 def test_triton_grpc_port_requires_certificate(secured: Secured) -> None:
@@ -206,23 +153,3 @@ def test_benchmark_accepts_key_and_certificate(secured: Secured, tmp_path: Path)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == code, done.stderr
     assert "needs an API key (401)" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_logs_contain_no_key_or_prompt(secured: Secured) -> None:
-    with secured.web("alice") as web:
-        web.post("/v1/chat/completions", json={"messages": SECRET, "model": "none"})
-        body = {"messages": SECRET, "model": web.get("/v1/models").json()["data"][0]["id"], "max_tokens": 2}
-        web.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {'x' * 43}"})
-        last = {"x-request-id": "the-last-one"}
-        assert web.post("/v1/chat/completions", json=body, headers=last).status_code == 200
-    files = [secured.stack.log_file, *secured.stack.run_dir.glob("port-*/*.log")]
-    assert len(files) == 3
-    deadline = time.monotonic() + HANG_S
-    while True:
-        logged = "".join(file.read_text(errors="replace") for file in files)
-        if any("[the-last-one]" in line and "key alice" in line for line in logged.splitlines()):
-            break
-        assert time.monotonic() < deadline, "the access log has the key's name"
-        time.sleep(0.05)
-    for kept in (*secured.keys.values(), "x" * 43, SECRET):
-        assert kept not in logged

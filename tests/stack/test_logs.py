@@ -4,8 +4,7 @@ enabled."""
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from stack import DEMO_MODEL, HANG_S, Stack, running
+from waiting import wait_until
 
 # This text is in a prompt, and in no other logged text.
 SECRET = "quokka"
@@ -35,13 +35,6 @@ def logs_of(stack: Stack) -> dict[str, list[str]]:
 
 def events_of(stack: Stack) -> list[dict[str, Any]]:
     return [json.loads(line) for lines in logs_of(stack).values() for line in lines]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_S
-    while not holds():
-        assert time.monotonic() < deadline, "the log does not say it"
-        time.sleep(0.05)
 
 
 def post(stack: Stack, route: str, body: dict[str, Any], request_id: str) -> httpx.Response:

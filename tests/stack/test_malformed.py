@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import json
 import os
 import random
@@ -16,9 +17,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import engine_metrics
 import grpc
 import httpx
 import numpy as np
+import triton_stream
 from stack import HANG_S, Stack
 from tritonclient.grpc import service_pb2
 
@@ -27,109 +30,33 @@ AT_ONCE = 8
 # Allowed growth of a process: Triton's heap grows in two steps by 60 MiB in 24,000 requests, and then stays constant.
 GROWTH_MIB = 100
 MODELS = ("ensemble", "preprocessing", "engine", "postprocessing")
-ENDS = {"max_tokens": 2, "request_output_len": 2}
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}],
-        "max_tokens": 2,
-        "stop": ["x"],
-        "logit_bias": {"5": 1},
-        "stream": True,
-    },
-    "/v1/completions": {"model": "demo", "prompt": ["Hello", "you"], "max_tokens": 2, "logprobs": 1, "n": 2},
-    "/v1/responses": {
-        "model": "demo",
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
-        "instructions": "Be brief.",
-        "max_output_tokens": 2,
-        "metadata": {"a": "b"},
-        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
-        "tool_choice": "auto",
-        "reasoning": {"effort": "low"},
-        "store": True,
-        "stream": True,
-    },
-    "/v1/responses?": {
-        "model": "demo",
-        "input": [
-            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": "x"},
-        ],
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}},
-        "max_output_tokens": 2,
-    },
-    "/v1/messages": {
-        "model": "demo",
-        "system": [{"type": "text", "text": "Be brief."}],
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 2,
-        "stop_sequences": ["x"],
-        "stream": True,
-    },
-    "/v1/messages?beta=true": {
-        "model": "demo",
-        "messages": [
-            {"role": "user", "content": "Hello"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "x", "signature": "y"},
-                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": [1]}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x", "is_error": True}],
-            },
-        ],
-        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "auto"},
-        "thinking": {"type": "adaptive"},
-        "output_config": {"effort": "low"},
-        "max_tokens": 2,
-    },
-    "/tokenize": {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True},
-    "/detokenize": {"tokens": [5, 6]},
-    "/v1/chat/interactive": {"prompt": "Hello", "session_id": 7, "interactive_mode": True, "request_output_len": 2},
-}
-TENSORS: dict[str, tuple[str, Any]] = {
-    "text_input": ("BYTES", "Hello"),
-    "messages": ("BYTES", '[{"role": "user", "content": "Hello"}]'),
-    "tools": ("BYTES", "[{}]"),
-    "stop_words": ("BYTES", "x"),
-    "bad_words": ("BYTES", "x"),
-    "logit_bias": ("BYTES", '{"5": 1}'),
-    "session_id": ("BYTES", "s"),
-    "echo": ("BYTES", "e"),
-    "input_ids": ("INT32", 5),
-    "prompt_token_ids": ("INT32", 5),
-    "add_special_tokens": ("BOOL", True),
-    "continuation_ids": ("INT32", 5),
-    "bad_words_ids": ("INT32", 5),
-    "text_tokens": ("INT32", 5),
-    "end_id": ("INT32", 5),
-    "max_tokens": ("INT32", 2),
-    "num_return_sequences": ("INT32", 2),
-    "best_of": ("INT32", 2),
-    "top_k": ("INT32", 2),
-    "timeout_ms": ("INT32", 60_000),
-    "temperature": ("FP32", 1.0),
-    "top_p": ("FP32", 0.5),
-    "seed": ("UINT64", 1),
-    "stream": ("BOOL", True),
-    "interactive": ("BOOL", True),
-    "stop": ("BOOL", True),
-    "cancel": ("BOOL", True),
-    "end_session": ("BOOL", True),
-    "no_such_tensor": ("FP64", 1.0),
+# The field that limits the response, so that requests are short.
+LIMITS = {"/v1/responses": "max_output_tokens", "/v1/chat/interactive": "request_output_len"}
+TYPES = {name: kind for name, (kind, _) in triton_stream.TYPES.items() if not name.startswith("subscription")}
+TYPES["no_such_tensor"] = "FP64"
+DEFAULTS: dict[str, Any] = {"BYTES": "x", "INT32": 2, "FP32": 1.0, "UINT64": 1, "BOOL": True, "FP64": 1.0}
+MEANT = {
+    "messages": '[{"role": "user", "content": "Hello"}]',
+    "tools": "[{}]",
+    "logit_bias": '{"5": 1}',
+    "timeout_ms": 60_000,
 }
 KINDS = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "FP64": np.float64}
 VALUES: list[Any] = [
     None, True, 0, -1, 2**31, 2**63, 2**64, 10**30, 1e308, -0.0, "", "\x00", "\ud800", "é" * 3000, [], {}, [[]],
     [None] * 300, {"a": {"b": []}}, "[" * 150, "NaN", "-1",
 ]  # fmt: skip
+
+
+@functools.cache
+def bodies(gateway: str) -> list[tuple[str, dict[str, Any]]]:
+    """Path and body of each example in the gateway's documentation."""
+    found = []
+    for path, methods in httpx.get(f"{gateway}/openapi.json", timeout=HANG_S).json()["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+        for example in content.get("examples", {}).values():
+            found.append((path, {**example["value"], LIMITS.get(path, "max_tokens"): 2}))
+    return found
 
 
 def bent_json(rng: random.Random, body: dict[str, Any]) -> bytes:
@@ -142,7 +69,6 @@ def bent_json(rng: random.Random, body: dict[str, Any]) -> bytes:
             bent[name] = [*inner, rng.choice(VALUES)]
         else:
             bent[name] = rng.choice(VALUES)
-    bent |= {name: value for name, value in ENDS.items() if isinstance(bent.get(name), int) and bent[name] != -1}
     data = json.dumps(bent).encode()
     return bent_bytes(rng, data) if rng.random() < 0.4 else data
 
@@ -164,9 +90,9 @@ def bent_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 async def rest(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: collections.Counter[str]) -> None:
-    path = rng.choice([*BODIES])
+    path, body = rng.choice(bodies(stack.gateway))
     kind = rng.choice(["application/json"] * 8 + ["", "text/plain", "application/json; charset=\xff"])
-    content = bent_json(rng, BODIES[path])
+    content = bent_json(rng, body)
     answer = await http.post(path, content=content, headers={"Content-Type": kind.encode("latin-1")})
     assert answer.status_code < 500 or answer.status_code in (503, 504), (content, answer.text)
     assert "server_error" not in answer.text, (content, answer.text)
@@ -175,8 +101,8 @@ async def rest(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: 
 
 async def raw(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: collections.Counter[str]) -> None:
     """Data that is not even HTTP. This side closes the connection, like a client that gives up."""
-    path = rng.choice([*BODIES])
-    body = bent_json(rng, BODIES[path])
+    path, example = rng.choice(bodies(stack.gateway))
+    body = bent_json(rng, example)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     host, _, port = stack.gateway.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -191,11 +117,12 @@ async def raw(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: c
 
 def tensors(rng: random.Random, model: str) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=model, id="x" * rng.choice([0, 1, 300]))
-    names = rng.sample([*TENSORS], rng.randint(1, 6))
+    names = rng.sample([*TYPES], rng.randint(1, 6))
     if rng.random() < 0.7:
         names.append("messages" if model in ("ensemble", "preprocessing") else "input_ids")
     for name in {*names, "max_tokens"} if model in ("ensemble", "engine") else {*names}:
-        kind, value = TENSORS[name]
+        kind = TYPES[name]
+        value = MEANT.get(name, DEFAULTS[kind])
         shape = rng.choice([[1]] * 6 + [[0], [-1], [2], [1, 1], [], [2**40], [2, 1]])
         count = int(np.prod(shape)) if shape and 0 <= np.prod(shape) < 10 else 1
         if kind == "BYTES":
@@ -242,7 +169,7 @@ async def over_grpc(
 
 async def over_http(stack: Stack, rng: random.Random, http: httpx.AsyncClient, said: collections.Counter[str]) -> None:
     """Triton's own HTTP port: 403 if inference is closed there, which is the default."""
-    body: dict[str, Any] = {name: value for name, (_, value) in TENSORS.items() if rng.random() < 0.15}
+    body: dict[str, Any] = {name: MEANT.get(name, DEFAULTS[kind]) for name, kind in TYPES.items() if rng.random() < 0.1}
     path = f"{stack.http}/v2/models/{rng.choice(MODELS)}/{rng.choice(['generate', 'generate_stream', 'infer'])}"
     content = bent_json(rng, {"text_input": "Hello", "max_tokens": 2, **body})
     headers = {"Inference-Header-Content-Length": str(rng.choice([0, 1, -1, 2**40, "x"]))} if rng.random() < 0.1 else {}
@@ -286,18 +213,6 @@ def test_malformed_requests_cause_no_crash_hang_or_leak(stack: Stack) -> None:
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     answer = httpx.post(f"{stack.gateway}/v1/chat/completions", json=body, timeout=HANG_S)
     assert answer.status_code == 200, answer.text
-    assert not running_requests(stack), "a request has been forgotten"
+    asyncio.run(engine_metrics.idle(stack.metrics))  # no request was forgotten
     log = "".join(Path(file).read_text(errors="replace") for file in stack.run_dir.glob("port-*/gateway.log"))
     assert "Exception in ASGI application" not in log and "internal error of the gateway" not in log
-
-
-def running_requests(stack: Stack) -> float:
-    """The number of requests in the engine, after finished requests have been removed."""
-    deadline = time.monotonic() + HANG_S
-    while True:
-        lines = httpx.get(stack.metrics, timeout=HANG_S).text.splitlines()
-        names = ("charonia_num_requests_running{", "charonia_num_requests_waiting{")
-        left = sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.1)

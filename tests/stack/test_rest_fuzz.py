@@ -1,7 +1,6 @@
-"""Generated schemas, tools and conversations for every route that generates text, streamed and not, with jump_forward
-and without. Each request succeeds or fails with a client error. Forced and strict output is valid. No text contains
-markup of a strict or forced call. No request hangs or stays in the engine. CHARONIA_TEST_SCHEMAS sets the number of
-requests."""
+"""Generated schemas, tools and conversations as chat completions, streamed and not, with jump_forward and without.
+Each request succeeds or fails with a client error. Forced and strict output is valid. No text contains markup of a
+strict or forced call. No request hangs or stays in the engine. CHARONIA_TEST_SCHEMAS sets the number of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,7 @@ TURN = st.one_of(
 
 @dataclass
 class Case:
-    """A request, independent of an API. schema: the schema of the text; choice: auto, required, none or a function's
-    name."""
+    """A request. schema: the schema of the text; choice: auto, required, none or a function's name."""
 
     turns: list[tuple[str, Any]]
     schema: Any
@@ -81,11 +79,9 @@ class Case:
     def forced(self) -> bool:
         return self.choice not in ("auto", "none")
 
-    def _sampling(self) -> dict[str, Any]:
-        return {"model": "fuzz", "temperature": 2.0, "stream": self.stream}
-
-    def chat(self) -> dict[str, Any]:
-        body: dict[str, Any] = {**self._sampling(), "max_tokens": self.max_tokens, "messages": [], "seed": 1}
+    def body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": "fuzz", "temperature": 2.0, "stream": self.stream, "seed": 1}
+        body |= {"max_tokens": self.max_tokens, "messages": []}
         for number, (role, value) in enumerate(self.turns):
             if role != "call":
                 body["messages"].append({"role": role, "content": value})
@@ -104,116 +100,37 @@ class Case:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": self.schema}}
         return body
 
-    def completions(self) -> dict[str, Any]:
-        body: dict[str, Any] = {**self._sampling(), "max_tokens": self.max_tokens, "prompt": "x", "seed": 1}
-        if self.schema is not None:
-            body["structured_outputs"] = {"json": self.schema}
-        return body | ({"stop": self.stop} if self.stop else {})
 
-    def responses(self) -> dict[str, Any]:
-        body: dict[str, Any] = {**self._sampling(), "max_output_tokens": self.max_tokens, "input": []}
-        for number, (role, value) in enumerate(self.turns):
-            if role != "call":
-                body["input"].append({"role": role, "content": value})
-                continue
-            body["input"].append({"type": "function_call", "call_id": f"c{number}", **value})
-            body["input"].append({"type": "function_call_output", "call_id": f"c{number}", "output": "so"})
-        if self.functions:
-            body["tools"] = [{"type": "function", **one} for one in self.functions]
-            named = {"type": "function", "name": self.choice}
-            body["tool_choice"] = self.choice if self.choice in ("auto", "none", "required") else named
-            body["parallel_tool_calls"] = self.parallel
-        if self.schema is not None:
-            body["text"] = {"format": {"type": "json_schema", "name": "s", "schema": self.schema}}
-        return body
-
-    def messages(self) -> dict[str, Any]:
-        body: dict[str, Any] = {**self._sampling(), "max_tokens": self.max_tokens, "messages": []}
-        for number, (role, value) in enumerate(self.turns):
-            if role != "call":
-                body["messages"].append({"role": role, "content": value})
-                continue
-            call = {"type": "tool_use", "id": f"c{number}", "name": value["name"], "input": {"a": value["arguments"]}}
-            body["messages"].append({"role": "assistant", "content": [call]})
-            result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": "so"}
-            body["messages"].append({"role": "user", "content": [result]})
-        if self.stop:
-            body["stop_sequences"] = self.stop
-        if self.functions:
-            renamed = {"parameters": "input_schema"}
-            body["tools"] = [{renamed.get(name, name): value for name, value in one.items()} for one in self.functions]
-            kinds = {"auto": "auto", "none": "none", "required": "any"}
-            body["tool_choice"] = {
-                "type": kinds.get(self.choice, "tool"),
-                "disable_parallel_tool_use": not self.parallel,
-            }
-            body["tool_choice"] |= {"name": self.choice} if body["tool_choice"]["type"] == "tool" else {}
-        if self.schema is not None:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": self.schema}}
-        return body
-
-
-ROUTES = {
-    "/v1/chat/completions": Case.chat,
-    "/v1/completions": Case.completions,
-    "/v1/responses": Case.responses,
-    "/v1/messages": Case.messages,
-}
-REQUESTS = st.tuples(
-    st.sampled_from(["/v1/chat/completions", *ROUTES]),
-    st.builds(
-        Case,
-        turns=st.lists(TURN, max_size=2).map(lambda turns: [*turns, ("user", "x")]),
-        schema=st.none() | SCHEMA,
-        functions=st.just([]) | FUNCTIONS,
-        choice=st.sampled_from(["auto", "auto", "required", "required", "none", "f"]),
-        parallel=st.booleans(),
-        stop=st.lists(st.sampled_from(['"', "{", "<", "a", "tool", *MARKUP]), max_size=2),
-        max_tokens=st.sampled_from([1, 7, 60, 120]),
-        stream=st.booleans(),
-    ),
+REQUESTS = st.builds(
+    Case,
+    turns=st.lists(TURN, max_size=2).map(lambda turns: [*turns, ("user", "x")]),
+    schema=st.none() | SCHEMA,
+    functions=st.just([]) | FUNCTIONS,
+    choice=st.sampled_from(["auto", "auto", "required", "required", "none", "f"]),
+    parallel=st.booleans(),
+    stop=st.lists(st.sampled_from(['"', "{", "<", "a", "tool", *MARKUP]), max_size=2),
+    max_tokens=st.sampled_from([1, 7, 60, 120]),
+    stream=st.booleans(),
 )
 
 
 @dataclass
 class Answer:
-    """A response, independent of an API. reason: length, stop, ...; "" for an error. calls: name, arguments."""
+    """A response. reason: length, stop, ...; calls: name, arguments."""
 
     content: str
     calls: list[tuple[str, str]]
     reason: str
 
 
-def of_chat(answer: dict[str, Any]) -> Answer:
+def whole(answer: dict[str, Any]) -> Answer:
     (choice,) = answer["choices"]
     message = choice["message"]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     return Answer(message["content"] or "", calls, choice["finish_reason"])
 
 
-def of_completion(answer: dict[str, Any]) -> Answer:
-    (choice,) = answer["choices"]
-    return Answer(choice["text"], [], choice["finish_reason"])
-
-
-def of_response(answer: dict[str, Any]) -> Answer:
-    texts = [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
-    calls = [(item["name"], item["arguments"]) for item in answer["output"] if item["type"] == "function_call"]
-    return Answer("".join(texts), calls, "stop" if answer["status"] == "completed" else "length")
-
-
-def of_message(answer: dict[str, Any]) -> Answer:
-    texts = [block["text"] for block in answer["content"] if block["type"] == "text"]
-    calls = [(block["name"], json.dumps(block["input"])) for block in answer["content"] if block["type"] == "tool_use"]
-    reason = {"end_turn": "stop", "tool_use": "tool_calls", "stop_sequence": "stop word"}
-    return Answer("".join(texts), calls, reason.get(answer["stop_reason"], "length"))
-
-
-READERS = dict(zip(ROUTES, (of_chat, of_completion, of_response, of_message), strict=True))
-
-
-# The same responses as streams: their events are joined to a complete response.
-def streamed_chat(events: list[Any]) -> Answer:
+def streamed(events: list[Any]) -> Answer:
     content, calls, reason = "", [], ""
     for choice in (choice for event in events for choice in event["choices"]):
         content += choice["delta"].get("content") or ""
@@ -225,52 +142,6 @@ def streamed_chat(events: list[Any]) -> Answer:
             calls[call["index"]] = (name, arguments + call["function"]["arguments"])
         reason = choice["finish_reason"] or reason
     return Answer(content, calls, reason)
-
-
-def streamed_completion(events: list[Any]) -> Answer:
-    choices = [choice for event in events for choice in event["choices"]]
-    return Answer("".join(choice["text"] for choice in choices), [], choices[-1]["finish_reason"])
-
-
-def streamed_response(events: list[Any]) -> Answer:
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    answer = of_response(events[-1]["response"])
-    pieces: dict[str, str] = {}
-    for event in events:
-        if event["type"] in ("response.output_text.delta", "response.function_call_arguments.delta"):
-            pieces[event["item_id"]] = pieces.get(event["item_id"], "") + event["delta"]
-    items = events[-1]["response"]["output"]
-    whole = {
-        item["id"]: item.get("arguments") or "".join(part["text"] for part in item.get("content") or ())
-        for item in items
-        if item["type"] != "reasoning"
-    }
-    assert {id: text for id, text in whole.items() if text} == pieces
-    return answer
-
-
-def streamed_message(events: list[Any]) -> Answer:
-    message = next(event["message"] for event in events if event["type"] == "message_start")
-    blocks: list[dict[str, Any]] = []
-    for event in events:
-        if event["type"] == "content_block_start":
-            assert event["index"] == len(blocks)
-            blocks.append({**event["content_block"], "json": ""})
-        elif event["type"] == "content_block_delta":
-            delta = event["delta"]
-            field = {"text_delta": "text", "input_json_delta": "json"}.get(delta["type"])
-            if field:
-                blocks[event["index"]][field] += delta.get("text") or delta.get("partial_json") or ""
-        elif event["type"] == "message_delta":
-            message |= event["delta"]
-    calls = [(block["name"], block["json"]) for block in blocks if block["type"] == "tool_use"]
-    message["content"] = [block for block in blocks if block["type"] == "text"]
-    return replace(of_message(message), calls=calls)
-
-
-STREAM_READERS = dict(
-    zip(ROUTES, (streamed_chat, streamed_completion, streamed_response, streamed_message), strict=True)
-)
 
 
 def is_valid(schema: Any, text: str) -> bool:
@@ -288,39 +159,36 @@ class Fuzz:
     begin: str  # number of calls
     bias: dict[str, float]
 
-    def one(self, request: tuple[str, Case]) -> str:
+    def one(self, case: Case) -> str:
         """The response to a case."""
-        route, case = request
-        body = ROUTES[route](case)
-        if route.endswith("completions"):
-            body["logit_bias"] = self.bias
-        answer = self.web.post(route, content=json.dumps(body))
+        body = {**case.body(), "logit_bias": self.bias}
+        answer = self.web.post("/v1/chat/completions", content=json.dumps(body))
         if answer.status_code != 200:
             error = answer.json()["error"]
             assert answer.status_code in (400, 429), (body, answer.text)
             assert len(error["message"]) > 10, body
             return f"{answer.status_code}"
-        found = self._streamed(route, body, answer.text) if case.stream else READERS[route](answer.json())
+        found = self._streamed(body, answer.text) if case.stream else whole(answer.json())
         if found is None:
             return "400 streamed"
-        self._check(case, found, body, with_tools=route != "/v1/completions")
+        self._check(case, found, body)
         return "200 streamed" if case.stream else "200"
 
-    def _streamed(self, route: str, body: dict[str, Any], text: str) -> Answer | None:
+    def _streamed(self, body: dict[str, Any], text: str) -> Answer | None:
         """The streamed response. None: an error of the request."""
         events = [line[len("data: ") :] for line in text.splitlines() if line.startswith("data: ")]
         assert events, body
         last = events[-1] if events[-1] != "[DONE]" else events[-2]
         parsed = [json.loads(event) for event in events if event != "[DONE]"]
-        errors = [one for one in parsed if one.get("error") or one.get("type") == "error"]
+        errors = [one for one in parsed if one.get("error")]
         if not errors:
-            return STREAM_READERS[route](parsed)
+            return streamed(parsed)
         shown = json.dumps(errors[0])
         assert (last == events[parsed.index(errors[0])] and "invalid" in shown) or "overloaded" in shown, (body, shown)
         return None
 
-    def _check(self, case: Case, answer: Answer, body: dict[str, Any], *, with_tools: bool) -> None:
-        tools = case.functions if with_tools and case.choice != "none" else []
+    def _check(self, case: Case, answer: Answer, body: dict[str, Any]) -> None:
+        tools = case.functions if case.choice != "none" else []
         cut_off = answer.reason == "length"
         if tools and case.forced:
             assert not answer.content, (body, answer)
@@ -408,7 +276,7 @@ async def test_generated_requests_are_enforced_or_rejected(
         database=None,
     )
     @given(st.lists(REQUESTS, min_size=AT_ONCE, max_size=AT_ONCE))
-    def run(requests: list[tuple[str, Case]]) -> None:
+    def run(requests: list[Case]) -> None:
         counts.update(pool.map(fuzzed.one, requests))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -5,8 +5,6 @@ The Python API is the reference, because it parses its parameters separately.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ import tritonclient.grpc.aio as triton
 from stack import HANG_S, Stack, running
 from tiny_models import TokenizerKind, write_model
 from triton_stream import collect
+from waiting import until
 
 from charonia import Engine, Output, SamplingParams
 
@@ -99,10 +98,8 @@ async def test_generation_config_sets_defaults_of_all_interfaces(recommended: St
     assert (response["temperature"], response["top_p"]) == (0.5, 1.0)
     defaults = {"temperature": 0.5, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert listed["default_sampling_parameters"] == defaults
-    deadline = time.monotonic() + HANG_S
-    while "generation_config.json: temperature = 0.5, top_k = 1." not in recommended.log_file.read_text():
-        assert time.monotonic() < deadline, recommended.log()
-        await asyncio.sleep(0.05)
+    said = "generation_config.json: temperature = 0.5, top_k = 1."
+    await until(lambda: said in recommended.log_file.read_text(), recommended.log)
 
 
 async def test_end_ids_reach_engine(babbler_client: triton.InferenceServerClient, answer: Answer) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,11 @@ import httpx
 import openai
 import pytest
 import tritonclient.grpc.aio as triton
-from stack import CHARONIA, ENDLESS, HANG_S, SLOW, Stack, answers, free_ports, running
+from stack import CHARONIA, ENDLESS, HANG_S, SLOW, Stack, answers, running
 from tiny_models import write_model
 from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
+from waiting import until, wait_until
 
 from charonia import Engine, Output, SamplingParams
 from charonia.bench.random_model import Shape, write_random_model
@@ -73,77 +72,52 @@ def shared_memory_of(stack: Stack) -> list[Path]:
 
 def nothing_is_left(stack: Stack) -> None:
     """Wait until all processes of the stack have ended: a killed process may take a moment."""
-    asyncio.run(wait_until(lambda: stack.processes() == [], "all processes are gone"))
+    wait_until(lambda: stack.processes() == [])
 
 
-async def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"after {HANG_S} s still not: {what}"
-        await asyncio.sleep(0.02)
-
-
-def test_port_in_use_is_named(make_stack: Callable[..., Stack]) -> None:
+@pytest.mark.parametrize(("place", "name"), [(1, "CHARONIA_GRPC_PORT"), (3, "CHARONIA_GATEWAY_PORT")])
+def test_port_in_use_is_named(make_stack: Callable[..., Stack], place: int, name: str) -> None:
     stack = make_stack()
-    with socket.create_server(("127.0.0.1", stack.ports[1])):
+    with socket.create_server(("127.0.0.1", stack.ports[place])):
         text = refused(stack)
-    assert f"port {stack.ports[1]} is in use" in text
-    assert "CHARONIA_GRPC_PORT" in text
+    assert f"port {stack.ports[place]} is in use" in text and name in text and "Starting Triton" not in text
 
 
-def test_equal_ports_are_named(make_stack: Callable[..., Stack]) -> None:
-    port = str(free_ports(1)[0])
-    text = refused(make_stack(CHARONIA_HTTP_PORT=port, CHARONIA_METRICS_PORT=port))
-    assert f"CHARONIA_HTTP_PORT and CHARONIA_METRICS_PORT are both {port}" in text
-
-
-def test_invalid_port_is_named(make_stack: Callable[..., Stack]) -> None:
-    text = refused(make_stack(CHARONIA_GATEWAY_PORT="http"))
-    assert "CHARONIA_GATEWAY_PORT" in text
-    assert "'http'" in text
-
-
-@pytest.mark.parametrize("name", ["GATEWAY_MAX_BODY_BYTES", "GATEWAY_KEYS_FILE", "GATEWAY_TLS_CLIENT_CA"])
-def test_gateway_setting_errors_are_named_before_triton_starts(
-    make_stack: Callable[..., Stack], tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"HTTP_PORT": "9", "METRICS_PORT": "9"}, "CHARONIA_HTTP_PORT and CHARONIA_METRICS_PORT are both 9"),
+        ({"GATEWAY_PORT": "http"}, "CHARONIA_GATEWAY_PORT"),
+        ({"GATEWAY_MAX_BODY_BYTES": "missing"}, "CHARONIA_GATEWAY_MAX_BODY_BYTES"),
+        ({"GATEWAY_KEYS_FILE": "missing"}, "CHARONIA_GATEWAY_KEYS_FILE=missing"),
+        ({"GATEWAY_TLS_CLIENT_CA": "missing"}, "CHARONIA_GATEWAY_TLS_CLIENT_CA needs CHARONIA_GATEWAY_TLS_CERT"),
+        ({"TRITON_DIR": "/"}, "CHARONIA_TRITON_DIR=/ has no bin/tritonserver"),
+        ({"THREADS": "many"}, "threads = 'many'"),
+    ],
+)
+def test_wrong_setting_is_named_before_triton_starts(
+    make_stack: Callable[..., Stack], env: dict[str, str], says: str
 ) -> None:
-    value = str(tmp_path / "missing")
-    text = refused(make_stack(**{f"CHARONIA_{name}": value}))
-    assert f"CHARONIA_{name}" in text and "Starting Triton" not in text
-    assert value in text or "needs CHARONIA_GATEWAY_TLS_CERT" in text
+    text = refused(make_stack(**{f"CHARONIA_{name}": value for name, value in env.items()}))
+    assert says in text and "Starting Triton" not in text
 
 
-def test_gateway_port_in_use_is_named_before_triton_starts(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack()
-    with socket.create_server(("127.0.0.1", stack.ports[3])):
-        text = refused(stack)
-    assert f"port {stack.ports[3]} is in use" in text and "CHARONIA_GATEWAY_PORT" in text
-    assert "Starting Triton" not in text
-
-
-def test_missing_model_is_named(tmp_path: Path) -> None:
-    text = refused(Stack(tmp_path / "nowhere", tmp_path / "run"))
-    assert f"{tmp_path / 'nowhere'} does not exist" in text
-
-
-def test_folder_without_model_is_named(tmp_path: Path) -> None:
-    text = refused(Stack(tmp_path, tmp_path / "run"))
-    assert "neither a workspace" in text
-
-
-def test_unsupported_family_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (None, "does not exist"),
+        ("", "neither a workspace"),
+        ('{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}', "mamba"),
+    ],
+)
+def test_unusable_model_is_named(tmp_path: Path, config: str | None, says: str) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    if config is not None:
+        folder.mkdir()
+    if config:
+        (folder / "config.json").write_text(config)
     text = refused(Stack(folder, tmp_path / "run"))
-    assert "mamba" in text
-    assert "llama" in text
-
-
-def test_wrong_inference_parameter_is_named(make_stack: Callable[..., Stack]) -> None:
-    text = refused(make_stack(CHARONIA_THREADS="many"))
-    assert "threads" in text.lower()
-    assert "many" in text
+    assert says in text and (str(folder) in text or "llama" in text)
 
 
 NO_CUDA = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
@@ -179,7 +153,7 @@ def test_env_file_sets_ports_and_environment_overrides(make_stack: Callable[...,
 def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     stack.start()
-    asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
+    wait_until(lambda: "Metrics " in stack.log_file.read_text())
     if not has_gpu():
         text = stack.log_file.read_text()
         assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
@@ -199,7 +173,7 @@ def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., S
 def test_signal_during_start_ends_stack(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     stack.launch()
-    asyncio.run(wait_until(lambda: len(stack.processes()) > 2, "Triton's processes are there"))
+    wait_until(lambda: len(stack.processes()) > 2)
     stack.signal(signal.SIGTERM)
     assert stack.wait() == 0
     nothing_is_left(stack)
@@ -215,7 +189,7 @@ def test_killed_launcher_leaves_no_process(make_stack: Callable[..., Stack]) -> 
     nothing_is_left(stack)
     shared_memory.remove_left()  # as the next start of any stack on this machine does
     # A stack that is starting may already remove it.
-    asyncio.run(wait_until(lambda: not list(shared_memory.FOLDER.glob(of_it)), "its shared memory is gone"))
+    wait_until(lambda: not list(shared_memory.FOLDER.glob(of_it)))
 
 
 def test_killed_gateway_ends_stack_with_message(make_stack: Callable[..., Stack]) -> None:
@@ -286,13 +260,13 @@ async def test_killed_or_hanging_triton_fails_requests_and_restarts(
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1, answer.text
         stack.signal(signal.SIGCONT)
-        await wait_until(lambda: answers(f"{stack.gateway}/health/ready"), "it is ready again")
+        await until(lambda: answers(f"{stack.gateway}/health/ready"))
         assert (await client.post("/v1/completions", json=body)).status_code == 200
     text = stack.log_file.read_text()
     assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in a row)" in text
-    await wait_until(lambda: "Triton is ready again" in stack.log_file.read_text(), "it says so")
+    await until(lambda: "Triton is ready again" in stack.log_file.read_text())
     assert not set(shared_memory_of(stack)) & set(of_the_first)
-    await wait_until(lambda: answers(stack.metrics), "the port that Triton opens last answers")
+    await until(lambda: answers(stack.metrics))
     running = asyncio.create_task(unstreamed(asyncio.Event()))
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 1, "it runs")
     os.kill(stack.pid_of("tritonserver"), signal.SIGSTOP)
@@ -302,7 +276,7 @@ async def test_killed_or_hanging_triton_fails_requests_and_restarts(
     text = stack.log_file.read_text()
     assert "Triton was started again 1 times in a row and has ended again" in text
     assert "Triton answered no request for 20 s and was killed" in text
-    await wait_until(lambda: stack.processes() == [], "all processes are gone")
+    await until(lambda: stack.processes() == [])
     assert shared_memory_of(stack) == []
 
 
@@ -319,7 +293,7 @@ async def test_cancelled_calls_and_hanging_triton_do_not_delay_end(
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 0, "it runs no more")
     stack.signal(signal.SIGTERM)
     assert stack.wait() == 0
-    await wait_until(lambda: stack.processes() == [], "all processes are gone")
+    await until(lambda: stack.processes() == [])
 
 
 def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[..., Stack]) -> None:
@@ -331,7 +305,7 @@ def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[...
     ):
         next(answer.iter_lines())
         stack.signal(signal.SIGINT)
-        asyncio.run(wait_until(lambda: "Stopping" in stack.log_file.read_text(), "it says that it stops"))
+        wait_until(lambda: "Stopping" in stack.log_file.read_text())
         assert "killed" not in stack.log_file.read_text()
 
         def press_again() -> bool:
@@ -340,7 +314,7 @@ def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[...
             assert stack.process is not None
             return stack.process.poll() is not None
 
-        asyncio.run(wait_until(press_again, "it does not wait any longer"))
+        wait_until(press_again)
         assert stack.wait() == 0
     assert "killed" in stack.log_file.read_text()
     nothing_is_left(stack)
@@ -364,7 +338,7 @@ def installed_triton(tmp_path: Path) -> Path:
 def test_installed_triton_logs_to_stderr(make_stack: Callable[..., Stack], installed_triton: Path) -> None:
     stack = make_stack(CHARONIA_TRITON_DIR=str(installed_triton), CHARONIA_GATEWAY="0", CHARONIA_LOGS="stderr")
     stack.launch()
-    asyncio.run(wait_until(lambda: "is ready after" in stack.log_file.read_text(), "it is ready"))
+    wait_until(lambda: "is ready after" in stack.log_file.read_text())
     assert answers(f"{stack.http}/v2/health/ready")
     assert not answers(f"{stack.gateway}/health/live")
     programs = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in stack.processes()}
@@ -374,12 +348,6 @@ def test_installed_triton_logs_to_stderr(make_stack: Callable[..., Stack], insta
     nothing_is_left(stack)
     assert "successfully loaded 'engine'" in stack.log_file.read_text()
     assert list(stack.run_dir.glob("port-*/*.log")) == []
-
-
-def test_wrong_triton_folder_is_named(make_stack: Callable[..., Stack], tmp_path: Path) -> None:
-    assert f"CHARONIA_TRITON_DIR={tmp_path} has no bin/tritonserver" in refused(
-        make_stack(CHARONIA_TRITON_DIR=str(tmp_path))
-    )
 
 
 def test_prepare_creates_workspace_for_serve(model: Path, tmp_path: Path) -> None:
@@ -393,16 +361,6 @@ def test_prepare_creates_workspace_for_serve(model: Path, tmp_path: Path) -> Non
     before = manifest.stat()
     assert Path(prepared()) == made
     assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_prepare_names_wrong_setting(model: Path, tmp_path: Path) -> None:
-    command = [CHARONIA, "prepare", model, "--run-dir", tmp_path]
-    env = {**os.environ, "CHARONIA_THREADS": "many"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 1
-    assert "threads" in done.stderr
-    assert "many" in done.stderr
-    assert not (tmp_path / "workspaces").exists()
 
 
 def test_workspace_elsewhere_is_served_split_and_quantised(

@@ -47,21 +47,6 @@ def history_after(answer: GenerateResponse) -> int:
     return answer.num_input_tokens + answer.num_output_tokens
 
 
-async def test_turn_equals_whole_conversation(client: Client, session: str) -> None:
-    first = await client.complete(turn(FIRST, session))
-    second = await client.complete(turn(SECOND, session))
-    conversation = [
-        {"role": "user", "content": FIRST},
-        {"role": "assistant", "content": first.text},
-        {"role": "user", "content": SECOND},
-    ]
-    whole = await client.complete(GenerateRequest(messages=conversation, temperature=0, stream=False))
-    assert first.num_session_tokens == 0
-    assert second.num_session_tokens == history_after(first)
-    assert second.num_input_tokens == whole.num_input_tokens
-    assert second.text == whole.text and second.token_ids == whole.token_ids
-
-
 async def test_text_continues_session(client: Client, session: str) -> None:
     fields: dict[str, Any] = {"temperature": 0, "stream": False, "max_tokens": 5, "ignore_eos": True}
     first = await client.complete(GenerateRequest(text="The capital", session_id=session, interactive=True, **fields))
@@ -80,15 +65,6 @@ async def test_repeated_system_message_counts_once(client: Client, session: str)
     plain = await client.complete(turn(SECOND, f"{session} other"))
     assert second.num_input_tokens - second.num_session_tokens <= plain.num_input_tokens
     assert second.num_session_tokens == history_after(first)
-
-
-async def test_ended_session_begins_new_history(client: Client, session: str) -> None:
-    await client.end_session(session)  # an unknown session is not an error
-    first = await client.complete(turn(FIRST, session))
-    await client.end_session(session)
-    again = await client.complete(turn(FIRST, session))
-    assert again.num_session_tokens == 0
-    assert again.token_ids == first.token_ids
 
 
 async def test_interactive_without_session_is_rejected(stack: Stack) -> None:
@@ -118,18 +94,6 @@ async def begun(client: Client, session: str) -> tuple[asyncio.Task[GenerateResp
     task = asyncio.create_task(listen())
     await asyncio.wait_for(speaks.wait(), HANG_S)
     return task, speaks
-
-
-@pytest.mark.parametrize("action", ["stop", "cancel"])
-async def test_stop_keeps_turn_and_cancel_drops_it(slow_client: Client, session: str, action: str) -> None:
-    first = await slow_client.complete(turn("Hello", session, max_tokens=8))
-    long, _ = await begun(slow_client, session)
-    await getattr(slow_client, action)(session_id=session)
-    ended = await asyncio.wait_for(long, HANG_S)
-    assert ended.finish_reason == "cancelled"
-    assert 3 <= ended.num_output_tokens < ENDLESS
-    after = await slow_client.complete(turn("And?", session, max_tokens=4))
-    assert after.num_session_tokens == history_after(ended if action == "stop" else first)
 
 
 async def test_client_disconnect_drops_turn(slow: Stack, slow_client: Client, session: str) -> None:
@@ -184,20 +148,6 @@ async def test_interactive_chat_keeps_conversation(http: httpx.AsyncClient, sess
     assert (await interactive(http, prompt=FIRST, **fields))["history_tokens"] == 0
 
 
-async def test_interactive_chat_without_tokens_ends_session(http: httpx.AsyncClient, session: str) -> None:
-    fields = {"prompt": FIRST, "session_id": session, "interactive_mode": True}
-    await interactive(http, **fields)
-    ended = await interactive(http, prompt="", session_id=session, request_output_len=0)
-    assert ended == {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "stop"}
-    assert (await interactive(http, **fields))["history_tokens"] == 0
-
-
-async def test_interactive_chat_without_session_stores_nothing(http: httpx.AsyncClient) -> None:
-    for _ in range(2):
-        answer = await interactive(http, prompt=FIRST, session_id=-1, interactive_mode=True)
-        assert answer["history_tokens"] == 0
-
-
 async def test_interactive_chat_streams_one_object_per_line(http: httpx.AsyncClient, session: str) -> None:
     fields = {"prompt": FIRST, "temperature": 0}
     whole = await interactive(http, **fields)
@@ -247,22 +197,6 @@ async def test_chat_completions_session_is_a_hint(stack: Stack, session: str) ->
         assert plain.choices[0].message.content == second.choices[0].message.content
 
 
-async def test_shared_system_prompt_is_computed_once(stack: Stack) -> None:
-    system = {"role": "system", "content": f"{uuid.uuid4()} " + "You answer questions about capitals. " * 20}
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
-        model = (await api.models.list()).data[0].id
-
-        async def cached(question: str) -> tuple[int, int]:
-            messages: list[Any] = [system, {"role": "user", "content": question}]
-            answer = await api.chat.completions.create(model=model, messages=messages, temperature=0)
-            assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-            return answer.usage.prompt_tokens_details.cached_tokens or 0, answer.usage.prompt_tokens
-
-        assert (await cached(FIRST))[0] < 64
-        found, prompt = await cached(SECOND)
-        assert prompt - 128 < found < prompt
-
-
 async def test_cache_salt_separates_prefix_caches(stack: Stack, client: Client) -> None:
     """Over REST and gRPC: requests with another salt are not visible, and the responses are the same."""
     text = f"{uuid.uuid4()} " + "One two three four five six. " * 20
@@ -289,8 +223,3 @@ async def test_cache_salt_separates_prefix_caches(stack: Stack, client: Client) 
             await over_rest(cache_salt="ä" * 129)
     with pytest.raises(BadRequest, match="cache_salt has 257 bytes and must have at most 256"):
         await over_grpc("x" * 257)
-
-
-async def test_wrong_session_fields_are_named(client: Client) -> None:
-    with pytest.raises(BadRequest, match="best_of"):
-        await client.complete(GenerateRequest(text="a", n=3, best_of=2, stream=False))

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,13 +20,12 @@ import openai
 import pytest
 from charonia_client import Client, GenerateRequest
 from prometheus_client.parser import text_string_to_metric_families
-from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, free_ports, running
+from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, running
 from tiny_models import write_model
+from waiting import wait_until
 
 MODELS = ("demo", "slow/one")  # the name of the second model is not valid in Triton
 LONG_TOKENS = 1000  # tokens of a response that is still running when its model is unloaded
-ENSEMBLES = {"demo": "ensemble", "slow/one": "ensemble.slow_one"}
-Web = Callable[[str], httpx.Client]
 
 
 @dataclass
@@ -131,26 +129,6 @@ def test_every_route_selects_model_by_name(alice: httpx.Client, two: Two, model:
     assert info != alice.get("/tokenizer_info", params={"model": other}).json()
 
 
-def test_unknown_model_error_lists_served_models(alice: httpx.Client) -> None:
-    for path in ("/v1/chat/completions", "/v1/messages"):
-        body = {"model": "gpt-9", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
-        answer = alice.post(path, json=body)
-        assert answer.status_code == 404
-        assert "'gpt-9' does not exist; this server has 'demo', 'slow/one'" in answer.json()["error"]["message"]
-    assert alice.get("/v1/models/gpt-9").json()["error"]["code"] == "model_not_found"
-
-
-def test_key_for_one_model_uses_only_that_model(two: Two) -> None:
-    bob = two.web("bob")
-    assert [one["id"] for one in bob.get("/v1/models").json()["data"]] == ["slow/one"]
-    ask(bob, "slow/one")
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
-    assert bob.post("/v1/chat/completions", json=body).json()["error"]["code"] == "model_not_allowed"
-    unknown = bob.post("/v1/chat/completions", json={**body, "model": "gpt-9"}).json()["error"]["message"]
-    assert unknown.endswith("this server has 'slow/one'"), "not what the key may not use"
-    assert bob.get("/tokenizer_info").status_code == 403, "of the default model"
-
-
 def test_sessions_and_stored_responses_belong_to_model(alice: httpx.Client) -> None:
     turn = {"prompt": "Hello", "session_id": 7, "interactive_mode": True, "request_output_len": 4}
     histories = [
@@ -176,29 +154,6 @@ async def test_triton_clients_select_ensemble(two: Two) -> None:
         await client.end_session("s")
         info = await client.model_info()
         assert info["context_length"] == 4096 and len(info["fingerprint"]) == 16
-
-
-def test_charonia_web_offers_both_models(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    names = ["--model-name", "demo", "--more-models", "slow/one=slow_one"]
-    command = [CHARONIA, "web", "--triton", two.stack.grpc, *names, "--gateway-port", str(port)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
-    log = tmp_path / "web.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, env=env, cwd=tmp_path, stderr=stream)
-    try:
-        deadline = time.monotonic() + HANG_S
-        while not all(f"{model} at {two.stack.grpc} is ready" in log.read_text() for model in MODELS):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S, trust_env=False) as web:
-            assert "Charonia" in web.get("/").text
-            assert [ask(web, model) for model in MODELS] == [ask(alice, model) for model in MODELS]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(HANG_S) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_metrics_have_model_names(two: Two) -> None:
@@ -240,10 +195,8 @@ def under_load(two: Two, model: str) -> Iterator[None]:
 
 def until_states(two: Two, expected: dict[str, str]) -> None:
     """Return when the gateway reports these states. It checks them every second."""
-    web, deadline = two.web("alice"), time.monotonic() + HANG_S
-    while (found := {one["id"]: one["status"] for one in web.get("/v1/models").json()["data"]}) != expected:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    web = two.web("alice")
+    wait_until(lambda: {one["id"]: one["status"] for one in web.get("/v1/models").json()["data"]} == expected)
 
 
 @pytest.mark.parametrize(("name", "other"), [MODELS[::-1], MODELS])
@@ -294,14 +247,10 @@ def test_restarted_triton_has_loaded_models(two: Two, alice: httpx.Client) -> No
     assert two.models("unload", "slow/one").returncode == 0
     assert "the only model that is loaded" in two.models("unload", "demo").stderr
     os.kill(two.stack.pid_of("tritonserver"), signal.SIGKILL)
-    deadline = time.monotonic() + HANG_S
     body: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 1}
-    while alice.post("/v1/completions", json=body).status_code != 200:
-        assert time.monotonic() < deadline, two.stack.log()
-        time.sleep(0.2)
+    wait_until(lambda: alice.post("/v1/completions", json=body).status_code == 200, two.stack.log)
     until_states(two, {"demo": "ready", "slow/one": "not ready"})
-    while "Triton is ready again" not in two.stack.log_file.read_text():  # then load orders are accepted
-        assert time.monotonic() < deadline, two.stack.log()
-        time.sleep(0.05)
+    # Load orders are accepted after this line.
+    wait_until(lambda: "Triton is ready again" in two.stack.log_file.read_text(), two.stack.log)
     assert two.models("load", "slow/one").returncode == 0, Path(two.stack.log_file).read_text()
     ask(alice, "slow/one")

@@ -12,21 +12,9 @@ import httpx
 import openai
 import pytest
 from charonia_client import BadRequest, Client, GenerateRequest, Guide
-from pydantic import BaseModel
 from stack import HANG_S, Stack
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is seven plus five?"}]
-
-
-class Sum(BaseModel):
-    sum: int
-    certain: bool
-
-
-async def test_openai_parse_returns_object(api: openai.AsyncOpenAI, model: str) -> None:
-    answer = await api.chat.completions.parse(model=model, messages=QUESTION, response_format=Sum, max_tokens=60)
-    assert isinstance(answer.choices[0].message.parsed, Sum)
-    assert answer.choices[0].finish_reason == "stop"
 
 
 async def test_every_streamed_response_matches_grammar(api: openai.AsyncOpenAI, model: str) -> None:

@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 import tritonclient.grpc.aio as triton
+import waiting
 from charonia_client import Client, GenerateRequest
 from charonia_client.delivery import Delivery
-from prometheus_client.parser import text_string_to_metric_families
+from engine_metrics import idle, until
 from stack import ENDLESS, HANG_S, SLOW, Stack, running
 from triton_stream import collect, make_inputs
 from tritonclient.grpc import service_pb2 as pb
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "subscription.py"
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # the requested number
+LOG_PROBABILITIES = ("output_ids", "output_log_probs", "top_log_prob_ids", "top_log_probs", "prompt_ids")
+LOG_PROBABILITIES += ("prompt_log_probs", "prompt_top_log_prob_ids")
 REASONS = ("", "stop", "length", "cancelled", "error")
 
 
@@ -39,20 +40,23 @@ REASONS = ("", "stop", "length", "cancelled", "error")
 class Answer:
     """The received chunks of one sequence of one request."""
 
-    text: bytes = b""
-    ids: list[int] = field(default_factory=list)
-    token_bytes: list[bytes] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_ids: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)
-    prompt_ids: list[int] = field(default_factory=list)
-    prompt_logprobs: list[float] = field(default_factory=list)
-    prompt_top_ids: list[int] = field(default_factory=list)
-    reason: str = ""
-    chunks: int = 0
-    num_output_tokens: int = 0
-    num_session_tokens: int = 0
-    in_reasoning: bool = False
+    chunks: list[Any] = field(default_factory=list)
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a repeated field over all chunks."""
+        return [value for chunk in self.chunks for value in getattr(chunk, name)]
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.values("text_output"))
+
+    @property
+    def ids(self) -> list[int]:
+        return self.values("output_ids")
+
+    @property
+    def reason(self) -> str:
+        return REASONS[self.chunks[-1].finish_reason] if self.chunks else ""
 
 
 class Reader:
@@ -95,27 +99,15 @@ class Reader:
         assert delivery.number == self.number + 1
         self.number = delivery.number
         for chunk in delivery.chunks:
-            key, index, text = chunk.subscription_key, chunk.sequence_index, b"".join(chunk.text_output)
+            key, text = chunk.subscription_key, b"".join(chunk.text_output)
             if REASONS[chunk.finish_reason] == "error":
                 self.errors[key] = text.decode()
                 continue
-            answer = self.answers.setdefault((key, index), Answer())
+            answer = self.answers.setdefault((key, chunk.sequence_index), Answer())
             assert not answer.reason, "a chunk came after the last one"
             assert 0 <= chunk.text_begin <= chunk.text_end
             assert len(chunk.token_bytes) == len(chunk.output_ids)
-            answer.text += text
-            answer.ids += chunk.output_ids
-            answer.token_bytes += chunk.token_bytes
-            answer.logprobs += chunk.output_log_probs
-            answer.top_ids += chunk.top_log_prob_ids
-            answer.top_logprobs += chunk.top_log_probs
-            answer.prompt_ids += chunk.prompt_ids
-            answer.prompt_logprobs += chunk.prompt_log_probs
-            answer.prompt_top_ids += chunk.prompt_top_log_prob_ids
-            answer.reason = REASONS[chunk.finish_reason]
-            answer.chunks += 1
-            answer.in_reasoning |= chunk.in_reasoning
-            answer.num_output_tokens, answer.num_session_tokens = chunk.num_output_tokens, chunk.num_session_tokens
+            answer.chunks.append(chunk)
 
     def message(self, model: str, *, id: str = "", outputs: list[str] | None = None, **fields: Any) -> Any:
         message = pb.ModelInferRequest(model_name=model, id=id)
@@ -176,27 +168,6 @@ async def slow_reader(stack: Stack, **options: Any) -> AsyncIterator[Reader]:
         yield made
 
 
-async def counted(stack: Stack, *names: str) -> float:
-    """The sum of these metrics."""
-    async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
-        text = (await http.get(stack.metrics)).text
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    found = [sample.value for sample in samples if sample.name in names]
-    assert len(found) == len(names)
-    return sum(found)
-
-
-async def until_counted(stack: Stack, count: int, *names: str) -> None:
-    deadline = time.monotonic() + HANG_S
-    while await counted(stack, *names) != count:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-
-
-async def until_idle(stack: Stack) -> None:
-    await until_counted(stack, 0, "charonia_num_requests_running", "charonia_num_requests_waiting")
-
-
 async def test_subscription_equals_calls(stack: Stack, reader: Reader) -> None:
     chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
     asked: list[dict[str, Any]] = [
@@ -214,8 +185,8 @@ async def test_subscription_equals_calls(stack: Stack, reader: Reader) -> None:
             assert answer.text == b"".join(part.text for part in whole)
             assert answer.ids == [id for part in whole for id in part.ids]
             assert answer.reason == whole[-1].finish_reason
-            assert answer.num_output_tokens == whole[-1].tensors["num_output_tokens"][0]
-            assert one["stream"] or answer.chunks == 1
+            assert answer.chunks[-1].num_output_tokens == whole[-1].tensors["num_output_tokens"][0]
+            assert one["stream"] or len(answer.chunks) == 1
 
 
 @pytest.mark.parametrize("tops", [0, 1, 20])
@@ -236,56 +207,11 @@ async def test_subscription_log_probabilities_equal_calls(stack: Stack, reader: 
             for index, answer in enumerate(answers):
                 parts = [part.tensors for part in whole if part.tensors["sequence_index"][0] == index]
 
-                def values(name: str, parts: Any = parts) -> list[Any]:
-                    return [value for part in parts for value in part[name].tolist()]
-
-                assert answer.ids == values("output_ids") and len(answer.logprobs) == len(answer.ids)
-                assert answer.logprobs == values("output_log_probs")
-                assert answer.top_ids == values("top_log_prob_ids")
-                assert answer.top_logprobs == values("top_log_probs")
-                assert len(answer.top_ids) == tops * len(answer.ids)
-                assert answer.prompt_ids == values("prompt_ids")
-                assert answer.prompt_logprobs == values("prompt_log_probs")
-                assert answer.prompt_top_ids == values("prompt_top_log_prob_ids")
-    assert len(answer.prompt_ids) == len(answer.prompt_logprobs) + 1 > 1
-
-
-async def test_client_library_equals_triton_client(stack: Stack) -> None:
-    chat = [{"role": "user", "content": "Name five colours."}]
-    asked: list[dict[str, Any]] = [
-        {"messages": chat, "temperature": 1.0, "seed": seed, "max_tokens": 48, "n": 1 + seed % 3, "stream": seed != 5}
-        for seed in range(16)
-    ]
-    asked.append({"messages": chat, "temperature": 0.0, "stop_words": ["e", " a"], "name_stop_word": True})
-    asked.append({"text": "One two", "echo": True, "temperature": 0.0, "max_tokens": 4})
-    tensors = {"n": "num_return_sequences", "text": "text_input"}
-
-    async def by_library(client: Client, fields: dict[str, Any]) -> dict[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
-        async for part in client.generate(GenerateRequest(**fields)):
-            one = found.setdefault(part.index, ["", (), None])
-            one[:] = [one[0] + part.text, one[1] + part.token_ids, part.finish_reason]
-            assert part.stop_word in ("e", " a") if part.finish_reason and "name_stop_word" in fields else True
-        return found
-
-    async def by_triton(client: triton.InferenceServerClient, fields: dict[str, Any]) -> dict[int, list[Any]]:
-        sent = {
-            tensors.get(name, name): value for name, value in fields.items() if name not in ("name_stop_word", "echo")
-        }
-        sent |= {"stream": fields.get("stream", True)} | (
-            {"exclude_input_in_output": False} if "echo" in fields else {}
-        )
-        found: dict[int, list[Any]] = {}
-        for part in await collect(client, sent):
-            one = found.setdefault(int(part.tensors["sequence_index"][0]), ["", (), None])
-            one[:] = [one[0] + part.text.decode(), (*one[1], *part.ids), part.finish_reason or None]
-        return found
-
-    async with Client(stack.grpc) as client:
-        answers = await asyncio.gather(*(by_library(client, fields) for fields in asked))
-    async with triton.InferenceServerClient(stack.grpc) as client:
-        assert answers == [await by_triton(client, fields) for fields in asked]
-    await until_idle(stack)
+                for name in LOG_PROBABILITIES:
+                    assert answer.values(name) == [value for part in parts for value in part[name].tolist()], name
+                assert len(answer.values("output_log_probs")) == len(answer.ids)
+                assert len(answer.values("top_log_probs")) == tops * len(answer.ids)
+    assert len(answer.values("prompt_ids")) == len(answer.values("prompt_log_probs")) + 1 > 1
 
 
 def test_client_library_example_runs(stack: Stack) -> None:
@@ -302,33 +228,8 @@ async def test_chunks_have_token_bytes(stack: Stack, reader: Reader) -> None:
     for answer in await reader.until_ended(1, sequences=2):
         # The text of a chat has no leading space, and there is no stop word: only the last bytes may be outside of the
         # text.
-        spelled = b"".join(answer.token_bytes).decode(errors="replace").encode()
-        assert spelled.startswith(answer.text) and not answer.in_reasoning
-
-
-async def test_chunks_never_split_characters(parrot: Stack) -> None:
-    text = "Žluťoučký kůň 𝄞 你好, мир! नमस्ते 👩‍👩‍👧"
-    async with slow_reader(parrot) as reader:
-        asked = {"text_input": text, "max_tokens": 200, "seed": 1, "stream": True}
-        assert not await reader.ask(**asked)
-        (answer,) = await reader.until_ended(0)
-        async with triton.InferenceServerClient(parrot.grpc) as client:
-            whole = await collect(client, asked)
-        assert answer.text == b"".join(part.text for part in whole)
-        answer.text.decode()
-        await reader.end()
-
-
-async def test_several_sequences_and_sessions(reader: Reader) -> None:
-    more = {"messages": json.dumps([{"role": "user", "content": "Hi"}]), "max_tokens": 8, "temperature": 1.0}
-    assert not await reader.ask(**more, num_return_sequences=3, seed=1, stream=True, subscription_key=1)
-    answers = await reader.until_ended(1, sequences=3)
-    assert all(answer.ids for answer in answers)
-    session = str(uuid.uuid4())
-    for key in (2, 3):
-        assert not await reader.ask(**more, session_id=session, interactive=True, stream=True, subscription_key=key)
-        (answer,) = await reader.until_ended(key)
-    assert answer.num_session_tokens > 0
+        spelled = b"".join(answer.values("token_bytes")).decode(errors="replace").encode()
+        assert spelled.startswith(answer.text) and not any(chunk.in_reasoning for chunk in answer.chunks)
 
 
 async def test_request_errors_are_in_call_or_subscription(reader: Reader) -> None:
@@ -366,27 +267,6 @@ async def test_subscription_names_are_unique(reader: Reader) -> None:
     assert "is open already" in await reader.ask("engine")
 
 
-async def stop(stack: Stack, id: str) -> None:
-    async with triton.InferenceServerClient(stack.grpc) as client:
-        inputs = make_inputs({"stop": True})
-
-        async def ask() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": "engine", "inputs": inputs, "request_id": id}
-
-        async for _ in client.stream_infer(ask()):
-            pass
-
-
-async def test_request_is_stopped_by_id(slow: Stack) -> None:
-    async with slow_reader(slow) as reader:
-        assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, id="one")
-        await reader.until(lambda: (0, 0) in reader.answers)
-        await stop(slow, "one")
-        (answer,) = await reader.until_ended(0)
-        assert answer.reason == "cancelled"
-        await reader.end()
-
-
 async def test_subscription_keys_are_unique(slow: Stack) -> None:
     async with slow_reader(slow) as reader, slow_reader(slow) as other:
         assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, subscription_key=7)
@@ -411,20 +291,9 @@ async def test_ending_subscription_cancels_only_its_requests(slow: Stack) -> Non
         assert not any(answer.reason for answer in reader.answers.values())
         (answer,) = await other.until_ended(0)
         assert (answer.reason, len(answer.ids)) == ("length", 200)
-        await until_idle(slow)
+        await idle(slow.metrics)
         assert "[503] there is no subscription" in await reader.ask(text_input="a")
         await other.end()
-
-
-async def test_client_disconnect_cancels_subscription_requests(slow: Stack) -> None:
-    await until_idle(slow)
-    before = await counted(slow, "charonia_cancel_to_free_seconds_count")
-    async with slow_reader(slow) as reader:
-        for key in range(4):
-            assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, subscription_key=key)
-        await reader.until(lambda: len(reader.answers) == 4)
-    await until_counted(slow, int(before) + 4, "charonia_cancel_to_free_seconds_count")
-    await until_idle(slow)
 
 
 async def test_unacknowledged_deliveries_are_bounded_and_joined(slow: Stack) -> None:
@@ -440,7 +309,7 @@ async def test_unacknowledged_deliveries_are_bounded_and_joined(slow: Stack) -> 
             assert not await reader.ask(**asked, subscription_key=key)
         assert not await other.ask(**asked)
         await other.until_ended(0)
-        await until_idle(slow)
+        await idle(slow.metrics)
         assert not any((key, 0) in reader.answers for key in late)
         await reader.acknowledge()
         for key in late:
@@ -489,10 +358,7 @@ class Orders:
         return self._log.read_text().count(f"successfully {what} '{model}'")
 
     async def until(self, what: str, count: int, model: str = "engine") -> None:
-        deadline = time.monotonic() + HANG_S
-        while (found := self.count(what, model)) < count:
-            assert time.monotonic() < deadline, f"{what} {found} times:\n{self._log.read_text()[-4000:]}"
-            await asyncio.sleep(0.02)
+        await waiting.until(lambda: self.count(what, model) >= count, lambda: self._log.read_text()[-4000:])
 
 
 @pytest.fixture(scope="module")
@@ -501,15 +367,6 @@ def reloading(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("reloading")
     with running(Stack(slow_model, folder, SLOW)) as served:
         yield served
-
-
-async def test_open_subscriptions_are_counted(reloading: Stack) -> None:
-    async with slow_reader(reloading) as first, slow_reader(reloading) as second:
-        await until_counted(reloading, 2, "charonia_subscriptions")
-        await first.end()
-        await until_counted(reloading, 1, "charonia_subscriptions")
-        await second.end()
-        await until_counted(reloading, 0, "charonia_subscriptions")
 
 
 async def test_too_many_subscriptions_are_rejected(reloading: Stack) -> None:
@@ -521,40 +378,12 @@ async def test_too_many_subscriptions_are_rejected(reloading: Stack) -> None:
         await more.until(lambda: more.over)
         assert more.error.startswith("[429] there are 1024 subscriptions")
         await readers[0].end()
-        await until_counted(reloading, 1023, "charonia_subscriptions")
+        await until(reloading.metrics, lambda now: now.subscriptions == 1023, "1023 subscriptions")
         again = Reader(channel)
         await again.until_open()
         for reader in (again, *readers[1:]):
             await reader.end()
-    await until_counted(reloading, 0, "charonia_subscriptions")
-
-
-async def test_unloading_ends_idle_subscription(reloading: Stack) -> None:
-    orders = Orders(reloading)
-    loaded, unloaded = orders.count("loaded", "ensemble"), orders.count("unloaded")
-    async with slow_reader(reloading) as reader:
-        orders.order("engine\n")
-        await reader.until(lambda: reader.over)
-        assert reader.error == "[503] model 'engine' is being unloaded"
-        await orders.until("unloaded", unloaded + 1)
-    orders.order("+engine\n")
-    await orders.until("loaded", loaded + 1, "ensemble")  # Triton does so when the engine is loaded again
-
-
-async def test_reloaded_model_replaces_model_with_idle_subscription(reloading: Stack) -> None:
-    orders = Orders(reloading)
-    unloaded = orders.count("unloaded")
-    asked = GenerateRequest(text="a", max_tokens=3, stream=False, seed=1)
-    async with slow_reader(reloading) as reader, Client(reloading.grpc) as client:
-        before = await client.complete(asked)
-        orders.load_anew()
-        await reader.until(lambda: reader.over)
-        assert reader.error == "[503] model 'engine' was loaded anew"
-        await orders.until("unloaded", unloaded + 1)
-        assert (await client.complete(asked)).token_ids == before.token_ids
-        assert orders.count("unloaded") == unloaded + 1
-        await until_counted(reloading, 1, "charonia_subscriptions")  # the client's subscription
-    await until_counted(reloading, 0, "charonia_subscriptions")
+    await until(reloading.metrics, lambda now: now.subscriptions == 0, "0 subscriptions")
 
 
 async def test_client_loses_no_request_when_model_is_reloaded(reloading: Stack) -> None:

@@ -94,18 +94,6 @@ def test_wrong_tokenizer_requests_are_named(
     assert error["param"] == param and said in error["message"], error
 
 
-def test_unknown_model_is_404_and_unknown_fields_are_named(web: httpx.Client) -> None:
-    assert web.post("/tokenize", json={"prompt": "a", "model": "other"}).json()["error"]["code"] == "model_not_found"
-    assert web.post("/tokenize", json={"prompt": "a", "x": 1}).headers["charonia-ignored-fields"] == "x"
-
-
-def test_embeddings_are_rejected(web: httpx.Client) -> None:
-    answer = web.post("/v1/embeddings", json={"model": "m", "input": "a"})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "embeddings_not_supported"
-    assert "this server has no embeddings" in answer.json()["error"]["message"]
-
-
 async def test_token_ids_are_continued_like_text(api: openai.AsyncOpenAI, model: str, web: httpx.Client) -> None:
     prompts = ["The capital of", "One, two"]
     ids = [web.post("/tokenize", json={"prompt": prompt}).json()["tokens"] for prompt in prompts]

@@ -1,14 +1,12 @@
-"""Tool calls and reasoning through the real stack. The model is a parrot of tiny_models.py, which responds to
-`<|text0|>` with TEXTS[0], and so on."""
+"""Tool calls and reasoning through the real stack. The model is that of caller.py."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal
@@ -18,37 +16,13 @@ import openai
 import pydantic
 import pytest
 import tritonclient.grpc.aio as triton
-from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse, Guide
+from caller import CALLS, CONTENT, REASONING, TEXTS, TOOLS
+from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse
 from charonia_client.tools import ToolResult, Tools, converse
 from openai.types.chat import ChatCompletion
-from stack import HANG_S, Stack, running
-from tiny_models import write_model
+from stack import HANG_S, Stack
 from triton_stream import collect
 
-WEATHER = {"city": "Paris", "days": 3}
-TEXTS = [
-    "<think>\nThey want the weather of Paris.\n</think>\n\nI look.\n\n"
-    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
-    "It is sunny.",
-    '<tool_call>{"name": "add", "arguments": {"a": 1, oh',
-    "They have thought.</think>It is so.",
-]
-CONTENT, REASONING = "I look.", "They want the weather of Paris."
-CALLS = [("get_weather", WEATHER), ("add", {"a": 1})]
-# The marks of the formats, and all inputs of the model before the start token of the response.
-TEMPLATE = (
-    "{# <think> <tool_call> #}{% if tools %}tools:{{ tools | tojson }}{% endif %}"
-    "{% if reasoning_effort %}effort:{{ reasoning_effort }}{% endif %}"
-    "{% for message in messages %}{% for call in message.tool_calls or [] %}"
-    "call:{{ call.function.name }}={{ call.function.arguments.city }}{% endfor %}{{ message.content }}{% endfor %}"
-    "{% if enable_thinking %}<think>\n<|text3|>{% endif %}"
-    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-)
-TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
-    for name in ("get_weather", "add")
-]
 # Arguments have a limited length, so that every call ends.
 CONFIRM: dict[str, Any] = {
     "type": "function",
@@ -64,7 +38,7 @@ CONFIRM: dict[str, Any] = {
     },
 }
 PROGRAM = Path(sys.executable).parent / "triton_client"
-AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
+AT_ONCE = {"chat_template_kwargs": {"thinks": False}}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300}
 
 
@@ -78,14 +52,6 @@ def named(function: str) -> dict[str, Any]:
 
 def check_confirmed(arguments: dict[str, Any]) -> None:
     jsonschema.validate(arguments, CONFIRM["function"]["parameters"])
-
-
-@pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("caller")
-    write_model(folder / "caller", "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE)
-    with running(Stack(folder / "caller", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
-        yield served
 
 
 @pytest.fixture
@@ -120,38 +86,13 @@ async def test_client_returns_content_reasoning_and_calls(client: Client, stream
     assert counts == sorted(counts) and 0 < counts[-1] < parts[-1].num_output_tokens
 
 
-async def test_several_sequences_are_parsed_separately(client: Client) -> None:
-    request = GenerateRequest(messages=says(0), tools=TOOLS, parsed=True, n=3, **GREEDY)
-    parts: list[list[GenerateResponse]] = [[], [], []]
-    async with aclosing(client.generate(request)) as answer:
-        async for part in answer:
-            parts[part.index].append(part)
-    assert [joined(one) for one in parts] == [(CONTENT, REASONING, CALLS)] * 3
-    ids = {delta.id for one in parts for part in one for delta in part.tool_calls if delta.id}
-    assert len(ids) == 6
-
-
 async def test_response_is_parsed_only_if_requested(client: Client) -> None:
     part = await client.complete(GenerateRequest(messages=says(0), tools=TOOLS, stream=False, **GREEDY))
     assert (part.text, part.content, part.tool_calls) == (TEXTS[0], "", [])
 
 
-async def test_call_is_text_without_tools(client: Client) -> None:
-    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        part = await client.complete(GenerateRequest(messages=says(0), parsed=True, stream=False, **more, **GREEDY))
-        assert (part.content, part.reasoning) == (TEXTS[0].partition("</think>\n\n")[2], REASONING)
-        assert part.tool_calls == []
-
-
-async def test_one_call_without_parallel_tool_calls(client: Client) -> None:
-    request = GenerateRequest(
-        messages=says(0), tools=TOOLS, parallel_tool_calls=False, parsed=True, stream=False, **GREEDY
-    )
-    assert joined([await client.complete(request)]) == (CONTENT, REASONING, CALLS[:1])
-
-
 async def test_truncated_call_is_incomplete_and_does_not_leak(client: Client) -> None:
-    request = GenerateRequest(messages=says(2), tools=TOOLS, parsed=True, stream=False, **GREEDY)
+    request = GenerateRequest(messages=says(4), tools=TOOLS, parsed=True, stream=False, **GREEDY)
     part = await client.complete(request)
     assert part.content == ""
     (call,) = part.tool_calls
@@ -161,7 +102,7 @@ async def test_truncated_call_is_incomplete_and_does_not_leak(client: Client) ->
 async def test_template_variables_may_begin_reasoning(client: Client, caller: Stack) -> None:
     request = GenerateRequest(
         messages=[{"role": "user", "content": "x"}],
-        chat_template_kwargs={"enable_thinking": True},
+        chat_template_kwargs={"thinks": True},
         parsed=True,
         stream=False,
         **GREEDY,
@@ -172,24 +113,12 @@ async def test_template_variables_may_begin_reasoning(client: Client, caller: St
         )
     part = await client.complete(request)
     # The prompt's last token is the start token of the response, not the beginning of reasoning.
-    assert (part.content, part.reasoning) == (TEXTS[3], "")
+    assert (part.content, part.reasoning) == (TEXTS[5], "")
     async with triton.InferenceServerClient(caller.grpc) as server:
         fields = {"messages": json.dumps(says(1)), "exclude_input_in_output": False, **GREEDY}
         fields |= {"chat_template_kwargs": '{"reasoning_effort": "low"}', "tools": json.dumps(TOOLS[:1])}
         (response,) = await collect(server, fields)
     assert response.text.decode().startswith(f"tools:{json.dumps(TOOLS[:1])}effort:low")
-
-
-async def test_invalid_tool_choice_is_rejected(client: Client) -> None:
-    for tools, choice, says_why in (
-        (TOOLS, "any", 'tool_choice: "any" is not supported; send "auto", "none", "required" or'),
-        (TOOLS, {"type": "function", "function": {"name": "other"}}, 'tool_choice: "other" is not among tools'),
-        (None, "required", 'tool_choice: "required" without tools; send tools'),
-    ):
-        with pytest.raises(BadRequest, match=re.escape(says_why)):
-            await client.complete(
-                GenerateRequest(messages=says(0), tools=tools, tool_choice=choice, stream=False, **GREEDY)
-            )
 
 
 async def test_stop_words_end_reasoning_and_content_but_no_call(client: Client) -> None:
@@ -226,26 +155,6 @@ async def test_truncated_forced_call_has_no_content(api: openai.AsyncOpenAI) -> 
             assert not cut.message.content and cut.finish_reason == "length"
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_call_is_forced_over_grpc(client: Client, stream: bool) -> None:
-    for choice, more in (("required", {"parallel_tool_calls": False}), (named("confirm"), {})):
-        request = GenerateRequest(
-            messages=says(1),
-            tools=[CONFIRM],
-            tool_choice=choice,
-            parsed=True,
-            stream=stream,
-            **more,
-            **AT_ONCE,
-            **GREEDY,
-        )
-        async with aclosing(client.generate(request)) as answer:
-            parts = [part async for part in answer]
-        content, reasoning, ((name, arguments),) = joined(parts)
-        assert (content, reasoning, name, parts[-1].finish_reason) == ("", "", "confirm", "stop")
-        check_confirmed(arguments)
-
-
 async def test_triton_client_forces_calls(caller: Stack) -> None:
     async with triton.InferenceServerClient(caller.grpc) as server:
         for choice in ("required", json.dumps(named("confirm"))):
@@ -270,25 +179,6 @@ async def test_strict_function_gets_valid_arguments(
         content, reasoning, ((name, arguments),) = joined([part async for part in answer])
     assert (content, reasoning, name) == (CONTENT, REASONING, "get_weather")
     check_confirmed(arguments)
-
-
-async def test_text_after_reasoning_matches_guide(client: Client) -> None:
-    guide = Guide("json_schema", json.dumps(CONFIRM["function"]["parameters"]))
-    request = GenerateRequest(messages=says(0), guide=guide, parsed=True, stream=False, **GREEDY)
-    part = await client.complete(request)
-    assert (part.reasoning, part.finish_reason) == (REASONING, "stop")
-    check_confirmed(json.loads(part.content))
-    assert part.text.startswith("<think>")
-
-
-async def test_unsupported_schema_names_function(client: Client) -> None:
-    function = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}
-    request = GenerateRequest(messages=says(0), tools=[{"type": "function", "function": function}], **GREEDY)
-    with pytest.raises(
-        BadRequest, match=r'^tools: the parameters of function "f": the JSON schema, at /properties/a/not'
-    ):
-        async with aclosing(client.generate(request)) as answer:
-            _ = [part async for part in answer]
 
 
 async def test_preprocessing_reports_formats_of_model(caller: Stack) -> None:
@@ -363,21 +253,13 @@ async def ask(api: openai.AsyncOpenAI, index: int, **more: Any) -> ChatCompletio
     return ChatCompletion.model_validate((await api.chat.completions.create(**fields)).model_dump())
 
 
-async def test_openai_client_gets_calls_and_reasoning(api: openai.AsyncOpenAI) -> None:
+async def test_openai_client_stream_equals_unstreamed(api: openai.AsyncOpenAI) -> None:
     answer = await ask(api, 0, tools=TOOLS)
-    (choice,) = answer.choices
-    assert choice.finish_reason == "tool_calls" and choice.message.content == CONTENT
-    assert choice.message.model_extra is not None and choice.message.model_extra["reasoning_content"] == REASONING
-    calls = choice.message.tool_calls
-    assert calls is not None and len({call.id for call in calls}) == 2
-    functions = [call.function for call in calls if call.type == "function"]
-    assert [(function.name, json.loads(function.arguments)) for function in functions] == CALLS
+    whole = answer.choices[0].message
+    assert (whole.content, answer.choices[0].finish_reason) == (CONTENT, "tool_calls")
+    assert whole.model_extra is not None and whole.model_extra["reasoning_content"] == REASONING
     assert answer.usage is not None and answer.usage.completion_tokens_details is not None
     assert 0 < (answer.usage.completion_tokens_details.reasoning_tokens or 0) < answer.usage.completion_tokens
-
-
-async def test_openai_client_stream_equals_unstreamed(api: openai.AsyncOpenAI) -> None:
-    whole = (await ask(api, 0, tools=TOOLS)).choices[0].message
     fields: dict[str, Any] = {"model": "caller", "messages": says(0), "tools": TOOLS, **GREEDY}
     chunks = []
     async with api.chat.completions.stream(**fields, stream_options={"include_usage": True}) as stream:
@@ -431,36 +313,6 @@ async def test_one_call_at_most_and_log_probabilities(api: openai.AsyncOpenAI) -
         for entry in chunk.choices[0].logprobs.content or []
     ]
     assert "".join(tokens) == TEXTS[0]
-
-
-async def test_tool_loop(api: openai.AsyncOpenAI) -> None:
-    """The client sends the tool's result back with the call, and the template shows both to the model."""
-    messages: list[Any] = says(0)
-    (choice,) = (await ask(api, 0, tools=TOOLS)).choices
-    messages.append(choice.message.model_dump(exclude_none=True))
-    assert choice.message.tool_calls is not None
-    call = choice.message.tool_calls[0]
-    messages.append({"role": "tool", "tool_call_id": call.id, "content": "<|text1|>"})
-    fields: dict[str, Any] = {"model": "caller", "messages": messages, "tools": TOOLS, **GREEDY}
-    answer = await api.chat.completions.create(**fields)
-    assert answer.choices[0].message.content == TEXTS[1]
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"tool_choice": "any"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tool_choice": "required", "tools": []}, "tool_choice needs tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "strict"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
-    ],
-)
-async def test_unsupported_fields_are_rejected(api: openai.AsyncOpenAI, fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=named):
-        await ask(api, 1, **{"tools": TOOLS, **fields})
 
 
 class confirm(pydantic.BaseModel):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,21 @@ TYPES = _types("engine") | _types("ensemble")
 
 @dataclass(frozen=True)
 class Response:
-    """One response of the ensemble."""
-
-    text: bytes
-    ids: list[int]
-    finish_reason: str
     tensors: dict[str, npt.NDArray[Any]]
+
+    @property
+    def text(self) -> bytes:
+        found: bytes = self.tensors["text_output"][0]
+        return found
+
+    @property
+    def ids(self) -> list[int]:
+        found: list[int] = self.tensors["output_ids"].tolist()
+        return found
+
+    @property
+    def finish_reason(self) -> str:
+        return str(self.tensors["finish_reason"][0].decode())
 
 
 def make_inputs(fields: dict[str, Any]) -> list[Any]:
@@ -46,33 +56,57 @@ def make_inputs(fields: dict[str, Any]) -> list[Any]:
         if datatype == "BYTES":
             values = [one if isinstance(one, str | bytes) else json.dumps(one) for one in values]
             values = [one.encode() if isinstance(one, str) else one for one in values]
-        tensor = triton.InferInput(name, [len(values)], datatype)
-        tensor.set_data_from_numpy(np.array(values, dtype))
+        array = np.array(values, dtype)
+        tensor = triton.InferInput(name, list(array.shape), datatype)
+        tensor.set_data_from_numpy(array)
         inputs.append(tensor)
     return inputs
 
 
 async def stream(
-    client: triton.InferenceServerClient, fields: dict[str, Any], *, request_id: str = "", model: str = "ensemble"
-) -> AsyncIterator[Response]:
-    """Yield the responses to one request as they arrive. Raises tritonclient's exception for an error."""
+    client: triton.InferenceServerClient,
+    fields: dict[str, Any],
+    *,
+    request_id: str = "",
+    model: str = "ensemble",
+    outputs: Sequence[str] | None = None,
+) -> AsyncGenerator[Response, None]:
+    """Yield the responses to one request as they arrive. Raises tritonclient's exception for an error. Closing the
+    generator cancels the call.
+
+    A call that is almost over is read to its end: if a call is cancelled during its final response, this version of
+    Triton keeps the request forever, and the model cannot be unloaded."""
+    wanted = None if outputs is None else [triton.InferRequestedOutput(name) for name in outputs]
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": model, "inputs": make_inputs(fields), "request_id": request_id}
+        yield {"model_name": model, "inputs": make_inputs(fields), "request_id": request_id, "outputs": wanted}
 
-    async for result, error in client.stream_infer(requests()):
-        if error is not None:
-            raise error
-        names = [output.name for output in result.get_response().outputs]
-        tensors = {name: result.as_numpy(name) for name in names}
-        if tensors:
-            yield Response(
-                tensors["text_output"][0] if "text_output" in tensors else b"",
-                tensors["output_ids"].tolist(),
-                tensors["finish_reason"][0].decode(),
-                tensors,
-            )
+    call = client.stream_infer(requests())
+    failure = None
+    over = False
+    try:
+        async for result, error in call:
+            if error is not None:
+                failure, over = error, True
+                continue
+            response = result.get_response()
+            over = response.parameters["triton_final_response"].bool_param
+            if response.outputs:
+                yield Response({output.name: result.as_numpy(output.name) for output in response.outputs})
+    finally:
+        if not over:
+            call.cancel()
+    if failure is not None:
+        raise failure
 
 
-async def collect(client: triton.InferenceServerClient, fields: dict[str, Any]) -> list[Response]:
-    return [response async for response in stream(client, fields)]
+async def collect(
+    client: triton.InferenceServerClient, fields: dict[str, Any], begun: asyncio.Event | None = None, **options: Any
+) -> list[Response]:
+    """All responses. Sets `begun` with the first response."""
+    responses = []
+    async for response in stream(client, fields, **options):
+        responses.append(response)
+        if begun is not None:
+            begun.set()
+    return responses

@@ -24,13 +24,20 @@ from charonia_client import (
 from charonia_gateway.endpoints import endpoint as endpoints
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import NotLoaded, Pool, SessionLost
-from charonia_gateway.endpoints.server import Server
 from charonia_gateway.engine import Engine
 
 HANG_S = 120
 
 
-class Fake(Server):
+UNKNOWN: dict[str, Any] = {
+    "tokenize": Tokenized([], "", 10, None),
+    "quality": [],
+    "model_info": {},
+    "answer_formats": {},
+}
+
+
+class Fake:
     """A server whose responses and errors a test sets."""
 
     def __init__(self, target: str) -> None:
@@ -66,41 +73,28 @@ class Fake(Server):
             raise self.action_error
         self.actions.append((action, id))
 
-    async def stop(self, request_id: str = "", *, session_id: str = "") -> None:
+    async def stop(self, *, session_id: str) -> None:
         await self._act("stop", session_id)
 
-    async def cancel(self, request_id: str = "", *, session_id: str = "") -> None:
+    async def cancel(self, *, session_id: str) -> None:
         await self._act("cancel", session_id)
 
     async def end_session(self, session_id: str) -> None:
         await self._act("end", session_id)
 
-    async def _say(self, what: str, unknown: Any) -> Any:
-        self.asked.append(what)
-        answer = self.answers.get(what, unknown)
-        if isinstance(answer, CharoniaError):
-            raise answer
-        return answer
+    def __getattr__(self, name: str) -> Any:
+        """The questions about the model."""
+        if name not in UNKNOWN:
+            raise AttributeError(name)
 
-    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        found: Tokenized = await self._say("tokenize", Tokenized([], "", 10, None))
-        return found
+        async def say(*_: object) -> Any:
+            self.asked.append(name)
+            answer = self.answers.get(name, UNKNOWN[name])
+            if isinstance(answer, CharoniaError):
+                raise answer
+            return answer
 
-    async def tokenizer_info(self) -> dict[str, Any]:
-        found: dict[str, Any] = await self._say("tokenizer_info", {})
-        return found
-
-    async def quality(self, timeout_s: float = 0) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._say("quality", [])
-        return found
-
-    async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
-        found: dict[str, Any] = await self._say("model_info", {})
-        return found
-
-    async def answer_formats(self, timeout_s: float = 0) -> dict[str, str | None]:
-        found: dict[str, str | None] = await self._say("answer_formats", {})
-        return found
+        return say
 
     async def check(self, timeout_s: float = 0) -> None:
         if self.check_error:

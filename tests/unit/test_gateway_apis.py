@@ -175,6 +175,14 @@ async def test_an_answer_that_is_too_large_to_be_stored_says_so() -> None:
         assert (await web.get(f"/v1/responses/{answer['id']}")).status_code == 404
 
 
+@pytest.mark.parametrize(("limit", "statuses"), [(0, [400] * 3), (2, [404, 200, 200])])
+async def test_a_setting_limits_the_number_of_stored_responses(limit: int, statuses: list[int]) -> None:
+    async with gateway(max_responses=limit) as (web, _):
+        stored = [await web.post("/v1/responses", json={**RESPONSES, "store": True}) for _ in range(3)]
+        found = [await web.get(f"/v1/responses/{one.json()['id']}") for one in stored if limit]
+    assert [answer.status_code for answer in found or stored] == statuses
+
+
 async def test_the_session_of_a_chain_ends_with_its_last_stored_answer() -> None:
     async with gateway() as (web, server):
         first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()["id"]

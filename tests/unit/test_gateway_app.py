@@ -32,6 +32,12 @@ async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None
     assert answer.status_code == 404 and "location" not in answer.headers
 
 
+async def test_embeddings_are_rejected_with_a_code_of_their_own() -> None:
+    async with gateway() as (web, _):
+        answer = await web.post("/v1/embeddings", json={"model": MODEL, "input": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "embeddings_not_supported")
+
+
 @pytest.mark.parametrize("tokens", [3, 1500])  # the longer ones are tokenized in a thread, and in pieces
 async def test_answers_with_log_probabilities_are_whole_however_many_they_are(tokens: int) -> None:
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,14 @@ HANG_S = 120
 async def answers_before_it_reads(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"no"})
+
+
+def limited(max_per_address: int) -> Any:
+    """A factory of connections."""
+    config = uvicorn.Config(answers_before_it_reads, log_config=None, http=bounded(0, max_per_address), lifespan="off")
+    config.load()
+    state = ServerState()
+    return lambda: config.http_protocol_class(config, state, {})
 
 
 @asynccontextmanager
@@ -44,6 +53,27 @@ async def served(
     finally:
         server.should_exit = True
         await asyncio.wait_for(running, HANG_S)
+
+
+async def test_an_address_has_a_limited_number_of_connections(caplog: pytest.LogCaptureFixture) -> None:
+    server = await asyncio.get_running_loop().create_server(limited(2), "127.0.0.1", 0)
+    async with server:
+        address = server.sockets[0].getsockname()
+        request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+        async def answers() -> tuple[bool, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(*address)
+            with contextlib.suppress(ConnectionError):
+                writer.write(request)
+                return bool(await asyncio.wait_for(reader.read(1), HANG_S)), writer
+            return False, writer
+
+        opened = [await answers() for _ in range(4)]
+        assert [answered for answered, _ in opened] == [True, True, False, False]
+        assert caplog.text.count("closing connections of 127.0.0.1 beyond 2 at once") >= 1
+        opened[0][1].close()
+        while not (await answers())[0]:  # until the server has seen the end of the first connection
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("read_timeout_s", [0, 10 * HANG_S])

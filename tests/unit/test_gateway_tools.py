@@ -448,28 +448,54 @@ async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails
     assert begun == failed == next_one != last
 
 
+def response(**fields: Any) -> ResponsesRequest:
+    return parse(ResponsesRequest, json.dumps({"model": "m", "input": USER, **fields}).encode())
+
+
+def described(**tool: Any) -> dict[str, Any]:
+    return {"tools": [{"name": "f", "input_schema": {}, **tool}]}
+
+
+def formatted(**form: Any) -> dict[str, Any]:
+    return {"text": {"format": form}}
+
+
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "param", "says"),
     [
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "the name of tool 0, 'a b', is not valid: send 1 to 128"),
-        ({"tools": [{"name": "a" * 129, "input_schema": {}}]}, "(129 characters), is not valid"),
-        ({"tools": [{"input_schema": {}}]}, "the name of tool 0 is missing"),
-        ({"tools": [{"name": "f"}]}, "tool f: input_schema is missing"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "there is no tool 'other'"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-        ({"tool_choice": {"type": "some"}}, 'tool_choice = {"type": "some"}: send'),
-        ({"thinking": {"type": "enabled"}}, "thinking: budget_tokens is missing"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "from 1024 on"),
-        ({"thinking": "enabled"}, "thinking: send"),
-        ({"output_config": {"effort": "some"}}, "output_config: effort"),
-        ({"output_config": {"format": {"type": "json_object"}}}, "output_config: send"),
-        ({"output_format": {"type": "json_schema"}}, "output_format: send"),
+        (described(name="a b"), "tools", "the name of tool 0, 'a b', is not valid: send 1 to 128"),
+        (described(name="a" * 129), "tools", "(129 characters), is not valid"),
+        (described(name=None), "tools", "the name of tool 0 is missing"),
+        (described(input_schema=None), "tools", "tool f: input_schema is missing"),
+        (described(strict="yes"), "tools", "strict is neither null nor true"),
+        (described(input_schema={"strict": True}), "tools", "send it next to input_schema"),
+        (described(parameters={}), "tools", "is called input_schema here"),
+        ({"tools": [TOOL, TOOL]}, "tools", "two functions are called 'add'"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}},
+            "tool_choice",
+            "there is no tool 'other'",
+        ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "tool_choice needs tools"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice", 'tool_choice = {"type": "some"}: send'),
+        ({"thinking": {"type": "enabled"}}, "thinking", "thinking: budget_tokens is missing"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking", "from 1024 on"),
+        ({"thinking": "enabled"}, "thinking", "thinking: send"),
+        ({"output_config": {"effort": "some"}}, "output_config", "output_config: effort"),
+        ({"output_config": {"format": {"type": "json_object"}}}, "output_config", "output_config: send"),
+        ({"output_config": {"type": "json_schema", "schema": {}}}, "output_config", "type is next to format, where"),
+        ({"output_format": {"type": "json_schema"}}, "output_format", "output_format: send"),
+        ({"output_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "output_format", "send {"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens = 0"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences", "at most 64"),
+        ({"mcp_servers": []}, "mcp_servers", "mcp_servers: this server calls no MCP servers"),
     ],
 )
-def test_what_is_wrong_with_anthropics_fields_is_said(fields: dict[str, Any], says: str) -> None:
+def test_a_wrong_field_of_messages_is_named(fields: dict[str, Any], param: str, says: str) -> None:
     with pytest.raises(ApiError) as caught:
         anthropic(*USER, **fields)
-    assert caught.value.status == 400 and says in caught.value.message, caught.value.message
+    error = caught.value
+    assert (error.status, error.param) == (400, param) and says in error.message, error.message
 
 
 @pytest.mark.parametrize(
@@ -489,24 +515,30 @@ def test_what_is_wrong_with_a_block_is_said(block: dict[str, Any], says: str) ->
 
 
 @pytest.mark.parametrize(
-    ("tool", "says"),
+    ("fields", "param", "says"),
     [
+        ({"tools": [IN_OPENAIS_FORM]}, "tools", 'send {"type": "function", "name": ..., "parameters": ...}'),
         (
-            IN_OPENAIS_FORM,
-            "tool 0 is in the form of /v1/chat/completions: here a function's name and parameters are not ",
+            {"tools": [{**FUNCTION, "name": "a b"}]},
+            "tools",
+            "the name of function 0, 'a b', is not valid: send 1 to 64",
         ),
-        (IN_OPENAIS_FORM, 'send {"type": "function", "name": ..., "parameters": ...}'),
+        ({"tools": [{"type": "function"}]}, "tools", "the name of function 0 is missing"),
         (
-            {**FUNCTION, "name": "a b"},
-            "the name of function 0, 'a b', is not valid: send 1 to 64 characters of a-z, A-Z",
+            formatted(type="json_object", schema={}),
+            "text",
+            "schema does not belong to type 'json_object' here: to give",
         ),
-        ({"type": "function"}, "the name of function 0 is missing"),
+        (formatted(type="json_schema", json_schema={}), "text", "format: json_schema does not belong to type"),
+        (formatted(type="json_schema", schema={}), "text", "needs a name"),
+        ({"text": {"schema": {}}}, "text", "text: schema is next to format, where it has no effect"),
     ],
 )
-def test_what_is_wrong_with_a_function_of_responses_is_said(tool: dict[str, Any], says: str) -> None:
+def test_a_wrong_field_of_responses_is_named(fields: dict[str, Any], param: str, says: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse(ResponsesRequest, json.dumps({"model": "m", "input": USER, "tools": [tool]}).encode())
-    assert caught.value.status == 400 and says in caught.value.message, caught.value.message
+        response(**fields)
+    error = caught.value
+    assert (error.status, error.param) == (400, param) and says in error.message, error.message
 
 
 MANY = 10_000

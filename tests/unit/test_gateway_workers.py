@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gateway_process
 import httpx
 import psutil
 import pytest
@@ -21,12 +22,14 @@ from charonia_gateway.metrics import Metrics
 from charonia_gateway.port import bound_sockets, held_port
 from charonia_gateway.settings import Settings
 from free_ports import free_ports
+from gateway_process import GatewayProcess
 from key_files import KeyFile
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 from redis_server import redis_server
 from triton_double import Double, part
 from tritonclient.grpc import service_pb2 as pb
+from waiting import until
 from worker_client import client_of
 
 pytestmark = pytest.mark.slow
@@ -51,69 +54,45 @@ class Held:
 
 
 class Gateway:
-    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
-        self.process = process
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
-        self.log = log
-
-    def pids(self) -> list[int]:
-        """Return the ids of the workers."""
-        return sorted(child.pid for child in psutil.Process(self.process.pid).children())
+    def __init__(self, started: GatewayProcess) -> None:
+        self.process, self.log, self.url = started.process, started.log, started.url
+        self.port, self.pids = started.port, started.pids
 
     async def clients(self, opened: contextlib.AsyncExitStack) -> list[httpx.AsyncClient]:
         """Return a client for each worker."""
         return [await opened.enter_async_context(client_of(self.url, pid)) for pid in self.pids()]
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        async def wait() -> None:
-            while not (found := holds()) or (asyncio.iscoroutine(found) and not await found):
-                assert self.process.returncode is None, self.log.read_text()
-                await asyncio.sleep(0.02)
+        def or_over() -> Any:
+            assert self.process.poll() is None, self.log.read_text()
+            return holds()
 
-        await asyncio.wait_for(wait(), HANG_S)
+        await until(or_over)
 
     async def ready(self) -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            async with httpx.AsyncClient(base_url=self.url, timeout=HANG_S) as web:
-                return (await web.get("/health/ready")).status_code == 200
-        return False
+        async with httpx.AsyncClient(base_url=self.url, timeout=HANG_S) as web:
+            return (await web.get("/health/ready")).status_code == 200
+
+    async def ended(self) -> int:
+        """Wait until the process has ended, and return its exit code."""
+        return await asyncio.to_thread(self.process.wait, HANG_S)
 
 
 @contextlib.asynccontextmanager
 async def gateway(server: Double, folder: Path, count: int = 2, **env: str) -> AsyncIterator[Gateway]:
-    """Run `python -m charonia_gateway` with `count` processes until it is ready."""
-    (port,) = free_ports(1)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+    """Run a gateway with `count` processes until it is ready."""
     settings = {
-        "CHARONIA_TRITON_ENDPOINTS": server.target,
-        "CHARONIA_GATEWAY_PORT": str(port),
         "CHARONIA_GATEWAY_WORKERS": str(count),
         "CHARONIA_GATEWAY_MAX_RESPONSES": "0",
         "CHARONIA_MODEL_NAME": MODEL,
         "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S),
         "TMPDIR": str(folder / "own"),
-        **env,
     }
     (folder / "own").mkdir()
-    log = folder / "gateway.log"
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "charonia_gateway", env={**inherited, **settings}, stdout=output, stderr=output
-        )
-    found = Gateway(process, port, log)
-    try:
+    with gateway_process.gateway(server.target, folder / "gateway.log", **settings | env) as started:
+        found = Gateway(started)
         await found.until(found.ready)
         yield found
-    finally:
-        if process.returncode is None:
-            left = [psutil.Process(pid) for pid in found.pids()]
-            process.kill()
-            await process.wait()
-            for one in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
-            await asyncio.to_thread(psutil.wait_procs, left, HANG_S)
 
 
 @pytest.fixture
@@ -233,7 +212,7 @@ async def test_the_end_waits_for_the_streams_of_all_workers(tmp_path: Path) -> N
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         held.may_end.set()
         assert await asyncio.gather(*streams) == ["data: [DONE]"] * 2
-        assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+        assert await own.ended() == 0
         assert list((tmp_path / "own").iterdir()) == [], "no files are left"
 
 
@@ -247,7 +226,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         server.fall_asleep()  # clients still receive their error
         own.process.send_signal(signal.SIGTERM)
         assert "shutting down" in await stream
-        assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+        assert await own.ended() == 0
         text = own.log.read_text()
         assert "1 request was cut off: the gateway must shut down immediately" in text and "ERROR" not in text
 
@@ -258,7 +237,7 @@ async def test_workers_finish_their_streams_when_the_supervisor_dies(tmp_path: P
         left = [psutil.Process(pid) for pid in own.pids()]
         stream = await begin((await own.clients(opened))[0])
         own.process.kill()
-        await own.process.wait()
+        await own.ended()
         await asyncio.to_thread(left[1].wait, HANG_S)
         held.may_end.set()
         assert await asyncio.wait_for(stream, HANG_S) == "data: [DONE]"
@@ -296,7 +275,7 @@ async def test_requests_that_are_cut_off_get_an_error_and_one_line_in_the_log(tm
             assert "shutting down" in await stream
             half.settimeout(HANG_S)
             assert (await asyncio.to_thread(half.recv, 4096)).startswith(b"HTTP/1.1 503 ")
-            assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+            assert await own.ended() == 0
         loud = [line for line in own.log.read_text().splitlines() if not line.startswith("INFO:")]
         assert loud == [
             "WARNING:     3 requests were cut off: not ended 0 s after the shutdown began (CHARONIA_DRAIN_TIMEOUT_S)"

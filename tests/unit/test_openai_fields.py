@@ -30,7 +30,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
-        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
         {"modalities": ["text", "audio"]},
@@ -52,8 +51,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"function_call": "auto"},
     ],
     "/v1/responses": [
-        {"tools": [{"type": "web_search"}]},
-        {"tools": [{"type": "custom", "name": "f"}]},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "name": "f"}},

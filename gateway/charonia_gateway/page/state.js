@@ -333,6 +333,7 @@ const WAITING = {
 /** The reason why a response has not begun, as text; "" if there is no problem. */
 export function whyItWaits({ state: why, model, waitS }) {
   if (why === "unloaded") return text("waitingModel", model, waitS);
+  if (why === "away" && !waitS) return text("waitingAwayNow");
   return why in WAITING ? text(WAITING[why], waitS) : "";
 }
 

@@ -73,20 +73,20 @@ def only(expected: bool, why: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _texts(value: Any, what: str) -> list[str] | None:
+def _texts(value: Any, what: str, limit: int) -> list[str] | None:
+    """Check a text or a list of at most `limit` texts."""
     if value is None:
         return None
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise wrong(f"send {what}")
+        raise wrong(f"send a string or a list of at most {limit} strings, none of them empty")
+    if len(texts) > limit:
+        raise wrong(f"{len(texts)} {what} are too many: send at most {limit}")
     return texts
 
 
 def _stop(value: Any) -> list[str] | None:
-    texts = _texts(value, f"a string or a list of at most {MAX_STOPS} strings, none of them empty")
-    if texts is not None and len(texts) > MAX_STOPS:
-        raise wrong(f"{len(texts)} stop words are too many: send at most {MAX_STOPS}")
-    return texts
+    return _texts(value, "stop words", MAX_STOPS)
 
 
 def _stop_or_end(value: Any) -> list[str] | bool | None:
@@ -94,9 +94,7 @@ def _stop_or_end(value: Any) -> list[str] | bool | None:
 
 
 def _bad_words(value: Any) -> list[str] | None:
-    texts = _texts(value, f"a string or a list of at most {MAX_BAD_WORDS} strings, none of them empty")
-    if texts is not None and len(texts) > MAX_BAD_WORDS:
-        raise wrong(f"{len(texts)} bad words are too many: send at most {MAX_BAD_WORDS}")
+    texts = _texts(value, "bad words", MAX_BAD_WORDS)
     if any(len(text.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES for text in texts or ()):
         raise wrong(f"a bad word is too long: send at most {MAX_BAD_WORD_BYTES} bytes each")
     return texts
@@ -331,11 +329,9 @@ Content = Annotated[
     BeforeValidator(_content),
     _schema(_STRING, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}),
 ]
-Tools = Annotated[
-    list[dict[str, Any]] | None,
-    BeforeValidator(_tools),
-    _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}),
-]
+TOOL_LIST = _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS})
+OBJECT = _schema({"type": "object"})
+Tools = Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools), TOOL_LIST]
 ToolChoice = Annotated[
     str | dict[str, Any] | None,
     BeforeValidator(_tool_choice),

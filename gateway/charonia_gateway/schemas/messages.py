@@ -14,10 +14,12 @@ from charonia_gateway.schemas.fields import (
     CACHE_SALT,
     MAX_MESSAGES,
     MAX_PARTS,
-    MAX_TOOLS,
+    OBJECT,
+    TOOL_LIST,
     CacheSalt,
     check_function,
     check_names,
+    function_list,
     function_name,
     join_parts,
     refused,
@@ -111,9 +113,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     """Return the tools as functions in OpenAI's form, which chat templates expect."""
     if value is None:
         return None
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise wrong(f"send a list of at most {MAX_TOOLS} tools")
-    tools = [_function(number, tool) for number, tool in enumerate(value)]
+    tools = [_function(number, tool) for number, tool in enumerate(function_list(value))]
     check_names(one["function"]["name"] for one in tools if one["type"] == "function")
     return tools
 
@@ -171,7 +171,6 @@ def _output_config(value: Any) -> Any:
     return value
 
 
-_OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
 _TEXT_OR_OBJECTS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}]
 
 
@@ -226,25 +225,19 @@ class CountTokensRequest(BaseModel):
     system: Annotated[
         str | None, BeforeValidator(_system), WithJsonSchema({"anyOf": [*_TEXT_OR_OBJECTS, {"type": "null"}]})
     ] = Field(None, description="a text, or text blocks, which are joined")
-    tools: Annotated[
-        list[dict[str, Any]] | None,
-        BeforeValidator(_tools),
-        WithJsonSchema(
-            {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
-        ),
-    ] = Field(
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools), TOOL_LIST] = Field(
         None, description="name, description, input_schema, strict; tools that Anthropic's servers run are ignored"
     )
-    tool_choice: Annotated[Any, BeforeValidator(_tool_choice), _OBJECT] = Field(
+    tool_choice: Annotated[Any, BeforeValidator(_tool_choice), OBJECT] = Field(
         None, description="auto, any, none, or tool with its name; disable_parallel_tool_use"
     )
-    thinking: Annotated[Any, BeforeValidator(_thinking), _OBJECT] = Field(
+    thinking: Annotated[Any, BeforeValidator(_thinking), OBJECT] = Field(
         None, description="enabled, adaptive or disabled; budget_tokens is a variable of the chat template"
     )
-    output_config: Annotated[Any, BeforeValidator(_output_config), _OBJECT] = Field(
+    output_config: Annotated[Any, BeforeValidator(_output_config), OBJECT] = Field(
         None, description="`format` of type json_schema; `effort`, a variable of the chat template"
     )
-    output_format: Annotated[Any, BeforeValidator(_format), _OBJECT] = Field(
+    output_format: Annotated[Any, BeforeValidator(_format), OBJECT] = Field(
         None, description="older form of output_config.format"
     )
 

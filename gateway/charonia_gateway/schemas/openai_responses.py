@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from charonia_gateway.schemas.fields import (
     CACHE_SALT,
-    MAX_TOOLS,
+    OBJECT,
+    TOOL_LIST,
     CacheSalt,
     Effort,
     check_function,
@@ -141,9 +142,6 @@ def _metadata(value: dict[str, str] | None) -> dict[str, str] | None:
     return value
 
 
-_OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
-
-
 class ResponsesRequest(BaseModel):
     """POST /v1/responses"""
 
@@ -171,24 +169,20 @@ class ResponsesRequest(BaseModel):
     metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = Field(
         None, description="returned with the response"
     )
-    text: Annotated[Any, BeforeValidator(_text), _OBJECT] = Field(
+    text: Annotated[Any, BeforeValidator(_text), OBJECT] = Field(
         None, description="`format` of type text, json_object or json_schema"
     )
     truncation: Annotated[Any, BeforeValidator(_truncation), WithJsonSchema({"enum": ["disabled", None]})] = None
-    tools: Annotated[
-        list[dict[str, Any]] | None,
-        BeforeValidator(_tools),
-        WithJsonSchema(
-            {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
-        ),
-    ] = Field(None, description="functions that the model may call, in the format of its chat template")
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools), TOOL_LIST] = Field(
+        None, description="functions that the model may call, in the format of its chat template"
+    )
     tool_choice: Annotated[
         Any,
         BeforeValidator(_tool_choice),
         WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type": "object"}]}),
     ] = None
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
-    reasoning: Annotated[Any, BeforeValidator(_reasoning), _OBJECT] = Field(
+    reasoning: Annotated[Any, BeforeValidator(_reasoning), OBJECT] = Field(
         None, description="`effort` is a variable of the chat template; none also sets enable_thinking = false"
     )
     max_tool_calls: Annotated[Any, refused("this server calls no tools: leave max_tool_calls out")] = None
