@@ -53,7 +53,7 @@ TEST(Config, WrongValuesAndKeysAreNamed) {
                                            {"rope_scaling_factor", "-0.5"},
                                            {"use_logn_attn", "2"},
                                            {"rope_long_factors", "1,,2"},
-                                           {"rope_long_factors", "1,0"},
+                                           {"rope_short_factors", "1,0"},
                                            {"layer_windows", "sfx"},
                                            {"cache_chunk_size", "-2"}}) {
     expect_refused({{key, value}}, {key});

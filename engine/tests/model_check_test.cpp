@@ -50,6 +50,8 @@ TEST(ModelCheck, InconsistentAttributesAreRejectedByName) {
       {{{"layer_rotary", "r"}}, "layer_rotary has 1 letters for num_layer = 2"},
       {{{"layer_rotary", "rn"}, {"rotary_embedding", "0"}}, "layer_rotary = rn"},
       {{{"rotary_interleaved", "1"}, {"rotary_embedding", "0"}}, "rotary_interleaved = 1"},
+      {{{"rotary_embedding", "10"}}, "rotary_embedding = 10 must be an even number up to size_per_head = 8"},
+      {{{"rotary_embedding", "5"}}, "rotary_embedding = 5 must be"},
       {{{"q_scale_beta", "0.5"}}, "q_scale_beta = 0.5 needs q_scale_length"},
       {{{"qk_norm_rows", "1"}}, "qk_norm_rows = 1 needs qk_norm"},
       {{{"qk_norm_after_rotary", "1"}}, "qk_norm_after_rotary = 1 needs qk_norm"},
