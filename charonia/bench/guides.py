@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import llguidance
@@ -49,7 +50,7 @@ def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int) -> l
     found = []
     with ThreadPoolExecutor(batch) as pool:
 
-        def run(guide: Guide | None, sequences: int, seed: int) -> list[Output]:
+        def run(guide: Guide | None, sequences: int, seed: int) -> _Run:
             def one(index: int) -> Output:
                 sampling = SamplingParams(max_tokens=tokens, seed=1000 * seed + index, ignore_eos=guide is None)
                 output = engine.generate(prompts[index], sampling, guide=guide)[0]
@@ -57,20 +58,22 @@ def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int) -> l
                     raise ModelError(f"a sequence ended after {output.num_output_tokens} of {tokens} tokens")
                 return output
 
-            return list(pool.map(one, range(sequences)))
+            begun = time.process_time()
+            outputs = list(pool.map(one, range(sequences)))
+            return _Run(outputs, 1e3 * (time.process_time() - begun) / tokens)
 
         engine.generate(prompts[0], SamplingParams(max_tokens=1), guide=Guide.json())  # waits for the vocabulary
         for name, schema in SCHEMAS.items():
             lists = {"type": "array", "items": schema, "minItems": tokens}
             guide = Guide.json_schema(lists)
             for sequences in sorted({1, batch}):
-                outputs: dict[bool, list[list[Output]]] = {False: [], True: []}
+                runs: dict[bool, list[_Run]] = {False: [], True: []}
                 for number in range(rounds):
                     for guided in (False, True)[:: 1 - 2 * (number % 2)]:
-                        outputs[guided].append(run(guide if guided else None, sequences, 1 + number))
+                        runs[guided].append(run(guide if guided else None, sequences, 1 + number))
                 case = {"schema": name, "sequences": sequences}
-                found += _records(outputs[False], outputs[True], tokens, case)
-                masks = [ms for output in outputs[True][-1] for ms in _masks(tokenizer, lists, output.token_ids)]
+                found += _records(runs[False], runs[True], tokens, case)
+                masks = [ms for output in runs[True][-1].outputs for ms in _masks(tokenizer, lists, output.token_ids)]
                 found += [
                     Record.of("guides", "mask", "ms", float(np.median(masks)), case=case, asked=_MASK_MS, at_most=True),
                     Record.of(
@@ -81,14 +84,18 @@ def measure_guides(engine: Engine, *, batch: int, tokens: int, rounds: int) -> l
     return found
 
 
-def _records(
-    free: Sequence[Sequence[Output]], guided: Sequence[Sequence[Output]], tokens: int, case: dict[str, Any]
-) -> list[Record]:
-    def first(outputs: Sequence[Output]) -> float:
-        return max(output.timings.first_token_ms for output in outputs)
+@dataclass(frozen=True)
+class _Run:
+    outputs: list[Output]
+    cpu_ms: float  # of this process, for each step: it depends less on other processes than the time of a step
 
-    def step(outputs: Sequence[Output]) -> float:
-        return (max(output.timings.total_ms for output in outputs) - first(outputs)) / (tokens - 1)
+
+def _records(free: Sequence[_Run], guided: Sequence[_Run], tokens: int, case: dict[str, Any]) -> list[Record]:
+    def first(run: _Run) -> float:
+        return max(output.timings.first_token_ms for output in run.outputs)
+
+    def step(run: _Run) -> float:
+        return (max(output.timings.total_ms for output in run.outputs) - first(run)) / (tokens - 1)
 
     later = [first(one) - first(other) for one, other in zip(guided, free, strict=True)]
     more = [100 * (step(one) / step(other) - 1) for one, other in zip(guided, free, strict=True)]
@@ -96,6 +103,9 @@ def _records(
         Record.of("guides", "first token later", "ms", later, case=case, asked=_LATER_MS, at_most=True),
         Record.of("guides", "step", "ms", [step(one) for one in guided], case=case),
         Record.of("guides", "step longer", "%", more, case=case, asked=_SLOWER_PERCENT, at_most=True),
+        Record.of(
+            "guides", "more CPU", "ms", [b.cpu_ms - a.cpu_ms for a, b in zip(free, guided, strict=True)], case=case
+        ),
     ]
 
 

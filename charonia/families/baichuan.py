@@ -12,7 +12,7 @@ from charonia.families.hf_config import required
 from charonia.families.llama import llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import refuse_scaling
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 
 NAMES = Names(qkv=("self_attn.W_pack",))
 _BAICHUAN2_VOCABULARY = 125696
@@ -32,6 +32,4 @@ def _describe(config: HfConfig) -> ModelSpec:
     return llama_spec(config, NAMES, alibi=alibi, normalize_output=second)
 
 
-FAMILY = Family(
-    "baichuan", ("baichuan",), "Baichuan 1 and 2", _describe, keys=frozenset({"model_max_length", "z_loss_weight"})
-)
+FAMILY = family("baichuan", "Baichuan 1 and 2", _describe, "model_max_length z_loss_weight")

@@ -6,10 +6,9 @@ Norms subtract the mean. Three of four layers have a window and interleaved rota
 from __future__ import annotations
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import attention_bias, llama_spec
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import window_settings
 
 
@@ -39,13 +38,12 @@ def _describe(config: HfConfig) -> ModelSpec:
 
 _KEYS = "attention_bias layer_norm_eps layer_types logit_scale sliding_window sliding_window_pattern"
 
-COHERE2 = Family(
+COHERE2 = family(
     "cohere2",
-    ("cohere2",),
     "Command R7B and Command A",
     _describe,
-    keys=words(_KEYS),
-    harmless=words("layer_switch use_parallel_embedding"),
+    _KEYS,
+    harmless="layer_switch use_parallel_embedding",
     only={
         "order_of_interleaved_layers": ("local_attn_first",),
         "position_embedding_type": ("rope_gptj",),

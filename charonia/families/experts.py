@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import MOST_EXPERTS, number, optional, required
 from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.names import Names
 from charonia.families.qwen2 import WINDOW_KEYS
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import switched_window, window_settings
 
 MOST_GROUPS = 32  # of experts; the engine's limit
@@ -242,87 +241,63 @@ _QWEN2_MOE_KEYS = """
     decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok qkv_bias
     shared_expert_intermediate_size
 """
-_GLM4_MOE_KEYS = """
-    attention_bias first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob
-    num_experts_per_tok num_mtp_layers num_nextn_predict_layers routed_scaling_factor topk_group use_qk_norm
+_GLM_KEYS = """
+    attention_bias moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok
+    routed_scaling_factor topk_group
 """
+_GLM4_MOE_KEYS = f"{_GLM_KEYS} first_k_dense_replace num_mtp_layers num_nextn_predict_layers use_qk_norm"
 _ERNIE4_5_MOE_KEYS = """
     moe_intermediate_size moe_k moe_layer_end_index moe_layer_interval moe_layer_start_index moe_norm_min
     moe_num_experts moe_num_shared_experts
 """
-_QWEN3_MOE_KEYS = """
-    attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
-    num_experts_per_tok num_local_experts sliding_window use_sliding_window
+_QWEN3_VL_MOE_KEYS = """
+    attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size num_experts num_experts_per_tok
+    num_local_experts sliding_window use_sliding_window
 """
+_QWEN3_MOE_KEYS = f"{_QWEN3_VL_MOE_KEYS} norm_topk_prob"
 
-MIXTRAL = Family("mixtral", ("mixtral",), "Mixtral", _mixtral, keys=words(_MIXTRAL_KEYS))
-QWEN2_MOE = Family(
-    "qwen2_moe",
-    ("qwen2_moe",),
-    "Qwen1.5-MoE and Qwen2-MoE",
-    _qwen2_moe,
-    keys=words(_QWEN2_MOE_KEYS) | WINDOW_KEYS,
-)
-QWEN3_MOE = Family(
-    "qwen3_moe",
-    ("qwen3_moe",),
-    "Qwen3-MoE",
-    _qwen3_moe,
-    keys=words(_QWEN3_MOE_KEYS),
-    only={"use_qk_norm": (True,)},
-)
-QWEN3_VL_MOE_TEXT = Family(
-    "qwen3_moe",
-    ("qwen3_vl_moe_text",),
+MIXTRAL = family("mixtral", "Mixtral", _mixtral, _MIXTRAL_KEYS)
+QWEN2_MOE = family("qwen2_moe", "Qwen1.5-MoE and Qwen2-MoE", _qwen2_moe, f"{_QWEN2_MOE_KEYS} {WINDOW_KEYS}")
+QWEN3_MOE = family("qwen3_moe", "Qwen3-MoE", _qwen3_moe, _QWEN3_MOE_KEYS, only={"use_qk_norm": (True,)})
+QWEN3_VL_MOE_TEXT = family(
+    "qwen3_moe qwen3_vl_moe_text",
     "the text part of Qwen3-VL-MoE",
     _qwen3_vl_moe,
-    keys=words(_QWEN3_MOE_KEYS) - {"norm_topk_prob"},
-    harmless=frozenset({"max_window_layers", "norm_topk_prob"}),
+    _QWEN3_VL_MOE_KEYS,
+    harmless="max_window_layers norm_topk_prob",
 )
-GLM4V_MOE_TEXT = Family(
-    "glm4_moe",
-    ("glm4v_moe_text",),
+GLM4V_MOE_TEXT = family(
+    "glm4_moe glm4v_moe_text",
     "the text part of GLM-4.5V",
     _glm4v_moe,
-    keys=words(_GLM4_MOE_KEYS),
-    harmless=words("image_token_id video_token_id"),
+    _GLM4_MOE_KEYS,
+    harmless="image_token_id video_token_id",
 )
-SOLAR_OPEN = Family(
-    "solar_open",
-    ("solar_open",),
-    "Solar Open",
-    _solar_open,
-    keys=words(_GLM4_MOE_KEYS) - {"first_k_dense_replace", "num_mtp_layers", "num_nextn_predict_layers", "use_qk_norm"},
-    only={"first_k_dense_replace": (0,)},
-)
-DOTS1 = Family(
+SOLAR_OPEN = family("solar_open", "Solar Open", _solar_open, _GLM_KEYS, only={"first_k_dense_replace": (0,)})
+DOTS1 = family(
     "dots1",
-    ("dots1",),
     "dots.llm1",
     _dots1,
-    keys=words(_GLM4_MOE_KEYS) - {"num_mtp_layers", "num_nextn_predict_layers", "use_qk_norm"}
-    | words("layer_types max_window_layers sliding_window"),
+    f"{_GLM_KEYS} first_k_dense_replace layer_types max_window_layers sliding_window",
     only={"scoring_func": ("noaux_tc", "sigmoid"), "topk_method": ("noaux_tc",)},
 )
 _MELLUM_KEYS = """
     attention_bias layer_types mlp_layer_types moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok
     num_local_experts sliding_window
 """
-MELLUM = Family(
+MELLUM = family(
     "mellum",
-    ("mellum",),
     "Mellum 2",
     _mellum,
-    keys=words(_MELLUM_KEYS),
-    harmless=words("mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers"),
+    _MELLUM_KEYS,
+    harmless="mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers",
 )
-GLM4_MOE = Family("glm4_moe", ("glm4_moe",), "GLM-4.5, 4.6 and 4.7", _glm4_moe, keys=words(_GLM4_MOE_KEYS))
-ERNIE4_5_MOE = Family(
+GLM4_MOE = family("glm4_moe", "GLM-4.5, 4.6 and 4.7", _glm4_moe, _GLM4_MOE_KEYS)
+ERNIE4_5_MOE = family(
     "ernie4_5_moe",
-    ("ernie4_5_moe",),
     "ERNIE 4.5 with experts",
     _ernie4_5_moe,
-    keys=words(_ERNIE4_5_MOE_KEYS),
-    harmless=words("is_quantized moe_capacity num_nextn_predict_layers"),
+    _ERNIE4_5_MOE_KEYS,
+    harmless="is_quantized moe_capacity num_nextn_predict_layers",
     only={"moe_gate": ("topk",), "moe_use_aux_free": (True,), "use_rmsnorm": (True,)},
 )

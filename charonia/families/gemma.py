@@ -11,11 +11,10 @@ import math
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import activation, number, optional, required
 from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import window_settings
 
 NAMES = Names(ffn_norm="pre_feedforward_layernorm")
@@ -94,20 +93,11 @@ def _gemma3_text(config: HfConfig) -> ModelSpec:
     return _with_windows(config, period, qk_norm=True, logit_soft_cap=cap, theta=1e6, local_theta=1e4)
 
 
-_KEYS = words(
-    "attention_bias final_logit_softcapping hidden_activation layer_types query_pre_attn_scalar sliding_window"
-)
-_GEMMA3_KEYS = _KEYS | {"_sliding_window_pattern", "rope_local_base_freq", "sliding_window_pattern"}
+_KEYS = "attention_bias final_logit_softcapping hidden_activation layer_types query_pre_attn_scalar sliding_window"
+_GEMMA3_KEYS = f"{_KEYS} _sliding_window_pattern rope_local_base_freq sliding_window_pattern"
 
-GEMMA = Family("gemma", ("gemma",), "Gemma 1", _gemma, keys=words("attention_bias hidden_activation"))
-VAULTGEMMA = Family("vaultgemma", ("vaultgemma",), "VaultGemma", _vaultgemma, keys=_KEYS | {"attn_logit_softcapping"})
+GEMMA = family("gemma", "Gemma 1", _gemma, "attention_bias hidden_activation")
+VAULTGEMMA = family("vaultgemma", "VaultGemma", _vaultgemma, f"{_KEYS} attn_logit_softcapping")
 # The first files of Gemma 2 have two keys for the window; transformers reads `sliding_window`.
-GEMMA2 = Family(
-    "gemma2",
-    ("gemma2",),
-    "Gemma 2",
-    _gemma2,
-    keys=_KEYS | {"attn_logit_softcapping"},
-    harmless=frozenset({"sliding_window_size"}),
-)
-GEMMA3_TEXT = Family("gemma3", ("gemma3_text",), "Gemma 3", _gemma3_text, keys=_GEMMA3_KEYS)
+GEMMA2 = family("gemma2", "Gemma 2", _gemma2, f"{_KEYS} attn_logit_softcapping", harmless="sliding_window_size")
+GEMMA3_TEXT = family("gemma3 gemma3_text", "Gemma 3", _gemma3_text, _GEMMA3_KEYS)

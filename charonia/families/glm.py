@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from charonia.families.config_keys import words
 from charonia.families.hf_config import optional
 from charonia.families.llama import llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 
 _GLM_NAMES = Names(gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
 _GLM4_NAMES = replace(_GLM_NAMES, attention_post_norm="post_self_attn_layernorm", ffn_post_norm="post_mlp_layernorm")
@@ -44,15 +43,10 @@ def _glm4v(config: HfConfig) -> ModelSpec:
     return _glm4(config, head_dim=0, norm_eps=1e-5, partial_rotary=1.0)
 
 
-_KEYS = words("attention_bias")
+_KEYS = "attention_bias"
 
-GLM = Family("glm", ("glm",), "GLM-4 9B", _glm, keys=_KEYS)
-GLM4V_TEXT = Family(
-    "glm4",
-    ("glm4v_text",),
-    "the text part of GLM-4.1V",
-    _glm4v,
-    keys=_KEYS,
-    harmless=words("image_token_id video_token_id"),
+GLM = family("glm", "GLM-4 9B", _glm, _KEYS)
+GLM4V_TEXT = family(
+    "glm4 glm4v_text", "the text part of GLM-4.1V", _glm4v, _KEYS, harmless="image_token_id video_token_id"
 )
-GLM4 = Family("glm4", ("glm4",), "GLM-4-0414 and GLM-Z1", _glm4, keys=_KEYS)
+GLM4 = family("glm4", "GLM-4-0414 and GLM-Z1", _glm4, _KEYS)

@@ -4,11 +4,10 @@ and logits. HyperCLOVA X also has norms after attention and feed-forward."""
 from __future__ import annotations
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional
 from charonia.families.llama import all_biases, llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 
 
 def _factor(config: HfConfig, key: str) -> float:
@@ -33,7 +32,7 @@ _KEYS = """
     attention_bias attention_multiplier embedding_multiplier logits_scaling mlp_bias residual_multiplier
 """
 
-FAMILY = Family("granite", ("granite",), "Granite 3", _describe, keys=words(_KEYS))
+FAMILY = family("granite", "Granite 3", _describe, _KEYS)
 
 # Its code calls the norms after attention and feed-forward post_norm1 and post_norm2.
 _HYPERCLOVAX_NAMES = Names(attention_post_norm="post_norm1", ffn_post_norm="post_norm2")
@@ -53,10 +52,4 @@ def _hyperclovax(config: HfConfig) -> ModelSpec:
     )
 
 
-HYPERCLOVAX = Family(
-    "hyperclovax",
-    ("hyperclovax",),
-    "HyperCLOVA X",
-    _hyperclovax,
-    keys=words(_KEYS) | {"use_post_norm"},
-)
+HYPERCLOVAX = family("hyperclovax", "HyperCLOVA X", _hyperclovax, f"{_KEYS} use_post_norm")

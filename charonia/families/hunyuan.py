@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families.config_keys import words
 from charonia.families.experts import expert_counts, layers_with_experts, predicting_layers
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import all_biases, attention_bias, head_size, llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import rope_dictionary
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 
 _MAX_ALPHA = 1e9  # released models have 1000
 
@@ -56,12 +55,10 @@ def _describe(config: HfConfig) -> ModelSpec:
 
 
 # Keys in released files for other tasks, for images, and for variants that Hunyuan V1 does not use.
-HARMLESS = words(
-    """
+HARMLESS = """
     add_classification_head attention_head_dim cla_share_factor class_num dense_list im_end_id im_newline_id im_start_id
     mask_init_id org_vocab_size pad_id pool_type text_end_id text_start_id
     """
-)
 ONLY = {
     "norm_type": ("rms", "hf_rms"),
     "position_embedding_xdrope": (False,),
@@ -101,13 +98,12 @@ def _moe(config: HfConfig) -> ModelSpec:
     )
 
 
-MOE = Family(
+MOE = family(
     "hunyuan_v1_moe",
-    ("hunyuan_v1_moe",),
     "Hunyuan A13B",
     _moe,
-    keys=words("attention_bias moe_intermediate_size moe_topk num_experts num_shared_expert"),
-    harmless=HARMLESS | {"moe_random_routing_dropped_token"},
+    "attention_bias moe_intermediate_size moe_topk num_experts num_shared_expert",
+    harmless=f"{HARMLESS} moe_random_routing_dropped_token",
     only={
         **ONLY,
         "group_limited_greedy": (False,),
@@ -153,21 +149,9 @@ _HY_V3_KEYS = """
     num_nextn_predict_layers router_scaling_factor
 """
 
-HY_V3 = Family(
-    "hy_v3",
-    ("hy_v3",),
-    "Hunyuan 3",
-    _hy_v3,
-    keys=words(_HY_V3_KEYS),
-    harmless=words("enable_moe_fp32_combine"),  # sums of experts are always fp32 here
-)
+# enable_moe_fp32_combine: sums of experts are always fp32 here.
+HY_V3 = family("hy_v3", "Hunyuan 3", _hy_v3, _HY_V3_KEYS, harmless="enable_moe_fp32_combine")
 
-DENSE = Family(
-    "hunyuan_v1_dense",
-    ("hunyuan_v1_dense",),
-    "Hunyuan V1",
-    _describe,
-    keys=words("attention_bias"),
-    harmless=HARMLESS,
-    only={**ONLY, "num_experts": (1,)},
+DENSE = family(
+    "hunyuan_v1_dense", "Hunyuan V1", _describe, "attention_bias", harmless=HARMLESS, only={**ONLY, "num_experts": (1,)}
 )

@@ -6,7 +6,7 @@ from charonia.errors import UnsupportedError
 from charonia.families.hf_config import number, optional
 from charonia.families.llama import llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 
 INTERNLM2_NAMES = Names(
     embedding="model.tok_embeddings",
@@ -55,19 +55,6 @@ def _internlm3(config: HfConfig) -> ModelSpec:
     )
 
 
-INTERNLM = Family("internlm", ("internlm",), "InternLM 1", _internlm, keys=frozenset({"bias", "rotary"}))
-INTERNLM2 = Family(
-    "internlm2",
-    ("internlm2",),
-    "InternLM 2 and 2.5",
-    _internlm2,
-    keys=frozenset({"bias"}),
-    harmless=frozenset({"reward_token_id"}),
-)
-INTERNLM3 = Family(
-    "internlm3",
-    ("internlm3",),
-    "InternLM 3",
-    _internlm3,
-    keys=frozenset({"attention_bias", "bias", "mlp_bias", "qkv_bias"}),
-)
+INTERNLM = family("internlm", "InternLM 1", _internlm, "bias rotary")
+INTERNLM2 = family("internlm2", "InternLM 2 and 2.5", _internlm2, "bias", harmless="reward_token_id")
+INTERNLM3 = family("internlm3", "InternLM 3", _internlm3, "attention_bias bias mlp_bias qkv_bias")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import (
     MOST_KV_HEADS,
     activation,
@@ -16,7 +15,7 @@ from charonia.families.hf_config import (
 )
 from charonia.families.names import LLAMA_NAMES, Names, family_tensors
 from charonia.families.rope import rope_settings
-from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelConfig, ModelSpec, family
 from charonia.families.windows import window_settings
 
 SILU = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -115,7 +114,7 @@ def _describe(config: HfConfig) -> ModelSpec:
     return llama_spec(config, **all_biases(config))
 
 
-_KEYS = words("attention_bias mlp_bias")
+_KEYS = "attention_bias mlp_bias"
 
 
 def _llama(config: HfConfig) -> ModelSpec:
@@ -123,14 +122,14 @@ def _llama(config: HfConfig) -> ModelSpec:
     return _describe({"max_position_embeddings": 2048, **config})
 
 
-FAMILY = Family("llama", ("llama",), "Llama 1 to 3.x", _llama, keys=_KEYS)
+FAMILY = family("llama", "Llama 1 to 3.x", _llama, _KEYS)
 
 
 def _iquestcoder(config: HfConfig) -> ModelSpec:
     return _describe({"head_dim": 128, "rms_norm_eps": 1e-5, **config})
 
 
-IQUESTCODER = Family("llama", ("iquestcoder",), "IQuest-Coder", _iquestcoder, keys=_KEYS)
+IQUESTCODER = family("llama iquestcoder", "IQuest-Coder", _iquestcoder, _KEYS)
 
 
 def _seed_oss(config: HfConfig) -> ModelSpec:
@@ -143,7 +142,7 @@ def _seed_oss(config: HfConfig) -> ModelSpec:
     )
 
 
-SEED_OSS = Family("seed_oss", ("seed_oss",), "Seed-OSS", _seed_oss, keys=_KEYS | {"attention_out_bias"})
+SEED_OSS = family("seed_oss", "Seed-OSS", _seed_oss, f"{_KEYS} attention_out_bias")
 
 # Default of rope_parameters for CWM in transformers.
 _CWM_ROPE = {
@@ -172,7 +171,7 @@ def _cwm(config: HfConfig) -> ModelSpec:
     )
 
 
-CWM = Family("cwm", ("cwm",), "Code World Model", _cwm, keys=words("layer_types mlp_bias sliding_window"))
+CWM = family("cwm", "Code World Model", _cwm, "layer_types mlp_bias sliding_window")
 
 
 def _yi(config: HfConfig) -> ModelSpec:
@@ -180,7 +179,7 @@ def _yi(config: HfConfig) -> ModelSpec:
     return llama_spec(config, norm_eps=1e-5)
 
 
-YI = Family("yi", ("yi", "Yi"), "Yi", _yi)
+YI = family("yi yi Yi", "Yi", _yi)
 
 
 def _helium(config: HfConfig) -> ModelSpec:
@@ -188,7 +187,7 @@ def _helium(config: HfConfig) -> ModelSpec:
     return llama_spec(config, head_dim=128, norm_eps=1e-8, theta=1e5, rotary_interleaved=True, **biases)
 
 
-HELIUM = Family("helium", ("helium",), "Helium 1 preview", _helium, keys=_KEYS)
+HELIUM = family("helium", "Helium 1 preview", _helium, _KEYS)
 
 
 def _ernie4_5(config: HfConfig) -> ModelSpec:
@@ -197,4 +196,4 @@ def _ernie4_5(config: HfConfig) -> ModelSpec:
     return llama_spec(config, head_dim=128, norm_eps=1e-5, theta=5e5, rotary_interleaved=True, **biases)
 
 
-ERNIE4_5 = Family("ernie4_5", ("ernie4_5",), "ERNIE 4.5", _ernie4_5, keys=words("use_bias"))
+ERNIE4_5 = family("ernie4_5", "ERNIE 4.5", _ernie4_5, "use_bias")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from charonia.families.config_keys import words
 from charonia.families.experts import MIXTRAL_NAMES, expert_counts
 from charonia.families.hf_config import optional, required
 from charonia.families.llama import head_size, llama_spec
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 
 _BIAS = "block_sparse_moe.e_score_correction_bias"
 
@@ -35,13 +34,12 @@ def _describe(config: HfConfig) -> ModelSpec:
     )
 
 
-FAMILY = Family(
+FAMILY = family(
     "minimax_m2",
-    ("minimax_m2",),
     "MiniMax M2",
     _describe,
-    keys=words("num_experts_per_tok num_local_experts rotary_dim"),
-    harmless=words("mtp_transformer_layers num_mtp_modules shared_moe_mode use_mtp"),
+    "num_experts_per_tok num_local_experts rotary_dim",
+    harmless="mtp_transformer_layers num_mtp_modules shared_moe_mode use_mtp",
     only={
         "attn_type_list": lambda value: isinstance(value, list) and all(one == 1 for one in value),
         "qk_norm_type": ("per_layer",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from charonia.families.hf_config import required
 from charonia.families.llama import llama_spec
 from charonia.families.rope import rope_value
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import window_settings
 
 
@@ -47,11 +47,5 @@ def _ministral3(config: HfConfig) -> ModelSpec:
     )
 
 
-MINISTRAL3 = Family("ministral3", ("ministral3",), "Ministral 3", _ministral3, keys=frozenset({"sliding_window"}))
-FAMILY = Family(
-    "mistral",
-    ("mistral", "ministral"),
-    "Mistral and Ministral 8B",
-    _describe,
-    keys=frozenset({"sliding_window", "layer_types"}),
-)
+MINISTRAL3 = family("ministral3", "Ministral 3", _ministral3, "sliding_window")
+FAMILY = family("mistral mistral ministral", "Mistral and Ministral 8B", _describe, "sliding_window layer_types")

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
 from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import window_settings
 
 NAMES = Names(ffn_post_norm="post_feedforward_layernorm")
@@ -57,10 +56,8 @@ def _pattern(period: Any, layers: int) -> Any:
     return lambda layer: (layer + 1) % period != 0
 
 
-_OLMO = words("attention_bias")
+_OLMO = "attention_bias"
 
-OLMO2 = Family("olmo2", ("olmo2",), "OLMo 2", _olmo, keys=_OLMO)
-OLMO3 = Family("olmo3", ("olmo3",), "OLMo 3", _olmo3, keys=_OLMO | words("layer_types sliding_window"))
-EXAONE4 = Family(
-    "exaone4", ("exaone4",), "EXAONE 4", _exaone4, keys=words("layer_types sliding_window sliding_window_pattern")
-)
+OLMO2 = family("olmo2", "OLMo 2", _olmo, _OLMO)
+OLMO3 = family("olmo3", "OLMo 3", _olmo3, f"{_OLMO} layer_types sliding_window")
+EXAONE4 = family("exaone4", "EXAONE 4", _exaone4, "layer_types sliding_window sliding_window_pattern")

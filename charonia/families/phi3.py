@@ -5,7 +5,7 @@ from __future__ import annotations
 from charonia.errors import UnsupportedError
 from charonia.families.llama import llama_spec
 from charonia.families.names import Names
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import window_settings
 
 NAMES = Names(qkv=("self_attn.qkv_proj",), gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
@@ -23,4 +23,4 @@ def _describe(config: HfConfig) -> ModelSpec:
     return spec
 
 
-FAMILY = Family("phi3", ("phi3",), "Phi-3, Phi-3.5 and Phi-4", _describe, keys=frozenset({"sliding_window"}))
+FAMILY = family("phi3", "Phi-3, Phi-3.5 and Phi-4", _describe, "sliding_window")

@@ -8,12 +8,11 @@ position (log-n).
 from __future__ import annotations
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import number, optional, required, token_ids
 from charonia.families.llama import llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import refuse_scaling
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 
 NAMES = Names(
     layer="transformer.h.{}.",
@@ -78,4 +77,4 @@ _KEYS = """
 """
 _HARMLESS = "attn_dropout_prob bf16 emb_dropout_prob fp16 fp32 onnx_safe"
 
-FAMILY = Family("qwen", ("qwen",), "Qwen 1", _describe, keys=words(_KEYS), harmless=words(_HARMLESS))
+FAMILY = family("qwen", "Qwen 1", _describe, _KEYS, harmless=_HARMLESS)

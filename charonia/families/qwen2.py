@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
 from charonia.families.llama import attention_bias, llama_spec
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import switched_window, window_settings
 
-WINDOW_KEYS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+WINDOW_KEYS = "use_sliding_window sliding_window max_window_layers layer_types"
 _CHUNKS = "dual_chunk_attention_config"
 
 
@@ -48,13 +47,8 @@ def _qwen3(config: HfConfig, **own: Any) -> ModelSpec:
 
 # q, k and v have biases, and o has none, whatever config.json says; same as in transformers.
 _QWEN2_BIASES = {"attention_bias": (False, True), "qkv_bias": (True,)}
-QWEN2 = Family(
-    "qwen2",
-    ("qwen2",),
-    "Qwen1.5, Qwen2 and Qwen2.5",
-    _qwen2,
-    keys=WINDOW_KEYS | {_CHUNKS},
-    only=_QWEN2_BIASES,
+QWEN2 = family(
+    "qwen2", "Qwen1.5, Qwen2 and Qwen2.5", _qwen2, f"{WINDOW_KEYS} dual_chunk_attention_config", only=_QWEN2_BIASES
 )
 # Defaults of the text parts of Qwen2-VL and Qwen3-VL in transformers that differ from Qwen2 and Qwen3.
 
@@ -67,23 +61,13 @@ def _qwen3_vl(config: HfConfig) -> ModelSpec:
     return _qwen3(config, theta=5e5)
 
 
-QWEN2_VL_TEXT = Family(
-    "qwen2",
-    ("qwen2_vl_text", "qwen2_5_vl_text"),
+QWEN2_VL_TEXT = family(
+    "qwen2 qwen2_vl_text qwen2_5_vl_text",
     "the text part of Qwen2-VL",
     _qwen2_vl,
-    keys=WINDOW_KEYS,
-    harmless=words("image_token_id video_token_id vision_end_token_id vision_start_token_id vision_token_id"),
+    WINDOW_KEYS,
+    harmless="image_token_id video_token_id vision_end_token_id vision_start_token_id vision_token_id",
     only=_QWEN2_BIASES,
 )
-QWEN3_VL_TEXT = Family(
-    "qwen3", ("qwen3_vl_text",), "the text part of Qwen3-VL", _qwen3_vl, keys=WINDOW_KEYS | {"attention_bias"}
-)
-QWEN3 = Family(
-    "qwen3",
-    ("qwen3",),
-    "Qwen3",
-    _qwen3,
-    keys=WINDOW_KEYS | {"attention_bias"},
-    only={"use_qk_norm": (True,)},
-)
+QWEN3_VL_TEXT = family("qwen3 qwen3_vl_text", "the text part of Qwen3-VL", _qwen3_vl, f"{WINDOW_KEYS} attention_bias")
+QWEN3 = family("qwen3", "Qwen3", _qwen3, f"{WINDOW_KEYS} attention_bias", only={"use_qk_norm": (True,)})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from charonia.errors import ModelError
-from charonia.families.config_keys import words
 from charonia.families.hf_config import optional, required
 from charonia.families.llama import all_biases, llama_spec
-from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import switched_window, window_settings
 
 
@@ -39,6 +38,4 @@ _KEYS = """
     attention_bias layer_types mlp_bias no_rope_layer_interval no_rope_layers sliding_window use_sliding_window
 """
 
-FAMILY = Family(
-    "smollm3", ("smollm3",), "SmolLM3", _describe, keys=words(_KEYS), harmless=frozenset({"max_window_layers"})
-)
+FAMILY = family("smollm3", "SmolLM3", _describe, _KEYS, harmless="max_window_layers")

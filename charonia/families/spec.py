@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 from charonia.families.model_attributes import ModelAttributes
@@ -167,7 +168,21 @@ class Family:
     model_types: tuple[str, ...]  # in config.json
     title: str  # for the list of supported models
     describe: Callable[[HfConfig], ModelSpec]  # without the names of model and family
-    keys: frozenset[str] = frozenset()  # keys of config.json that it reads, in addition to config_keys.READ_BY_ALL
-    harmless: frozenset[str] = frozenset()  # keys that do not change its results, in addition to HARMLESS
-    # Values of keys that change nothing; they override config_keys.ONLY.
-    only: Mapping[str, Any] = field(default_factory=dict)
+    keys: frozenset[str]  # keys of config.json that it reads, in addition to config_keys.READ_BY_ALL
+    harmless: frozenset[str]  # keys that do not change its results, in addition to HARMLESS
+    only: Mapping[str, Any]  # values of keys that change nothing; they override config_keys.ONLY
+
+
+def family(
+    names: str,
+    title: str,
+    describe: Callable[[HfConfig], ModelSpec],
+    keys: str = "",
+    *,
+    harmless: str = "",
+    only: Mapping[str, Any] = MappingProxyType({}),
+) -> Family:
+    """Return a family. names: its name, then its model_types in config.json if they differ. keys, harmless: as text."""
+    name, *types = names.split()
+    keys_read, keys_harmless = frozenset(keys.split()), frozenset(harmless.split())
+    return Family(name, tuple(types or [name]), title, describe, keys_read, keys_harmless, only)

@@ -19,7 +19,7 @@ from charonia.api.engine import Engine
 from charonia.engine_settings import MEASURED, Setting
 from charonia.errors import InvalidRequestError, ModelError
 from charonia.progress import Progress
-from charonia.quality.perplexity import Comparison, compare, perplexity, windows
+from charonia.quality.perplexity import compare, perplexity, windows
 from charonia.quality.questions import Question, answers_right, check_prompts, read_questions
 from charonia.weights import workspace
 from charonia.weights.quality_record import (
@@ -39,8 +39,6 @@ DEFAULT_STRIDE = 512
 _BATCH = 64
 _CACHE_TOKENS = 4096
 _CACHE_KEYS = ("cache_max_entry_count", "cache_size", "cache_users")
-# Settings that do not apply to the reference, because their effect is measured.
-_NOT_FOR_REFERENCE = ("quant_policy",)
 
 
 def default_text() -> Path:
@@ -80,8 +78,9 @@ def evaluate(
     """
     if questions is not None and not ask:
         raise InvalidRequestError(f"questions = {questions} and ask = false (--no-ask) contradict each other")
-    measured = _Text.of(text or default_text(), window, stride)
-    asked = _Asked.of(questions or default_questions()) if ask else None
+    file, listed = text or default_text(), questions or default_questions()
+    measured = _Text(file, _read_text(file), window, stride)
+    asked = _Asked(listed, read_questions(listed)) if ask else None
     settings = dict(settings or {})
     progress = Progress(show_progress)
     location = workspace.locate(model)
@@ -99,7 +98,8 @@ def evaluate(
             with progress.count("perplexity, tokens", len(ids)) as advance:
                 own = perplexity(engine, ids, window, stride, advance)
         else:
-            with _load_reference(against, dtype, settings, window) as other:
+            # Without the setting whose effect is measured.
+            with _load(workspace.locate(against), dtype, {**settings, "quant_policy": 0}, window) as other:
                 if measured.ids(other) != ids:
                     raise InvalidRequestError(
                         f"{against} has another tokenizer than {model}: models can be compared only if they share one"
@@ -124,10 +124,6 @@ class _Text:
     content: str
     window: int
     stride: int
-
-    @classmethod
-    def of(cls, file: Path, window: int, stride: int) -> _Text:
-        return cls(file, _read_text(file), window, stride)
 
     def ids(self, engine: Engine) -> list[int]:
         """Return the token ids. Suppresses transformers' warning about long texts, because windows are short."""
@@ -156,10 +152,6 @@ class _Asked:
 
     file: Path
     questions: list[Question]
-
-    @classmethod
-    def of(cls, file: Path) -> _Asked:
-        return cls(file, read_questions(file))
 
     def right_by(self, engine: Engine, title: str, progress: Progress) -> int:
         with progress.count(title, len(self.questions)) as advance:
@@ -191,7 +183,16 @@ def _compare(
     with progress.count("comparison, tokens", len(ids)) as advance:
         found = compare(engine, reference, ids, text.window, text.stride, advance)
     right = asked.right_by(reference, "questions to the reference", progress) if asked else None
-    return found.perplexity, _reference_score(reference, found, right)
+    return found.perplexity, ReferenceScore(
+        model=reference.info.model_name,
+        weight_type=reference.info.weight_type,
+        perplexity=found.reference_perplexity,
+        kl_mean=found.kl_mean,
+        kl_p99=found.kl_p99,
+        kl_max=found.kl_max,
+        top1_agreement=found.top1_agreement,
+        questions_right=right,
+    )
 
 
 def _record(
@@ -219,19 +220,6 @@ def _record(
     )
 
 
-def _reference_score(reference: Engine, found: Comparison, right: int | None) -> ReferenceScore:
-    return ReferenceScore(
-        model=reference.info.model_name,
-        weight_type=reference.info.weight_type,
-        perplexity=found.reference_perplexity,
-        kl_mean=found.kl_mean,
-        kl_p99=found.kl_p99,
-        kl_max=found.kl_max,
-        top1_agreement=found.top1_agreement,
-        questions_right=right,
-    )
-
-
 def _load(location: workspace.Location, dtype: str, settings: Mapping[str, Setting], window: int) -> Engine:
     chosen: dict[str, Any] = {**MEASURED, "max_batch_size": _BATCH, "stream_interval_ms": 0}
     if not any(key in settings or f"CHARONIA_{key.upper()}" in os.environ for key in _CACHE_KEYS):
@@ -241,11 +229,6 @@ def _load(location: workspace.Location, dtype: str, settings: Mapping[str, Setti
         engine.close()
         raise InvalidRequestError("device = null computes nothing, so there is nothing to evaluate: set device = auto")
     return engine
-
-
-def _load_reference(model: str | os.PathLike[str], dtype: str, settings: Mapping[str, Setting], window: int) -> Engine:
-    others = {key: value for key, value in settings.items() if key not in _NOT_FOR_REFERENCE}
-    return _load(workspace.locate(model), dtype, {**others, "quant_policy": 0}, window)
 
 
 def _read_text(file: Path) -> str:

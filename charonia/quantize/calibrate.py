@@ -14,10 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from charonia.errors import InvalidRequestError
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment
-from charonia.quantize.command import check_calibration, check_source
+from charonia.quantize.command import checked_source
 from charonia.quantize.driver import IGNORED
 
 # Rules of thumb, not measurements. MAX_ERROR: the largest relative error of keys and values that is acceptable for a
@@ -113,11 +112,7 @@ def calibrate(
 
     The arguments are the same as for quantize(). Raises CharoniaError with advice for the user.
     """
-    if calibration is not None:
-        check_calibration(calibration)
-    if samples < 1 or max_length < 2:
-        raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
-    folder = check_source(model)
+    folder = checked_source(model, calibration, samples, max_length)
     with tempfile.TemporaryDirectory(prefix="charonia-") as temporary:
         job, output = Path(temporary) / "job.json", Path(temporary) / "ranges.json"
         content = {
@@ -150,7 +145,7 @@ def show(ranges: Ranges, console: Console) -> None:
     for number, pair in enumerate(zip(ranges.keys, ranges.values, strict=True)):
         cells = [(f"{x.min:.3g}", f"{x.max:.3g}", f"{x.error8:.2%}", f"{x.error4:.2%}") for x in pair]
         cache.add_row(str(number), *cells[0], *cells[1])
-    inputs = Table(title="InputStats of linear layers", title_justify="left")
+    inputs = Table(title="Inputs of linear layers", title_justify="left")
     inputs.add_column("module")
     for what in ("mean |x|", "max |x|", "outliers"):
         inputs.add_column(what, justify="right")

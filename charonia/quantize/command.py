@@ -102,12 +102,10 @@ def quantize(
     method = _method_of(scheme, method)
     group = _group_of(scheme, group_size)
     destination = _unused_path(destination)
-    if calibration is not None:
-        check_calibration(calibration)
-    if samples < 1 or max_length < 2:
-        raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
-    folder = check_source(model)
-    spec = _quantisable(read_source(folder).spec, scheme, method, group)
+    folder = checked_source(model, calibration, samples, max_length)
+    spec = read_source(folder).spec
+    _check_family(spec, method)
+    _check_group(spec, scheme, group)
     if method != "rtn" and calibration is None:
         calibration = default_text()
         say(
@@ -219,14 +217,19 @@ def _remove(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def check_calibration(file: Path) -> None:
-    """Raises InvalidRequestError if the file has no usable sample. Called before a model is loaded."""
-    if not file.is_file():
-        raise InvalidRequestError(f"calibration = {file} is not a file")
-    try:
-        read_calibration(file)
-    except JobError as error:
-        raise InvalidRequestError(str(error)) from None
+def checked_source(model: str | os.PathLike[str], calibration: Path | None, samples: int, max_length: int) -> Path:
+    """Return the folder of check_source(). Raises InvalidRequestError before it if the calibration file has no usable
+    sample, or if a number is too small."""
+    if calibration is not None:
+        if not calibration.is_file():
+            raise InvalidRequestError(f"calibration = {calibration} is not a file")
+        try:
+            read_calibration(calibration)
+        except JobError as error:
+            raise InvalidRequestError(str(error)) from None
+    if samples < 1 or max_length < 2:
+        raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
+    return check_source(model)
 
 
 def check_source(model: str | os.PathLike[str]) -> Path:
@@ -261,13 +264,6 @@ def check_source(model: str | os.PathLike[str]) -> Path:
     if not any(name.startswith("layers.") for name in spec.tensors):
         raise UnsupportedError(f"{location.path} has no layers: there is nothing to quantise or to calibrate")
     return location.path
-
-
-def _quantisable(spec: ModelSpec, scheme: str, method: str, group: int) -> ModelSpec:
-    """Return the spec. Raises an error if the scheme, method or group size does not fit the model."""
-    _check_family(spec, method)
-    _check_group(spec, scheme, group)
-    return spec
 
 
 def _check_family(spec: ModelSpec, method: str) -> None:

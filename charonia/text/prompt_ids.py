@@ -29,6 +29,8 @@ Message = dict[str, Any]
 MAX_DEPTH = 200
 # number of bad_words of a request, because the engine compares each with the end of every sequence at every step
 MAX_BAD_WORDS = 1000
+# bytes of all bad words of a request, because tokenizing them takes the time of a prompt that is six times as long
+MAX_BAD_WORDS_BYTES = 65536
 # bytes of a bad word in UTF-8, because each is tokenized three times; stop words have the same limit
 MAX_BAD_WORD_BYTES = 1024
 # maximum of each bias in logit_bias; the minimum is the negative value
@@ -798,6 +800,9 @@ def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     """
     if len(words) > MAX_BAD_WORDS:
         raise PromptError("bad_words", f"{len(words)} words", f"send at most {MAX_BAD_WORDS}")
+    total = sum(len(word.encode("utf-8", "surrogatepass")) for word in words)
+    if total > MAX_BAD_WORDS_BYTES:
+        raise PromptError("bad_words", f"{total} bytes in all", f"send at most {MAX_BAD_WORDS_BYTES}")
     sequences: list[list[int]] = []
     for index, word in enumerate(words):
         field = f"bad_words[{index}]"

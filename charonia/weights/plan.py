@@ -73,21 +73,11 @@ class Plan:
 
     def contexts(self) -> list[int]:
         """Return 2k, 8k, 32k ... up to session_len."""
-        out = []
-        context = LEAST_CONTEXT
-        while context < self.session_len:
-            out.append(context)
-            context *= 4
-        return [*out, self.session_len]
+        return _fourfold(LEAST_CONTEXT, self.session_len)
 
     def user_counts(self) -> list[int]:
         """Return 1, 4, 16 ... up to max_batch_size."""
-        out = []
-        users = 1
-        while users < self.max_batch_size:
-            out.append(users)
-            users *= 4
-        return [*out, self.max_batch_size]
+        return _fourfold(1, self.max_batch_size)
 
     def refusal(self, users: int | None, context: int | None) -> str | None:
         """Return why this many users with this much context do not fit, with numbers and advice; None if they fit.
@@ -130,6 +120,11 @@ class Plan:
             "fits": refusal is None,
             "refusal": refusal,
         }
+
+
+def _fourfold(first: int, last: int) -> list[int]:
+    """Return first, 4 * first, 16 * first ... below `last`, and `last`."""
+    return [*(value for power in range(32) if (value := first * 4**power) < last), last]
 
 
 def make_plan(

@@ -31,6 +31,8 @@ _FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.expert
 # Scales of keys and values. The engine ignores them, because it computes its own (quant_policy).
 _KV_SCALE = re.compile(r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_(?:scale|zero_point))$")
 
+_AGAIN = "download all files of the model again, in one version"
+
 Read = Callable[[str], Array]
 
 
@@ -139,17 +141,21 @@ class _Finder:
         if scheme is None:
             raise self._not_quantised(codes, module)
         if f"{module}.{scheme.codes}" != codes:
-            raise ModelError(
-                f"{self._folder}: tensor {codes} does not match {self._file}, which has {module}.{scheme.codes} for "
-                f"{module} ({self._config.method})"
+            raise self._wrong(
+                f"{codes} does not match {self._file}, which has {module}.{scheme.codes} for {module} "
+                f"({self._config.method})"
             )
         return self._quantised(part, module, scheme)
 
+    def _wrong(self, text: str) -> ModelError:
+        """text: begins with the tensor's name."""
+        return ModelError(f"{self._folder}: tensor {text}")
+
+    def _unsupported(self, text: str) -> UnsupportedError:
+        return UnsupportedError(f"{self._folder}: tensor {text}")
+
     def _not_quantised(self, codes: str, module: str) -> ModelError:
-        return ModelError(
-            f"{self._folder}: tensor {codes} is quantised, but {self._file} says that {module} is not: download all "
-            "files of the model again, in one version"
-        )
+        return self._wrong(f"{codes} is quantised, but {self._file} says that {module} is not: {_AGAIN}")
 
     def _stacked(self, part: TensorPart) -> TensorPart:
         """Return a range of the tensor with all experts of a layer."""
@@ -202,10 +208,7 @@ class _Finder:
         types = _CODE_TYPES.get(how.layout, ("I32",))
         self._check(codes, [_code_shape(how, rows, cols)], types, part, self._bits_hint(how, codes, part))
         if how.layout == "rows" and self._tensors[codes].dtype != how.dtype:
-            raise ModelError(
-                f"{self._folder}: tensor {codes} is of type {self._tensors[codes].dtype}, but {self._file} says "
-                f"{how.dtype}"
-            )
+            raise self._wrong(f"{codes} is of type {self._tensors[codes].dtype}, but {self._file} says {how.dtype}")
         types = _EXPONENT_TYPES if how.layout == "mxfp4" else tuple(DTYPES)
         hint = self._group_hint(how, scales, part)
         self._check(scales, _scale_shapes(how, scheme.scale_shapes, rows, cols), types, part, hint)
@@ -224,10 +227,10 @@ class _Finder:
         may_be_short = how.layout == "rows"  # the last group
         short = cols % how.group_size if may_be_short and 0 < how.group_size < cols else 0
         if short and math.gcd(how.group_size, cols) % _LEAST_GROUP:
-            raise UnsupportedError(
-                f"{self._folder}: tensor {codes} belongs to a weight with {cols} columns. With blocks of "
-                f"{how.group_size}, the last block has {short}, but a multiple of {_LEAST_GROUP} is needed. Use a copy "
-                "with a scale for each channel, or the 16-bit original"
+            raise self._unsupported(
+                f"{codes} belongs to a weight with {cols} columns. With blocks of {how.group_size}, the last block has "
+                f"{short}, but a multiple of {_LEAST_GROUP} is needed. Use a copy with a scale for each channel, or "
+                "the 16-bit original"
             )
         packed_cols = {"packed-rows": 32 // how.bits, "gptq": 32 // how.bits, "mxfp4": 2}.get(how.layout, 1)
         packed_rows = 32 // how.bits if how.layout in ("awq", "gptq") else 1
@@ -237,9 +240,9 @@ class _Finder:
             (rows, "rows", packed_rows, "packed numbers"),
         ):
             if size % unit:
-                raise UnsupportedError(
-                    f"{self._folder}: tensor {codes} belongs to a weight with {size} {what}, which is not divisible "
-                    f"into {units} of {unit}: this is not supported"
+                raise self._unsupported(
+                    f"{codes} belongs to a weight with {size} {what}, which is not divisible into {units} of {unit}: "
+                    "this is not supported"
                 )
 
     def _check(
@@ -248,14 +251,12 @@ class _Finder:
         """hint: another possible cause of a wrong shape."""
         info = self._tensors[name]
         if info.dtype not in types:
-            raise UnsupportedError(
-                f"{self._folder}: tensor {name} is of type {info.dtype}; supported: {', '.join(types)}"
-            )
+            raise self._unsupported(f"{name} is of type {info.dtype}; supported: {', '.join(types)}")
         if info.shape not in shapes:
             said = " or ".join(str(list(shape)) for shape in shapes)
-            raise ModelError(
-                f"{self._folder}: tensor {name} has shape {list(info.shape)}, but {self._file} says {said}, for a "
-                f"weight {list(part.shape)}: {hint}download all files of the model again, in one version"
+            raise self._wrong(
+                f"{name} has shape {list(info.shape)}, but {self._file} says {said}, for a weight {list(part.shape)}: "
+                f"{hint}{_AGAIN}"
             )
 
     def _group_hint(self, how: Quantization, scales: str, part: TensorPart) -> str:
@@ -288,19 +289,18 @@ class _Finder:
         if order.endswith(".weight_g_idx") and (groups == -1).any():
             return False  # compressed-tensors marks an unused order with -1
         if how.layout not in _ORDERED_LAYOUTS or order.rpartition(".")[2] != scheme.order:
-            raise UnsupportedError(
-                f"{self._folder}: tensor {order} orders the columns. This is supported only for weight_g_idx of "
-                "pack-quantized weights and g_idx of GPTQ: use a copy that is quantised without actorder, or with "
-                "actorder static"
+            raise self._unsupported(
+                f"{order} orders the columns. This is supported only for weight_g_idx of pack-quantized weights and "
+                "g_idx of GPTQ: use a copy that is quantised without actorder, or with actorder static"
             )
         if not scheme.order_expected:
-            raise ModelError(
-                f"{self._folder}: tensor {order} orders the columns, but {self._file} says that they are not: set "
-                f"{'desc_act to true' if self._config.method == 'gptq' else 'actorder to group'} there"
+            setting = "desc_act to true" if self._config.method == "gptq" else "actorder to group"
+            raise self._wrong(
+                f"{order} orders the columns, but {self._file} says that they are not: set {setting} there"
             )
         counts = np.bincount(np.clip(groups, 0, cols), minlength=cols // size)
         if groups.min() < 0 or not np.array_equal(counts, [size] * (cols // size)):
-            raise ModelError(f"{self._folder}: tensor {order} has groups of other sizes than {size}")
+            raise self._wrong(f"{order} has groups of other sizes than {size}")
         return True
 
     def _check_values(self, module: str, how: Quantization, scheme: Scheme, part: TensorPart) -> None:
@@ -315,34 +315,26 @@ class _Finder:
             packed = [sum(zero << shift for shift in range(0, 32, how.bits)) for zero in spellings]
             stored = self._read(zeros).view(np.uint32)
             if not any((stored == words).all() for words in packed):
-                raise ModelError(
-                    f"{self._folder}: tensor {zeros} does not have the zeros of a symmetric quantisation, but "
-                    f"{self._file} says sym true: set it to false there"
+                raise self._wrong(
+                    f"{zeros} does not have the zeros of a symmetric quantisation, but {self._file} says sym true: set "
+                    "it to false there"
                 )
         for kind in ("input_zero_point",) if how.zeros else ("weight_zero_point", "input_zero_point"):
             unused = f"{module}.{kind}"
             if unused in self._tensors and self._values(unused).any():
-                raise ModelError(
-                    f"{self._folder}: tensor {unused} is not zero, but {self._file} says symmetric true: set it to "
-                    "false there"
-                )
+                raise self._wrong(f"{unused} is not zero, but {self._file} says symmetric true: set it to false there")
         shape = f"{module}.weight_shape"
         if shape in self._tensors:
             found = self._values(shape).tolist()
             if found != list(part.shape):
-                raise ModelError(
-                    f"{self._folder}: tensor {shape} says {found}, but config.json says {list(part.shape)}: download "
-                    "all files of the model again, in one version"
-                )
+                raise self._wrong(f"{shape} says {found}, but config.json says {list(part.shape)}: {_AGAIN}")
 
     def _values(self, name: str) -> Array:
         """Read a tensor with known content. Raises UnsupportedError if its type cannot be read to verify this."""
         assert self._read is not None
         dtype = self._tensors[name].dtype
         if dtype not in NUMPY_TYPES:
-            raise UnsupportedError(
-                f"{self._folder}: tensor {name} is of type {dtype}; supported: {', '.join(NUMPY_TYPES)}"
-            )
+            raise self._unsupported(f"{name} is of type {dtype}; supported: {', '.join(NUMPY_TYPES)}")
         return self._read(name)
 
     def empty_biases(self) -> set[str]:
@@ -363,9 +355,7 @@ def _refuse_unread(folder: Path, spec: ModelSpec, names: Iterable[str]) -> None:
             why = f"belongs to no layer with experts{f'; expected in {some(modules)}' if modules else ''}"
             if name.rpartition(".")[0] in modules:
                 why = "has experts that also exist as separate tensors"
-            raise UnsupportedError(
-                f"{folder}: tensor {name} {why}: download all files of the model again, in one version"
-            )
+            raise UnsupportedError(f"{folder}: tensor {name} {why}: {_AGAIN}")
         if name.endswith((stacked_experts.CODES, "_scales")):
             raise UnsupportedError(
                 f"{folder}: tensor {name}: this MXFP4 format is supported for the experts of a layer only "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -82,8 +83,9 @@ _UNARY_TIMEOUT_S = 5.0
 # A text of megabytes may have to wait for other requests.
 _TOKENIZE_TIMEOUT_S = 60.0
 # A cancel request can overtake its request, and then has no effect. So it is repeated after these times until the
-# response ends. It is idempotent.
+# response ends. While its request waits for preprocessing, it is repeated without end. It is idempotent.
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
+_CANCEL_AGAIN_S = 5.0
 _CANCEL_TIMEOUT_S = 1.0
 
 
@@ -322,7 +324,8 @@ class Client:
 
     async def _cancel_until_over(self, request_id: str, stream: Stream, tried: asyncio.Event) -> None:
         try:
-            for wait_s in _CANCEL_RETRY_S:
+            again = itertools.takewhile(lambda _: stream.submitting, itertools.repeat(_CANCEL_AGAIN_S))
+            for wait_s in itertools.chain(_CANCEL_RETRY_S, again):
                 # A failed try is repeated: the server may be slow, or the connection may return.
                 received = False
                 with contextlib.suppress(CharoniaError):

@@ -32,7 +32,7 @@ _MAX_JOINED_LOGPROBS = 4096
 _PARSE_ITEMS = 16  # offload() counts microseconds; the parser takes 6 to 27 for a token
 
 _NO_SUBSCRIPTION = "there is no subscription"  # the engine's error for an unknown name begins with this
-_RELOADED = "was loaded anew"  # the error of a subscription whose model was reloaded ends with this
+_RELOADED = "was loaded again"  # the error of a subscription whose model was reloaded ends with this
 
 
 class Stream:
@@ -91,6 +91,11 @@ class Stream:
             num_items += _PARSE_ITEMS * len(part.token_ids)
             await offload(num_items, self._parser.parse, part, in_reasoning=chunk.in_reasoning)
         return part
+
+    @property
+    def submitting(self) -> bool:
+        """Whether the engine may not have the request yet."""
+        return not self._sender.done()
 
     def abandon(self) -> None:
         """The reader has left: later chunks are dropped."""

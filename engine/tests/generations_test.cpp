@@ -1,4 +1,4 @@
-#include "standing.h"
+#include "model_state.h"
 
 #include <gtest/gtest.h>
 

@@ -34,7 +34,7 @@ std::shared_ptr<SequenceMask> mask_of(std::function<void()> first = {}) {
 }
 
 TEST(MaskThreadsTest, EveryRankGetsTheMaskOfEachToken) {
-  MaskThreads threads([](double) {});
+  MaskThreads threads;
   std::vector<std::shared_ptr<SequenceMask>> masks;
   for (int i = 0; i < 8; ++i) masks.push_back(mask_of());
   for (const auto& mask : masks) threads.begin(mask);
@@ -51,7 +51,7 @@ TEST(MaskThreadsTest, EveryRankGetsTheMaskOfEachToken) {
 }
 
 TEST(MaskThreadsTest, AnErrorOfTheProviderReachesTheDevice) {
-  MaskThreads threads([](double) {});
+  MaskThreads threads;
   const auto mask = mask_of([] { throw std::runtime_error("no grammar"); });
   threads.begin(mask);
   threads.hand_over();
@@ -61,7 +61,7 @@ TEST(MaskThreadsTest, AnErrorOfTheProviderReachesTheDevice) {
 TEST(MaskThreadsTest, MasksOfSequencesThatEndedAreNotComputed) {
   std::promise<void> go;
   std::atomic<int> computed = 0;
-  MaskThreads threads([](double) {});
+  MaskThreads threads;
   auto held = go.get_future().share();
   // One for each thread, so that all threads wait.
   std::vector<std::shared_ptr<SequenceMask>> waiting;
@@ -74,6 +74,25 @@ TEST(MaskThreadsTest, MasksOfSequencesThatEndedAreNotComputed) {
   go.set_value();
   EXPECT_EQ(last->wait()[0], 1U);
   EXPECT_EQ(computed, 0);
+}
+
+TEST(MaskThreadsTest, AMaskThatNoThreadHasBegunIsComputedByTheDevice) {
+  std::promise<void> go;
+  auto held = go.get_future().share();
+  MaskThreads threads;
+  std::vector<std::shared_ptr<SequenceMask>> waiting;
+  for (int i = 0; i < 4; ++i) waiting.push_back(mask_of([held] { held.wait(); }));
+  for (const auto& mask : waiting) threads.begin(mask);
+  std::vector<double> seconds;
+  const auto provider = std::make_shared<Masks>();
+  const auto mask = std::make_shared<SequenceMask>(provider, 32, false, [&](double took) { seconds.push_back(took); });
+  threads.begin(mask);
+  threads.hand_over();  // all threads are busy
+  EXPECT_EQ(mask->wait()[0], 1U);
+  threads.next(mask, std::vector<TokenId>{1});
+  EXPECT_EQ(mask->wait()[0], 2U);
+  EXPECT_EQ(seconds.size(), 2U);
+  go.set_value();
 }
 
 }  // namespace

@@ -100,9 +100,9 @@ void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds tim
   }
 }
 
-Watcher::Watcher(ModelStanding standing, const Generation& generation, Engine& engine, CallTable& calls,
+Watcher::Watcher(WatchedModel model, const Generation& generation, Engine& engine, CallTable& calls,
                  Subscriptions& subscriptions, EndAll end_all)
-    : standing_(std::move(standing)),
+    : model_(std::move(model)),
       generation_(generation),
       drain_(engine.info().config.drain_timeout_s),
       engine_(engine),
@@ -116,33 +116,33 @@ void Watcher::run(const std::stop_token& stop) {
     const auto now = Clock::now();
     subscriptions_.look(now);
     for (const auto handle : calls_.take_abandoned()) engine_.cancel(handle);
-    watch_standing();
+    watch_model();
     end_subscriptions(now);
     calls_.pause(stop, kPollPeriod, kIdlePeriod);
   }
 }
 
-void Watcher::watch_standing() {
+void Watcher::watch_model() {
   const auto now = Clock::now();
   if (!end_at_) {
     if (now < next_look_) return;
-    next_look_ = now + kStandingPeriod;
-    switch (standing_.now()) {
-      case Standing::unknown:
-      case Standing::served:
+    next_look_ = now + kModelPeriod;
+    switch (model_.now()) {
+      case ModelState::unknown:
+      case ModelState::served:
         return watch_generation(now);
-      case Standing::unloading:
+      case ModelState::unloading:
         end_at_ = idle_until_ = now;
-        why_ = cat("model '", standing_.name(), "' is being unloaded");
+        why_ = cat("model '", model_.name(), "' is being unloaded");
         break;
-      case Standing::exiting:
+      case ModelState::exiting:
         end_at_ = now + duration_of(drain_.count());
-        idle_until_ = std::min(*end_at_, now + kLinger);
+        idle_until_ = std::min(*end_at_, now + kIdleTimeout);
         why_ = "the server is shutting down";
         break;
     }
     const auto left = std::chrono::duration_cast<std::chrono::seconds>(*end_at_ - now).count();
-    log_info(cat(why_, ": the requests of '", standing_.name(), "' end ",
+    log_info(cat(why_, ": the requests of '", model_.name(), "' end ",
                  left > 0 ? cat("in at most ", left, " s") : "now"));
   }
   // Once end_at_ is set, the server is not asked again, because it may end before this thread.
@@ -155,8 +155,8 @@ void Watcher::watch_generation(Clock::time_point now) {
   if (!generation_.replaced()) return replaced_at_.reset();
   if (replaced_at_) return;
   replaced_at_ = now;
-  idle_until_ = now + kLinger;
-  why_ = cat("model '", standing_.name(), "' was loaded anew");
+  idle_until_ = now + kIdleTimeout;
+  why_ = cat("model '", model_.name(), "' was loaded again");
   log_info(why_ + ": each subscription of the earlier model ends when its last request has ended");
 }
 
@@ -165,7 +165,7 @@ void Watcher::end_subscriptions(Clock::time_point now) {
   subscriptions_.set_flow_control(!goes);
   if (!goes || now < idle_until_) return;
   // While the newer model is warming up, clients still open and use subscriptions of this model.
-  const auto since = end_at_ ? Clock::time_point::max() : now - kLinger;
+  const auto since = end_at_ ? Clock::time_point::max() : now - kIdleTimeout;
   subscriptions_.end_idle(Error(ErrorCode::unavailable, why_), since);
 }
 

@@ -20,7 +20,7 @@
 
 #include "charonia/engine.h"
 #include "responses.h"
-#include "standing.h"
+#include "model_state.h"
 #include "subscriptions.h"
 #include "telemetry.h"
 #include "triton_api.h"
@@ -99,25 +99,25 @@ class Watcher {
   static constexpr std::chrono::milliseconds kIdlePeriod{100};  // while there are subscriptions without requests
   // How long a subscription without requests stays open when the server exits or has loaded another model of the same
   // name: requests may still be on their way. After a replacement, the time also counts from the last request.
-  static constexpr std::chrono::seconds kLinger{1};
-  static constexpr std::chrono::milliseconds kStandingPeriod{50};
+  static constexpr std::chrono::seconds kIdleTimeout{1};
+  static constexpr std::chrono::milliseconds kModelPeriod{50};
 
   // Ends every request in flight. The clients receive `why`. Called at most once.
   using EndAll = std::function<void(const std::string& why)>;
 
   // When the server exits, requests may continue for the setting drain_timeout_s. An unload ends them immediately.
-  Watcher(ModelStanding standing, const Generation& generation, Engine& engine, CallTable& calls,
+  Watcher(WatchedModel model, const Generation& generation, Engine& engine, CallTable& calls,
           Subscriptions& subscriptions, EndAll end_all);
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void run(const std::stop_token& stop);
-  void watch_standing();
+  void watch_model();
   void watch_generation(Clock::time_point now);
   void end_subscriptions(Clock::time_point now);
 
-  ModelStanding standing_;
+  WatchedModel model_;
   const Generation& generation_;
   std::chrono::duration<double> drain_;
   Engine& engine_;

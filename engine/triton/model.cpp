@@ -97,7 +97,7 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generat
     : generation_(generations, identity.name, identity.version),
       sink_(make_metrics_sink(families, identity.name)),
       engine_(identity.weights_dir(), gather_settings(identity, options), sink_),
-      watcher_(ModelStanding(server_of(model), identity.name, identity.version, options.warmup), generation_, engine_,
+      watcher_(WatchedModel(server_of(model), identity.name, identity.version, options.warmup), generation_, engine_,
                calls_, subscriptions_, [this](const std::string& why) { end_all(why); }) {
   // Exits without destructors, because they would use the device. The clients see that the connection closes.
   engine_.on_failure([] { std::_Exit(EXIT_FAILURE); });

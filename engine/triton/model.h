@@ -12,7 +12,7 @@
 #include "charonia/engine.h"
 #include "model_options.h"
 #include "request_reader.h"
-#include "standing.h"
+#include "model_state.h"
 #include "subscriptions.h"
 #include "telemetry.h"
 #include "triton_api.h"

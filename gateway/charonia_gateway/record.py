@@ -52,6 +52,7 @@ class Record:
         self.key: Key | None = None  # the key of the request; None: no key is needed
         # Counts the request's sequences as concurrent ones of its key; None: no key is needed.
         self.hold: Callable[[int], Awaitable[None]] | None = None
+        self.num_logprobs = 0  # log probabilities that the gateway has held for this response
         self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.system_fingerprint = ""  # set when the body is read
         self.trace_id: str | None = None  # 32 hexadecimal digits

@@ -21,7 +21,7 @@ from missing_tools import needed_module
 torch = needed_module("torch")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "parity"))
 
-from parity_models import Variant, greedy, logprobs_of, prompts_of, write_model  # noqa: E402
+from parity_models import Variant, chosen_logprobs, greedy, own_logprobs, prompts_of, write_model  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
 from charonia import CharoniaError, Engine, Guide, Output, SamplingParams  # noqa: E402
@@ -95,18 +95,8 @@ def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transfor
     prompts = prompts_of(6, LENGTHS)
     with Engine.from_pretrained(tmp_path, token_budget=256) as engine:
         outputs = engine.generate(prompts, sampling())
-
-    def said_by(model: Any) -> Any:
-        """Return the log probability of each token that the engine chose."""
-        rows = []
-        for prompt, output in zip(prompts, outputs, strict=True):
-            logprobs = logprobs_of(model, prompt, output.token_ids).cpu()
-            rows.append(logprobs[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)])
-        return torch.cat(rows)
-
-    exact = said_by(model)
-    theirs = said_by(model.to(getattr(torch, dtype)))
-    ours = torch.cat([torch.tensor(output.logprobs, dtype=torch.float64) for output in outputs])
+    ours, exact = own_logprobs(outputs), chosen_logprobs(model, prompts, outputs)
+    theirs = chosen_logprobs(model.to(getattr(torch, dtype)), prompts, outputs)
     assert (ours - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
     assert (ours - exact).abs().max() < 4 * (theirs - exact).abs().max()
 

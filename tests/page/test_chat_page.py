@@ -240,6 +240,20 @@ def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scrip
     assert call.locator(".hidden-character").count() == 3
 
 
+def test_the_users_texts_show_what_they_hide(page: Page, server: Scripted) -> None:
+    function = {"name": "get", "arguments": "{}"}
+    call = {"index": 0, "id": "c1", "type": "function", "function": function}
+    server.script([{"tool_calls": [call]}, {"finish": "tool_calls"}], "done")
+    say(page, "a\u00adb\u200e\u061c\U000e0101")
+    shown = "aU+00ADbU+200EU+061CU+E0101"
+    finished(page)
+    expect(page.locator(".message.user .bubble")).to_have_text(shown)
+    expect(page.locator("nav").get_by_text(shown)).to_have_count(1)
+    page.get_by_label("Result: get").fill("c\u200fd")
+    button(page, "Send results").click()
+    expect(page.locator(".message.tool pre")).to_have_text("cU+200Fd")
+
+
 @pytest.mark.parametrize("language", ["python", "unknown"])
 def test_code_is_copied_as_it_was_written_and_shows_what_it_hides(page: Page, server: Scripted, language: str) -> None:
     answer = ask(page, server, f"```{language}\n{HOSTILE_CODE}```")

@@ -64,7 +64,7 @@ class NumpyFamily:
         return weights | (biases if self.biases else {})
 
     def logits(self, w: dict[str, Array], ids: Array, prompt: int) -> Array:
-        """ids [n], of which `prompt` are the prompt. Returns [n, vocab]."""
+        """ids [n]: the first `prompt` ids are the prompt. Returns [n, vocab]."""
         embedding, last_norm, output, layers, norm1, qkv, wo, norm2, gate, up, down = self.names.split()
         n, heads, kv_heads = len(ids), self.heads, self.kv_heads
         bases, slopes = self.bases(n, prompt), alibi_slopes(heads) if self.alibi else None

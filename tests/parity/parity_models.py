@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from charonia import Output
 from charonia.bench.random_model import write_byte_tokenizer
 
 # The models are tiny, so more threads would only wait for each other.
@@ -42,7 +43,7 @@ class Variant:
 
 
 def _variant(config: dict[str, Any], dropped: Sequence[str] = (), why: str = "", **other: Any) -> Variant:
-    """Return an entry of variants.json: keys of a config in addition to the ordinary ones, or those of a text part."""
+    """Return an entry of variants.json. The keys of its config, or of its text part, are added to the ordinary keys."""
     keys = {key: value for key, value in config.items() if key != "model_type"}
     if "text_config" in keys:
         keys["text_config"] = _BASE | keys["text_config"]
@@ -189,6 +190,20 @@ def logprobs_of(model: PreTrainedModel, prompt: list[int], answer: list[int]) ->
         for piece in _pieces(model, prompt, answer):
             logits.append(model(torch.tensor([piece], device=model.device), past_key_values=cache).logits[0])
     return torch.log_softmax(torch.cat(logits)[len(prompt) - 1 : -1].double(), dim=-1)
+
+
+def chosen_logprobs(model: PreTrainedModel, prompts: list[list[int]], outputs: list[Output]) -> torch.Tensor:
+    """Return the model's log probability of each token that the engine chose, [tokens of all outputs]."""
+    found = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = logprobs_of(model, prompt, output.token_ids).cpu()
+        found.append(expected[torch.arange(len(expected)), torch.tensor(output.token_ids)])
+    return torch.cat(found)
+
+
+def own_logprobs(outputs: list[Output]) -> torch.Tensor:
+    """Return the engine's log probabilities of the same tokens."""
+    return torch.tensor([value for output in outputs for value in output.logprobs], dtype=torch.float64)
 
 
 def _pieces(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> list[list[int]]:

@@ -18,14 +18,14 @@ from parity_models import (  # noqa: E402
     Reference,
     ReferenceModel,
     Variant,
+    chosen_logprobs,
     greedy,
     load_model,
-    logprobs_of,
+    own_logprobs,
     prompts_of,
     ranks,
     write_model,
 )
-from transformers import PreTrainedModel  # noqa: E402
 
 from charonia import Engine, Output, SamplingParams  # noqa: E402
 
@@ -104,19 +104,8 @@ def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transfor
     with Engine.from_pretrained(tmp_path, threads=2) as engine:
         assert engine.info.weight_type == {"bfloat16": "bf16", "float16": "fp16"}[dtype]
         outputs = engine.generate(prompts, sampling)
-    answers = [output.token_ids for output in outputs]
-
-    def said_by(model: PreTrainedModel) -> torch.Tensor:
-        return torch.cat(
-            [
-                logprobs_of(model, prompt, answer)[torch.arange(len(answer)), torch.tensor(answer)]
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ]
-        )
-
-    exact = said_by(model)
-    ours = torch.cat([torch.tensor(output.logprobs, dtype=torch.float64) for output in outputs])
-    theirs = said_by(load_model(tmp_path, VARIANTS[name], getattr(torch, dtype)))
+    ours, exact = own_logprobs(outputs), chosen_logprobs(model, prompts, outputs)
+    theirs = chosen_logprobs(load_model(tmp_path, VARIANTS[name], getattr(torch, dtype)), prompts, outputs)
     # Measured: 0.27 to 0.56 times the reference's differences on average, and 0.18 to 0.63 times at most.
     assert (ours - exact).abs().mean() < (theirs - exact).abs().mean()
     assert (ours - exact).abs().max() < 2 * (theirs - exact).abs().max()
@@ -132,12 +121,7 @@ def test_with_a_quantised_cache_logprobs_stay_near_to_those_of_fp32(
     model = write_model(tmp_path, VARIANTS[name], 3)
     prompts = prompts_of(7, LENGTHS)
     outputs = generate(tmp_path, VARIANTS[name], prompts, quant_policy=bits)
-    differences = []
-    for prompt, output in zip(prompts, outputs, strict=True):
-        answer = torch.tensor(output.token_ids)
-        exact = logprobs_of(model, prompt, output.token_ids)[torch.arange(len(answer)), answer]
-        differences.append((torch.tensor(output.logprobs, dtype=torch.float64) - exact).abs())
-    found = torch.cat(differences)
+    found = (own_logprobs(outputs) - chosen_logprobs(model, prompts, outputs)).abs()
     assert 0 < found.mean() < mean, (float(found.mean()), float(found.max()))
     assert found.max() < greatest, (float(found.mean()), float(found.max()))
 

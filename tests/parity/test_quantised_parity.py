@@ -16,7 +16,18 @@ from missing_tools import needed_module
 
 torch = needed_module("torch")
 
-from parity_models import VARIANTS, VOCAB, Variant, load_model, logprobs_of, prompts_of, ranks, write_model  # noqa: E402
+from parity_models import (  # noqa: E402
+    VARIANTS,
+    VOCAB,
+    Variant,
+    chosen_logprobs,
+    load_model,
+    logprobs_of,
+    own_logprobs,
+    prompts_of,
+    ranks,
+    write_model,
+)
 from quantised_models import FORMATS, GPT_OSS, quantise  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
@@ -54,6 +65,11 @@ def make(variant: Variant, form: str, folder: Path, seed: int = 3) -> tuple[Path
 def answers(folder: Path, variant: Variant, **settings: Any) -> list[Output]:
     with Engine.from_pretrained(folder, dtype="fp32", **{"threads": 2, **variant.settings, **settings}) as engine:
         return engine.generate(prompts_of(7, LENGTHS), GREEDY)
+
+
+def errors(outputs: list[Output], model: PreTrainedModel) -> torch.Tensor:
+    """Return the errors of the log probabilities of the generated tokens."""
+    return (own_logprobs(outputs) - chosen_logprobs(model, prompts_of(7, LENGTHS), outputs)).abs()
 
 
 def differences(outputs: list[Output], model: PreTrainedModel) -> torch.Tensor:
@@ -137,13 +153,3 @@ def test_int8_activations_are_rounded_as_the_checkpoint_says(
     monkeypatch.setattr(torch.nn.functional, "linear", rounded)
     alike = errors(outputs, model)
     assert alike.mean() < 0.2 * exact.mean(), (float(alike.mean()), float(exact.mean()))
-
-
-def errors(outputs: list[Output], model: PreTrainedModel) -> torch.Tensor:
-    """Return the errors of the log probabilities of the generated tokens."""
-    found = []
-    for prompt, output in zip(prompts_of(7, LENGTHS), outputs, strict=True):
-        expected = logprobs_of(model, prompt, output.token_ids)
-        ours = torch.tensor(output.logprobs)
-        found.append((ours - expected[torch.arange(len(ours)), torch.tensor(output.token_ids)]).abs())
-    return torch.cat(found)

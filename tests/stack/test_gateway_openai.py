@@ -33,18 +33,6 @@ async def test_usage_counts_tokens_and_is_in_last_chunk(api: openai.AsyncOpenAI,
     assert all(chunk.usage is None and chunk.choices for chunk in chunks[:-1])
 
 
-async def test_choices_of_stream_have_indices(api: openai.AsyncOpenAI, model: str) -> None:
-    fields: dict[str, Any] = {"model": model, "messages": QUESTION, "n": 3, "seed": 5, "temperature": 1.2}
-    whole = await api.chat.completions.create(**fields)
-    texts, finished = [""] * 3, [0] * 3
-    async for chunk in await api.chat.completions.create(stream=True, **fields):
-        (choice,) = chunk.choices
-        texts[choice.index] += choice.delta.content or ""
-        finished[choice.index] += choice.finish_reason is not None
-    assert texts == [choice.message.content for choice in whole.choices]
-    assert finished == [1, 1, 1]
-
-
 async def test_several_prompts_are_answered_in_order_and_echoed(api: openai.AsyncOpenAI, model: str) -> None:
     prompts = ["The capital of", "One plus"]
     both = await api.completions.create(model=model, prompt=prompts, n=2, seed=1, temperature=0, echo=True)

@@ -29,7 +29,6 @@ from charonia import Engine, Output, SamplingParams
 from charonia.bench.random_model import Shape, write_random_model
 from charonia.serve import shared_memory
 from charonia.serve.triton import Distribution, has_gpu
-from charonia.weights.convert import link_workspace
 from charonia.weights.workspace import is_held
 
 
@@ -129,25 +128,6 @@ def test_missing_gpu_ends_with_one_message(make_stack: Callable[..., Stack]) -> 
     said = [line for line in text.splitlines() if "device = cuda" in line]
     assert len(said) == 1
     assert "failed to load 'engine'" in said[0]
-
-
-@NO_CUDA
-def test_instance_group_on_missing_gpu_names_remedy(model: Path, tmp_path: Path) -> None:
-    workspace = link_workspace(model, tmp_path / "workspace")
-    config = workspace / "triton_models" / "engine" / "config.pbtxt"
-    config.write_text(config.read_text().replace("kind: KIND_MODEL", "kind: KIND_GPU"))
-    text = refused(Stack(workspace, tmp_path / "run"))
-    assert text.count("has kind KIND_GPU but no GPUs are available") == 1
-    assert "set it to [ { count: 1 kind: KIND_MODEL } ]" in text
-
-
-def test_env_file_sets_ports_and_environment_overrides(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack()
-    stack.run_dir.mkdir()
-    (stack.run_dir / ".env").write_text("CHARONIA_GRPC_PORT=1\nCHARONIA_TOKEN_BUDGET=nonsense\n")
-    text = refused(stack)
-    assert "token_budget" in text.lower()
-    assert "nonsense" in text
 
 
 def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., Stack]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from contextlib import aclosing
 from typing import Any
@@ -34,21 +33,6 @@ async def test_every_streamed_response_matches_grammar(api: openai.AsyncOpenAI, 
             texts[choice.index] += choice.delta.content or ""
     for text in texts:
         assert re.fullmatch("(red|green)( and (red|green)){2}!", text), text
-
-
-async def test_completions_accept_both_fields(stack: Stack, model: str) -> None:
-    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
-
-        async def text(**fields: Any) -> str:
-            body = {"model": model, "prompt": "Answer: ", "max_tokens": 60, **fields}
-            answer = await http.post("/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            return str(answer.json()["choices"][0]["text"])
-
-        assert await text(structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
-        schema = {"type": "object", "properties": {"a": {"enum": [1, "é"]}}, "required": ["a"]}
-        found = await text(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
-        assert json.loads(found)["a"] in (1, "é")
 
 
 @pytest.mark.parametrize("stream", [False, True])

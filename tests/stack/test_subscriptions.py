@@ -418,7 +418,7 @@ async def test_running_response_ends_normally_when_model_is_reloaded(reloading: 
         await orders.until("loaded", loaded + 1)
         assert "[503] there is no subscription" in await reader.ask(text_input="a", subscription_key=1)
         await reader.until(lambda: reader.over)
-        assert reader.error == "[503] model 'engine' was loaded anew"
+        assert reader.error == "[503] model 'engine' was loaded again"
         answer = reader.answers[0, 0]
         assert (answer.reason, len(answer.ids)) == ("length", 500)
         await orders.until("unloaded", unloaded + 1)

@@ -110,7 +110,7 @@ async def test_token_ids_are_continued_like_text(api: openai.AsyncOpenAI, model:
 
 
 async def test_unknown_token_ids_are_named(api: openai.AsyncOpenAI, model: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"holds 100000000, which is no token id") as error:
+    with pytest.raises(openai.BadRequestError, match=r"holds 100000000, which is not a token id") as error:
         await api.completions.create(model=model, prompt=[1, 10**8])
     assert error.value.param == "prompt"
     with pytest.raises(openai.BadRequestError) as error:

@@ -167,20 +167,6 @@ async def test_triton_client_forces_calls(caller: Stack) -> None:
             check_confirmed(call["arguments"])
 
 
-async def test_strict_function_gets_valid_arguments(
-    client: Client,
-) -> None:
-    strict = {**TOOLS[0]["function"], "parameters": CONFIRM["function"]["parameters"], "strict": True}
-    tools = [{"type": "function", "function": strict}]
-    request = GenerateRequest(messages=says(1), tools=tools, parsed=True, stream=False, **GREEDY)
-    assert joined([await client.complete(request)]) == (TEXTS[1], "", [])
-    request = GenerateRequest(messages=says(0), tools=tools, parallel_tool_calls=False, parsed=True, **GREEDY)
-    async with aclosing(client.generate(request)) as answer:
-        content, reasoning, ((name, arguments),) = joined([part async for part in answer])
-    assert (content, reasoning, name) == (CONTENT, REASONING, "get_weather")
-    check_confirmed(arguments)
-
-
 async def test_preprocessing_reports_formats_of_model(caller: Stack) -> None:
     async with triton.InferenceServerClient(caller.grpc) as server:
         asked = [triton.InferRequestedOutput("answer_formats")]

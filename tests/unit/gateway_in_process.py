@@ -11,7 +11,7 @@ import httpx
 import uvicorn
 from charonia_gateway.app import create_app
 from charonia_gateway.settings import Settings
-from triton_double import Double
+from triton_double import Behaviour, Double
 
 MODEL = "the-model"
 HANG_S = 120
@@ -25,6 +25,15 @@ async def gateway(credentials: Any = None, **settings: Any) -> AsyncIterator[tup
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:
             yield web, server
+
+
+async def ask(
+    path: str, body: Any, behaviour: Behaviour | None = None, headers: dict[str, str] | None = None, **settings: Any
+) -> httpx.Response:
+    """The response of a new gateway to one request. behaviour: of its server."""
+    async with gateway(**settings) as (web, server):
+        server.behaviour = behaviour or server.behaviour
+        return await web.post(path, json=body, headers=headers)
 
 
 @asynccontextmanager

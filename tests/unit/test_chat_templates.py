@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,89 +20,15 @@ from transformers import PreTrainedTokenizerFast
 
 from charonia.text.prompt_ids import PromptError, encode_chat
 
-# The templates of each format of calls. Other templates have no format of calls.
-CALLS = {
-    "hermes": """
-        axolotl/exaone4 axolotl/falcon_h1 axolotl/qwen3 axolotl/qwen3_5 axolotl/qwen_25
-        llama.cpp/Bielik-11B-v3.0-Instruct llama.cpp/MiMo-VL
-        llama.cpp/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use llama.cpp/NousResearch-Hermes-3-Llama-3.1-8B-tool_use
-        llama.cpp/Qwen-QwQ-32B llama.cpp/Qwen-Qwen2.5-7B-Instruct llama.cpp/Qwen-Qwen3-0.6B llama.cpp/Reka-Edge
-        llama.cpp/ibm-granite-granite-4.0 llama.cpp/ibm-granite-granite-4.1
-        trl/qwen2_5 trl/qwen3 trl/qwen3_instruct_2507 trl/qwen3_vl""",
-    "qwen3_coder": """
-        llama.cpp/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 llama.cpp/Qwen3-Coder llama.cpp/Qwen3.5-4B
-        llama.cpp/StepFun3.5-Flash trl/nemotron_3_5_lightning trl/nemotron_3_nano trl/nemotron_3_super
-        trl/nemotron_3_ultra trl/qwen3_5_nothink trl/qwen3_5_think trl/qwen3_6 trl/qwen3_8""",
-    "glm45": """
-        llama.cpp/GLM-4.6 llama.cpp/GLM-4.7-Flash llama.cpp/Spark2.5 llama.cpp/inclusionai-ling-3.0-flash
-        llama.cpp/poolside-Laguna-S-2.1 llama.cpp/poolside-Laguna-XS-2.1 llama.cpp/poolside-Laguna-XS.2 trl/glm4moe""",
-    "llama3_json": """
-        axolotl/llama3_2_vision llama.cpp/meta-llama-Llama-3.1-8B-Instruct llama.cpp/meta-llama-Llama-3.2-3B-Instruct
-        llama.cpp/meta-llama-Llama-3.3-70B-Instruct trl/llama3_1 trl/llama3_2""",
-    "mistral": "axolotl/mistral_v2v3 axolotl/mistral_v3_tekken llama.cpp/mistralai-Mistral-Nemo-Instruct-2407",
-    "mistral_named": """
-        llama.cpp/Mistral-Small-3.2-24B-Instruct-2506 llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512
-        llama.cpp/unsloth-mistral-Devstral-Small-2507""",
-    "deepseek_v3": """
-        axolotl/deepseek_v3 llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Llama-8B
-        llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B llama.cpp/llama-cpp-deepseek-r1 trl/deepseek_r1_distill
-        trl/deepseekv3""",
-    "deepseek_v31": "llama.cpp/deepseek-ai-DeepSeek-V3.1",
-    "kimi_k2": "llama.cpp/Kimi-K2-Instruct llama.cpp/Kimi-K2-Thinking llama.cpp/moonshotai-Kimi-K2",
-    "llama4_json": "axolotl/llama4",
-    "lfm2": """
-        llama.cpp/LFM2-8B-A1B llama.cpp/LFM2.5-8B-A1B llama.cpp/LFM2.5-Instruct trl/lfm2 trl/lfm2_2_5 trl/lfm2_2_5_v2
-        trl/lfm2_2_5_vl trl/lfm2_v2""",
-    "nemotron": "llama.cpp/NVIDIA-Nemotron-Nano-v2",
-    "seed_oss": "llama.cpp/ByteDance-Seed-OSS",
-    "granite3": "llama.cpp/ibm-granite-granite-3.3-2B-Instruct",
-    "hunyuan_a13b": "llama.cpp/Apriel-1.6-15b-Thinker-fixed llama.cpp/unsloth-Apriel-1.5",
-    "hunyuan_v3_open": "llama.cpp/tencent-Hy3",
-    "phi4_mini": "llama.cpp/fireworks-ai-llama-3-firefunction-v2",
-    "gemma4": """
-        axolotl/gemma4 axolotl/gemma4_unified llama.cpp/google-gemma-4-31B-it
-        llama.cpp/google-gemma-4-31B-it-interleaved trl/diffusion_gemma trl/gemma4 trl/gemma4_v2 trl/gemma4_v3
-        trl/gemma4_v4 trl/gemma4_v5""",
-}
-# The templates of each format of reasoning.
-REASONING = {
-    "think": """
-        axolotl/deepseek_v3 axolotl/exaone4 axolotl/phi_4 axolotl/qwen3 axolotl/qwen3_5
-        llama.cpp/Bielik-11B-v3.0-Instruct llama.cpp/GLM-4.6 llama.cpp/GLM-4.7-Flash llama.cpp/HuggingFaceTB-SmolLM3-3B
-        llama.cpp/Kimi-K2-Thinking llama.cpp/LFM2.5-8B-A1B llama.cpp/LFM2.5-Instruct llama.cpp/MiniMax-M2
-        llama.cpp/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 llama.cpp/NVIDIA-Nemotron-Nano-v2 llama.cpp/Qwen-QwQ-32B
-        llama.cpp/Qwen-Qwen3-0.6B llama.cpp/Qwen3.5-4B llama.cpp/Reka-Edge llama.cpp/Spark2.5
-        llama.cpp/StepFun3.5-Flash llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Llama-8B
-        llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B llama.cpp/deepseek-ai-DeepSeek-V3.1
-        llama.cpp/deepseek-ai-DeepSeek-V3.2 llama.cpp/deepseek-ai-DeepSeek-V4
-        llama.cpp/deepseek-ai-DeepSeek-V4-Flash-0731 llama.cpp/inclusionai-ling-3.0-flash
-        llama.cpp/llama-cpp-deepseek-r1 llama.cpp/llama-cpp-rwkv-world llama.cpp/openbmb-MiniCPM5-1B
-        llama.cpp/poolside-Laguna-S-2.1 llama.cpp/poolside-Laguna-XS-2.1 llama.cpp/poolside-Laguna-XS.2
-        trl/deepseek_r1_distill trl/deepseekv3 trl/glm4moe trl/lfm2_2_5 trl/lfm2_2_5_v2 trl/lfm2_2_5_vl
-        trl/nemotron_3_5_lightning trl/nemotron_3_nano trl/nemotron_3_super trl/nemotron_3_ultra trl/qwen3
-        trl/qwen3_5_nothink trl/qwen3_5_think trl/qwen3_6 trl/qwen3_8""",
-    "think_response": "llama.cpp/ibm-granite-granite-3.3-2B-Instruct",
-    "hunyuan_v3_open": "llama.cpp/tencent-Hy3",
-    "mistral": "llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512",
-    "gemma4": CALLS["gemma4"],
-    "thinking": "llama.cpp/Apriel-1.6-15b-Thinker-fixed llama.cpp/unsloth-Apriel-1.5",
-    "seed": "llama.cpp/ByteDance-Seed-OSS",
-}
-# These templates do not write the `tool_calls` of messages.
-WITHOUT_HISTORY = (
-    "axolotl/falcon_h1",
-    "llama.cpp/LFM2-8B-A1B",
-    "llama.cpp/LFM2.5-Instruct",
-    "llama.cpp/fireworks-ai-llama-3-firefunction-v2",
-    "llama.cpp/ibm-granite-granite-3.3-2B-Instruct",
-    "llama.cpp/llama-cpp-deepseek-r1",
-    "trl/lfm2",
-)
+# The templates of each format of calls and of reasoning, and those that do not write the `tool_calls` of messages.
+# Other templates have no format of calls.
+FORMATS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "chat_template_formats.json").read_text())
+CALLS: dict[str, list[str]] = FORMATS["calls"]
 ONE_CALL = ("llama3_json",)  # templates of these formats reject messages with more than one call
 
 
-def by_template(formats: dict[str, str]) -> dict[str, str]:
-    return {template: name for name, templates in formats.items() for template in templates.split()}
+def by_template(formats: dict[str, list[str]]) -> dict[str, str]:
+    return {template: name for name, templates in formats.items() for template in templates}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +38,7 @@ def templates() -> dict[str, str]:
 
 @pytest.mark.slow  # downloads packages
 def test_formats_of_released_templates(templates: dict[str, str]) -> None:
-    calls, reasoning = by_template(CALLS), by_template(REASONING)
+    calls, reasoning = by_template(CALLS), by_template(FORMATS["reasoning"])
     assert calls.keys() | reasoning.keys() <= templates.keys()
     found_calls = {name: find_call_format(text) for name, text in templates.items()}
     assert {name: found.name for name, found in found_calls.items() if found} == calls
@@ -168,7 +95,7 @@ def refuse(message: str) -> None:
         (name, count)
         for name, format in by_template(CALLS).items()
         for count in ((1,) if format in ONE_CALL else (1, 2))
-        if name not in WITHOUT_HISTORY
+        if name not in FORMATS["without_history"]
     ],
 )
 def test_calls_as_a_released_template_writes_them_are_read(templates: dict[str, str], name: str, count: int) -> None:

@@ -21,6 +21,7 @@ from charonia_client import (
     Unresponsive,
     stream,
 )
+from charonia_client import client as client_module
 from charonia_client.stream import Stream
 from charonia_client.tensors import encode
 from free_ports import free_ports
@@ -327,6 +328,32 @@ async def test_leaving_cancels_only_this_request(double: Double, client: Client)
     assert double.opened == 1
 
 
+async def test_a_request_that_reaches_the_engine_late_is_still_cancelled(
+    double: Double, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_CANCEL_RETRY_S", (0.001,))
+    monkeypatch.setattr(client_module, "_CANCEL_AGAIN_S", 0.001)
+    cancelled = asyncio.Event()
+
+    async def endless(request: pb.ModelInferRequest) -> Chunks:
+        before = len(double.actions)
+        while len(double.actions) == before:
+            await asyncio.sleep(0.001)
+        cancelled.set()
+        yield part("", "cancelled")
+
+    double.behaviour = endless
+    double.takes.clear()  # preprocessing is busy
+    asked = asyncio.create_task(read(client, "late"))
+    while not double.requests:
+        await asyncio.sleep(0.001)
+    asked.cancel()
+    while len(double.actions) < 5:
+        await asyncio.sleep(0.001)
+    double.takes.set()
+    await asyncio.wait_for(cancelled.wait(), HANG_S)
+
+
 async def test_closing_the_client_ends_its_requests() -> None:
     async def endless(request: pb.ModelInferRequest) -> Chunks:
         yield part("begun")
@@ -398,7 +425,7 @@ async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
     assert joined(await read(client, "a")) == "a"
     old = client._subscription
     assert old
-    double.end_of_subscriptions = "[503] model 'engine' was loaded anew"
+    double.end_of_subscriptions = "[503] model 'engine' was loaded again"
     held = double.tells if taken else double.takes
     held.clear()
     double.behaviour = silent if taken else letters
@@ -410,7 +437,7 @@ async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
         await asyncio.sleep(0.001)
     held.set()
     if taken:
-        with pytest.raises(Unavailable, match="was loaded anew"):
+        with pytest.raises(Unavailable, match="was loaded again"):
             await asked
     else:
         assert joined(await asked) == "b"

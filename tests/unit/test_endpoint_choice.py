@@ -128,15 +128,6 @@ def test_a_prefix_does_not_outweigh_any_load() -> None:
     assert choose(servers, ask(LONG)) is other
 
 
-def test_choose_interactive_turn_waits_for_its_owner() -> None:
-    servers = [endpoint(name) for name in "abc"]
-    owner = servers[1]
-    assert choose(servers, ask(session_id="s", interactive=True), [owner], "b") is None
-    assert choose(servers, ask(session_id="s"), [owner], "b") in (servers[0], servers[2])
-    owner.up = False
-    assert choose(servers, ask(session_id="s", interactive=True), [], "b") in (servers[0], servers[2])
-
-
 def test_the_only_server_gets_every_request() -> None:
     only = endpoint("a", up=False)
     assert choose([only], ask(session_id="s")) is only

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from charonia import Engine, EngineClosedError
+from charonia import Engine, EngineClosedError, SamplingParams
 from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import InvalidRequestError, ModelError
 from charonia.quality.evaluate import default_questions, default_text, evaluate
@@ -42,6 +42,8 @@ from charonia.weights.quality_record import (
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
+SHORT: dict[str, Any] = {"ask": False, "window": 64, "stride": 32}
+TINY: dict[str, Any] = {"ask": False, "window": 4, "stride": 2}
 SETTINGS: dict[str, Any] = {"threads": 1, "cache_max_entry_count": 40, "max_batch_size": 16}
 
 
@@ -100,8 +102,6 @@ def test_prompt_logits_are_the_rows_whose_log_probabilities_are_reported(engine:
     ids = tokens(engine, 70)
     rows = all_rows(engine, ids)
     assert rows.shape == (69, engine.info.vocab_size) and rows.dtype == np.float32
-    from charonia import SamplingParams
-
     reported = engine.generate(ids, SamplingParams(max_tokens=1, prompt_logprobs=0))[0].prompt_logprobs
     assert log_softmax(rows)[np.arange(69), ids[1:]] == pytest.approx(reported, abs=1e-5)
 
@@ -126,18 +126,6 @@ def test_an_engine_that_closes_says_so_to_who_reads_rows(models: list[Path]) -> 
     with pytest.raises(EngineClosedError):
         for _ in rows:
             pass
-
-
-def test_perplexity_is_that_of_the_windows_means(engine: Engine) -> None:
-    ids = tokens(engine, 100)
-    total, weight = 0.0, 0
-    for window in windows(100, 40, 15):
-        part = ids[window.begin : window.end]
-        wide = log_softmax(all_rows(engine, part).astype(np.float64))
-        scored = wide[np.arange(len(part) - 1), part[1:]][-window.scored :]
-        total -= (window.scored - 1) * scored.mean()
-        weight += window.scored - 1
-    assert perplexity(engine, ids, 40, 15) == pytest.approx(math.exp(total / weight), rel=1e-5)
 
 
 def test_a_comparison_is_of_whole_distributions(engine: Engine, models: list[Path]) -> None:
@@ -211,24 +199,27 @@ def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
     assert [question.prompt for question in read_questions(file)] == ["one\u2028two\x85"]
 
 
-def test_evaluate_ignores_the_sampling_defaults_of_a_model(
+def test_evaluate_ignores_sampling_defaults_and_the_kv_type_of_the_reference(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(models[0], tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"repetition_penalty": 2, "top_k": 1}')
     (tmp_path / "text.txt").write_text("One two three four. " * 20, encoding="utf-8")
-    defaults = []
+    defaults, policies = [], []
     load = Engine.from_pretrained
 
     def noted(*given: Any, **settings: Any) -> Engine:
         engine = load(*given, **settings)
         defaults.append(engine.info.default_sampling)
+        policies.append(engine.info.quant_policy)
         return engine
 
     monkeypatch.setattr(Engine, "from_pretrained", noted)
-    evaluate(tmp_path / "model", text=tmp_path / "text.txt", ask=False, window=64, stride=32, save=False)
+    given: dict[str, Any] = {"text": tmp_path / "text.txt", **SHORT, "save": False}
+    evaluate(tmp_path / "model", tmp_path / "model", settings={"quant_policy": 8}, **given)
     noted(tmp_path / "model", **SETTINGS).close()
-    assert [(one.repetition_penalty, one.top_k) for one in defaults] == [(1, 0), (2, 1)]
+    assert [(one.repetition_penalty, one.top_k) for one in defaults] == [(1, 0), (1, 0), (2, 1)]
+    assert policies == [8, 0, 0], "the reference has a cache of 16 bits"
 
 
 def test_a_file_without_text_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:
@@ -260,14 +251,10 @@ def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(models: lis
     model = tmp_path / "model"
     shutil.copytree(models[0], model)
     (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:2000], encoding="utf-8")
-    record = evaluate(
-        model, models[1], text=tmp_path / "text.txt", ask=False, window=64, stride=32, settings={"threads": 1}
-    )
+    record = evaluate(model, models[1], text=tmp_path / "text.txt", **SHORT, settings={"threads": 1})
     assert record.reference is not None and record.reference.kl_mean > 0 and record.questions is None
     assert records_of_folder(model) == [record]
-    again = evaluate(
-        model, text=tmp_path / "text.txt", ask=False, window=64, stride=32, settings={"threads": 1, "quant_policy": 8}
-    )
+    again = evaluate(model, text=tmp_path / "text.txt", **SHORT, settings={"threads": 1, "quant_policy": 8})
     assert (again.quant_policy, again.reference) == (8, None)
     assert records_of_folder(model) == [record, again]
     assert [one["quant_policy"] for one in make_plan(model, {"device": "cpu"}).quality] == [0, 8]
@@ -356,7 +343,7 @@ def test_a_result_that_cannot_be_saved_is_not_lost(
 ) -> None:
     """Known problems are errors before the measurement. A disk may still be full at the end."""
     (tmp_path / "text.txt").write_text("a b c d")
-    given: dict[str, Any] = {"text": tmp_path / "text.txt", "ask": False, "window": 4, "stride": 2}
+    given: dict[str, Any] = {"text": tmp_path / "text.txt", **TINY}
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -387,7 +374,7 @@ def test_a_folder_that_cannot_be_written_is_named(models: list[Path], tmp_path: 
     (tmp_path / "text.txt").write_text("a b c d")
     (tmp_path / "model").chmod(0o555)
     with pytest.raises(ModelError, match="--no-save"):
-        evaluate(tmp_path / "model", text=tmp_path / "text.txt", ask=False, window=64, stride=32)
+        evaluate(tmp_path / "model", text=tmp_path / "text.txt", **SHORT)
 
 
 def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_path: Path) -> None:
@@ -408,7 +395,7 @@ def test_texts_of_the_same_name_have_names_that_differ(models: list[Path], tmp_p
     names = []
     for content in ("a b c d", "d c b a"):
         (tmp_path / "text.txt").write_text(content)
-        record = evaluate(models[0], text=tmp_path / "text.txt", ask=False, window=4, stride=2, save=False)
+        record = evaluate(models[0], text=tmp_path / "text.txt", **TINY, save=False)
         names.append(record.text.name)
         assert record.text.name == f"text.txt ({record.text.sha256[:8]})"
     assert names[0] != names[1]

@@ -48,6 +48,7 @@ QWEN3_MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok":
 GLM4_MOE = {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}
 ERNIE = {"model_type": "ernie4_5_moe", "num_hidden_layers": 6, "moe_num_experts": 8, "moe_k": 3}
 LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+TIED = {**LLAMA, "model_type": "qwen3_vl_text", "tie_word_embeddings": True}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", **LONGROPE}}
 
 
@@ -152,6 +153,11 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
             {"model_type": "gemma3", "text_config": TEXT, "eos_token_id": [1, 106]},
             {"head_num": 8, "kv_head_num": 4, "size_per_head": 256, "vocab_size": 262208, "end_id": (1, 106)},
         ),
+        # Older files have this key in the text part only.
+        (
+            {"model_type": "qwen3_vl", "tie_word_embeddings": False, "text_config": TIED},
+            {"tie_word_embeddings": True},
+        ),
         # Experts
         (
             {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
@@ -251,38 +257,41 @@ def test_every_layers_tensors_are_made_and_none_is_used_twice() -> None:
         assert all(count == shape[0] for (_, shape), count in rows.items()), family.name
 
 
+def of(model_type: str, **changes: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **changes}
+
+
+def scaled(kind: Any, **settings: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"type": kind, **settings}}
+
+
+VIDEO = {"model_type": "video_llava", "text_config": {"model_type": "llama"}}
+YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: Yi, baichuan, "),
-        (
-            {"model_type": "video_llava", "text_config": {"model_type": "llama"}},
-            "'video_llava' (its text part is 'llama') is not supported; supported: Yi, baichuan, ",
-        ),
-        ({"rope_scaling": {"type": "xpos", "factor": 4.0}}, "'xpos' is not supported; supported: default, linear"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported for Phi-3"),
+        (of("gpt2"), "'gpt2' is not supported; supported: Yi, baichuan, "),
+        (VIDEO, "'video_llava' (its text part is 'llama') is not supported; supported: Yi, baichuan, "),
+        (scaled("xpos", factor=4.0), "'xpos' is not supported; supported: default, linear"),
+        (of("phi3", **scaled("yarn", factor=4.0)), "'yarn' is not supported for Phi-3"),
         ({"rope_parameters": {"chunked_attention": {"rope_type": "default"}}}, "'chunked_attention'"),
-        (
-            {
-                "model_type": "gemma3_text",
-                "rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}},
-            },
-            "'yarn' in layers with a window",
-        ),
-        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
-        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
-        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        (of("gemma3_text", rope_parameters=YARN_BESIDE_WINDOWS), "'yarn' in layers with a window"),
+        (of("gemma3_text", attn_logit_softcapping=50.0), "attn_logit_softcapping 50.0"),
+        (of("gemma2", hidden_activation="gelu"), "hidden_activation 'gelu'"),
+        (of("gemma2", use_bidirectional_attention=True), "use_bidirectional_attention True"),
         ({"position_embedding_type": "absolute"}, "position_embedding_type 'absolute'"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
         ({"alibi": True}, "alibi True"),
-        ({"model_type": "qwen", "scale_attn_weights": False}, "scale_attn_weights False"),
+        (of("qwen", scale_attn_weights=False), "scale_attn_weights False"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"hidden_act": ["silu"]}, "hidden_act ['silu']"),
-        ({"model_type": "qwen2", "layer_types": [["full_attention"], {}]}, "layer_types has ['full_attention']"),
-        ({"model_type": "qwen2", "layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
-        ({"model_type": "internlm", "rotary": {"type": "xpos"}}, "'xpos'"),
+        (of("qwen2", layer_types=[["full_attention"], {}]), "layer_types has ['full_attention']"),
+        (of("qwen2", layer_types=["full_attention", "linear_attention"]), "'linear_attention'"),
+        (of("internlm", rotary={"type": "xpos"}), "'xpos'"),
     ],
 )
 def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
@@ -290,21 +299,22 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         describe({**LLAMA, **changes}, "m")
 
 
+HEADS = {"num_attention_heads": 1024, "hidden_size": 1024, "num_hidden_layers": 1000}
+HUGE = 10**400
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"model_type": None}, "no model_type"),
-        ({"model_type": "gemma3"}, "text_config is missing"),
+        (of("gemma3"), "text_config is missing"),
         ({**BAICHUAN, "model_max_length": None}, "neither max_position_embeddings"),
         (
             {**GLM4_MOE, "n_group": 3},
             "n_group is 3; it must be 1 to 32 and divide the 8 experts into groups of 2 or more",
         ),
         ({**GLM4_MOE, "n_group": 8}, "n_group is 8"),
-        (
-            {**GLM4_MOE, "n_group": 4, "topk_group": 1},
-            "topk_group is 1; it must be 1 to 4 (n_group), and these groups must",
-        ),
+        ({**GLM4_MOE, "n_group": 4, "topk_group": 1}, "topk_group is 1; it must be 1 to 4 (n_group), and these groups"),
         ({**ERNIE, "moe_k": 9}, "moe_k is 9; it must be 1 to 8"),
         ({**QWEN3_MOE, "num_experts_per_tok": 5}, "num_experts_per_tok is 5; it must be 1 to 4"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -315,64 +325,41 @@ def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [2, 10**12]}, "generation_config.json: eos_token_id is [2, 1000000000000]"),
         ({"bos_token_id": 1 << 31}, "config.json: bos_token_id is 2147483648"),
-        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "requires low_freq_factor, high_freq_factor"),
-        ({"rope_scaling": {"type": "linear"}}, "of type linear requires factor"),
-        (
-            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 8}},
-            "short_factor must be 8 positive numbers",
-        ),
+        (scaled("llama3", factor=8.0), "requires low_freq_factor, high_freq_factor"),
+        (scaled("linear"), "of type linear requires factor"),
+        (scaled("longrope", short_factor=[1.0], long_factor=[1.0] * 8), "short_factor must be 8 positive numbers"),
+        (scaled("longrope", short_factor=[HUGE] * 8, long_factor=[1.0] * 8), "8 positive numbers up to 1e+30"),
+        (scaled(["linear"], factor=2.0), "the rope scaling's type is ['linear']"),
+        (scaled({"a": 1}), "the rope scaling's type is {'a': 1}"),
+        (scaled("yarn", factor=4.0, original_max_position_embeddings=0), "original_max_position_embeddings is 0"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
-        ({"model_type": "qwen", "intermediate_size": 161}, "intermediate_size 161 is odd"),
-        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "num_hidden_layers = 2 types"),
-        (
-            {"model_type": "mistral", "sliding_window": None, "layer_types": ["sliding_attention"] * 2},
-            "there is no sliding_window",
-        ),
-        ({"rope_scaling": {"rope_type": ["linear"], "factor": 2.0}}, "the rope scaling's type is ['linear']"),
-        ({"rope_scaling": {"type": {"a": 1}}}, "the rope scaling's type is {'a': 1}"),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}},
-            "original_max_position_embeddings is 0",
-        ),
+        (of("qwen", intermediate_size=161), "intermediate_size 161 is odd"),
+        (of("qwen2", layer_types=["full_attention"]), "num_hidden_layers = 2 types"),
+        (of("mistral", sliding_window=None, layer_types=["sliding_attention"] * 2), "there is no sliding_window"),
         ({"rope_theta": float("nan")}, "rope_theta is nan; it must be a finite number"),
         ({"rope_theta": float("inf")}, "rope_theta is inf; it must be a finite number"),
-        ({"rope_theta": 10**400}, "rope_theta is an integer that is too large"),
+        ({"rope_theta": HUGE}, "rope_theta is an integer that is too large"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be at most 1000"),
-        ({"model_type": "mistral", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
-        ({"model_type": "mixtral", "num_local_experts": 10**9}, "1000000000 experts in each of 2 layers"),
+        (of("mistral", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+        (of("mixtral", num_local_experts=10**9), "1000000000 experts in each of 2 layers"),
         ({"num_attention_heads": 2048, "hidden_size": 1 << 15}, "num_attention_heads is 2048; it must be at most 1024"),
-        (
-            {"num_attention_heads": 1024, "hidden_size": 1024, "num_hidden_layers": 1000},
-            "1024 key/value heads in each of 1000 layers exceed the supported maximum of 100000",
-        ),
-        ({"model_type": "gemma2", "hidden_size": None}, "hidden_size is missing"),
-        ({"model_type": "qwen", "rotary_pct": 1e308}, "rotary_pct is 1e+308; it must be from 0 to 1"),
-        ({"head_dim": 10**400}, "head_dim is an integer of 1329 bits; it must be at most"),
-        ({"max_position_embeddings": 10**400}, "max_position_embeddings is an integer of 1329 bits"),
-        (
-            {"rope_scaling": {"type": "longrope", "short_factor": [10**400] * 8, "long_factor": [1.0] * 8}},
-            "short_factor must be 8 positive numbers up to 1e+30",
-        ),
-        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
-        ({"model_type": "gemma3_text", "head_dim": [16]}, "head_dim is [16]"),
-        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        (HEADS, "1024 key/value heads in each of 1000 layers exceed the supported maximum of 100000"),
+        (of("gemma2", hidden_size=None), "hidden_size is missing"),
+        (of("qwen", rotary_pct=1e308), "rotary_pct is 1e+308; it must be from 0 to 1"),
+        ({"head_dim": HUGE}, "head_dim is an integer of 1329 bits; it must be at most"),
+        ({"max_position_embeddings": HUGE}, "max_position_embeddings is an integer of 1329 bits"),
+        (of("gemma2", query_pre_attn_scalar=0), "query_pre_attn_scalar is 0"),
+        (of("gemma3_text", head_dim=[16]), "head_dim is [16]"),
+        (of("gemma3_text", sliding_window_pattern=0), "sliding_window_pattern is 0"),
         *(
-            (
-                {"model_type": model_type, "mlp_layer_types": [one] * 2},
-                "mlp_layer_types must list num_hidden_layers = 2",
-            )
-            for model_type in ("mellum", "hy_v3")
-            for one in ({}, "wide")
+            (of(one, mlp_layer_types=[wrong] * 2), "mlp_layer_types must list num_hidden_layers = 2")
+            for one in ("mellum", "hy_v3")
+            for wrong in ({}, "wide")
         ),
-        ({"model_type": "minimax_m2", "head_dim": 0, "rotary_dim": 8}, "head_dim is 0"),
-        *(
-            ({"model_type": model_type, "rope_scaling": {"type": "dynamic", "alpha": 1e308}}, "has the alpha 1e+308")
-            for model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe")
-        ),
-        (
-            {"model_type": "hunyuan_v1_dense", "head_dim": 2, "rope_scaling": {"type": "dynamic", "alpha": 1000.0}},
-            "a head has 2 elements",
-        ),
+        (of("minimax_m2", head_dim=0, rotary_dim=8), "head_dim is 0"),
+        (of("hunyuan_v1_dense", **scaled("dynamic", alpha=1e308)), "has the alpha 1e+308"),
+        (of("hunyuan_v1_moe", **scaled("dynamic", alpha=1e308)), "has the alpha 1e+308"),
+        (of("hunyuan_v1_dense", head_dim=2, **scaled("dynamic", alpha=1000.0)), "a head has 2 elements"),
     ],
 )
 def test_a_wrong_value_is_named(changes: dict[str, Any], named: str) -> None:

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from gateway_in_process import MODEL, gateway
+from gateway_in_process import MODEL, ask, gateway
 from starlette.types import Message, Receive, Scope, Send
-from triton_double import error, input_text, parsed, part, scripted_parse
+from triton_double import error, input_text, parsed, part, says, scripted_parse
 from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 120
@@ -58,9 +58,7 @@ async def test_unset_sampling_fields_are_the_models_to_choose() -> None:
         assert (shown["temperature"], shown["top_p"]) == (1, 1)
 
 
-async def breaks_off(request: pb.ModelInferRequest) -> Responses:
-    yield part("x")
-    yield error("[503] the engine ends")
+breaks_off = says(part("x"), error("[503] the engine ends"))
 
 
 async def test_an_error_in_a_stream_has_the_form_of_its_route() -> None:
@@ -85,12 +83,7 @@ async def test_an_error_in_a_stream_has_the_form_of_its_route() -> None:
     ],
 )
 async def test_the_servers_errors_are_anthropics(said: str, status: int, kind: str) -> None:
-    async def fail(request: pb.ModelInferRequest) -> Responses:
-        yield error(said)
-
-    async with gateway() as (web, server):
-        server.behaviour = fail
-        answer = await web.post("/v1/messages", json=MESSAGES, headers={"x-request-id": "mine"})
+    answer = await ask("/v1/messages", MESSAGES, headers={"x-request-id": "mine"}, behaviour=says(error(said)))
     assert answer.status_code == status and answer.json()["error"]["type"] == kind
     assert answer.json()["request_id"] == answer.headers["request-id"] == "mine"
     assert answer.headers.get("retry-after") == ({429: "3", 503: "5"}.get(status))
@@ -98,21 +91,13 @@ async def test_the_servers_errors_are_anthropics(said: str, status: int, kind: s
 
 @pytest.mark.parametrize(("max_tokens", "reason"), [(1, "max_tokens"), (5, "model_context_window_exceeded")])
 async def test_a_context_that_is_full_is_no_max_tokens(max_tokens: int, reason: str) -> None:
-    async def full(request: pb.ModelInferRequest) -> Responses:
-        yield part("x", "length")  # one token
-
-    async with gateway() as (web, server):
-        server.behaviour = full
-        answer = await web.post("/v1/messages", json={**MESSAGES, "max_tokens": max_tokens})
+    answer = await ask("/v1/messages", {**MESSAGES, "max_tokens": max_tokens}, behaviour=says(part("x", "length")))
     assert answer.json()["stop_reason"] == reason
 
 
 async def test_an_answer_without_text_has_no_block() -> None:
-    async def nothing(request: pb.ModelInferRequest) -> Responses:
-        yield part("", "stop")
-
     async with gateway() as (web, server):
-        server.behaviour = nothing
+        server.behaviour = says(part("", "stop"))
         whole = await web.post("/v1/messages", json=MESSAGES)
         streamed = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
     assert whole.json()["content"] == [] and whole.json()["stop_reason"] == "end_turn"
@@ -147,10 +132,7 @@ async def test_a_silent_stream_of_messages_has_pings() -> None:
 
 
 async def test_reasoning_is_not_part_of_the_text() -> None:
-    async def thinks(request: pb.ModelInferRequest) -> Responses:
-        yield parsed(reasoning="hm")
-        yield parsed("so")
-        yield parsed("!", reason="stop")
+    thinks = says(parsed(reasoning="hm"), parsed("so"), parsed("!", reason="stop"))
 
     async with gateway() as (web, server):
         server.formats["reasoning"] = "think"
@@ -165,11 +147,8 @@ async def test_reasoning_is_not_part_of_the_text() -> None:
 
 
 async def test_an_answer_that_is_too_large_to_be_stored_says_so() -> None:
-    async def long(request: pb.ModelInferRequest) -> Responses:
-        yield part("x" * 2000, "stop")
-
     async with gateway(max_response_bytes=1024) as (web, server):
-        server.behaviour = long
+        server.behaviour = says(part("x" * 2000, "stop"))
         answer = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()
         assert answer["store"] is False
         assert (await web.get(f"/v1/responses/{answer['id']}")).status_code == 404

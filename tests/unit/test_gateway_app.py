@@ -10,8 +10,8 @@ import pytest
 from charonia_client.offload import offload
 from charonia_gateway.endpoints import pool
 from charonia_gateway.settings import Settings
-from gateway_in_process import MODEL, gateway
-from triton_double import error, part, with_logprobs
+from gateway_in_process import MODEL, ask, gateway
+from triton_double import error, part, says, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
@@ -19,32 +19,26 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
 
 async def test_of_a_wrong_models_name_the_log_has_the_beginning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "charonia_gateway.access"):
-        async with gateway(access_log=True) as (web, _):
-            answer = await web.post("/v1/chat/completions", json={**CHAT, "model": "m" * 1_000_000})
+        answer = await ask("/v1/chat/completions", {**CHAT, "model": "m" * 1_000_000}, access_log=True)
     assert answer.status_code == 404
     (line,) = [record for record in caplog.records if record.name == "charonia_gateway.access"]
     assert line.__dict__["model"] == "m" * 100
 
 
 async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None:
-    async with gateway() as (web, _):
-        answer = await web.post("/v1/chat/completions/", json=CHAT, headers={"Host": "elsewhere"})
+    answer = await ask("/v1/chat/completions/", CHAT, headers={"Host": "elsewhere"})
     assert answer.status_code == 404 and "location" not in answer.headers
 
 
 async def test_embeddings_are_rejected_with_a_code_of_their_own() -> None:
-    async with gateway() as (web, _):
-        answer = await web.post("/v1/embeddings", json={"model": MODEL, "input": "a"})
+    answer = await ask("/v1/embeddings", {"model": MODEL, "input": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "embeddings_not_supported")
 
 
 @pytest.mark.parametrize("tokens", [3, 1500])  # the longer ones are tokenized in a thread, and in pieces
 async def test_answers_with_log_probabilities_are_whole_however_many_they_are(tokens: int) -> None:
-    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
-        yield with_logprobs(part("x" * tokens, "stop"), tokens, 2)
-
     async with gateway() as (web, server):
-        server.behaviour = answer
+        server.behaviour = says(with_logprobs(part("x" * tokens, "stop"), tokens, 2))
         chat = await web.post("/v1/chat/completions", json={**CHAT, "logprobs": True, "top_logprobs": 2})
         text = await web.post("/v1/completions", json={"model": MODEL, "prompt": "hi", "logprobs": 2})
     assert chat.headers["content-type"] == "application/json" and chat.headers["x-request-id"]
@@ -68,12 +62,11 @@ async def test_answers_with_log_probabilities_are_whole_however_many_they_are(to
 
 
 async def test_a_request_to_a_server_that_drains_hears_so_in_no_words_of_tritons() -> None:
-    async def refuse(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
-        yield error("Request for unknown model: 'ensemble' has no available versions")
-
-    async with gateway() as (web, server):
-        server.behaviour = refuse
-        answer = await web.post("/v1/chat/completions", json=CHAT)
+    answer = await ask(
+        "/v1/chat/completions",
+        CHAT,
+        behaviour=says(error("Request for unknown model: 'ensemble' has no available versions")),
+    )
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
     assert answer.json()["error"]["message"] == "the server is shutting down"
 
@@ -129,11 +122,8 @@ MANY: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 3276
     ],
 )
 async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: str, body: dict[str, Any]) -> None:
-    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
-        yield with_logprobs(part("x", "stop"), 1, 20)
-
     async with gateway() as (web, server):
-        server.behaviour = answer
+        server.behaviour = says(with_logprobs(part("x", "stop"), 1, 20))
         refused = await web.post(path, json=body)
         assert not server.requests
         streamed = await web.post(path, json={**body, "n": 1, "stream": True})
@@ -159,6 +149,20 @@ async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
         monkeypatch.setattr(pool, "MAX_ENTRIES", 59)
         refused = await web.post("/v1/chat/completions", json=body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
+
+
+async def test_the_bound_of_log_probabilities_counts_all_prompts_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        yield with_logprobs(part("x", "stop"), 12, 4)
+
+    async with gateway() as (web, server):
+        server.behaviour = answer
+        body = {"model": MODEL, "prompt": ["a", "b"], "logprobs": 4}
+        statuses = []
+        for limit in (120, 119):
+            monkeypatch.setattr(pool, "MAX_ENTRIES", limit)
+            statuses.append((await web.post("/v1/completions", json=body)).status_code)
+    assert statuses == [200, 400]
 
 
 async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:

@@ -17,7 +17,7 @@ from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, gateway
 from key_files import PAST, KeyFile
 from starlette.routing import Mount
-from triton_double import Double, error, input_number, input_text, part
+from triton_double import Double, error, input_number, input_text, part, says
 from tritonclient.grpc import service_pb2 as pb
 from waiting import until
 
@@ -327,9 +327,7 @@ async def test_no_log_has_a_key_or_a_prompt_and_the_access_log_has_the_keys_name
 ) -> None:
     wrong, secret = keys.new_key()[0], "what-the-prompt-says"
 
-    async def break_off(request: pb.ModelInferRequest) -> Parts:
-        yield part("x")
-        yield error("[503] the engine ends")
+    break_off = says(part("x"), error("[503] the engine ends"))
 
     with caplog.at_level("DEBUG"):
         async with guarded(file, access_log=True) as (web, server):

@@ -13,7 +13,7 @@ import openai
 import pytest
 from gateway_in_process import MODEL, gateway, listening
 from key_files import KeyFile
-from triton_double import error, part
+from triton_double import error, part, says
 from tritonclient.grpc import service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,28 +47,19 @@ async def test_requests_beyond_the_limit_are_429_and_say_when_to_come_again(file
     assert 'charonia_gateway_key_limited_total{key="two",limit="requests"} 1.0' in scraped
 
 
-async def tell(request: pb.ModelInferRequest) -> Parts:
-    """A response with 5 prompt tokens and 1 output token."""
-    yield part("x", "stop")
+tell = says(part("x", "stop"))  # A response with 5 prompt tokens and 1 output token.
 
 
-async def break_off(request: pb.ModelInferRequest) -> Parts:
-    yield part("x")
-    yield error("[503] the engine ends")
+break_off = says(part("x"), error("[503] the engine ends"))
 
 
-async def stop(request: pb.ModelInferRequest) -> Parts:
-    """A response that the session's client stops with another request."""
-    yield part("x", "cancelled")
+stop = says(part("x", "cancelled"))  # A response that the session's client stops with another request.
 
 
-async def tell_of_the_second(request: pb.ModelInferRequest) -> Parts:
-    yield part("x", index=1)
-    yield error("[503] the engine ends")
+tell_of_the_second = says(part("x", index=1), error("[503] the engine ends"))
 
 
-async def refuse(request: pb.ModelInferRequest) -> Parts:
-    yield error("[400] top_k: wrong")
+refuse = says(error("[400] top_k: wrong"))
 
 
 @pytest.mark.parametrize(

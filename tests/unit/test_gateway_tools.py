@@ -17,9 +17,9 @@ from charonia_gateway.schemas.messages import MessagesRequest
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.response_input import conversation
 from charonia_gateway.schemas.turns import MAX_ARGUMENTS_DEPTH
-from gateway_in_process import MODEL, gateway
+from gateway_in_process import MODEL, ask, gateway
 from test_continuation import STRICT, tokenizer
-from triton_double import error, input_number, input_text, parsed, part, scripted_parse
+from triton_double import error, input_number, input_text, parsed, part, says, scripted_parse
 from tritonclient.grpc import service_pb2 as pb
 
 from charonia.text.prompt_ids import encode_chat, parse_json
@@ -59,12 +59,10 @@ PARTS: list[dict[str, Any]] = [
 ]
 
 
-async def says(request: pb.ModelInferRequest) -> Responses:
-    for one in PARTS:
-        yield parsed(**one)
+PARTED = says(*(parsed(**one) for one in PARTS))
 
 
-async def stream(path: str, body: dict[str, Any], behaviour: Any = says) -> list[dict[str, Any]]:
+async def stream(path: str, body: dict[str, Any], behaviour: Any = PARTED) -> list[dict[str, Any]]:
     async with gateway() as (web, server):
         server.behaviour = behaviour
         text = (await web.post(path, json={**body, "stream": True})).text
@@ -72,12 +70,7 @@ async def stream(path: str, body: dict[str, Any], behaviour: Any = says) -> list
 
 
 async def whole(path: str, body: dict[str, Any], **one: Any) -> dict[str, Any]:
-    async def answers(request: pb.ModelInferRequest) -> Responses:
-        yield parsed(**{"reason": "stop", **one})
-
-    async with gateway() as (web, server):
-        server.behaviour = answers
-        answer = await web.post(path, json=body)
+    answer = await ask(path, body, behaviour=says(parsed(**{"reason": "stop", **one})))
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -369,11 +362,8 @@ def test_a_coding_agents_items_fit_a_template_whose_roles_alternate() -> None:
 async def test_the_output_of_a_call_that_is_not_there_is_refused() -> None:
     output = {"type": "function_call_output", "call_id": "call0", "output": "2"}
 
-    async def calls(request: pb.ModelInferRequest) -> Responses:
-        yield parsed(calls=[begin(0, '{"a": 1}', complete=True)], reason="stop")
-
     async with gateway() as (web, server):
-        server.behaviour = calls
+        server.behaviour = says(parsed(calls=[begin(0, '{"a": 1}', complete=True)], reason="stop"))
         refused = await web.post("/v1/responses", json={**RESPONSES, "input": [output]})
         first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()
         again = {**RESPONSES, "input": [output], "previous_response_id": first["id"]}
@@ -409,17 +399,13 @@ async def test_branches_of_a_stored_answer_do_not_wait_for_each_other() -> None:
     assert input_text(server.requests[-1], "session_id") == "", "what is not stored needs no session"
 
 
-async def refuses(request: pb.ModelInferRequest) -> Responses:
-    yield error("[400] prompt and max_tokens do not fit: 9 and 9")
+refuses = says(error("[400] prompt and max_tokens do not fit: 9 and 9"))
 
 
-async def breaks_off(request: pb.ModelInferRequest) -> Responses:
-    yield parsed("x")
-    yield error("[503] the engine ends")
+breaks_off = says(parsed("x"), error("[503] the engine ends"))
 
 
-async def is_too_large(request: pb.ModelInferRequest) -> Responses:
-    yield parsed("x" * 20_000, reason="stop")
+is_too_large = says(parsed("x" * 20_000, reason="stop"))
 
 
 async def never_ends(request: pb.ModelInferRequest) -> Responses:
@@ -616,7 +602,7 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
     several = anthropic(*turns, {"role": "assistant", "content": "sum"}).engine_request(reasons=True)
     assert several.messages == [turns[0], {"role": "assistant", "content": "The\n\nsum"}]
     said = "messages: the last message is the assistant's, which begins the response: "
-    for more, says in (
+    for more, why in (
         ({"thinking": {"type": "adaptive"}}, "leave out thinking"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice requires a call instead"),
         (
@@ -624,14 +610,14 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
             "output_config.format constrains",
         ),
     ):
-        with pytest.raises(ApiError, match=f"^{said}.*{says}") as caught:
+        with pytest.raises(ApiError, match=f"^{said}.*{why}") as caught:
             anthropic(*turns, **more)
         assert caught.value.param == "messages"
     call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
     assert anthropic(*turns, {"role": "assistant", "content": ""}).conversation() == turns
-    for content, says in (("The ", "white space"), ("", "not be empty"), ([call], "send the tool_result")):
+    for content, why in (("The ", "white space"), ("", "not be empty"), ([call], "send the tool_result")):
         for before in (turns[:1], turns) if content else (turns[:1],):
-            with pytest.raises(ApiError, match=f"^{said}.*{says}"):
+            with pytest.raises(ApiError, match=f"^{said}.*{why}"):
                 anthropic(*before, {"role": "assistant", "content": content})
     for alone in (turns[1:], turns[1:] * 2):
         with pytest.raises(ApiError, match="send the user's message before it"):

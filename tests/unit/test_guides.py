@@ -8,9 +8,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import charonia_client
 import jsonschema
@@ -20,13 +19,11 @@ import openai.types.responses
 import pytest
 import test_tiktoken_vocabulary
 from charonia_answers.ebnf import to_lark
-from charonia_client import types
 from guide_walks import Walks
 from pydantic import BaseModel
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from charonia import Engine, Guide, InvalidRequestError, Output, SamplingParams
-from charonia.api import guides
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 sys.path.append(str(DEMO.parents[2] / "tests" / "stack"))
@@ -34,25 +31,6 @@ sys.path.append(str(DEMO.parents[2] / "tests" / "stack"))
 import tiny_models  # noqa: E402
 
 MAX_SCHEMA_BYTES = 5000
-
-
-def test_the_clients_guide_is_that_of_the_python_api() -> None:
-    assert get_args(guides.GuideType) == get_args(types.GuideType)
-    ours, theirs = ([(one.name, one.type, one.default) for one in fields(kind)] for kind in (Guide, types.Guide))
-    assert ours == theirs
-    ours, theirs = (
-        {
-            name: inspect.getsource(getattr(kind, name))
-            for name, one in vars(kind).items()
-            if isinstance(one, classmethod)
-        }
-        for kind in (Guide, types.Guide)
-    )
-    assert ours == theirs and len(ours) == len(get_args(guides.GuideType))
-    assert inspect.getsource(guides._texts) == inspect.getsource(types._texts)
-    assert inspect.getsource(guides._json).replace("InvalidRequestError", "ValueError") == inspect.getsource(
-        types._json
-    )
 
 
 @pytest.fixture(scope="module")

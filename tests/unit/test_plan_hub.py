@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_double import HubDouble
@@ -42,6 +43,27 @@ def plan(endpoint: str, home: Path, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def planned(endpoint: str, home: Path, model: str, *more: str) -> dict[str, Any]:
+    code, out, err = plan(endpoint, home, model, *CPU, *more)
+    assert code == 0, err
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def plan_here(folder: Path, dtype: str = "auto") -> dict[str, Any]:
+    made = make_plan(folder, {"device": "cpu"}, dtype=dtype, memory="4GiB")
+    answer: dict[str, Any] = json.loads(json.dumps(made.answers(None, None)))
+    return answer
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
 def without_weights(model: Path, folder: Path) -> Path:
     """Copy a model without its safetensors files."""
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
@@ -50,10 +72,7 @@ def without_weights(model: Path, folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: HubDouble, tmp_path: Path) -> None:
-    code, out, err = plan(hub.url, tmp_path, "them/small", *CPU)
-    assert code == 0, err
-    here = make_plan(model, {"device": "cpu"}, memory="4GiB")
-    assert json.loads(out) == json.loads(json.dumps(here.answers(None, None)))
+    assert planned(hub.url, tmp_path, "them/small") == plan_here(model)
     weights = model / "model.safetensors"
     assert 0 < hub.sent[weights.name] <= 100_001 < weights.stat().st_size / 10
     assert sum(hub.sent.values()) < 110_000
@@ -65,15 +84,14 @@ def test_quantised_weights_are_planned_from_their_headers_too(model: Path, hub: 
     folder = tmp_path / "quantised"
     write_random_model(folder, Shape(2, 256, 4, 2, 512, 8192), scheme="w4a16")
     hub.models["them/quantised"] = folder
-    code, out, err = plan(hub.url, tmp_path / "home", "them/quantised", *CPU)
-    assert code == 0, err
-    said = json.loads(out)
-    assert said == json.loads(json.dumps(make_plan(folder, {"device": "cpu"}, memory="4GiB").answers(None, None)))
+    said = planned(hub.url, tmp_path / "home", "them/quantised")
+    assert said == plan_here(folder)
     # A layer weight takes 4 bits, and 2 bytes per group of 128, instead of 2 bytes. All other sizes are equal.
     layers = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
-    dense = make_plan(model, {"device": "cpu"}, memory="4GiB")
     assert said["weight_type"] == "int4"
-    assert dense.weight_bytes - said["weight_bytes"] == pytest.approx(layers * (2 - 4 / 8 - 2 / 128), rel=0.01)
+    assert plan_here(model)["weight_bytes"] - said["weight_bytes"] == pytest.approx(
+        layers * (2 - 4 / 8 - 2 / 128), rel=0.01
+    )
     assert hub.sent["model.safetensors"] <= 100_001
 
 
@@ -84,9 +102,7 @@ def test_each_file_of_a_model_that_is_in_several_is_asked_for_its_header(
     sharded = without_weights(model, tmp_path / "small")
     names = split_weights(model / "model.safetensors", sharded)
     hub.models["them/small"] = sharded
-    code, out, err = plan(hub.url, tmp_path / "home", "them/small", *CPU)
-    assert code == 0, err
-    assert json.loads(out)["weight_bytes"] == make_plan(model, {"device": "cpu"}, memory="4GiB").weight_bytes
+    assert planned(hub.url, tmp_path / "home", "them/small")["weight_bytes"] == plan_here(model)["weight_bytes"]
     assert all(hub.ranges[name] == ["bytes=0-100000"] for name in names)
 
 
@@ -123,11 +139,8 @@ def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hu
     config = read_json(old / "config.json")
     config.pop("dtype", None)
     (old / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
-    code, out, err = plan(hub.url, tmp_path / "home", "them/small", *CPU)
-    assert code == 0, err
-    said = json.loads(out)
-    here = make_plan(model, {"device": "cpu"}, dtype="bf16", memory="4GiB")
-    assert (said["weight_type"], said["weight_bytes"]) == ("bf16", here.weight_bytes)
+    said = planned(hub.url, tmp_path / "home", "them/small")
+    assert (said["weight_type"], said["weight_bytes"]) == ("bf16", plan_here(model, "bf16")["weight_bytes"])
     assert "can be checked only after their download" in said["warnings"][0]
     assert "pytorch_model.bin" not in hub.sent
 
@@ -135,42 +148,36 @@ def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hu
     (old / "config.json").write_text(json.dumps(config))
     code, _, err = plan(hub.url, tmp_path / "another", "them/small", *CPU)
     assert code == 1 and "--dtype fp32 | fp16 | bf16" in err
-    code, out, err = plan(hub.url, tmp_path / "another", "them/small", *CPU, "--dtype", "fp32")
-    assert code == 0, err
-    assert json.loads(out)["weight_type"] == "fp32"
+    assert planned(hub.url, tmp_path / "another", "them/small", "--dtype", "fp32")["weight_type"] == "fp32"
 
 
 @pytest.mark.slow
-def test_what_the_hub_does_not_give_is_said_with_the_remedy(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+def test_what_the_hub_does_not_give_is_said_with_the_remedy(
+    model: Path, hub: HubDouble, nobody: str, tmp_path: Path
+) -> None:
     hub.models["them/gated"] = model
     hub.models["them/empty"] = without_weights(model, tmp_path / "empty")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # but it does not listen
-        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        for endpoint, name, parts in (
-            (hub.url, "them/gated", ("gated", "accept its terms", "HF_TOKEN")),
-            (hub.url, "them/nothing", ("no model of that name", "check the name")),
-            (hub.url, "them/empty", ("no weights on the hub", "pytorch_model.bin")),
-            (nobody, "them/small", ("cannot be downloaded", "check the network", "HF_ENDPOINT")),
-            (hub.url, "no/hub/id", ("is not a hub id (owner/name",)),
-        ):
-            code, out, err = plan(endpoint, tmp_path / "home", name, *CPU)
-            assert code == 1 and out == "" and "Traceback" not in err
-            assert all(part in err for part in parts), err
+    for endpoint, name, parts in (
+        (hub.url, "them/gated", ("gated", "accept its terms", "HF_TOKEN")),
+        (hub.url, "them/nothing", ("no model of that name", "check the name")),
+        (hub.url, "them/empty", ("no weights on the hub", "pytorch_model.bin")),
+        (nobody, "them/small", ("cannot be downloaded", "check the network", "HF_ENDPOINT")),
+        (hub.url, "no/hub/id", ("is not a hub id (owner/name",)),
+    ):
+        code, out, err = plan(endpoint, tmp_path / "home", name, *CPU)
+        assert code == 1 and out == "" and "Traceback" not in err
+        assert all(part in err for part in parts), err
 
 
 @pytest.mark.slow
-def test_a_model_that_is_in_the_cache_is_planned_without_a_network(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+def test_a_model_that_is_in_the_cache_is_planned_without_a_network(
+    model: Path, hub: HubDouble, nobody: str, tmp_path: Path
+) -> None:
     environment = {**PLAIN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
     code = "from charonia.weights.hub import download; print(download('them/small'))"
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, timeout=300)
     sent = dict(hub.sent)
     assert sent["model.safetensors"] == (model / "model.safetensors").stat().st_size
-    code_of, out, err = plan(hub.url, tmp_path, "them/small", *CPU)
-    assert code_of == 0, err
+    said = planned(hub.url, tmp_path, "them/small")
     assert hub.sent == sent
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        code_of, without, err = plan(f"http://127.0.0.1:{taken.getsockname()[1]}", tmp_path, "them/small", *CPU)
-    assert code_of == 0, err
-    assert without == out
+    assert planned(nobody, tmp_path, "them/small") == said

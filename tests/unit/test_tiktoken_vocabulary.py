@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from charonia.errors import ModelError
 from charonia.text.tiktoken_vocabulary import FILE, load_tiktoken, read_ranks
 from charonia.text.token_table import build_token_table
-from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
+from charonia.text.tokenizer import load_tokenizer
 
 WORDS = ["the", "th", " the", "ing", "in", "ring", " st", "str", " string", "er", "中", "中文", "é", "caf", "café"]
 # In the order of training: short tokens first, because longer ones are made of them.
@@ -107,13 +107,6 @@ def test_a_chat_model_has_chatml_with_its_system_message(tmp_path: Path) -> None
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def test_a_copied_tokenizer_is_a_fast_one(folder: Path, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(folder)
-    copy_tokenizer(folder, tokenizer, tmp_path / "copy")
-    again = load_tokenizer(tmp_path / "copy")
-    assert again.encode(" string theory 中文") == tokenizer.encode(" string theory 中文")
 
 
 @pytest.mark.parametrize("damage", ["QQ==", "QQ== x", "!!! 3", "QQ== 9999"])

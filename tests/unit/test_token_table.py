@@ -102,6 +102,13 @@ def test_added_tokens_stand_for_themselves_and_special_ones_are_no_text() -> Non
     assert not BYTE_LEVEL_TABLE.special[BYTE_LEVEL.convert_tokens_to_ids("<think>")]
 
 
+def test_an_added_token_of_the_byte_alphabet_means_its_own_text() -> None:
+    """The decoder maps its letters to bytes, which are no text."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS["gpt2"]())
+    tokenizer.add_tokens(["société"])
+    assert build_token_table(tokenizer, len(tokenizer)).tokens[-1].decode() == "société"
+
+
 def test_byte_tokens_are_one_byte() -> None:
     assert SENTENCEPIECE_TABLE.tokens[SENTENCEPIECE.convert_tokens_to_ids("<0xE4>")] == b"\xe4"
 

@@ -79,6 +79,18 @@ def error(text: str) -> Any:
     return Chunk(finish_reason=4, text_output=[text.encode()])
 
 
+def says(*chunks: Any) -> Behaviour:
+    """The behaviour of a server that responds with these chunks."""
+
+    async def behaviour(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        for chunk in chunks:
+            copy = Chunk()
+            copy.CopyFrom(chunk)
+            yield copy
+
+    return behaviour
+
+
 def _call_error(text: str) -> pb.ModelStreamInferResponse:
     return pb.ModelStreamInferResponse(error_message=text)
 

@@ -32,11 +32,11 @@ struct AttentionBatch {
   std::span<const std::int32_t> rotary_rows = {};  // [rows]: the row of cos_sin for each row; empty: its position
 };
 
-// The tokens that a row may sample, computed on another thread while the step's forward pass runs.
+// The tokens that a row may sample.
 class TokenMask {
  public:
   virtual ~TokenMask() = default;
-  // Waits until the mask is ready. Bit t % 32 of word t / 32 says whether token t may be sampled, [ceil(vocab / 32)].
+  // Waits until the mask is ready, or computes it. Bit t % 32 of word t / 32 says whether token t may be sampled, [ceil(vocab / 32)].
   // Valid until the step is collected. Throws Error if there is no mask: the text becomes the row's error.
   virtual std::span<const std::uint32_t> wait() const = 0;
 };

@@ -17,7 +17,7 @@ namespace charonia {
 
 Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& overrides,
                    std::shared_ptr<MetricsSink> sink)
-    : sink_(std::move(sink)), masks_([this](double seconds) { observe(Metric::token_mask_seconds, seconds); }) {
+    : sink_(std::move(sink)) {
   load(weights_dir, overrides);
   make_scheduler();
   make_sessions();

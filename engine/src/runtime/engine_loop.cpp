@@ -286,7 +286,7 @@ bool Engine::Impl::deliver_rows(Result result, const Completion& completion) {
     return true;
   }
   finish(completion.id, FinishReason::error,
-         cat("rows of prompt_logits that nobody has let go of take ", unread, " bytes, more than ",
+         cat("unread rows of prompt_logits take ", unread, " bytes, more than ",
              state.request.max_unread_logits_bytes,
              " (max_unread_logits_bytes): read them as they come, or send a shorter prompt"),
          ErrorCode::resource_exhausted);

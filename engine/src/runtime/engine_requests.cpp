@@ -67,7 +67,7 @@ void Engine::Impl::check_tokens(std::string_view field, const std::vector<TokenI
     if (id < 0 || id >= info.model.vocab_size) {
       throw Error(
           ErrorCode::invalid_argument,
-          cat(field, " holds ", id, ", which is no token id: the vocabulary is [0, ", info.model.vocab_size, ")"));
+          cat(field, " holds ", id, ", which is not a token id: the vocabulary is [0, ", info.model.vocab_size, ")"));
     }
   }
 }
@@ -388,7 +388,9 @@ void Engine::Impl::make_completions(RequestState& state) {
     completions_.emplace(completion.id, &completion);
     if (state.masks.empty()) continue;
     auto& provider = state.masks[static_cast<std::size_t>(i)];
-    completion.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size);
+    completion.mask = std::make_shared<runtime::SequenceMask>(
+        std::move(provider), info.model.vocab_size, state.grammar != nullptr && !executor_->asynchronous(),
+        [this](double seconds) { observe(Metric::token_mask_seconds, seconds); });
     masks_.begin(completion.mask);
   }
   auto& first = *state.completions.front();

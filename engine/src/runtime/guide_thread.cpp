@@ -45,7 +45,7 @@ void GuideThread::close() {
 }
 
 GuideThread::Handle GuideThread::compile(Guide guide, bool after_space, const std::string& owner) {
-  auto out = std::make_shared<GuideGrammar>(std::move(guide), after_space);
+  auto out = std::make_shared<GuideGrammar>(std::move(guide), after_space, owner);
   {
     const std::lock_guard lock(mutex_);
     waiting_.add(owner, out);
@@ -73,11 +73,22 @@ void GuideThread::run() {
   }
 }
 
+std::shared_ptr<const grammar::CompiledGuide> GuideThread::compiled(const GuideGrammar& grammar) {
+  const auto& guide = grammar.guide_;
+  std::erase_if(in_use_, [](const auto& one) { return one.second.expired(); });
+  auto& known = in_use_[{grammar.owner_, guide.type, guide.text, grammar.after_space_}];
+  auto out = known.lock();
+  if (!out) {
+    if (!compiler_) compiler_ = make_();
+    known = out = compiler_->compile(guide, grammar.after_space_);
+  }
+  return out;
+}
+
 void GuideThread::compile(GuideGrammar& grammar) {
   const auto begun = std::chrono::steady_clock::now();
   try {
-    if (!compiler_) compiler_ = make_();
-    grammar.compiled_ = compiler_->compile(grammar.guide_, grammar.after_space_);
+    grammar.compiled_ = compiled(grammar);
   } catch (const Error& error) {
     grammar.error_ = error.what();
     grammar.error_code_ = error.code();

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 
 #include "charonia/error.h"
 #include "charonia/metrics.h"
@@ -21,7 +23,8 @@ namespace charonia::runtime {
 // The grammar of one request, compiled or waiting.
 class GuideGrammar {
  public:
-  GuideGrammar(Guide guide, bool after_space) : guide_(std::move(guide)), after_space_(after_space) {}
+  GuideGrammar(Guide guide, bool after_space, std::string owner)
+      : guide_(std::move(guide)), after_space_(after_space), owner_(std::move(owner)) {}
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   // After done(): null if it failed.
@@ -34,7 +37,8 @@ class GuideGrammar {
 
   const Guide guide_;
   const bool after_space_;
-  std::unique_ptr<const grammar::CompiledGuide> compiled_;
+  const std::string owner_;
+  std::shared_ptr<const grammar::CompiledGuide> compiled_;
   std::string error_;
   ErrorCode error_code_ = ErrorCode::invalid_argument;
   std::atomic<bool> done_ = false;
@@ -56,17 +60,22 @@ class GuideThread {
   void close();
 
   // Queues a guide. Thread-safe. Owners take turns. If the handle is dropped before the turn of the guide, the guide is
-  // not compiled.
+  // not compiled. Requests of one owner that use equal guides at the same time share one grammar.
   Handle compile(Guide guide, bool after_space, const std::string& owner);
 
  private:
+  using Key = std::tuple<std::string, GuideType, std::string, bool>;  // owner, type and text, after_space
+
   void run();
   void compile(GuideGrammar& grammar);
+  std::shared_ptr<const grammar::CompiledGuide> compiled(const GuideGrammar& grammar);
 
   const MakeCompiler make_;
   const std::shared_ptr<MetricsSink> sink_;
   const std::function<void()> done_;
-  std::unique_ptr<grammar::GuideCompiler> compiler_;  // used only by the thread
+  // Used only by the thread.
+  std::unique_ptr<grammar::GuideCompiler> compiler_;
+  std::map<Key, std::weak_ptr<const grammar::CompiledGuide>> in_use_;
 
   std::mutex mutex_;
   std::condition_variable wake_;

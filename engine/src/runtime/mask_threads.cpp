@@ -15,12 +15,21 @@ namespace {
 // One thread computes the masks of eight sequences in about a millisecond. Most cores are left to the forward pass.
 unsigned num_threads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1U, 4U); }
 
+// Whether one core more or less matters to a forward pass on the CPU.
+bool small_machine() { return std::thread::hardware_concurrency() < 8; }
+
 }  // namespace
 
-SequenceMask::SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size)
-    : provider_(std::move(provider)), vocab_size_(vocab_size), words_((static_cast<std::size_t>(vocab_size) + 31) / 32) {}
+SequenceMask::SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size, bool lazy,
+                           std::function<void(double)> computed)
+    : provider_(std::move(provider)),
+      vocab_size_(vocab_size),
+      lazy_(lazy && small_machine()),
+      computed_(std::move(computed)),
+      words_((static_cast<std::size_t>(vocab_size) + 31) / 32) {}
 
 std::span<const std::uint32_t> SequenceMask::wait() const {
+  compute_once();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return known_; });
   if (!error_.empty()) throw Error(ErrorCode::internal, error_);
@@ -45,10 +54,33 @@ std::string SequenceMask::check_forced() const {
              allowed, " tokens, and the vocabulary has ", vocab_size_);
 }
 
-void SequenceMask::compute() {
+void SequenceMask::advance(std::span<const TokenId> accepted) {
+  {
+    const std::lock_guard lock(mutex_);
+    known_ = false;
+  }
+  output_.insert(output_.end(), accepted.begin(), accepted.end());
+  begun_ = false;
+}
+
+void SequenceMask::compute_once() const {
+  if (begun_.exchange(true)) return;
+  const auto begun = std::chrono::steady_clock::now();
+  auto error = compute();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+  {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    known_ = true;
+  }
+  changed_.notify_all();
+  if (computed_) computed_(took.count());
+}
+
+// Returns an error, or an empty text.
+std::string SequenceMask::compute() const {
   std::ranges::fill(words_, 0U);
   forced_.clear();
-  std::string error;
   try {
     provider_->fill(output_, words_);
     const auto forced = provider_->forced();
@@ -56,21 +88,14 @@ void SequenceMask::compute() {
     // Clear the bits beyond the vocabulary.
     if (const int rest = vocab_size_ % 32; rest != 0) words_.back() &= (1U << rest) - 1;
     if (std::ranges::all_of(words_, [](auto word) { return word == 0; })) {
-      error = cat("the token mask allows no token after ", output_.size(), " tokens of output");
-    } else {
-      error = check_forced();
+      return cat("the token mask allows no token after ", output_.size(), " tokens of output");
     }
+    return check_forced();
   } catch (const std::exception& failure) {
-    error = cat("the token mask provider failed after ", output_.size(), " tokens of output: ", failure.what());
+    return cat("the token mask provider failed after ", output_.size(), " tokens of output: ", failure.what());
   } catch (...) {
-    error = cat("the token mask provider failed after ", output_.size(), " tokens of output");
+    return cat("the token mask provider failed after ", output_.size(), " tokens of output");
   }
-  {
-    const std::lock_guard lock(mutex_);
-    error_ = std::move(error);
-    known_ = true;
-  }
-  changed_.notify_all();
 }
 
 MaskThreads::~MaskThreads() {
@@ -82,13 +107,13 @@ MaskThreads::~MaskThreads() {
   for (auto& thread : threads_) thread.join();
 }
 
+void MaskThreads::begin(std::shared_ptr<SequenceMask> mask) {
+  if (!mask->lazy_) begun_.push_back(std::move(mask));
+}
+
 void MaskThreads::next(std::shared_ptr<SequenceMask> mask, std::span<const TokenId> accepted) {
-  {
-    const std::lock_guard lock(mask->mutex_);
-    mask->known_ = false;
-  }
-  mask->output_.insert(mask->output_.end(), accepted.begin(), accepted.end());
-  begun_.push_back(std::move(mask));
+  mask->advance(accepted);
+  begin(std::move(mask));
 }
 
 void MaskThreads::hand_over() {
@@ -106,16 +131,11 @@ void MaskThreads::run() {
   std::unique_lock lock(mutex_);
   while (true) {
     wake_.wait(lock, [this] { return stop_ || !waiting_.empty(); });
-    if (waiting_.empty()) return;
+    if (stop_) return;  // devices that still wait compute their masks
     auto mask = std::move(waiting_.front());
     waiting_.pop_front();
     lock.unlock();
-    // If this is the last reference, the sequence has ended.
-    if (mask.use_count() > 1) {
-      const auto begun = std::chrono::steady_clock::now();
-      mask->compute();
-      computed_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
-    }
+    if (mask.use_count() > 1) mask->compute_once();  // otherwise the sequence has ended
     mask.reset();
     lock.lock();
   }

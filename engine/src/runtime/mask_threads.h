@@ -1,6 +1,7 @@
-// Computes the token masks of sequences on threads while forward passes run.
+// Computes the token masks of sequences, on threads while forward passes run, or when a device waits for them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -18,10 +19,13 @@
 
 namespace charonia::runtime {
 
-// The mask of a sequence's next token. It is requested once per token, and devices wait for it.
+// The mask of a sequence's next token. It is computed once per token: by the first of MaskThreads and wait().
 class SequenceMask : public ops::TokenMask {
  public:
-  SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size);
+  // lazy: the forward pass needs the processors too, so MaskThreads does not compute it on a small machine. computed:
+  // called with the seconds of each mask, on the thread that computed it.
+  SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size, bool lazy = false,
+               std::function<void(double)> computed = {});
 
   // Throws Error if the mask could not be computed.
   std::span<const std::uint32_t> wait() const override;
@@ -31,41 +35,45 @@ class SequenceMask : public ops::TokenMask {
 
  private:
   friend class MaskThreads;
-  void compute();
+  void compute_once() const;  // does nothing if another thread computes or has computed the mask
+  std::string compute() const;
   std::string check_forced() const;
+  // To the mask of the token after the `accepted` tokens. The previous mask must be computed, or never begun.
+  void advance(std::span<const TokenId> accepted);
 
   const std::shared_ptr<TokenMaskProvider> provider_;
   const int vocab_size_;
+  const bool lazy_;
+  const std::function<void(double)> computed_;
   std::vector<TokenId> output_;  // not changed while the provider works
-  std::vector<std::uint32_t> words_;  // [ceil(vocab / 32)]
-  std::vector<TokenId> forced_;
+  // Written by the thread that has set begun_, before it sets known_.
+  mutable std::vector<std::uint32_t> words_;  // [ceil(vocab / 32)]
+  mutable std::vector<TokenId> forced_;
+  mutable std::atomic<bool> begun_ = false;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  bool known_ = false;  // under mutex_, like error_
-  std::string error_;
+  mutable bool known_ = false;  // under mutex_, like error_
+  mutable std::string error_;
 };
 
 // begin() and next() request a mask and do not block. hand_over() passes all requested masks of a step to the threads,
 // so that they are woken once. The threads start with the first hand_over().
 class MaskThreads {
  public:
-  // computed: called on a thread with the seconds of each mask.
-  explicit MaskThreads(std::function<void(double)> computed) : computed_(std::move(computed)) {}
-  // First computes the queued masks that are still referenced, because a device may wait for them.
+  MaskThreads() = default;
   ~MaskThreads();
   MaskThreads(const MaskThreads&) = delete;
   MaskThreads& operator=(const MaskThreads&) = delete;
 
   // begin() requests the mask of the first token; next() requests the mask of the token after the `accepted` tokens. No
   // device may still wait for the previous mask of the sequence.
-  void begin(std::shared_ptr<SequenceMask> mask) { begun_.push_back(std::move(mask)); }
+  void begin(std::shared_ptr<SequenceMask> mask);
   void next(std::shared_ptr<SequenceMask> mask, std::span<const TokenId> accepted);
   void hand_over();
 
  private:
   void run();
 
-  const std::function<void(double)> computed_;
   std::vector<std::shared_ptr<SequenceMask>> begun_;  // requested, not handed over; used only by the requesting thread
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -34,6 +34,7 @@ from charonia_gateway.endpoints.choice import choose
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.server import Server
 from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
+from charonia_gateway.record import Record, current_record
 from charonia_gateway.state import MemoryState, State
 
 log = logging.getLogger("charonia_gateway")
@@ -350,13 +351,14 @@ class Pool:
 
 
 async def _first_parts(parts: AsyncGenerator[GenerateResponse, None], *, whole: bool) -> list[GenerateResponse]:
-    """The first part, or all of them. Raises BadRequest for more log probabilities than one response may have."""
+    """The first part, or all of them. Raises BadRequest for more log probabilities than one HTTP response may have,
+    which may have the responses to several prompts."""
     found: list[GenerateResponse] = []
-    entries = 0
+    record = current_record.get() or Record()
     async for part in parts:
         found.append(part)
-        entries += count_entries(part)
-        if entries > MAX_ENTRIES:
+        record.num_logprobs += count_entries(part)
+        if record.num_logprobs > MAX_ENTRIES:
             raise BadRequest(
                 f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, of which top_logprobs has its "
                 "share; ask for fewer, send max_tokens, or send stream = true and no echo"

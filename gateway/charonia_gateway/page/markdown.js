@@ -18,9 +18,9 @@ const ALLOWED = {
   ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-// Bidirectional controls, zero-width characters (except joiners and non-joiners), and tag characters, which can spell
-// hidden text.
-const HIDDEN = /[\u202a-\u202e\u2066-\u2069\u200b\u2060-\u2064\ufeff\u{e0000}-\u{e007f}]/gu;
+// Bidirectional controls, soft hyphens, zero-width characters (except joiners and non-joiners), and tag characters and
+// variation selectors, which can spell hidden text.
+const HIDDEN = /[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\u{e0000}-\u{e007f}\u{e0100}-\u{e01ef}]/gu;
 const FLAG = /\u{1f3f4}[\u{e0020}-\u{e007f}]+/gu;
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 40 });
@@ -63,6 +63,7 @@ function* textNodes(root) {
 
 /** The text in pieces, with an element for each hidden character that shows its code. */
 export function revealed(text) {
+  if (text.search(HIDDEN) < 0) return [text];
   const flags = [...text.matchAll(FLAG)].map((match) => [match.index, match.index + match[0].length]);
   const hidden = [...text.matchAll(HIDDEN)].filter(({ index }) => !flags.some(([begin, end]) => begin <= index && index < end));
   const pieces = [];

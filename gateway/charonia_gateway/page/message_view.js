@@ -70,7 +70,7 @@ const fileChips = (files) =>
   files?.length
     ? html`<div class="files">
         ${files.map(
-          (file) => html`<details class="file"><summary>${file.name}</summary><pre tabindex="0">${file.text}</pre></details>`,
+          (file) => html`<details class="file"><summary>${revealed(file.name)}</summary><pre tabindex="0">${revealed(file.text)}</pre></details>`,
         )}
       </div>`
     : nothing;
@@ -79,7 +79,7 @@ function userMessage(message, busy) {
   if (actions.state.editing === message.id) return html`<article class="message user editing">${editor(message)}</article>`;
   return html`<article class="message user" aria-label=${text("you")}>
     ${fileChips(message.files)}
-    ${message.content ? html`<div class="bubble" dir="auto">${message.content}</div>` : nothing}
+    ${message.content ? html`<div class="bubble" dir="auto">${revealed(message.content)}</div>` : nothing}
     <div class="actions">
       ${versions(message)} ${iconButton("copy", text("copy"), () => copy(message))}
       ${iconButton("edit", text("edit"), () => actions.edit(message.id), { disabled: busy })}
@@ -185,7 +185,7 @@ function assistantMessage(message, busy, isLast) {
 
 const toolMessage = (message) =>
   html`<article class="message tool" aria-label=${text("toolResult")}>
-    <div class="call"><div class="call-head">${icon("tool")}${text("toolResult")}</div><pre tabindex="0">${message.content}</pre></div>
+    <div class="call"><div class="call-head">${icon("tool")}${text("toolResult")}</div><pre tabindex="0">${revealed(message.content)}</pre></div>
   </article>`;
 
 export function messageView(message, { busy, isLast }) {

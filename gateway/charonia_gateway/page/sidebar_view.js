@@ -5,6 +5,7 @@ import { live } from "./libraries/lit-html/directives/live.js";
 import { repeat } from "./libraries/lit-html/directives/repeat.js";
 import { icon } from "./icons.js";
 import { text } from "./languages.js";
+import { revealed } from "./markdown.js";
 import { composes, iconButton } from "./message_view.js";
 import * as actions from "./state.js";
 
@@ -40,7 +41,7 @@ function item(conversation) {
       ? renameField()
       : html`<button type="button" class="chat-title" dir="auto" aria-current=${current ? "page" : nothing}
             title=${conversation.title} @click=${() => actions.openChat(conversation)} @dblclick=${() => rename(conversation)}>
-            ${state.running.has(conversation.id) ? html`<i class="pulse"></i>` : nothing}${conversation.title || text("untitled")}
+            ${state.running.has(conversation.id) ? html`<i class="pulse"></i>` : nothing}${revealed(conversation.title || text("untitled"))}
           </button>
           ${iconButton("edit", `${text("rename")}: ${conversation.title}`, () => rename(conversation))}
           ${iconButton("remove", `${text("remove")}: ${conversation.title}`, (event) => remove(event, conversation))}`}

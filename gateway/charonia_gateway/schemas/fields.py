@@ -18,6 +18,8 @@ MAX_STOPS = 4
 MAX_DEPTH = 200
 # number of bad_words of a request, because the engine compares each with the end of every sequence at every step
 MAX_BAD_WORDS = 1000
+# bytes of all bad words of a request, because tokenizing them takes the time of a prompt that is six times as long
+MAX_BAD_WORDS_BYTES = 65536
 # bytes of a bad word in UTF-8, because each is tokenized three times; stop words have the same limit
 MAX_BAD_WORD_BYTES = 1024
 # maximum of each bias in logit_bias; the minimum is the negative value
@@ -95,8 +97,11 @@ def _stop_or_end(value: Any) -> list[str] | bool | None:
 
 def _bad_words(value: Any) -> list[str] | None:
     texts = _texts(value, "bad words", MAX_BAD_WORDS)
-    if any(len(text.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES for text in texts or ()):
+    sizes = [len(text.encode("utf-8", "surrogatepass")) for text in texts or ()]
+    if max(sizes, default=0) > MAX_BAD_WORD_BYTES:
         raise wrong(f"a bad word is too long: send at most {MAX_BAD_WORD_BYTES} bytes each")
+    if sum(sizes) > MAX_BAD_WORDS_BYTES:
+        raise wrong(f"the bad words have {sum(sizes)} bytes in all: send at most {MAX_BAD_WORDS_BYTES}")
     return texts
 
 

@@ -1,6 +1,7 @@
 #include "ops/cpu/sample.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -53,26 +54,6 @@ class Row {
 
   void require_token(std::int32_t id) const { index(id); }
 
-  // Sets tokens whose bit is not set to -infinity. restore() does not undo this, because none of them is sampled.
-  void apply(std::span<const std::uint32_t> mask) {
-    constexpr std::size_t kBits = 32;
-    const auto n = logits_.size();
-    if (mask.size() != (n + kBits - 1) / kBits) {
-      throw Error(ErrorCode::internal, cat("a token mask of ", mask.size(), " words for ", n, " tokens: it must have ",
-                                           (n + kBits - 1) / kBits));
-    }
-    for (std::size_t w = 0; w < mask.size(); ++w) {
-      if (mask[w] == ~std::uint32_t{0}) continue;
-      const auto begin = w * kBits, end = std::min(begin + kBits, n);
-      if (mask[w] == 0) {
-        std::fill(logits_.begin() + static_cast<std::ptrdiff_t>(begin),
-                  logits_.begin() + static_cast<std::ptrdiff_t>(end), -kInfinity);
-        continue;
-      }
-      for (auto i = begin; i < end; ++i) logits_[i] = (mask[w] >> (i - begin) & 1U) != 0 ? logits_[i] : -kInfinity;
-    }
-  }
-
   void restore() {
     for (auto change = scratch_.changed.rbegin(); change != scratch_.changed.rend(); ++change) {
       logits_[index(change->first)] = change->second;
@@ -120,6 +101,44 @@ class Row {
   SampleScratch& scratch_;
 };
 
+constexpr std::size_t kMaskBits = 32;
+
+// Returns the logits of the allowed tokens, in order. They are in `memory`.
+std::span<const float> keep_allowed(std::span<const float> logits, std::span<const std::uint32_t> mask,
+                                    std::vector<float>& memory) {
+  const auto n = logits.size();
+  if (mask.size() != (n + kMaskBits - 1) / kMaskBits) {
+    throw Error(ErrorCode::internal, cat("a token mask of ", mask.size(), " words for ", n, " tokens: it must have ",
+                                         (n + kMaskBits - 1) / kMaskBits));
+  }
+  memory.resize(std::max(memory.size(), n + kMaskBits));
+  auto* to = memory.data();
+  for (std::size_t w = 0; w < mask.size(); ++w) {
+    const float* from = logits.data() + w * kMaskBits;
+    const auto left = n - w * kMaskBits;
+    auto bits = left < kMaskBits ? mask[w] & ((1U << left) - 1) : mask[w];
+    // Copies runs of allowed tokens. A copy of constant size is faster, and the next run overwrites the rest.
+    while (bits != 0) {
+      const auto first = static_cast<std::size_t>(std::countr_zero(bits));
+      const auto run = static_cast<std::size_t>(std::countr_one(bits >> first));
+      std::copy_n(from + first, first + kMaskBits <= left ? kMaskBits : run, to);
+      to += run;
+      bits = first + run < kMaskBits ? bits >> (first + run) << (first + run) : 0;
+    }
+  }
+  return {memory.data(), to};
+}
+
+// Returns the token with this index among the allowed tokens. An empty mask allows all.
+std::int32_t allowed_token(std::span<const std::uint32_t> mask, std::int32_t index) {
+  if (mask.empty()) return index;
+  std::size_t w = 0;
+  for (int count = 0; (count = std::popcount(mask[w])) <= index; ++w) index -= count;
+  auto bits = mask[w];
+  for (; index > 0; --index) bits &= bits - 1;
+  return static_cast<std::int32_t>(w * kMaskBits) + std::countr_zero(bits);
+}
+
 // The n most likely tokens, most likely first.
 void find_top(Sampled& out, std::span<const float> logits, int n, double log_sum, std::vector<TokenLogit>& heap) {
   const auto count = std::min(static_cast<std::size_t>(n), logits.size());
@@ -140,11 +159,13 @@ void find_top(Sampled& out, std::span<const float> logits, int n, double log_sum
   for (const auto& c : heap) out.top.emplace_back(c.id, static_cast<float>(static_cast<double>(c.logit) - log_sum));
 }
 
-float checked_maximum(std::span<const float> logits, const Kernels& kernels) {
+// logits: of the tokens that the mask allows.
+float checked_maximum(std::span<const float> logits, std::span<const std::uint32_t> mask, const Kernels& kernels) {
   const float greatest = kernels.maximum(logits.data(), static_cast<std::int64_t>(logits.size()));
   if (std::isnan(greatest) || greatest == kInfinity) {
     const auto at = std::find_if(logits.begin(), logits.end(), [](float x) { return std::isnan(x) || x == kInfinity; });
-    throw Error(ErrorCode::internal, broken_logit(at - logits.begin(), *at));
+    const auto index = static_cast<std::int32_t>(at - logits.begin());
+    throw Error(ErrorCode::internal, broken_logit(allowed_token(mask, index), *at));
   }
   return greatest;
 }
@@ -159,7 +180,7 @@ double random_unit(std::uint64_t seed, std::int64_t position) {
 
 Sampled sample_row(std::span<float> logits, const SampleRow& row, const Kernels& kernels, SampleScratch& scratch) {
   Sampled out;
-  float greatest = checked_maximum(logits, kernels);
+  float greatest = checked_maximum(logits, {}, kernels);
   double log_sum = 0;
   if (row.logprobs >= 0) {
     log_sum = static_cast<double>(greatest) +
@@ -180,8 +201,13 @@ Sampled sample_row(std::span<float> logits, const SampleRow& row, const Kernels&
     return out;
   }
   changed.change();
-  if (row.mask != nullptr) changed.apply(row.mask->wait());
-  if (!scratch.changed.empty() || row.mask != nullptr) greatest = checked_maximum(logits, kernels);
+  std::span<const float> allowed = logits;
+  std::span<const std::uint32_t> mask;
+  if (row.mask != nullptr) {
+    mask = row.mask->wait();
+    allowed = keep_allowed(logits, mask, scratch.allowed);
+  }
+  if (!scratch.changed.empty() || row.mask != nullptr) greatest = checked_maximum(allowed, mask, kernels);
   if (greatest == -kInfinity) {
     throw Error(ErrorCode::invalid_argument,
                 cat("no token is left to sample: ", row.mask == nullptr ? "" : "the token mask, ",
@@ -189,15 +215,16 @@ Sampled sample_row(std::span<float> logits, const SampleRow& row, const Kernels&
   }
   std::int32_t token = 0;
   if (row.temperature == 0) {
-    token = static_cast<std::int32_t>(std::find(logits.begin(), logits.end(), greatest) - logits.begin());
+    token = static_cast<std::int32_t>(std::find(allowed.begin(), allowed.end(), greatest) - allowed.begin());
   } else {
     auto& candidates = scratch.candidates;
-    candidates.begin(logits, greatest, row.temperature, kernels);
+    candidates.begin(allowed, greatest, row.temperature, kernels);
     if (row.top_k > 0) candidates.keep_top_k(row.top_k);
     if (row.top_p < 1) candidates.keep_top_p(static_cast<double>(row.top_p));
     if (row.min_p > 0) candidates.keep_min_p(row.min_p);
     token = candidates.draw(random_unit(row.seed, row.position));
   }
+  token = allowed_token(mask, token);
   if (row.logprobs >= 0) changed.restore();
   report(token);
   return out;

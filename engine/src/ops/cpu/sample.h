@@ -23,11 +23,12 @@ struct SampleScratch {
   std::vector<std::int32_t> count;  // [vocab] number of occurrences, if seen
   std::uint32_t mark = 0;
   std::vector<std::pair<std::int32_t, float>> changed;  // changed tokens with their original logits
+  std::vector<float> allowed;  // the logits of the tokens that the mask allows
 };
 
 // Changes the logits in this order: adds the bias; sets banned tokens to -infinity; repetition penalty (divides
 // positive logits, multiplies others, once for every token of prompt and output); presence and frequency penalty (over
-// the output); then waits for the token mask, if there is one, and sets tokens that it does not allow to -infinity.
+// the output); then waits for the token mask, if there is one, and drops tokens that it does not allow.
 // Then applies temperature, top_k, top_p (the fewest most likely tokens whose probabilities, after top_k, sum to top_p
 // or more) and min_p (relative to the most likely), and draws by the inverse of the cumulative probabilities, most
 // likely first. A row with a target is not sampled. Ties always go to the lower id. A token with less than e^-80 times

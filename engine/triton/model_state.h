@@ -16,29 +16,29 @@ namespace charonia::triton {
 
 // unknown: the server returns an error, or the model was never ready. In the second case, the model is being loaded or
 // warmed up, perhaps while the server itself starts.
-enum class Standing { unknown, served, unloading, exiting };
+enum class ModelState { unknown, served, unloading, exiting };
 
-class ModelStanding {
+class WatchedModel {
  public:
   // warmup: the server sends requests before the model is ready. Without warmup, a request shows that the model is
   // ready.
-  ModelStanding(TRITONSERVER_Server* server, std::string name, std::uint64_t version, bool warmup)
+  WatchedModel(TRITONSERVER_Server* server, std::string name, std::uint64_t version, bool warmup)
       : server_(server), name_(std::move(name)), version_(static_cast<std::int64_t>(version)), was_served_(!warmup) {}
 
   const std::string& name() const { return name_; }
 
   // Asks the server for the current state. The server must not have ended.
-  Standing now() {
+  ModelState now() {
     bool ready = false;
     const ErrorPtr error(TRITONSERVER_ServerModelIsReady(server_, name_.c_str(), version_, &ready));
     if (!error && ready) {
       was_served_ = true;
-      return Standing::served;
+      return ModelState::served;
     }
-    if (!was_served_) return Standing::unknown;
-    if (!error) return Standing::unloading;
-    return TRITONSERVER_ErrorCode(error.get()) == TRITONSERVER_ERROR_UNAVAILABLE ? Standing::exiting
-                                                                                 : Standing::unknown;
+    if (!was_served_) return ModelState::unknown;
+    if (!error) return ModelState::unloading;
+    return TRITONSERVER_ErrorCode(error.get()) == TRITONSERVER_ERROR_UNAVAILABLE ? ModelState::exiting
+                                                                                 : ModelState::unknown;
   }
 
  private:
