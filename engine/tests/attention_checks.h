@@ -36,8 +36,9 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
     const int head = uniform(random, 0, shape.heads - 1);
     const auto row = sequence == 1 ? position : world.lengths[1] + position;
     const auto expected = world.reference(sequence, position, head, rows, row, in_bf16(device, world));
+    const auto rotated = world.rotated(sequence, position, head);
     for (int d = 0; d < shape.head_dim; ++d) {
-      const double turned = world.rotated(sequence, position, head, d);
+      const double turned = rotated[static_cast<std::size_t>(d)];
       ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
                   2e-6 * (1 + std::abs(turned)) +
                       (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)))

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 #include "charonia/engine.h"
 #include "engine_fixture.h"
 #include "forwarding_ops.h"
+#include "model_variants.h"
 
 namespace charonia {
 namespace {
@@ -20,6 +20,19 @@ using testing::Collector;
 using testing::request;
 using testing::TinyModel;
 using testing::write_tiny_workspace;
+
+class EngineRanksTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
+ protected:
+  // Writes `model` for this number of ranks, and returns its folder.
+  std::filesystem::path write(TinyModel model, int ranks) const {
+    model.ranks = ranks;
+    const auto folder = dir_ / std::to_string(ranks);
+    write_tiny_workspace(folder, model);
+    return folder;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineRanksTest, ::testing::Values(2, 4),
+                         [](const auto& info) { return std::to_string(info.param); });
 
 // Prompts of several lengths together, so that steps mix prefill and decode.
 std::vector<Request> requests(int vocab, int max_tokens) {
@@ -33,78 +46,27 @@ std::vector<Request> requests(int vocab, int max_tokens) {
   return out;
 }
 
-struct Completions {
-  std::vector<std::vector<TokenId>> tokens;
-  std::vector<std::vector<float>> logprobs;
-  bool operator==(const Completions&) const = default;
-};
-
-Completions completions(const std::filesystem::path& folder, const std::vector<Request>& all,
-                        const Settings& settings = {}) {
-  Engine engine(folder, settings);
-  std::deque<Collector> collectors;
-  for (const auto& one : all) collectors.emplace_back(engine, one);
-  Completions out;
-  for (auto& collector : collectors) {
-    out.tokens.push_back(collector.tokens());
-    out.logprobs.push_back(collector.logprobs());
-  }
-  engine.check_integrity();
-  return out;
-}
-
-const Settings kSmallSteps = {{"token_budget", "24"}};
-
-class EngineRanksTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
- protected:
-  // Writes `model` for this number of ranks, and returns its folder.
-  std::filesystem::path write(TinyModel model, int ranks) const {
-    model.ranks = ranks;
-    const auto folder = dir_ / std::to_string(ranks);
-    write_tiny_workspace(folder, model);
-    return folder;
-  }
-  // Several ranks give the tokens of one rank, and about its log probabilities.
-  void expect_same(const TinyModel& model, int max_tokens) const {
-    SCOPED_TRACE(::testing::Message() << "vocabulary " << model.vocab << ", " << model.more);
-    const auto all = requests(model.vocab, max_tokens);
-    const auto expected = completions(write(model, 1), all, kSmallSteps);
-    const auto got = completions(write(model, GetParam()), all, kSmallSteps);
-    ASSERT_EQ(got.tokens, expected.tokens);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(got.logprobs[i].size(), expected.logprobs[i].size());
-      for (std::size_t t = 0; t < got.logprobs[i].size(); ++t) {
-        ASSERT_NEAR(got.logprobs[i][t], expected.logprobs[i][t], 1e-4) << "request " << i;
-      }
-    }
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Ranks, EngineRanksTest, ::testing::Values(2, 4),
-                         [](const auto& info) { return std::to_string(info.param); });
-
-// tests/parity compares all families on two ranks with transformers.
 TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
-  TinyModel grouped, biased, tied, wide, olmo, glm, alibi;
+  TinyModel grouped, biased, tied, wide;
   biased.biases = true;
   tied.tied = true;
   tied.vocab = 53;  // not a multiple of the ranks
   wide.heads = 8, wide.kv_heads = 8, wide.head_dim = 6, wide.inter = 76, wide.vocab = 131, wide.layers = 3;
   wide.biases = true;
-  for (const auto& model : {grouped, biased, tied, wide}) expect_same(model, 128);
-  olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;  // a sum over ranks that may have the same KV heads
-  olmo.pre_norms = false;
-  glm.experts = 8, glm.experts_per_token = 3, glm.shared_inter = 16, glm.router_bias = true, glm.layer_experts = "dm";
-  glm.shared_gate = true;
-  glm.more = "router_score = sigmoid\nrouter_groups = 4\nrouter_top_groups = 2\nrouter_scale = 1.7\n";
-  alibi.kv_heads = 4;
-  alibi.more = "alibi = 1\nrotary_embedding = 0\nnormalize_output = 1\nresidual_multiplier = 0.22\n";
-  alibi.biases = true;  // these are scaled too
-  for (const auto& model : {olmo, glm, alibi}) expect_same(model, 32);
+  for (const auto& model : {grouped, biased, tied, wide}) {
+    const auto all = requests(model.vocab, 128);
+    const Settings settings = {{"token_budget", "24"}};
+    const auto expected = testing::completions(write(model, 1), settings, all);
+    const auto got = testing::completions(write(model, GetParam()), settings, all);
+    SCOPED_TRACE(model.vocab);
+    testing::expect_near(got, expected);
+  }
 }
 
 // Certain tokens reach every rank: several ranks give the tokens that one rank samples one by one.
 TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneByOne) {
   const TinyModel model;
+  const Settings settings = {{"token_budget", "24"}};
   const auto runs = [&](bool one_by_one) {
     std::vector<Request> out;
     for (auto& one : requests(model.vocab, 60)) {
@@ -116,17 +78,29 @@ TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneB
     }
     return out;
   };
-  const auto expected = completions(write(model, 1), runs(true), kSmallSteps);
+  const auto expected = testing::completions(write(model, 1), settings, runs(true));
   for (const auto* const max_batch : {"8", "2"}) {  // with 2, some of them wait
-    auto few = kSmallSteps;
+    auto few = settings;
     few.emplace("max_batch_size", max_batch);
-    EXPECT_EQ(completions(write(model, GetParam()), runs(false), few).tokens, expected.tokens);
+    const auto got = testing::completions(write(model, GetParam()), few, runs(false));
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
   }
-  Engine engine(write(model, GetParam()), kSmallSteps);
+  Engine engine(write(model, GetParam()), settings);
   Collector out(engine, runs(false)[1]);
-  EXPECT_EQ(out.tokens(), expected.tokens[1]);
+  EXPECT_EQ(out.tokens(), expected[1].tokens);
   EXPECT_EQ(engine.stats().jump_forward_tokens, 33) << "of 60 tokens";
   EXPECT_LT(engine.stats().num_steps, 30);
+}
+
+TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {
+  for (const auto& model : testing::model_variants()) {
+    const auto all = requests(model.vocab, 32);
+    const Settings settings = {{"token_budget", "24"}};
+    const auto expected = testing::completions(write(model, 1), settings, all);
+    const auto got = testing::completions(write(model, GetParam()), settings, all);
+    SCOPED_TRACE(model.more);
+    testing::expect_near(got, expected);
+  }
 }
 
 TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
@@ -138,35 +112,31 @@ TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
     all[i].sampling.seed = i;
     all[i].sampling.repetition_penalty = 1.1F;
   }
-  Completions alone;
-  for (const auto& one : all) {
-    auto completion = completions(folder, {one});
-    alone.tokens.push_back(completion.tokens.front());
-    alone.logprobs.push_back(completion.logprobs.front());
-  }
+  std::vector<testing::Completion> alone;
+  for (const auto& one : all) alone.push_back(testing::completions(folder, {}, {one})[0]);
   const std::vector<Settings> all_settings = {
       {{"token_budget", "7"}},
       {{"threads", std::to_string(3 * GetParam())}},
       {{"cache_max_entry_count", "36"}},  // of about 65 blocks that they need together
       {{"enable_prefix_caching", "False"}}};
   for (const auto& settings : all_settings) {
-    EXPECT_EQ(completions(folder, all, settings), alone);
+    EXPECT_EQ(testing::completions(folder, settings, all), alone);
   }
 }
 
 TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgainChangeNothing) {
   const auto folder = write({}, GetParam());
   Engine engine(folder, {{"cache_max_entry_count", "40"}});
-  std::deque<Collector> first;
+  std::vector<Collector> first(8), again(8);
   const auto prompt = [](int i) { return request({5, 6, 7, 8, 9, 10, 11, 12, 1 + i}, 60); };
-  for (int i = 0; i < 8; ++i) first.emplace_back(engine, prompt(i));
+  for (int i = 0; i < 8; ++i) engine.submit(prompt(i), first[static_cast<std::size_t>(i)].callback());
   for (auto& one : first) one.wait();
   EXPECT_GT(engine.stats().num_preemptions, 0);
-  for (int i = 0; i < 8; ++i) {
-    Collector again(engine, prompt(i));
-    EXPECT_EQ(again.tokens(), first[static_cast<std::size_t>(i)].tokens());
-    EXPECT_GE(again.last().num_cached_tokens, i < 7 ? 0 : 8);
+  for (std::size_t i = 0; i < 8; ++i) {
+    engine.submit(prompt(static_cast<int>(i)), again[i].callback());
+    EXPECT_EQ(again[i].tokens(), first[i].tokens());
   }
+  EXPECT_EQ(again[7].wait().back().num_cached_tokens, 8);
   engine.check_integrity();
 }
 
@@ -215,11 +185,13 @@ TEST_P(EngineRanksTest, AnErrorOfARankEndsTheStepOnAllRanks) {
     for (int round = 0; round < 5; ++round) {
       place = Place::none;
       Engine engine(folder);
-      EXPECT_EQ(testing::tokens_of(engine, request({1, 2, 3}, 5)).size(), 5U);
+      Collector before, failed;
+      engine.submit(request({1, 2, 3}, 5), before.callback());
+      EXPECT_EQ(before.tokens().size(), 5U);
       place = here;
-      Collector failed(engine, request({1, 2, 3}, 30));
-      EXPECT_EQ(failed.last().finish_reason, FinishReason::error);
-      EXPECT_TRUE(failed.last().error.ends_with(": rank 1: out of luck")) << failed.last().error;
+      engine.submit(request({1, 2, 3}, 30), failed.callback());
+      EXPECT_EQ(failed.wait().back().finish_reason, FinishReason::error);
+      EXPECT_TRUE(failed.wait().back().error.ends_with(": rank 1: out of luck")) << failed.wait().back().error;
       engine.check_integrity();
     }
   }
@@ -245,27 +217,33 @@ class UnpreparedOps : public testing::ForwardingOps {
   std::shared_ptr<std::atomic<bool>> aborted_;
 };
 
-class EngineRanksLoadTest : public testing::EngineFixtureBase {};
-
-TEST_F(EngineRanksLoadTest, ALoadThatFailsReportsTheErrorOfTheFirstRank) {
+TEST(EngineRanksLoadTest, ALoadThatFailsReportsTheErrorOfTheFirstRank) {
+  const auto dir = testing::test_folder();
   TinyModel model;
   model.ranks = 2;
-  write_tiny_workspace(weights(), model);
-  runtime::wrap_devices_for_tests(
-      [aborted = std::make_shared<std::atomic<bool>>(false)](std::unique_ptr<ops::Ops> ops) {
-        return std::make_unique<UnpreparedOps>(std::move(ops), aborted);
-      });
-  EXPECT_EQ(testing::error_of([&] { engine(); }, ErrorCode::resource_exhausted), "rank 0: no memory is left");
+  write_tiny_workspace(dir, model);
+  runtime::wrap_devices_for_tests([aborted = std::make_shared<std::atomic<bool>>(false)](std::unique_ptr<ops::Ops> ops) {
+    return std::make_unique<UnpreparedOps>(std::move(ops), aborted);
+  });
+  EXPECT_EQ(testing::error_of([&] { Engine engine(dir); }, ErrorCode::resource_exhausted), "rank 0: no memory is left");
+  runtime::wrap_devices_for_tests(nullptr);
+  std::filesystem::remove_all(dir);
 }
 
-TEST_F(EngineRanksLoadTest, AnotherNumberOfRanksIsRejectedWithTheCommand) {
-  write_tiny_workspace(weights());
-  expect_error({"charonia convert MODEL --dst-path WORKSPACE --tp 2 --force"},
-               [&] { engine({{"tensor_para_size", "2"}}); });
+TEST(EngineRanksRejectionTest, AnotherNumberOfRanksIsRejectedWithTheCommand) {
+  const auto dir = testing::test_folder();
+  const auto rejection = [&](const TinyModel& model, const Settings& settings) {
+    std::filesystem::remove_all(dir);
+    write_tiny_workspace(dir, model);
+    return testing::error_of([&] { Engine engine(dir, settings); }, std::nullopt);
+  };
+  const auto other = rejection({}, {{"tensor_para_size", "2"}});
+  EXPECT_NE(other.find("charonia convert MODEL --dst-path WORKSPACE --tp 2 --force"), std::string::npos) << other;
   TinyModel three;
   three.ranks = 3;
-  write_tiny_workspace(weights(), three);
-  expect_error({"head_num = 4"}, [&] { engine(); });
+  const auto impossible = rejection(three, {});
+  EXPECT_NE(impossible.find("head_num = 4"), std::string::npos) << impossible;
+  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

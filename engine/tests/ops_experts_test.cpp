@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <limits>
 #include <numeric>
 
 #include "charonia/error.h"
 #include "errors.h"
 #include "ops_support.h"
+#include "router_reference.h"
 
 namespace charonia::ops {
 namespace {
@@ -51,46 +51,11 @@ struct Layer {
 
   // The selected experts of a row with their weights, in ascending order.
   std::vector<std::pair<int, double>> route(const Matrix& router, std::int64_t row) const {
-    std::vector<double> logits, scores;
+    std::vector<double> logits;
     for (int e = 0; e < count(); ++e) {
       logits.push_back(router.cols > count() ? router.at(row, e) + router.at(row, count() + e) : router.at(row, e));
     }
-    double all = 0;
-    for (const double logit : logits) all += std::exp(logit);
-    for (const double logit : logits) {
-      scores.push_back(how.score == RouterScore::sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit) / all);
-    }
-    // As floats, because large sigmoids are equal in float.
-    std::vector<float> ranks(scores.begin(), scores.end());
-    for (std::size_t e = 0; e < bias.size(); ++e) ranks[e] += bias[e];
-    auto order = ordered(how.by_logits() && bias.empty() ? std::vector<float>(logits.begin(), logits.end()) : ranks);
-    if (how.groups > 0) {
-      const int size = count() / how.groups;
-      std::vector<float> values;
-      for (int g = 0; g < how.groups; ++g) {
-        std::vector<float> own(ranks.begin() + g * size, ranks.begin() + (g + 1) * size);
-        std::ranges::sort(own, std::greater());
-        values.push_back(own[0] + own[1]);
-      }
-      auto best = ordered(values);
-      best.resize(static_cast<std::size_t>(how.top_groups));
-      std::erase_if(order, [&](int e) { return std::ranges::find(best, e / size) == best.end(); });
-    }
-    order.resize(static_cast<std::size_t>(how.top_k));
-    std::sort(order.begin(), order.end());
-    double sum = 0;
-    for (const int e : order) sum += scores[static_cast<std::size_t>(e)];
-    const double divisor = how.renormalize ? std::max(sum, static_cast<double>(how.norm_min)) : 1;
-    std::vector<std::pair<int, double>> out;
-    for (const int e : order) out.emplace_back(e, scores[static_cast<std::size_t>(e)] / divisor * how.scale);
-    return out;
-  }
-  // Indices by descending values; ties: the lowest first.
-  static std::vector<int> ordered(const std::vector<float>& values) {
-    std::vector<int> order(values.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, std::greater(), [&](int i) { return values[static_cast<std::size_t>(i)]; });
-    return order;
+    return chosen_experts(logits, how, bias);
   }
 
   // The expected row, and the allowed error of a device.

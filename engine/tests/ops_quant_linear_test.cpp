@@ -210,28 +210,40 @@ TEST_P(QuantLinearTest, memory_is_at_most_5_percent_above_the_file_s) {
   }
 }
 
+// Every code at every position of a word, with every zero of 4 bits and some of 8.
 TEST_P(QuantLinearTest, every_code_has_the_correct_number) {
   const auto ops = make_ops(GetParam(), 1);
   for (const auto& kind : kKinds) {
     if (has_integer_activations(kind)) continue;  // cpu_integers_test.cpp
     const std::int64_t codes = std::int64_t{1} << bits_of(kind.code), k = 32;
-    MemoryQuantSource source(codes, k, {kind.code, k, kind.zeros, kind.scale_type, kind.activations});
+    std::vector<int> zeros = {0};
+    if (kind.zeros && kind.code == Code::i8) zeros = {-128, -127, -1, 0, 1, 127};
+    if (kind.zeros && kind.code == Code::u4) {
+      zeros.resize(17);
+      std::iota(zeros.begin(), zeros.end(), 0);
+    }
+    const auto rows = codes * std::ssize(zeros);
+    MemoryQuantSource source(rows, k, {kind.code, k, kind.zeros, kind.scale_type, kind.activations});
     std::fill(source.scales.begin(), source.scales.end(), 1.0F);
-    for (std::int64_t r = 0; r < codes; ++r) {
-      const auto code = std::isnan(number_of(kind.code, static_cast<std::uint8_t>(r))) ? 0 : r;
-      for (std::int64_t c = 0; c < k; ++c)
-        source.codes[static_cast<std::size_t>(r * k + c)] = static_cast<std::uint8_t>(code);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const auto code = static_cast<std::uint8_t>(r % codes);
+      std::fill_n(source.codes.begin() + r * k, k, std::isnan(number_of(kind.code, code)) ? std::uint8_t{0} : code);
+      if (kind.zeros) {
+        source.zeros[static_cast<std::size_t>(r)] =
+            static_cast<std::int8_t>(zeros[static_cast<std::size_t>(r / codes)]);
+      }
     }
     const QuantSource* const sources[] = {&source};
-    for (const auto type : {DType::bf16, DType::f32}) {
+    for (const auto type : kWeightTypes) {
       const auto linear = ops->make_quantised_linear(sources, {}, type);
       // Sets one input feature after another to one, to test each position of a word.
       Matrix in(ops->precision(type).activation, k, k);
       for (std::int64_t i = 0; i < k; ++i) in.set(i, i, 1);
       const auto out = run(*ops, *linear, DeviceMatrix(*ops, in), 0, static_cast<int>(k));
-      for (std::int64_t r = 0; r < codes; ++r) {
+      for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t i = 0; i < k; ++i) {
-          ASSERT_EQ(out.at(i, r), source.at(r, i)) << to_string(kind.code) << " " << r << ", column " << i;
+          ASSERT_EQ(out.at(i, r), source.at(r, i))
+              << to_string(kind.code) << " " << r % codes << ", zero " << r / codes << ", column " << i;
         }
       }
     }

@@ -4,13 +4,11 @@
 
 #include <array>
 #include <condition_variable>
-#include <limits>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "charonia/error.h"
-#include "ops_support.h"
+#include "sample_reference.h"
 
 namespace charonia::ops {
 namespace {
@@ -84,13 +82,6 @@ class SampleMaskTest : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Device, SampleMaskTest, testing::ValuesIn(device_names()),
                          [](const auto& i) { return i.param; });
 
-double log_softmax(const Matrix& logits, std::int64_t row, std::int32_t token) {
-  double sum = 0, maximum = -std::numeric_limits<double>::infinity();
-  for (int c = 0; c < logits.cols; ++c) maximum = std::max(maximum, static_cast<double>(logits.at(row, c)));
-  for (int c = 0; c < logits.cols; ++c) sum += std::exp(logits.at(row, c) - maximum);
-  return logits.at(row, token) - maximum - std::log(sum);
-}
-
 // A mask equals a ban of all other tokens: the same draws, with any other parameters.
 TEST_P(SampleMaskTest, a_mask_equals_banning_all_other_tokens) {
   Random random(70);
@@ -132,10 +123,7 @@ TEST_P(SampleMaskTest, a_mask_equals_banning_all_other_tokens) {
     ASSERT_EQ(masked.token, expected.token) << "trial " << trial << ", vocabulary " << vocab;
     ASSERT_EQ(masked.logprob, expected.logprob);
     ASSERT_EQ(masked.top, expected.top);
-    if (row.logprobs >= 0) {
-      ASSERT_NEAR(masked.logprob, log_softmax(logits, 0, masked.token), 1e-5)
-          << "log probabilities are of the unmodified logits";
-    }
+    expect_logprobs(logits.floats(0), row, masked);
   }
 }
 
@@ -216,13 +204,7 @@ TEST_P(SampleMaskTest, a_target_is_reported_with_the_unmodified_logits_and_their
       }
     }
     ASSERT_EQ(sampled[0].token, target);
-    ASSERT_NEAR(sampled[0].logprob, log_softmax(logits, 0, target), 1e-5);
-    ASSERT_EQ(sampled[0].top.size(), static_cast<std::size_t>(std::min(rows[0].logprobs, vocab)));
-    for (std::size_t i = 0; i < sampled[0].top.size(); ++i) {
-      const auto& [id, logprob] = sampled[0].top[i];
-      ASSERT_NEAR(logprob, log_softmax(logits, 0, id), 1e-5);
-      ASSERT_TRUE(i == 0 || sampled[0].top[i - 1].second >= logprob);
-    }
+    expect_logprobs(logits.floats(0), rows[0], sampled[0]);
     const auto biased = [&](int c) {
       if (rows[1].bias.empty()) return logits.at(1, c);
       return c == target ? -kInfinity : logits.at(1, c) + (c == 0 ? 9.0F : 0.0F);

@@ -70,6 +70,24 @@ struct Matrix {
       std::memcpy(&bytes[2 * i], &half, 2);
     }
   }
+  // A copy of rows [begin, end), with another gap between them.
+  Matrix slice(std::int64_t begin, std::int64_t end, std::int64_t gap = 0) const {
+    Matrix out(dtype, end - begin, cols, gap);
+    for (std::int64_t r = begin; r < end; ++r) {
+      std::memcpy(out.bytes.data() + static_cast<std::size_t>((r - begin) * out.stride) * size_of(dtype),
+                  bytes.data() + static_cast<std::size_t>(r * stride) * size_of(dtype),
+                  static_cast<std::size_t>(cols) * size_of(dtype));
+    }
+    return out;
+  }
+  std::span<const float> floats(std::int64_t r) const {  // of an f32 matrix
+    return {reinterpret_cast<const float*>(bytes.data()) + r * stride, static_cast<std::size_t>(cols)};
+  }
+  void fill(float value) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) set(r, c, value);
+    }
+  }
   HostMatrix host() const { return {bytes.data(), dtype, rows, cols, stride}; }
   Tensor tensor() { return {bytes.data(), dtype, rows, cols, stride}; }  // if device memory is host memory
   bool same_bits(std::int64_t r, const Matrix& other, std::int64_t other_row) const {

@@ -132,6 +132,7 @@ class TinyWeights {
       out["dtype"] = how.dtype;
       out["quantization"] = {{"layout", how.layout}, {"zeros", how.zeros}};
       if (how.group != 0) out["quantization"]["group_size"] = how.group;
+      if (!how.activations.empty()) out["quantization"]["activations"] = how.activations;
     }
     out["shape"] = cols > 1 ? std::vector{rows, cols} : std::vector{rows};
     if (rank != kEvery) out["rank"] = rank;
@@ -266,7 +267,7 @@ void write_token_table(const std::filesystem::path& file, const TinyModel& model
 
 // With the additional lines of a quantised model.
 std::string weight_type(const TinyModel& model) {
-  if (!model.quantised || model.quantised->as_floats) return "fp32";
+  if (!model.quantised || model.quantised->as_floats) return model.weight_type;
   const auto& dtype = model.quantised->dtype;
   return cat(dtype == "U4"        ? "int4"
              : dtype == "I8"      ? "int8"
