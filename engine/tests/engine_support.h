@@ -111,6 +111,11 @@ class Collector {
   std::vector<bool> done_;  // by sequence
 };
 
+// The tokens of a response.
+inline std::vector<TokenId> tokens_of(Engine& engine, const Request& request) {
+  return Collector(engine, request).tokens();
+}
+
 // The results of a request; of several sequences one after the other.
 struct Completion {
   std::vector<TokenId> tokens;

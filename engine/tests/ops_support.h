@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/safetensors.h"
 #include "charonia/error.h"
 #include "ops/ops.h"
 
@@ -58,20 +59,7 @@ struct Matrix {
   }
 
   float at(std::int64_t r, std::int64_t c) const {
-    const auto i = static_cast<std::size_t>(r * stride + c);
-    std::uint16_t half = 0;
-    float value = 0;
-    switch (dtype) {
-      case DType::f32:
-        std::memcpy(&value, &bytes[4 * i], 4);
-        return value;
-      case DType::f16:
-        std::memcpy(&half, &bytes[2 * i], 2);
-        return f16_to_float(half);
-      default:
-        std::memcpy(&half, &bytes[2 * i], 2);
-        return bf16_to_float(half);
-    }
+    return float_at(bytes.data(), static_cast<std::size_t>(r * stride + c), dtype);
   }
   void set(std::int64_t r, std::int64_t c, float value) {
     const auto i = static_cast<std::size_t>(r * stride + c);
